@@ -59,6 +59,7 @@ def judge(
     truths: Sequence[Any] | None = None,
     count: int = 24,
     source: Any = detect,
+    probabilities: Array | None = None,
 ) -> Scores:
     """Return scores of models that map the number of a sample to their outputs."""
     labels = [truth_of(number) for number in range(count)] if truths is None else list(truths)
@@ -74,7 +75,13 @@ def judge(
         runner(source),
         [runner(candidate) for candidate in candidates],
         Part(
-            kind="user", count=len(labels), sha256=None, labelled=True, stream=stream, truth=type(labels[0])
+            kind="user",
+            count=len(labels),
+            sha256=None,
+            labelled=True,
+            stream=stream,
+            truth=type(labels[0]),
+            probabilities=probabilities,
         ),
         metric,
         inputs=(TensorSpec("x", "float32", ("N", 1)),),
@@ -83,6 +90,19 @@ def judge(
         task=task,
         progress=lambda *_: None,
     )
+
+
+def test_weighted_samples_count_as_often_in_the_average_precision() -> None:
+    def judge_in(numbers: Sequence[int], **options: Any) -> Scores:
+        models = [lambda index: detect(numbers[index], shift=0 if numbers[index] < 2 else 6)]
+        truths = [truth_of(number) for number in numbers]
+        return judge(models, truths=truths, source=lambda index: detect(numbers[index]), **options)
+
+    numbers, repeated = [0, 1, 2, 3], [0, 1, 2, 2, 2, 3, 3, 3]  # too few to hold some back
+    weighted = judge_in(numbers, probabilities=np.array([0.3, 0.3, 0.1, 0.1])).choosing.scores[0]
+    plain, copied = (judge_in(each).choosing.scores[0] for each in (numbers, repeated))
+    assert weighted < plain - 0.05
+    assert weighted == pytest.approx(copied, abs=0.02)
 
 
 def test_samples_with_boxes_are_judged_by_the_mean_average_precision() -> None:

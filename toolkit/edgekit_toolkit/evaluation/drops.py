@@ -61,6 +61,8 @@ class Drop:
         counts: number of units with each change.
         samples: number of samples.
         max_gain: the most that a sample can gain, 0..1; 0 if the source model's score is 1 on all samples.
+        effective: number of samples of equal weight that say as much, where samples have weights; else 0.
+        heaviest: count of the heaviest sample; the interval reckons with one more such sample.
     """
 
     points: float
@@ -68,6 +70,8 @@ class Drop:
     counts: Floats
     samples: int
     max_gain: float = 1.0
+    effective: float = 0.0
+    heaviest: float = 1.0
 
     def interval(self, confidence: float = CONFIDENCE) -> Interval:
         """Return Gaffke's interval. No distribution of changes is known for which it errs more often.
@@ -83,7 +87,7 @@ class Drop:
     @property
     def standard_error(self) -> float:
         """Standard error of the drop in points; as the interval, it reckons with one more sample lost."""
-        changes, counts = np.append(self.changes, 1.0), np.append(self.counts, 1.0)
+        changes, counts = np.append(self.changes, 1.0), np.append(self.counts, self.heaviest)
         deviations = changes - np.average(changes, weights=counts)
         return 100 * math.sqrt(np.average(deviations**2, weights=counts) / counts.sum())
 
@@ -113,9 +117,9 @@ class Drop:
 
         `error` is the chance of a mean above it, `unseen` the least change of the sample that is added.
         """
-        added = unseen * float(self.counts.sum()) / self.samples  # in a group of its samples
+        added = unseen * float(self.counts.sum()) / (self.effective or self.samples)  # in a group of samples
         values = np.append(changes, max(added, changes.max()))
-        counts = np.append(self.counts * factor, 1.0)
+        counts = np.append(self.counts * factor, self.heaviest)
         return 100 * _upper_quantile(values, counts, error)
 
 
@@ -169,17 +173,62 @@ def _upper_quantile(values: Floats, counts: Floats, error: float) -> float:
     return least + mean
 
 
-def mean_drops(source: Floats, candidates: Floats, *, max_gain: float = 1.0) -> list[Drop]:
+def mean_drops(
+    source: Floats, candidates: Floats, *, max_gain: float = 1.0, weights: Floats | None = None
+) -> list[Drop]:
     """Return the drop of each candidate's mean score.
 
     Args:
         source: scores [samples] of the source model, 0..1.
         candidates: scores [candidates, samples] on the same samples.
         max_gain: as of `Drop`.
+        weights: for how much each sample stands; None if all count alike.
     """
+    if weights is not None:
+        return [_weighted_drop(changes, weights, max_gain) for changes in source - candidates]
     return [
         _drop(100 * float(changes.mean()), changes, len(source), max_gain) for changes in source - candidates
     ]
+
+
+def estimate_mean(scores: Floats, weights: Floats | None = None) -> tuple[float, Interval]:
+    """Return a mean score, 0..1, with its interval in the same unit: that of the drop from a perfect score.
+
+    Args:
+        scores: score [samples] of each sample, 0..1.
+        weights: as for `mean_drops`.
+    """
+    (drop,) = mean_drops(np.ones_like(scores), scores[np.newaxis], weights=weights, max_gain=0.0)
+    interval = drop.interval()
+    low, high = 1 - interval.high / 100, 1 - max(interval.low, 0.0) / 100
+    return 1 - drop.points / 100, Interval(max(low, 0.0), high, interval.confidence)
+
+
+def _weighted_drop(changes: Floats, weights: Floats, max_gain: float) -> Drop:
+    """Return the drop of a weighted mean (Hájek's estimator).
+
+    The counts of the changes add up to the number of samples of equal weight whose mean varies as much, by
+    the linearised variance. A few heavy samples may hide what others like them lose, so the interval reckons
+    with one more of the heaviest.
+
+    Source: C.-E. Särndal, B. Swensson, J. Wretman, Model Assisted Survey Sampling (1992), section 5.7.
+    """
+    shares = weights / weights.sum()
+    mean = float(shares @ changes)
+    variance = float((shares * (changes - mean)) @ (shares * (changes - mean)))
+    is_same = variance <= 0  # then the weights alone count, see `count_effective`
+    effective = 1 / float(shares @ shares) if is_same else float(shares @ (changes - mean) ** 2) / variance
+    effective = max(1.0, effective)
+    distinct, places = np.unique(changes, return_inverse=True)
+    return Drop(
+        points=round(100 * mean, 4),
+        changes=distinct,
+        counts=np.asarray(effective * np.bincount(places.ravel(), shares), np.float64),
+        samples=len(changes),
+        max_gain=max_gain,
+        effective=effective,
+        heaviest=effective * float(shares.max()),
+    )
 
 
 def _drop(points: float, changes: Floats, samples: int, max_gain: float = 1.0) -> Drop:

@@ -152,6 +152,7 @@ class SetMetric:
         reduce: (outputs of a sample, its label) -> what the score needs of it. Only that is held in memory.
         fit: makes `reduce` for the options of a task, and the number of classes with a label.
         task: name of the task whose outputs it reads.
+        weighs_copies: whether a sample that is there twice counts as two, so that samples can have weights.
     """
 
     name: str
@@ -164,6 +165,7 @@ class SetMetric:
     outputs: str = "outputs"
     suits: Callable[[Probes], bool] = lambda _probes: True
     reads_classes: bool = False
+    weighs_copies: bool = False
 
 
 def find_metric(
@@ -764,6 +766,7 @@ _RECORDS: Final[tuple[Metric | SetMetric, ...]] = (
     SetMetric(
         name="auc",
         title="area under the ROC curve",
+        weighs_copies=True,
         score=_auc,
         truth=int,
         reduce=_first_values,
@@ -774,6 +777,7 @@ _RECORDS: Final[tuple[Metric | SetMetric, ...]] = (
     SetMetric(
         name="auc_steps",
         title="area under the ROC curve of steps",
+        weighs_copies=True,
         score=_auc_of_steps,
         truth=TrueSteps,
         reduce=_sounding_steps,
@@ -794,6 +798,7 @@ _RECORDS: Final[tuple[Metric | SetMetric, ...]] = (
             title=title,
             score=_mean_precision(overlaps),
             truth=TrueBoxes,
+            weighs_copies=True,
             fit=_detect,
             task=DETECTION.name,
         )
@@ -802,6 +807,7 @@ _RECORDS: Final[tuple[Metric | SetMetric, ...]] = (
     SetMetric(
         name="miou",
         title="mean overlap of classes (mIoU)",
+        weighs_copies=True,
         score=mean_overlap,
         truth=TrueMask,
         fit=lambda options, _labels: count_pixels(options),
@@ -810,6 +816,7 @@ _RECORDS: Final[tuple[Metric | SetMetric, ...]] = (
     SetMetric(
         name="characters",
         title="right characters (1 - CER)",
+        weighs_copies=True,
         score=share_of_characters,
         truth=TrueText,
         fit=lambda options, _labels: count_edits(options),

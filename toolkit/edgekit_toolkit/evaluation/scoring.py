@@ -41,6 +41,9 @@ _PROBES: Final = 16
 # Of a score of the model against itself.
 _ROUNDING: Final = 1e-6
 
+# Of each sample on average, for a metric over the whole set; more take longer, and round less.
+_COPIES: Final = 4
+
 Places = NDArray[np.int64]
 
 
@@ -104,6 +107,7 @@ class Scores:
         unjudged: further samples, in which no model finds anything.
         outcomes: [models, samples] of a metric of single samples, the source model first; NaN where a model
             finds nothing.
+        weights: for how much each column of `outcomes` stands; None if all count alike.
     """
 
     metric: Metric | SetMetric
@@ -112,6 +116,7 @@ class Scores:
     spoiled: Mapping[int, str] = field(default_factory=dict)
     unjudged: int = 0
     outcomes: Floats | None = None
+    weights: Floats | None = None
 
     @property
     def samples(self) -> int:
@@ -139,7 +144,7 @@ class Scores:
         if isinstance(self.metric, Metric) and self.outcomes is not None and added.outcomes is not None:
             outcomes = np.concatenate([self.outcomes, added.outcomes[1:]])
             hold_back = self.confirmation is not None
-            return _scores_of_outcomes(self.metric, outcomes, {}, hold_back=hold_back)
+            return _scores_of_outcomes(self.metric, outcomes, {}, weights=self.weights, hold_back=hold_back)
         confirmation = None
         if self.confirmation is not None and added.confirmation is not None:
             confirmation = self.confirmation.joined(added.confirmation)
@@ -258,6 +263,8 @@ class _ScoreCollector:
     def by_sample(self, runs: Sequence[Callable[[Feeds], Outputs]], metric: Metric) -> Scores:
         """Return the means of scores of single samples."""
         rows: list[Floats] = []
+        weights: list[Floats] = []
+        part_weights = self.part.weights
         done = 0
         reference: Outputs = {}
         for feeds, labels in self.part.stream(self.batch):
@@ -270,10 +277,19 @@ class _ScoreCollector:
                 self._note_spoiled(index - 1, outputs, finite, count)
                 scores.append(_for_samples(metric.score(outputs, reference, labels), count))
             rows.append(np.stack(scores))
+            if part_weights is not None:
+                own = part_weights[done : done + count]
+                weights.append(own if len(scores[0]) == count else own.mean(keepdims=True))
             done += count
             self.progress(min(done, self.part.count), self.part.count)
         table = np.concatenate(rows, axis=1)
-        judged = _scores_of_outcomes(metric, table, reference, hold_back=not self.part.is_generated)
+        judged = _scores_of_outcomes(
+            metric,
+            table,
+            reference,
+            weights=np.concatenate(weights) if weights else None,
+            hold_back=not self.part.is_generated,
+        )
         return replace(judged, spoiled=self._reasons(table.shape[1]))
 
     def by_set(self, runs: Sequence[Callable[[Feeds], Outputs]], metric: SetMetric) -> Scores:
@@ -284,6 +300,8 @@ class _ScoreCollector:
         references: list[Any] = []
         parts: list[Places] = []
         scores_of_parts: list[list[tuple[float, Floats]]] = []
+        weights = self.part.weights
+        copies = _draw_copies(weights) if weights is not None and metric.weighs_copies else None
         for index, run in enumerate(runs):
             outputs: list[Any] = []
             for feeds, own_labels in self.part.stream(1):
@@ -303,7 +321,7 @@ class _ScoreCollector:
                 scores_of_parts = [[] for _ in parts]
             label_array = truth_array(labels) if self.part.labelled else None
             for part, entries in zip(parts, scores_of_parts, strict=True):
-                entries.append(_score_set(metric, outputs, references, label_array, part))
+                entries.append(_score_set(metric, outputs, references, label_array, part, copies))
         scores = [
             _set_scores(len(part), entries) for part, entries in zip(parts, scores_of_parts, strict=True)
         ]
@@ -326,26 +344,33 @@ class _ScoreCollector:
         }
 
 
-def _scores_of_outcomes(metric: Metric, outcomes: Floats, reference: Outputs, *, hold_back: bool) -> Scores:
+def _scores_of_outcomes(
+    metric: Metric, outcomes: Floats, reference: Outputs, *, weights: Floats | None, hold_back: bool
+) -> Scores:
     judged = judged_table(metric, outcomes, reference)
     unjudged = outcomes.shape[1] - judged.shape[1]
-    return replace(scores_of_table(metric, judged, hold_back=hold_back), unjudged=unjudged, outcomes=outcomes)
+    own = None if weights is None else weights[~np.isnan(outcomes).all(axis=0)]
+    scores = scores_of_table(metric, judged, weights=own, hold_back=hold_back)
+    return replace(scores, unjudged=unjudged, outcomes=outcomes, weights=weights)
 
 
-def scores_of_table(metric: Metric, table: Floats, *, hold_back: bool) -> Scores:
+def scores_of_table(
+    metric: Metric, table: Floats, *, weights: Floats | None = None, hold_back: bool
+) -> Scores:
     """Return the scores of a table of outcomes, half of them held back where there are enough.
 
     Args:
         metric: the metric of the scores.
         table: [models, samples], 0..1, the source model first.
+        weights: for how much each sample stands; None if all count alike.
         hold_back: whether samples may be held back.
     """
     parts = []
     max_gain = 0.0 if metric.against_source else 1.0
     for samples in split_evaluation(table.shape[1], hold_back=hold_back):
-        part = table[:, samples]
-        means = [float(mean) for mean in part.mean(axis=1)]
-        drops = mean_drops(part[0], part[1:], max_gain=max_gain)
+        part, own = table[:, samples], None if weights is None else weights[samples]
+        means = [float(mean) for mean in np.average(part, axis=1, weights=own)]
+        drops = mean_drops(part[0], part[1:], max_gain=max_gain, weights=own)
         parts.append(PartScores(len(samples), means[0], tuple(means[1:]), tuple(drops)))
     return Scores(metric, parts[0], parts[1] if parts[1:] else None)
 
@@ -429,6 +454,7 @@ def _score_set(
     references: Sequence[Any],
     labels: NDArray[Any] | None,
     part: Places,
+    copies: Places | None = None,
 ) -> tuple[float, Floats]:
     """Return the score on a part of the samples, and without one group of them after the other.
 
@@ -440,6 +466,8 @@ def _score_set(
 
     def score(positions: Places) -> float:
         rows = part[positions]
+        if copies is not None:
+            rows = np.repeat(rows, copies[rows])
         return metric.score(
             [outputs[row] for row in rows],
             [references[row] for row in rows],
@@ -448,6 +476,16 @@ def _score_set(
 
     whole = score(np.arange(len(part)))
     return whole, leave_out(score, len(part)) if len(part) > 1 else np.array([whole])
+
+
+def _draw_copies(weights: Floats) -> Places:
+    """Return how often a metric over the whole set sees each sample, so that it counts by its weight.
+
+    Systematic rounding: each number is the weight's share, rounded up or down, and right in the mean.
+    """
+    bounds = np.cumsum(weights / weights.sum()) * _COPIES * len(weights)
+    start = np.random.default_rng(_SPLIT_SEED).random()
+    return np.diff(np.floor(bounds + start), prepend=np.floor(start)).astype(np.int64)
 
 
 def _set_scores(count: int, entries: Sequence[tuple[float, Floats]]) -> PartScores:

@@ -237,6 +237,7 @@ def _data(run: Run) -> dict[str, Any]:
             "metric": scores.metric.name,
             "title": _metric_title(run),
             "baseline": scores.choosing.baseline if run.prepared.has_data else None,
+            "field_samples": evaluation.field_count,
         },
     }
 

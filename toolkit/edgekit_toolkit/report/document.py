@@ -60,6 +60,7 @@ class Evaluation(TypedDict):
     metric: str
     title: str
     baseline: float | None
+    field_samples: int
 
 
 class Data(TypedDict):

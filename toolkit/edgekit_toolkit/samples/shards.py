@@ -22,6 +22,7 @@ from edgekit_runtime.errors import DataError
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 from edgekit_toolkit.onnx_graph.specs import batch_dims
 from edgekit_toolkit.samples.npy import StoredArray, read_npy, read_npz
+from edgekit_toolkit.samples.selection import Weights, find_probabilities
 from edgekit_toolkit.samples.truth import Truth
 
 LABELS: Final = "y"
@@ -97,6 +98,7 @@ class Shard:
         truth: what a label is: `int` for a class number, or a record of `truth`.
         names: names of the rows if rows are files.
         in_front: whether samples have an axis of their own in front of the inputs' axes.
+        probabilities: of the selection of each row, see `selection`; None where none is from the field.
     """
 
     inputs: Mapping[str, Column]
@@ -105,6 +107,7 @@ class Shard:
     notes: tuple[str, ...] = ()
     in_front: bool = False
     truth: type[Truth] = int
+    probabilities: Weights | None = None
 
     def __len__(self) -> int:
         return next(iter(self.inputs.values())).shape[0]
@@ -116,12 +119,22 @@ def find_shards(path: Path, inputs: Sequence[TensorSpec]) -> list[Shard]:
     Raises:
         DataError: see `source.open_data`.
     """
-    shards = [_shard(arrays, names, where, inputs) for where, arrays, names in _found(path, inputs)]
+    shards = [
+        _with_probabilities(_shard(arrays, names, where, inputs), where)
+        for where, arrays, names in _found(path, inputs)
+    ]
     if len({shard.labels is None for shard in shards}) > 1:
         raise DataError(f"{path}: some files have labels '{LABELS}' and some have none; add or remove them")
     if len({shard.in_front for shard in shards}) > 1:
         raise DataError(f"{path}: some files have an axis for samples in front and some have none")
     return shards
+
+
+def _with_probabilities(shard: Shard, where: Path) -> Shard:
+    """Return the shard with the probability of its file for each of its rows, if a list names it."""
+    if where.is_dir():
+        return shard
+    return replace(shard, probabilities=find_probabilities(where.parent, [where.name] * len(shard)))
 
 
 def _found(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[tuple[Path, Arrays, Sequence[str]]]:

@@ -21,6 +21,7 @@ from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.samples.media.decoding import Decoding, media_shard
 from edgekit_toolkit.samples.media.files import is_media
+from edgekit_toolkit.samples.selection import Weights
 from edgekit_toolkit.samples.shards import Batching, Shard, find_shards
 from edgekit_toolkit.samples.truth import Truth, truth_array
 
@@ -83,6 +84,17 @@ class DataSource:
         """The file of each sample; empty unless each sample is a file of its own."""
         names = [name for shard in self._shards for name in shard.names]
         return tuple(itertools.compress(names, self._keep))
+
+    @property
+    def probabilities(self) -> Weights | None:
+        """Of the selection of each sample, NaN where it is not from the field; None where none is."""
+        if all(shard.probabilities is None for shard in self._shards):
+            return None
+        rows = [
+            np.full(len(shard), np.nan) if shard.probabilities is None else shard.probabilities
+            for shard in self._shards
+        ]
+        return np.asarray(np.concatenate(rows)[self._keep])
 
     def stream(self, batch: int = 1) -> Iterator[Batch]:
         """Yield feeds with their labels ([batch], or None), in order.

@@ -13,6 +13,7 @@ from edgekit_runtime.errors import DataError
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.samples.generated import DEFAULT_RANGE, Feeds, generate_feeds
 from edgekit_toolkit.samples.media.decoding import Decoding
+from edgekit_toolkit.samples.selection import Weights, weigh
 from edgekit_toolkit.samples.shards import Batching
 from edgekit_toolkit.samples.source import Batch, DataSource, open_data, split
 from edgekit_toolkit.samples.truth import Truth
@@ -40,6 +41,7 @@ class Part:
         stream: makes a fresh stream; the argument is the batch if the model leaves it free.
         in_front: whether each sample is a run, with an axis for samples in front of the inputs' axes.
         names: the file of each sample; empty unless each sample is a file of its own.
+        probabilities: of the selection of each sample, see `selection`; None where none is from the field.
         group: samples that the model takes at once, if it fixes that.
     """
 
@@ -52,6 +54,17 @@ class Part:
     group: int = 1
     truth: type[Truth] = int
     names: tuple[str, ...] = ()
+    probabilities: Weights | None = None
+
+    @property
+    def weights(self) -> Weights | None:
+        """For how many requests each sample stands; None where all count alike."""
+        return None if self.probabilities is None else weigh(self.probabilities)
+
+    @property
+    def field_count(self) -> int:
+        """How many samples are from the field."""
+        return 0 if self.probabilities is None else int(np.count_nonzero(~np.isnan(self.probabilities)))
 
     @property
     def is_generated(self) -> bool:
@@ -105,9 +118,26 @@ def choose_samples(
         return _from_one(second, "--eval", "user", notes)
     if second is None:
         return _from_one(first, "--calibration", "held-out part of calibration", notes)
+    if calibration == evaluation:
+        unlabelled = _unlabelled(calibration, inputs, training, second)
+        if unlabelled is None:
+            return _from_one(second, "one folder", "user", notes)
+        first = unlabelled
     apart = _held_out(second, first, notes)
     _note_thinning(first, notes)
     return Samples(_part("user", _thinned(first)), _part("user", apart), tuple(notes))
+
+
+def _unlabelled(
+    path: Path | None, inputs: Sequence[TensorSpec], decoding: Decoding, judging: DataSource
+) -> DataSource | None:
+    """Return the samples of a folder that nobody has labelled, for calibration; None if there are few."""
+    if path is None or not (judging.labelled and judging.names):
+        return None
+    whole = open_data(path, inputs, decoding=replace(decoding, labelled=False))
+    labelled = frozenset(judging.names)
+    is_free = np.array([name not in labelled for name in whole.names])
+    return whole.selected(is_free) if is_free.sum() >= _GENERATED_CALIBRATION else None
 
 
 def _all_generated(
@@ -201,6 +231,7 @@ def _part(kind: str, source: DataSource) -> Part:
         group=group,
         truth=source.truth,
         names=source.names,
+        probabilities=source.probabilities,
     )
 
 

@@ -18,6 +18,7 @@ from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.samples.boxes.formats import find_box_set
 from edgekit_toolkit.samples.masks import find_mask_set
 from edgekit_toolkit.samples.media.files import Label, MediaFiles, find_media
+from edgekit_toolkit.samples.selection import find_probabilities
 from edgekit_toolkit.samples.shards import Batching, Shard
 from edgekit_toolkit.samples.truth import TrueBoxes, TrueMask, TrueSteps, TrueText, Truth
 
@@ -85,7 +86,15 @@ def media_shard(path: Path, inputs: Sequence[TensorSpec], decoding: Decoding) ->
     column = DecodedFiles(path, media.files, inputs[0], rules, decoding)
     columns = {inputs[0].name: column}
     files = tuple(map(str, media.files))
-    shard = Shard(columns, None, files, media.notes, in_front=decoding.in_steps)
+    root = path if path.is_dir() else path.parent
+    shard = Shard(
+        columns,
+        None,
+        files,
+        media.notes,
+        in_front=decoding.in_steps,
+        probabilities=find_probabilities(root, files),
+    )
     if media.events is not None:
         return replace(shard, labels=_true_steps(path, media, column, decoding), truth=TrueSteps)
     if box_set is not None:

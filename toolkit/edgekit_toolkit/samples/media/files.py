@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.preprocessing import audio, images
+from edgekit_toolkit.samples.selection import SELECTION
 
 Label = int | str
 
@@ -95,6 +96,7 @@ def find_media(path: Path, *, labelled: bool = True, texts: bool = False) -> Med
         raise DataError(f"{path}: holds {' and '.join(path.name for path in lists)}; keep one list of labels")
     files, others = list_media(path if path.is_dir() else path.parent)
     others -= Counter(path.suffix for path in lists)
+    others -= Counter({".csv": int((path if path.is_dir() else path.parent).joinpath(SELECTION).is_file())})
     kinds = {SUFFIXES[file.suffix.lower()] for file in files}
     if len(kinds) != 1:
         raise DataError(f"{path}: {_no_media(others) if not kinds else 'holds images as well as recordings'}")
@@ -114,7 +116,9 @@ def find_media(path: Path, *, labelled: bool = True, texts: bool = False) -> Med
             rows = [row | {"label": row.get("text")} for row in rows]
         labels = _listed(lists[0], rows, {_key(file): file for file in files}, are_texts=has_texts)
         if labels and len(labels) < len(files):
-            notes.append(f"{len(files) - len(labels)} files are left out: {lists[0].name} does not list them")
+            notes.append(
+                f"{len(files) - len(labels)} files are left out: {lists[0].name} has no label for them"
+            )
     elif labelled:
         labels = _by_folder(path, files)
     if not labels:
@@ -192,6 +196,8 @@ def _listed(
     labels: dict[Path, Label] = {}
     for number, row in enumerate(rows, 1):
         name, label = row.get("file_name"), row.get("label")
+        if label == "" and not are_texts:  # a person has not labelled it yet
+            continue
         if not isinstance(name, str) or isinstance(label, bool) or not isinstance(label, (int, str)):
             raise DataError(
                 f"{path}: entry {number} is {json.dumps(row)[:100]}, expected 'file_name' (below the list's"
@@ -204,9 +210,9 @@ def _listed(
         labels[file] = int(label) if is_number else label
     if len({type(label) for label in labels.values()}) > 1:
         raise DataError(f"{path}: some labels are numbers and some are names; use one of both")
-    if not labels:
+    if not labels and not rows:
         raise DataError(f"{path}: lists no file")
-    return labels
+    return labels or None
 
 
 def _list_events(

@@ -1,0 +1,62 @@
+"""Probabilities of selection of samples from the field: the list `selection.csv` in their folder.
+
+    file_name,probability
+    3f...jpg,0.25
+
+A request like this became a sample with the chance 0.25, so the sample stands for four requests. Files that
+the list does not name are not from the field, and stand for themselves.
+"""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_runtime.errors import DataError
+
+SELECTION: Final = "selection.csv"
+_MIN_PROBABILITY: Final = 1e-9
+
+Weights: TypeAlias = NDArray[np.float64]
+
+
+def find_probabilities(root: Path, names: Sequence[str]) -> Weights | None:
+    """Return the probability of each file, NaN for one that is not from the field; None without a list.
+
+    Args:
+        root: folder with the list.
+        names: paths or names of the files; identifiers of samples are unique, so folders do not count.
+
+    Raises:
+        DataError: the list is malformed.
+    """
+    path = root / SELECTION
+    if not path.is_file():
+        return None
+    try:
+        rows = list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines()))
+        listed = {Path(row["file_name"]).name: float(row["probability"]) for row in rows}
+    except (OSError, KeyError, TypeError, ValueError, csv.Error) as cause:
+        raise DataError(f"{path}: cannot be read as a list of file_name and probability: {cause}") from cause
+    wrong = [name for name, value in listed.items() if not _MIN_PROBABILITY <= value <= 1]
+    if wrong:
+        raise DataError(
+            f"{path}: the probability of {wrong[0]} is {listed[wrong[0]]}, expected above 0 and at most 1"
+        )
+    return np.array([listed.get(Path(name).name, np.nan) for name in names])
+
+
+def weigh(probabilities: Weights) -> Weights:
+    """Return for how many requests each sample stands."""
+    return 1 / np.nan_to_num(probabilities, nan=1.0)
+
+
+def count_effective(weights: Weights) -> float:
+    """Return the number of samples of equal weight that say as much.
+
+    Source: L. Kish, Survey Sampling (1965).
+    """
+    return float(weights.sum() ** 2 / (weights**2).sum())
