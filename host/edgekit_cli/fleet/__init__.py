@@ -41,6 +41,7 @@ _FILES = {
     "withdraw": "release",
     "rollback": "rollout",
     "evidence": "verdict",
+    "devices": "device",
     "tag": "device",
     "why": "device",
     "collect": "bundle",

@@ -3,15 +3,13 @@
 import platform
 from collections.abc import Iterator
 
-import numpy as np
-
 from edgekit_runtime.offload.measurement.machine_facts import describe_engine
 from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_runtime.system.engines import find_engine, parse_engine
 from edgekit_runtime.system.install_hint import install_command
 from edgekit_toolkit.engines.record import find_support
-from edgekit_toolkit.evaluation.drops import estimate_mean
-from edgekit_toolkit.evaluation.metrics import Metric, SetMetric
+from edgekit_toolkit.evaluation.field_notes import describe_field
+from edgekit_toolkit.evaluation.metrics import Metric
 from edgekit_toolkit.importers.onnx import older_set_notes
 from edgekit_toolkit.importers.sizes import list_sizes
 from edgekit_toolkit.measurement.arithmetic import instruction_set, measures_here
@@ -25,7 +23,6 @@ from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.pipeline.run import Run
 from edgekit_toolkit.samples.media.classes import numbering_note
 from edgekit_toolkit.samples.range_trap import find_codes_trap, find_range_trap
-from edgekit_toolkit.samples.selection import count_effective
 from edgekit_toolkit.samples.split import feeds_only
 from edgekit_toolkit.tasks.labels import find_label_problems
 
@@ -35,7 +32,7 @@ def find_warnings(run: Run) -> list[str]:
     request, prepared = run.request, run.prepared
     samples = prepared.samples
     notes = list(samples.warnings)
-    notes.extend(_describe_field(run))
+    notes.extend(describe_field(samples.evaluation, run.scores))
     notes.extend(find_range_trap(feeds_only(samples.calibration), feeds_only(samples.evaluation)))
     if samples.evaluation.sha256 is not None:  # generated samples take the range of the codes
         codes = prepared.source.model.input_code_ranges()
@@ -81,31 +78,6 @@ def find_warnings(run: Run) -> list[str]:
         candidate.memory for candidate in run.candidates if isinstance(candidate.memory, str)
     )
     return [*notes, *_arithmetic_warnings(run), *_memory_warnings(run), *problems]
-
-
-def _describe_field(run: Run) -> Iterator[str]:
-    """Yield a sentence about evaluation samples from the field, and how they count."""
-    part, scores = run.prepared.samples.evaluation, run.scores
-    weights = part.weights
-    if weights is None or not part.field_count:
-        return
-    origin = f"{part.field_count} of {part.count} evaluation samples come from the field"
-    if isinstance(scores.metric, SetMetric) and not scores.metric.weighs_copies:
-        yield f"{origin}; {scores.metric.title} has no weights, so that all count alike"
-        return
-    yield (
-        f"{origin}; each counts for as many requests as the probability of its selection says, together as"
-        f" {count_effective(weights):.0f} samples of equal weight"
-    )
-    if scores.outcomes is not None and isinstance(scores.metric, Metric) and not scores.metric.against_source:
-        is_judged = ~np.isnan(scores.outcomes[0])
-        own = None if scores.weights is None else scores.weights[is_judged]
-        mean, interval = estimate_mean(scores.outcomes[0][is_judged], own)
-        yield (
-            f"over all requests, {scores.metric.title} of the source model is {100 * mean:.1f} %, between"
-            f" {100 * interval.low:.1f} and {100 * interval.high:.1f} % with {interval.confidence:.0%}"
-            " confidence"
-        )
 
 
 def _find_other_engine(request: Request) -> Iterator[str]:
