@@ -33,6 +33,7 @@ _COMMANDS: Final = (
     "enroll",
     "agent",
     "fleet",
+    "samples",
 )  # modules of `commands`
 _INTERRUPTED_EXIT_CODE: Final = 130  # 128 + SIGINT, as shells report it
 

@@ -14,7 +14,7 @@ from tests.service.service_parts import Running, ask, get_bytes, make_config, ru
 from tests.service.stream_parts import draw_cells, write_video
 from tests.waiting import wait_for
 
-from edgekit_runtime.agent.fleet_orders import StreamsFile
+from edgekit_runtime.agent.fleet_orders import WishFile
 from edgekit_runtime.client.control import read_fleet_streams
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.protocol.streams import StreamOptions, check_fleet_streams
@@ -177,13 +177,15 @@ class FullDisk(Disk):
 
 def test_agent_writes_only_changes_and_for_its_user_alone(tmp_path: Path) -> None:
     path = tmp_path / "streams.json"
-    StreamsFile(tmp_path, DISK).write({})
+    WishFile(tmp_path / "streams.json", "streams", DISK).write({})
     assert not path.exists()
-    file = StreamsFile(tmp_path, DISK)
-    file.write({"yard": StreamOptions(model="m", source=SECRET)})
+    file = WishFile(tmp_path / "streams.json", "streams", DISK)
+    file.write({"yard": StreamOptions(model="m", source=SECRET).to_json()})
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     written = path.stat().st_ino
-    StreamsFile(tmp_path, DISK).write({"yard": StreamOptions(model="m", source=SECRET)})
+    WishFile(tmp_path / "streams.json", "streams", DISK).write(
+        {"yard": StreamOptions(model="m", source=SECRET).to_json()}
+    )
     assert path.stat().st_ino == written
     file.write({})
     assert json.loads(path.read_bytes()) == {"streams": {}}
@@ -191,7 +193,10 @@ def test_agent_writes_only_changes_and_for_its_user_alone(tmp_path: Path) -> Non
 
 def test_full_disk_is_logged_once_and_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path, disk = tmp_path / "streams.json", FullDisk()
-    file, streams = StreamsFile(tmp_path, disk), {"yard": StreamOptions(model="m", source="0")}
+    file, streams = (
+        WishFile(tmp_path / "streams.json", "streams", disk),
+        {"yard": StreamOptions(model="m", source="0").to_json()},
+    )
     file.write(streams)
     file.write(streams)
     assert (path.exists(), caplog.text.count("not written")) == (False, 1)
@@ -242,10 +247,10 @@ def service(maker: PackageMaker, tmp_path: Path) -> Iterator[Running]:
 
 def test_file_of_the_agent_becomes_lines_of_answers(service: Running, tmp_path: Path) -> None:
     video = write_video(tmp_path / "v.avi", draw_cells(8))
-    lines, file = tmp_path / "yard.jsonl", StreamsFile(tmp_path, DISK)
+    lines, file = tmp_path / "yard.jsonl", WishFile(tmp_path / "streams.json", "streams", DISK)
     assert read_fleet_streams(service.socket_path) == {}
     settings = StreamOptions(model="cells", source=str(video), sinks=(f"file:{lines}",), every=2)
-    file.write({"yard": settings})
+    file.write({"yard": settings.to_json()})
     wait_for(lambda: lines.exists() and lines.read_bytes().endswith(b"\n"), "answers")
     answer = json.loads(lines.read_bytes().splitlines()[0])
     assert (answer["stream"], answer["detections"][0]["label"]) == ("yard", "red")

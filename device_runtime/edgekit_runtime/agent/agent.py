@@ -22,7 +22,7 @@ import queue
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -39,7 +39,7 @@ from edgekit_runtime.agent.execution.device_observer import DeviceObserver
 from edgekit_runtime.agent.execution.install import Installer
 from edgekit_runtime.agent.execution.step_result import StepCarrier, StepOrder, StepResult
 from edgekit_runtime.agent.execution.step_runner import StepRunner
-from edgekit_runtime.agent.fleet_orders import DeviceLogs, DeviceSettings, StreamsFile
+from edgekit_runtime.agent.fleet_orders import DeviceLogs, DeviceSettings, Wishes
 from edgekit_runtime.agent.journal import Journal, Progress
 from edgekit_runtime.agent.link_watch import DocumentLink, LinkWatch, Presence, RefusalPause, Renewer
 from edgekit_runtime.agent.membership import Membership
@@ -138,7 +138,7 @@ class Agent:
         self._journal = Journal(folder / "journal.json", installer.slots.disk, clock)
         self._documents = ObeyedDocuments(folder, member.enrolment.tuf_root, time.monotonic())
         self._time = member.make_time(folder, clock, time.monotonic)
-        self._is_refreshing = False
+        self._last_action: Action | None = None
         self._desired = self._read_desired()
         # The last run may have lost this much of their age: else a device that restarts in a loop never
         # times out.
@@ -156,11 +156,12 @@ class Agent:
         if self._desired is not None:  # else a whole site whose power comes back would use a narrow window
             self._link.reconnect_s = self._desired.reconnect_s
         self._observer = DeviceObserver(installer, time.monotonic())
-        self._streams_file = StreamsFile(folder, installer.slots.disk)
         self._settings = DeviceSettings(
             folder, installer.slots.disk, self._options.fixed, is_allowed=self._options.takes_settings
         )
         self._logs = DeviceLogs(self._journal.record.logs_request, is_allowed=self._options.shows_logs)
+        self._wishes = Wishes(folder, installer.slots.disk)
+        self._samples: Mapping[str, Any] = {}  # as the service states them
         self._presence = Presence(member, self._journal, self._link)
         disk, now_s = installer.slots.disk, time.monotonic()
         self._watch = LinkWatch(member, folder, self._link, disk, renew=renew, pause=pause, now_s=now_s)
@@ -316,14 +317,16 @@ class Agent:
                 for execution in self._executions
             )
             self._observer.forget()
-            was_refresh, self._is_refreshing = self._is_refreshing, False
+            was_refresh, was_upload = self._last_action == "refresh", self._last_action == "upload"
             self._follow_keys(result if was_refresh else None)
+            if was_upload:
+                self._wishes.uploads.note_end(result, time.monotonic())
         for kind, text in self._steps.take_events():
             self._emit(kind, text)
         self._count_bytes()
         self._save_time()
         if self._desired is not None:
-            self._streams_file.write(self._desired.streams)
+            self._wishes.write(self._desired)
             self._settings.follow(self._desired.settings)
             self._answer_logs(self._desired)
         is_under_way = any(not execution.has_ended for execution in self._executions)
@@ -333,19 +336,24 @@ class Agent:
         self._save(plan.executions)
         self._executions = plan.executions
         is_due = self._documents.is_refresh_due(time.monotonic())
-        self._stop_needless(plan, is_urgent=is_due)
+        orders = () if self._desired is None else self._desired.samples
+        held_orders = self._wishes.uploads.list_held(orders, conditions)
+        may_upload = self._may_upload(held_orders, conditions)
+        self._stop_needless(plan, is_urgent=is_due, may_upload=may_upload)
         step = None
         if not self._steps.is_busy:
             step = Step("refresh", "") if is_due else self._choose_step(plan)
+            step = step or (Step("upload", "") if may_upload else None)
         if step is not None:
             # It counts in the month's budget, and an empty one does not stop it: a thief of the manager's key
             # could use the budget up, and would be obeyed until the next month.
-            self._is_refreshing = step.action == "refresh"
+            self._last_action = step.action
             order = StepOrder(
                 step=step,
                 most_bytes=conditions.budget_left_bytes,
                 known_time_s=self._time.least_s,
                 bytes_per_s=None if (cap := self._settings.find_number("cap-kbit-s")) is None else cap * 125,
+                held_orders=held_orders,
             )
             self._steps.begin(order)
         self._report(plan)
@@ -375,8 +383,23 @@ class Agent:
             self._again_s[step.action, step.model] = now_s + _AGAIN_S
         return step
 
-    def _stop_needless(self, plan: NextSteps, *, is_urgent: bool) -> None:
-        """Stop a step that is no longer wanted, or a download if a refresh is urgent: it goes on after it."""
+    def _may_upload(self, held_orders: tuple[str, ...], conditions: DeviceConditions) -> bool:
+        """Return whether samples may be sent now; the service says whether the device's owner allows it."""
+        now_s = time.monotonic()
+        has_orders = self._desired is not None and bool(self._desired.samples)
+        is_needed = has_orders or self._wishes.uploads.look(now_s)
+        self._samples = self._observer.read_samples(now_s, is_needed=is_needed)
+        return self._link.is_connected and self._wishes.uploads.may_send(
+            now_s, held_orders, conditions, self._samples
+        )
+
+    def _stop_needless(self, plan: NextSteps, *, is_urgent: bool, may_upload: bool) -> None:
+        """Stop a step that is no longer wanted, or that goes on after a more urgent one.
+
+        A download waits for a refresh, an upload for all else.
+        """
+        if self._steps.action == "upload" and (is_urgent or plan.steps or not may_upload):
+            self._steps.stop()
         desired_models = () if self._desired is None else self._desired.models
         under_way = {execution.report.execution for execution in plan.executions if not execution.has_ended}
         self._steps.retain(
@@ -454,6 +477,8 @@ class Agent:
         now_s = time.monotonic()
         streams = self._observer.read_streams(now_s, {} if self._desired is None else self._desired.streams)
         settings = self._settings.list_states(self._installer.find_service(), now_s)
+        orders = () if self._desired is None else self._desired.samples
+        samples = self._wishes.uploads.report(orders, self._samples, self._clock())
         main = (
             plan.status,
             plan.because,
@@ -468,6 +493,7 @@ class Agent:
         detail = (
             [execution.report for execution in plan.executions],
             [replace(entry, gauges={}) for entry in figures],
+            samples,
         )
         wait_s = _REPORT_S if main != self._last[0] else _DETAIL_S
         if (main, detail) == self._last or now_s - self._reported_s < wait_s:
@@ -485,6 +511,7 @@ class Agent:
             facts=self._list_facts(),
             streams=streams,
             settings=settings,
+            samples=samples,
         )
         self._link.put("reported", seal_report(reported, self._member.key), is_retained=True)
         self._presence.last_report = reported.sequence

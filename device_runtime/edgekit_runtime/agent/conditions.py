@@ -124,9 +124,8 @@ def count_needed_bytes(sizes_bytes: Sequence[int], done_bytes: int = 0) -> int:
 def _find_shortage(
     desired_model: DesiredModel, conditions: DeviceConditions, done_bytes: int
 ) -> Obstacle | None:
-    battery = conditions.battery
-    if battery is not None and battery < MIN_BATTERY and not conditions.is_charging:
-        reason = f"the battery is at {battery:.0%}, an update needs {MIN_BATTERY:.0%} or a charger"
+    if not has_power(conditions):
+        reason = f"the battery is at {conditions.battery:.0%}, an update needs {MIN_BATTERY:.0%} or a charger"
         return Obstacle("battery", reason, may_pass=True)
     budget = conditions.budget_left_bytes
     if desired_model.sha256 in conditions.downloaded or budget is None:
@@ -137,6 +136,12 @@ def _find_shortage(
     if smallest > budget:
         return Obstacle("budget", f"{smallest} bytes are to come, {budget} are left of this month's budget")
     return None
+
+
+def has_power(conditions: DeviceConditions) -> bool:
+    """Return whether the battery allows work that can wait."""
+    battery = conditions.battery
+    return battery is None or battery >= MIN_BATTERY or conditions.is_charging
 
 
 def is_window(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a fleet asks of the device beside its models: streams, settings, and the last lines of its logs.
+"""What a fleet asks of the device beside its models: streams, samples, settings, last lines of its logs.
 
     document                   settings {"month-mb": "50", "power-w": "12"}
                                logs {"request": "r1", "lines": 200}
@@ -15,15 +15,18 @@ import threading
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from edgekit_runtime.agent.documents import LogRequest, Logs
+from edgekit_runtime.agent.documents import Desired, LogRequest, Logs
+from edgekit_runtime.agent.sample_uploads import SampleUploads
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.client.control import read_service_log, read_service_settings
+from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import OutputError
 from edgekit_runtime.protocol.device_settings import SETTINGS, find_fault
 from edgekit_runtime.protocol.rest import SETTINGS_FILE
-from edgekit_runtime.protocol.streams import STREAMS_FILE, StreamOptions
+from edgekit_runtime.protocol.samples import SAMPLES_FILE
+from edgekit_runtime.protocol.streams import STREAMS_FILE
 from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.atomic_files import Disk, write_atomically
 from edgekit_runtime.system.recent_log import mask_secrets, read_journal, read_recent
@@ -60,32 +63,51 @@ class LogAnswer:
         )
 
 
-class StreamsFile:
+class WishFile:
     """Writes the file if it must change; only the user of agent and service can read it."""
 
-    def __init__(self, folder: Path, disk: Disk) -> None:
-        """Read what an earlier run wrote into `folder`."""
-        self._path, self._disk = folder / STREAMS_FILE, disk
+    def __init__(self, path: Path, field: str, disk: Disk) -> None:
+        """Read what an earlier run wrote; `field` is that of the document in the file."""
+        self._path, self._field, self._disk = path, field, disk
         self._problem = ""
         try:
-            self._content: bytes | None = self._path.read_bytes()
+            self._content: bytes | None = path.read_bytes()
         except OSError:
             self._content = None
 
-    def write(self, streams: Mapping[str, StreamOptions]) -> None:
+    def write(self, wishes: Mapping[str, Any] | Sequence[Any]) -> None:
         """Bring the file up to date; on a full disk the next call tries again."""
-        content = encode_json({"streams": {name: options.to_json() for name, options in streams.items()}})
-        if content == self._content or (self._content is None and not streams):
+        content = encode_json({self._field: wishes})
+        if content == self._content or (self._content is None and not wishes):
             return
         try:
             with write_atomically(self._path, mode=0o600, disk=self._disk) as file:
                 file.write(content)
         except OutputError as error:
             if str(error) != self._problem:
-                _logger.warning("the fleet's streams are not written: %s", error)
+                _logger.warning("the fleet's %s are not written: %s", self._field, error)
             self._problem = str(error)
         else:
             self._content, self._problem = content, ""
+
+
+class Wishes:
+    """Streams and samples that the fleet wants of the service, in files of the agent's folder.
+
+    Attributes:
+        uploads: decides when samples are sent.
+    """
+
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        """Read what an earlier run wrote into `folder`."""
+        self._streams = WishFile(folder / STREAMS_FILE, "streams", disk)
+        self._orders = WishFile(folder / SAMPLES_FILE, "orders", disk)
+        self.uploads = SampleUploads(folder)
+
+    def write(self, desired: Desired) -> None:
+        """Bring the files up to date."""
+        self._streams.write({name: options.to_json() for name, options in desired.streams.items()})
+        self._orders.write(to_plain(desired.samples))
 
 
 class DeviceSettings:

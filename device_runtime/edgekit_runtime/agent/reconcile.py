@@ -15,7 +15,7 @@ from edgekit_runtime.agent.trusted_time import format_utc
 from edgekit_runtime.errors import SignatureError
 from edgekit_runtime.records import dataclass
 
-Action: TypeAlias = Literal["download", "install", "load", "unload", "remove", "refresh"]
+Action: TypeAlias = Literal["download", "install", "load", "unload", "remove", "refresh", "upload"]
 Status: TypeAlias = Literal["converged", "working", "diverged", "stale"]
 
 MAX_LOADS: Final = 4
@@ -38,9 +38,9 @@ class Step:
     Attributes:
         action: `download` the package, `install` it into the spare slot and make it active, let the service
             `load` it, `unload` the served version, or `remove` the model. The agent itself adds `refresh`:
-            verify the repository's metadata again.
-        model: its name; empty to refresh.
-        desired_model: the model's entry in the desired document; None to remove the model, and to refresh.
+            verify the repository's metadata again, and `upload`: send samples.
+        model: its name; empty for those two.
+        desired_model: the model's entry in the desired document; None to remove the model, and for those two.
     """
 
     action: Action

@@ -18,6 +18,7 @@ from edgekit_runtime.protocol.rest import (
     FLEET_LOG,
     FLEET_SETTINGS,
     REPOSITORY_INDEX,
+    SAMPLES,
     STREAMS,
     decode_error,
     repository_path,
@@ -135,6 +136,11 @@ def read_service_log(socket_path: Path, count: int) -> list[str]:
     """Return the last lines of the log that the service keeps; none without an answer in time."""
     stated = _read_own(socket_path, FLEET_LOG).get("lines", [])
     return [str(line) for line in stated][-count:] if isinstance(stated, list) else []
+
+
+def read_samples(socket_path: Path) -> dict[str, Any]:
+    """Return whether samples are allowed, and what came of orders; empty without an answer in time."""
+    return _read_own(socket_path, SAMPLES)
 
 
 def _read_own(socket_path: Path, path: str) -> dict[str, Any]:

@@ -127,14 +127,15 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
             advice = f"put packages into {folders} and start again"
             source = PackageFiles(arguments.package, trust, arguments.tails)
         else:
+            from edgekit_runtime.protocol.samples import SAMPLES_FILE
             from edgekit_runtime.protocol.streams import STREAMS_FILE
 
             folder = find_state_folder()
-            if config.fleet_streams.file is None:
-                file = str(folder / "fleet" / STREAMS_FILE)
-                config = dataclasses.replace(
-                    config, fleet_streams=dataclasses.replace(config.fleet_streams, file=file)
-                )
+            for name, file_name in (("fleet_streams", STREAMS_FILE), ("samples", SAMPLES_FILE)):
+                wishes = getattr(config, name)
+                if wishes.file is None:
+                    wishes = dataclasses.replace(wishes, file=str(folder / "fleet" / file_name))
+                    config = dataclasses.replace(config, **{name: wishes})
             stack.enter_context(hold_for_service(folder))
             source = InstalledModels(Slots(folder, trust, find_device_target()))
         has_ended = asyncio.run(serve(config, source, announce))

@@ -25,6 +25,7 @@ FLEET_SETTINGS: Final = "/v2/fleet/settings"
 FLEET_LOG: Final = "/v2/fleet/log"
 SETTINGS_FILE: Final = "settings.json"
 """Settings of the fleet: the agent writes them beside its journal, and the service follows them."""
+SAMPLES: Final = "/v2/samples"
 _MAX_MESSAGE: Final = 2000  # characters: a message may quote a client's text
 
 
@@ -50,11 +51,11 @@ def region_path(name: str, action: str) -> str:
 
 @functools.lru_cache(256)
 def parse_infer_path(path: str) -> tuple[str, str | None] | None:
-    """Return the name and version of the model whose answer a path asks for, or None for another path."""
+    """Return the name and version of the model whose process a path is for, or None for another path."""
     match [unquote(part) for part in path.strip("/").split("/")]:
-        case ["v2", "models", name, "infer" | "answer"]:
+        case ["v2", "models", name, "infer" | "answer" | "keep"]:
             return name, None
-        case ["v2", "models", name, "versions", version, "infer" | "answer"]:
+        case ["v2", "models", name, "versions", version, "infer" | "answer" | "keep"]:
             return name, version
     return None
 

@@ -54,7 +54,7 @@ MAX_SAMPLE_BYTES: Final = 16 << 20
 MAX_SEALED_BYTES: Final = MAX_SAMPLE_BYTES + (1 << 20)
 """Of an input with its header, its answer, and what sealing adds."""
 SAMPLE_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
-_ORDER_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
+ORDER_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
 _MAX_HEADER_BYTES: Final = 64 << 10
 _LENGTHS: Final = (4, 8, 8)  # bytes of the lengths of header, input and answer at the beginning
 _MAGIC: Final = b"edgekit-sample/1\n"
@@ -103,7 +103,7 @@ class SampleOrder:
     public_key: str
 
     def __post_init__(self) -> None:
-        if _ORDER_ID.fullmatch(self.id) is None:
+        if ORDER_ID.fullmatch(self.id) is None:
             raise ValueError(f"id of an order is {self.id[:80]!r}, expected letters, digits, _ and -")
         if not 0 < len(self.triggers) <= MAX_TRIGGERS:
             raise ValueError(f"an order has {len(self.triggers)} triggers, expected 1 to {MAX_TRIGGERS}")

@@ -95,6 +95,7 @@ class Service:
             limits=config.http,
             times=lanes.times,
             streams=self._find_route,
+            samples=config.samples,
         )
         self._streams: StreamsHandler | None = None
         self._fleet: FleetHandler | None = None
@@ -177,7 +178,7 @@ class Service:
         return self._streams
 
     def watch(self) -> None:
-        """Look at trials, sensors, governors and the fleet's streams once a second from now on."""
+        """Look at trials, sensors, governors and what the fleet wants once a second from now on."""
         if self._monitor is None:
             power, loop = self._config.power, self.http.loop
             self._monitor = Monitor(self.registry.models, self.metrics, power, loop, self._follow_fleet)
@@ -189,6 +190,7 @@ class Service:
             self.find_streams().follow_fleet()
         if file and (self._fleet is not None or os.path.exists(self._settings_file)):  # noqa: PTH110
             self._find_fleet().look()
+        self.follow_samples()
 
     def _find_fleet(self) -> "FleetHandler":
         """Return what follows the fleet's settings, which is made when it is needed first."""
@@ -208,6 +210,10 @@ class Service:
         if parts[1:2] != ["fleet"]:
             return self.find_streams().find(parts)
         return self._find_fleet().find(parts) if self._settings_file else None
+
+    def follow_samples(self) -> None:
+        """Take the samples that the fleet orders by now."""
+        self._router.follow_samples()
 
 
 async def serve(

@@ -144,6 +144,15 @@ def find_size(path: Path) -> int:
         return 0
 
 
+def read_stamp(path: Path) -> tuple[int, ...]:
+    """Return numbers that change with a file, or none where it is missing."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    return status.st_mtime_ns, status.st_ino, status.st_size
+
+
 def hash_file(path: Path) -> str:
     """Return the sha256 of the file at `path`, in lower-case hexadecimal digits, with bounded memory.
 

@@ -68,17 +68,17 @@ class DownloadLimits:
     timeout_s: float = 30.0
 
 
-class _RateCap:
-    """Keeps a download below its cap, and ends it if it is too slow."""
+class RateCap:
+    """Keeps a download or upload below its cap, and ends it if it is too slow."""
 
     def __init__(self, limits: DownloadLimits) -> None:
         self._limits = limits
         self._due_s = self._window_s = time.monotonic()
         self._window_bytes = 0
 
-    def count(self, received_bytes: int, stop: threading.Event) -> None:
+    def count(self, moved_bytes: int, stop: threading.Event) -> None:
         now_s = time.monotonic()
-        self._window_bytes += received_bytes
+        self._window_bytes += moved_bytes
         passed_s = now_s - self._window_s
         if passed_s >= self._limits.slow_s:
             rate = self._window_bytes / passed_s
@@ -89,7 +89,7 @@ class _RateCap:
                 )
             self._window_s, self._window_bytes = now_s, 0
         if self._limits.bytes_per_s is not None:
-            self._due_s = max(self._due_s, now_s - _BURST_S) + received_bytes / self._limits.bytes_per_s
+            self._due_s = max(self._due_s, now_s - _BURST_S) + moved_bytes / self._limits.bytes_per_s
             stop.wait(max(0.0, self._due_s - now_s))
 
 
@@ -135,7 +135,7 @@ class Downloader:
             OutputError: the disk is full or fails.
         """
         part = path.with_name(f"{path.name}.part")
-        rate_cap, came_bytes = _RateCap(self.limits), 0
+        rate_cap, came_bytes = RateCap(self.limits), 0
 
         def add(received_bytes: int) -> None:
             nonlocal came_bytes
@@ -237,7 +237,7 @@ class Downloader:
         host_and_port = address.hostname or "", address.port or 443
         connection = http.client.HTTPSConnection(*host_and_port)
         try:
-            plain = _connect(host_and_port, self.limits)
+            plain = connect(host_and_port, self.limits)
             with plain, _deadline(plain, self.limits.slow_s, url):
                 secured = connection.sock = self._context.wrap_socket(plain, server_hostname=host_and_port[0])
                 connection.request("GET", address.path, headers={**headers, "User-Agent": "edgekit"})
@@ -249,7 +249,7 @@ class Downloader:
             connection.close()
 
 
-def _connect(host_and_port: tuple[str, int], limits: DownloadLimits) -> socket.socket:
+def connect(host_and_port: tuple[str, int], limits: DownloadLimits) -> socket.socket:
     """Return a connection; under a small cap the kernel buffers at most a second of it in advance.
 
     Raises:

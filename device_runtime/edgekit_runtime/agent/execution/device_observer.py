@@ -9,7 +9,7 @@ from edgekit_runtime.agent.conditions import ModelView
 from edgekit_runtime.agent.documents import ModelFigures, ReportedStream
 from edgekit_runtime.agent.execution.install import Installer, ServiceIndex, describe_service
 from edgekit_runtime.agent.figures import read_figures
-from edgekit_runtime.client.control import read_fleet_streams, read_metrics
+from edgekit_runtime.client.control import read_fleet_streams, read_metrics, read_samples
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import ConfigError, EdgekitError
 from edgekit_runtime.protocol.streams import StreamOptions
@@ -40,7 +40,8 @@ class DeviceObserver:
         self._busy_s = now_s  # when an execution was last under way
         self._figures: tuple[ModelFigures, ...] = ()
         self._streams: Mapping[str, Any] = {}
-        self._streams_s = 0.0
+        self._streams_s = self._samples_s = 0.0
+        self._samples: Mapping[str, Any] = {}
 
     def forget(self) -> None:
         """Read slots and service again at the next look: a step has ended."""
@@ -89,6 +90,16 @@ class DeviceObserver:
             socket_path = self._installer.find_service() if self._service[0] else None
             self._streams = {} if socket_path is None else read_fleet_streams(socket_path)
         return {name: _read_stream(settings, self._streams.get(name)) for name, settings in desired.items()}
+
+    def read_samples(self, now_s: float, *, is_needed: bool) -> Mapping[str, Any]:
+        """Return what the service states of samples, asked every few seconds where it is needed."""
+        if not is_needed:
+            return {}
+        if now_s >= self._samples_s:
+            self._samples_s = now_s + _SERVICE_S
+            socket_path = self._installer.find_service() if self._service[0] else None
+            self._samples = {} if socket_path is None else read_samples(socket_path)
+        return self._samples
 
     def _add_service(self, view: ModelView) -> ModelView:
         runs, index = self._service

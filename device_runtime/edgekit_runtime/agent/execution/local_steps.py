@@ -26,6 +26,7 @@ from edgekit_runtime.agent.execution.install import Installer
 from edgekit_runtime.agent.execution.step_result import NoteKind, StepOrder, StepResult
 from edgekit_runtime.agent.manager_keys import ManagerKeys
 from edgekit_runtime.agent.membership import Membership
+from edgekit_runtime.agent.trusted_time import TrustedTime
 from edgekit_runtime.encryption import KEY_SUFFIX, key_path
 from edgekit_runtime.encryption.container import ContentKey, EncryptionError, Header, decrypt_to_memory
 from edgekit_runtime.errors import (
@@ -38,6 +39,7 @@ from edgekit_runtime.errors import (
     UnavailableError,
 )
 from edgekit_runtime.records import dataclass
+from edgekit_runtime.samples.folder import SAMPLES_FOLDER, SampleFolder
 from edgekit_runtime.slots.access import RecordError
 from edgekit_runtime.system.engines import EngineMissingError, check_backends
 from edgekit_runtime.system.machine import available_bytes, machine_bytes
@@ -94,6 +96,7 @@ class LocalSteps:
 
         `clock`: seconds since 1970.
         """
+        self._member, self._folder = member, folder
         self._installer, self._target = installer, member.enrolment.target
         self._downloads, self._disk = folder / "downloads", installer.slots.disk
         self._downloader = downloader
@@ -115,6 +118,8 @@ class LocalSteps:
     ) -> StepResult:
         meter = _Meter(count, order.most_bytes)
         desired_model = order.step.desired_model
+        if order.step.action == "upload":
+            return self._upload(order, stop, meter)
         if desired_model is None:
             return self._refresh(order, note, meter)
         job = _Job(desired_model, order, stop, note, meter)
@@ -135,6 +140,23 @@ class LocalSteps:
         except (TransportError, OutputError) as error:
             code = "cut-off" if meter.came_bytes else "network"
             return StepResult(outcome="retry", code=code, reason=str(error))
+        return _UNCHANGED
+
+    def _upload(self, order: StepOrder, stop: threading.Event, meter: _Meter) -> StepResult:
+        from edgekit_runtime.agent.artifacts.upload import SampleLink, send_samples
+
+        folder = SampleFolder(self._folder / SAMPLES_FOLDER, self._disk)
+        samples = (sample for sample in folder.list_samples() if sample.order not in order.held_orders)
+        trusted_time = TrustedTime(self._member.enrolment.certificate)
+        trusted_time.note(order.known_time_s)
+        web, context = self._member.enrolment.web, self._member.make_context(trusted_time)
+        link = SampleLink(web, context, self._downloader.limits, count=meter, stop=stop)
+        try:
+            send_samples(samples, folder, link.ask, stop=stop, most_bytes=order.most_bytes)
+        except (TransportError, OutputError) as error:
+            return StepResult(outcome="retry", code="upload", reason=str(error))
+        finally:
+            link.close()
         return _UNCHANGED
 
     def _download(self, job: _Job) -> StepResult:

@@ -22,15 +22,17 @@ class StepOrder:
 
     Attributes:
         step: the step that `reconcile` returned.
-        most_bytes: limit of the bytes that a download may receive, or None.
+        most_bytes: limit of the bytes that a download may receive or an upload send, or None.
         known_time_s: lower bound of the time, whatever the clock shows.
         bytes_per_s: cap of the bandwidth, or None for that of the agent's command line.
+        held_orders: orders of samples that an upload leaves here for now.
     """
 
     step: Step
     most_bytes: Annotated[int, _COUNT] | None = None
     known_time_s: Annotated[float, _COUNT] = 0.0
     bytes_per_s: float | None = None
+    held_orders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +78,11 @@ class StepCarrier(Protocol):
         note: Callable[[NoteKind, str], None],
         count: Callable[[int], None],
     ) -> StepResult:
-        """Carry out a `download`, `install` or `refresh`, and return the result.
+        """Carry out a `download`, `install`, `refresh` or `upload`, and return the result.
 
         Args:
             order: see `StepOrder`.
             stop: set to stop a step; a step in a separate process stops only while it downloads.
             note: called with kind and text of an event, which must be reported at once.
-            count: called with the number of received bytes.
+            count: called with the number of received or sent bytes.
         """

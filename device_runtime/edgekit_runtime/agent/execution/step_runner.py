@@ -10,7 +10,7 @@ from typing import Final
 from edgekit_runtime.agent.documents import DesiredModel
 from edgekit_runtime.agent.execution.install import Installer
 from edgekit_runtime.agent.execution.step_result import NoteKind, StepCarrier, StepOrder, StepResult
-from edgekit_runtime.agent.reconcile import Step
+from edgekit_runtime.agent.reconcile import Action, Step
 from edgekit_runtime.encryption import KEY_SUFFIX
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.system.atomic_files import make_folders
@@ -51,7 +51,11 @@ class StepRunner:
         """Begin a step; no other step may be running."""
         step = order.step
         self._step, self._stop = step, threading.Event()
-        if step.action in ("download", "refresh"):  # what a refresh receives belongs to no execution
+        if step.action in (
+            "download",
+            "refresh",
+            "upload",
+        ):  # the bytes of the latter two are of no execution
             self._counted = step.desired_model
 
         def work() -> None:
@@ -91,6 +95,15 @@ class StepRunner:
             return "", came_bytes, 0
         return desired_model.execution, came_bytes, self._read_size(desired_model)
 
+    @property
+    def action(self) -> Action | None:
+        """The step that is carried out, or None."""
+        return None if self._step is None else self._step.action
+
+    def stop(self) -> None:
+        """Stop the step, if it can be stopped."""
+        self._stop.set()
+
     def retain(self, downloading: set[str], under_way: set[str]) -> None:
         """Stop a step that is no longer needed.
 
@@ -126,7 +139,7 @@ class StepRunner:
 
     def _carry_out(self, order: StepOrder) -> StepResult:
         step = order.step
-        if step.action in ("download", "install", "refresh"):
+        if step.action in ("download", "install", "refresh", "upload"):
             return self._carrier.carry_out(order, self._stop, self._note, self._count)
         try:
             if step.desired_model is None:

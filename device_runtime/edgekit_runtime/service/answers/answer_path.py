@@ -70,6 +70,7 @@ class AnswerRequest:
         deadline_s: latest start of the run, see `Call`.
         is_unwanted: whether the client has gone.
         sequence: its place in a sequence, or None.
+        request_id: identifier that the client gave it, or None.
         max_pixels, began_s, served, answerer: what `AnswerPath` notes.
         error: why it cannot be answered, or None.
     """
@@ -85,6 +86,7 @@ class AnswerRequest:
     deadline_s: float | None = None
     is_unwanted: Callable[[], bool] = never
     sequence: SequenceStep | None = None
+    request_id: str | None = None
     max_pixels: int = field(init=False)
     began_s: float = field(init=False)
     served: Served = field(init=False)
@@ -148,6 +150,15 @@ class AnswerRequest:
             return
         if self.decodes:
             self._note("answer")
+        if self.served.sampler is not None:
+            self.served.sampler.note(
+                self.served,
+                self.inputs,
+                self._outputs or {},
+                request_id=self.request_id,
+                file=None if self.data is None else (self.data, self.media_type, self._placement),
+                answer=self._decoded,
+            )
         times_s = {"prepare": 0.0, **self._times_s}
         answered = Answered(self.served, self._outputs or {}, self._decoded or {}, times_s)
         try:

@@ -19,7 +19,7 @@ from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.http.response import make_json
 from edgekit_runtime.service.options.config import ServiceConfig
 from edgekit_runtime.service.options.resources import Power
-from edgekit_runtime.service.streams.fleet_streams import read_stamp
+from edgekit_runtime.system.atomic_files import read_stamp
 from edgekit_runtime.system.recent_log import MAX_LINES, read_recent
 
 _MAX_FILE_BYTES: Final = 16 << 10

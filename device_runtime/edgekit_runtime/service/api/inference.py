@@ -167,6 +167,7 @@ class InferenceHandler:
                 deadline_s=find_deadline(request, connection),
                 is_unwanted=lambda: connection.has_left,
                 sequence=request.sequence,
+                request_id=request.id,
             )
         )
 
@@ -176,15 +177,19 @@ class InferenceHandler:
         regions = _NONE_HELD
         if request.shares_outputs:
             regions = served.codec.hold(request, is_local=connection.is_local)
-        sequence = request.sequence
+        sequence, sampler = request.sequence, served.sampler
         answer = served.lane.attempt(inputs) if sequence is None else None
         if answer is None:
             deadline_s = find_deadline(request, connection)
             reply = functools.partial(self._respond, connection, served, request, regions)
+            if sampler is not None:
+                reply = functools.partial(_note, served, inputs, request.id, reply)
             served.lane.submit(
                 Call(inputs, reply, request.priority, deadline_s, lambda: connection.has_left, sequence)
             )
         else:
+            if sampler is not None and not isinstance(answer, EdgekitError):
+                sampler.note(served, inputs, answer, request_id=request.id)
             self._respond(connection, served, request, regions, answer)
 
     def _respond(
@@ -206,6 +211,19 @@ class InferenceHandler:
             connection.respond_error(error)
         else:
             connection.respond(*parts)
+
+
+def _note(
+    served: Served,
+    inputs: Mapping[str, Array],
+    request_id: str | None,
+    reply: Callable[[Answer], None],
+    answer: Answer,
+) -> None:
+    """Pass an answer on, and the request to the sampler before."""
+    if served.sampler is not None and not isinstance(answer, EdgekitError):
+        served.sampler.note(served, inputs, answer, request_id=request_id)
+    reply(answer)
 
 
 def find_deadline(request: InferRequest, connection: Connection) -> float | None:

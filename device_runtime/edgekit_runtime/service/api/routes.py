@@ -7,8 +7,9 @@ Source: KServe Open Inference Protocol v2 (HTTP/REST); Triton's extensions model
 import asyncio
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import unquote
 
 from edgekit_runtime import __version__
@@ -28,8 +29,12 @@ from edgekit_runtime.service.models.registry import Registry
 from edgekit_runtime.service.observability.server_timing import RunTimes
 from edgekit_runtime.service.oip.shared_memory import Regions
 from edgekit_runtime.service.oip.time_slices import Slicer
+from edgekit_runtime.service.options.config import SampleOptions
 from edgekit_runtime.service.options.http import HttpLimits
 from edgekit_runtime.system.tasks import Tasks
+
+if TYPE_CHECKING:
+    from edgekit_runtime.service.samples.fleet_samples import FleetSamples
 
 Action: TypeAlias = Callable[[Connection, RequestHead, memoryview], None]
 Route: TypeAlias = tuple[tuple[str, ...], Action]  # methods, and what handles them
@@ -60,6 +65,7 @@ class Router:
         limits: HttpLimits,
         times: RunTimes | None = None,
         streams: Callable[[list[str]], Route | None] | None = None,
+        samples: SampleOptions,
     ) -> None:
         """Make the router.
 
@@ -71,6 +77,7 @@ class Router:
             limits: limits of bodies, also of decompressed ones.
             times: the times of calls, which responses state; None where they do not.
             streams: finds the route of a path about streams, or for the fleet's agent; None for none.
+            samples: whether requests are taken as samples.
         """
         self._registry, self._models = registry, registry.models
         loop = asyncio.get_running_loop()
@@ -81,6 +88,8 @@ class Router:
         self._memory = SharedMemoryHandler(regions)
         self._metrics = metrics
         self._find_streams = streams
+        self._sample_options, self._loop = samples, loop
+        self._samples: FleetSamples | None = None
         self._tasks = Tasks()
 
     def handle_request(self, connection: Connection, head: RequestHead, body: memoryview) -> None:
@@ -102,8 +111,15 @@ class Router:
         action(connection, head, body)
 
     def close(self, timeout_s: float) -> bool:
-        """End the thread that decompresses bodies; return whether it has ended."""
-        return self.bodies.close(timeout_s)
+        """End the threads that decompress bodies and store samples; return whether they have ended."""
+        has_stored = self._samples is None or self._samples.close()
+        return self.bodies.close(timeout_s) and has_stored
+
+    def follow_samples(self) -> None:
+        """Take the samples that the fleet orders by now."""
+        file = self._sample_options.file
+        if self._samples is not None or (file and os.path.exists(file)):  # noqa: PTH110  # each second
+            self._find_samples().look()
 
     def _find(self, parts: list[str]) -> Route | None:
         bind, memory = functools.partial, self._memory
@@ -118,6 +134,8 @@ class Router:
                 return _READ, self._respond_metrics
             case ["v2", "streams" | "fleet", *_] | ["live", *_] if self._find_streams is not None:
                 return self._find_streams(parts)
+            case ["v2", "samples"]:
+                return _READ, _respond_with(self._describe_samples)
             case ["v2", "models", "stats"]:
                 return _READ, _respond_with(lambda: describe_versions(self._models.served()))
             case ["v2", "models", name, "versions", version, *rest] if len(rest) <= 1:
@@ -148,6 +166,8 @@ class Router:
                 return _WRITE, functools.partial(self.inference.handle_request, name, version)
             case ["answer"]:
                 return _WRITE, functools.partial(self._answers.handle_request, name, version)
+            case ["keep"] if version is None:
+                return _WRITE, functools.partial(self._keep, name)
             case []:
                 return _READ, functools.partial(self._respond_model, name, version)
             case ["ready"]:
@@ -230,6 +250,23 @@ class Router:
     def _describe_server(self) -> dict[str, Any]:
         extensions = [*_EXTENSIONS, *(["system_shared_memory"] if self._memory.allows_posix else [])]
         return {"name": "edgekit", "version": __version__, "extensions": extensions}
+
+    def _find_samples(self) -> "FleetSamples":
+        """Return what takes samples, which is made when it is needed first: most services take none."""
+        if self._samples is None:
+            from edgekit_runtime.service.samples.fleet_samples import FleetSamples
+
+            self._samples = FleetSamples(self._sample_options, self._models, self._loop)
+        return self._samples
+
+    def _describe_samples(self) -> dict[str, Any]:
+        return self._find_samples().to_json()
+
+    def _keep(self, name: str, connection: Connection, _head: RequestHead, body: memoryview) -> None:
+        """Store a recent request as a sample: that with the identifier in the body, or the last one."""
+        request_id = take_field(load_small(body), "id", "the request", str, "") if len(body) else ""
+        sample_id = self._find_samples().keep(name, request_id or None)
+        connection.respond(*make_json({"sample": sample_id}))
 
     def _describe_ready(self, name: str, version: str | None) -> dict[str, Any]:
         with contextlib.suppress(EvictedError):  # its next request loads it

@@ -5,9 +5,9 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from edgekit_runtime.dataclass_json import from_plain
+from edgekit_runtime.dataclass_json import Range, from_plain
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.protocol.streams import StreamOptions
 from edgekit_runtime.records import dataclass
@@ -52,6 +52,28 @@ class FleetStreamOptions:
         from edgekit_runtime.protocol.rest import SETTINGS_FILE  # only where a device may be in a fleet
 
         return str(Path(self.file).with_name(SETTINGS_FILE)) if self.file else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleOptions:
+    """Whether the service stores requests that the fleet orders as samples.
+
+    Attributes:
+        allow: whether it may; if not, samples that wait to be sent are deleted, too.
+        file: the file that the agent writes; None for the one in the state folder where installed models are
+            served, empty for none. Samples wait beside it.
+        max_mb: most megabytes of all samples that wait, whatever is ordered.
+        max_days: older ones are deleted.
+    """
+
+    allow: bool = True
+    file: str | None = None
+    max_mb: Annotated[int, Range(1, 1 << 20)] = 256
+    max_days: Annotated[float, Range(0.01, 3650)] = 30.0
+
+    @property
+    def max_bytes(self) -> int:
+        return self.max_mb * 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +175,7 @@ class ServiceConfig:
         log: how log records are written.
         streams: streams by name, which run as long as the service.
         fleet_streams: whether the streams that the fleet wants run, too.
+        samples: whether requests that the fleet orders are stored as samples.
         live: the live page.
     """
 
@@ -170,6 +193,7 @@ class ServiceConfig:
     models: Mapping[str, ModelOptions] = field(default_factory=dict)
     streams: Mapping[str, StreamOptions] = field(default_factory=dict)
     fleet_streams: FleetStreamOptions = field(default_factory=FleetStreamOptions)
+    samples: SampleOptions = field(default_factory=SampleOptions)
     live: LiveOptions = field(default_factory=LiveOptions)
 
     def __post_init__(self) -> None:

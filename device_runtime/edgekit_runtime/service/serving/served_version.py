@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.drift.monitor import Drift
@@ -14,10 +14,32 @@ from edgekit_runtime.service.scheduling.call import DrainingLane, Lane
 from edgekit_runtime.service.scheduling.response_cache import CacheLane
 from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.service.serving.remote import TrialRunner
+from edgekit_runtime.tensors import Array
 
 if TYPE_CHECKING:
+    from edgekit_runtime.preprocessing.media import MediaType
+    from edgekit_runtime.preprocessing.placement import Placement
     from edgekit_runtime.service.governor.profile import GovernedModel
     from edgekit_runtime.service.scheduling.sequence_lane import SequenceLane
+
+
+class Sampler(Protocol):
+    """Takes requests as samples for the fleet, see `samples.sampler`."""
+
+    def note(
+        self,
+        served: "Served",
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, Array],
+        *,
+        request_id: str | None = None,
+        file: "tuple[bytes | memoryview, MediaType | None, Placement | None] | None" = None,
+        answer: Mapping[str, JsonValue] | None = None,
+    ) -> None:
+        """Take a request before its answer is sent, while its inputs are valid."""
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return what came of each order, for the statistics."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -34,6 +56,7 @@ class Served:
         cache: the response cache of this version, or None.
         governed: the version as a governor sees it, or None without a governor.
         trial: the trial that this version takes part in, or None.
+        sampler: takes samples of its requests, or None where the fleet orders none.
     """
 
     loaded: Loaded
@@ -47,6 +70,7 @@ class Served:
     cache: CacheLane | None = None
     governed: "GovernedModel | None" = None
     trial: "Trial | None" = None
+    sampler: Sampler | None = None
 
     @property
     def version(self) -> str:
@@ -90,6 +114,8 @@ class Served:
             stated["cache"] = self.cache.to_json()
         if self.sequences is not None:
             stated["sequences"] = self.sequences.to_json()
+        if self.sampler is not None:
+            stated["samples"] = self.sampler.to_json()
         if self.trial is not None:
             stated["rollout"] = self.trial.to_json()
         return stated

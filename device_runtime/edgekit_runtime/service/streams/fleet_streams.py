@@ -20,6 +20,7 @@ from edgekit_runtime.records import dataclass
 from edgekit_runtime.service.streams.sinks import SINKS
 from edgekit_runtime.service.streams.source_kinds import SOURCES, find_kind
 from edgekit_runtime.service.streams.streams import Streams
+from edgekit_runtime.system.atomic_files import read_stamp
 
 _MAX_FILE_BYTES: Final = 64 << 10
 _MAX_QUEUED: Final = 4096  # answers of about 1 kB that wait for a sink which is away
@@ -107,12 +108,3 @@ class FleetStreams:
             )
         if options.max_queued > _MAX_QUEUED:
             raise ConfigError(f"max_queued is {options.max_queued}, a fleet may ask for {_MAX_QUEUED}")
-
-
-def read_stamp(path: Path) -> tuple[int, ...]:
-    """Return numbers that change with a file, or none where it is missing."""
-    try:
-        status = path.stat()
-    except OSError:
-        return ()
-    return status.st_mtime_ns, status.st_ino, status.st_size

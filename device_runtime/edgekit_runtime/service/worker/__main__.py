@@ -183,9 +183,10 @@ class _Worker:
                 self._return(connection)
 
     def _send_heartbeat(self) -> None:
-        """Judge the trial and send what has changed, at each heartbeat."""
+        """Judge the trial, follow the fleet's orders and send what has changed, at each heartbeat."""
         self._loop.call_later(HEARTBEAT_S, self._send_heartbeat)
         self._registry.models.judge_trials()
+        self._service.follow_samples()
         self._send_snapshots()
 
     def _send_snapshots(self) -> None:

@@ -16,7 +16,7 @@ _COUNTS: Final = (
 )
 _HISTOGRAMS: Final = ("queue", "compute", "total", "cached")
 _MAX_KINDS: Final = 4096  # of runs by their numbers of calls and rows
-_DETAILS: Final = ("variant", "sessions", "drift", "cache", "governor", "rollout", "sequences")
+_DETAILS: Final = ("variant", "sessions", "drift", "cache", "governor", "rollout", "samples", "sequences")
 _MAX_DETAIL_BYTES: Final = 16 << 10
 _MAX_ANSWERS: Final = 1 << 53
 

@@ -1,0 +1,265 @@
+"""Which requests of a model become samples: drawn with probabilities that are fixed before the request.
+
+A trigger of an order has a credit of samples, which grows evenly, up to that of a quarter of a day. Its
+probability for the next request follows from its credit and from past requests alone:
+
+    probability = samples a second / (requests a second * share of them that fits) * credit / half of its size
+
+    20 a day of the uncertain ones, 10 requests a second, 1 % of them uncertain: 1 of 430 uncertain ones
+
+A request is drawn first, and only then does anybody look whether the trigger fits it: nearly all requests
+cost one subtraction. A sample states 1 - (1 - p1)(1 - p2)... over the triggers that fit, whichever drew it:
+its inverse is the number of requests for which it stands. Where there is no credit, or no room on the disk,
+a trigger draws nothing. So it never draws more than its credit and one.
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from edgekit_runtime.protocol.samples import SampleOrder, SampleTrigger
+from edgekit_runtime.records import dataclass
+
+KEPT: Final = "kept"
+"""Kind of the trigger that applications pull, which draws nothing."""
+
+_DAY_S: Final = 86_400.0
+_MIN_CREDIT: Final = 4.0
+_MEMORY_S: Final = 6 * 3600.0  # older requests count less in their rate
+_MAX_LOOKS: Final = 256.0  # then all looks so far count half
+_LOOKS_PER_S: Final = 1 / 20  # at requests that may draw nothing: they show how many of them fit
+_NEVER: Final = 1 << 62
+_ALMOST_SURE: Final = 1 - 1e-12  # its logarithm is finite
+
+
+def draw_uniform() -> float:
+    """Return a random number, 0 <= it < 1; the module `random` takes a megabyte."""
+    return int.from_bytes(os.urandom(6), "big") / (1 << 48)
+
+
+class Credit:
+    """How many samples may still be drawn."""
+
+    __slots__ = ("_grown_s", "_samples", "_size", "per_s")
+
+    def __init__(self, per_day: float, now_s: float, *, is_of_application: bool = False) -> None:
+        """Begin at half of a quarter of a day; an application may keep the samples of a day at once."""
+        self.per_s, self._grown_s = per_day / _DAY_S, now_s
+        self._size = max(1.0, per_day) if is_of_application else max(_MIN_CREDIT, per_day / 4)
+        self._samples = self._size if is_of_application else self._size / 2
+
+    def grow(self, now_s: float) -> None:
+        self._samples = min(self._size, self._samples + self.per_s * (now_s - self._grown_s))
+        self._grown_s = now_s
+
+    def spend(self, samples: float) -> None:
+        self._samples = min(self._size, self._samples - samples)
+
+    @property
+    def has_one(self) -> bool:
+        return self._samples >= 1
+
+    @property
+    def level(self) -> float:
+        """2 if it is full, 1 at half, 0 where it is used up."""
+        return max(0.0, 2 * self._samples / self._size)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Line:
+    """One trigger of one order.
+
+    Attributes:
+        own, of_order: credits that a sample is taken from.
+        has_room: whether its share of the disk has room for another sample.
+        probability: of the next request to be drawn.
+        looks, fits: requests that were looked at, and those among them that fit; older ones count less.
+        stored: samples that it drew.
+    """
+
+    order: SampleOrder
+    trigger: SampleTrigger
+    own: Credit
+    of_order: Credit
+    has_room: bool = True
+    probability: float = 0.0
+    looks: float = 0.0
+    fits: float = 0.0
+    stored: int = 0
+
+    @property
+    def share(self) -> tuple[str, str]:
+        """Order and kind, which samples of it bear in the folder."""
+        return self.order.id, self.trigger.kind
+
+    @property
+    def max_bytes(self) -> int:
+        """Its share of the disk: no sample of another trigger takes it."""
+        return self.order.max_bytes // len(self.order.triggers)
+
+    def grow(self, now_s: float) -> None:
+        self.own.grow(now_s)
+        self.of_order.grow(now_s)
+
+    def spend(self, samples: float) -> None:
+        self.own.spend(samples)
+        self.of_order.spend(samples)
+
+    def note_look(self, *, is_fit: bool) -> None:
+        if self.looks >= _MAX_LOOKS:
+            self.looks, self.fits = self.looks / 2, self.fits / 2
+        self.looks, self.fits = self.looks + 1, self.fits + is_fit
+
+    def choose_probability(self, requests_per_s: float) -> float:
+        """Return the probability of the next request.
+
+        While nothing is known, all requests are taken to fit: the first samples may come late, not too many.
+        """
+        if self.trigger.kind == KEPT or not self.has_room:
+            return 0.0
+        fitting_per_s = requests_per_s * (self.fits + 1) / (self.looks + 1)
+        level = min(self.own.level, self.of_order.level)
+        return min(_ALMOST_SURE, self.own.per_s * level / fitting_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A request that was drawn, perhaps only to be looked at.
+
+    Attributes:
+        lines: all of the model.
+        probabilities: of each of them when the request came.
+        hits: whether each of them drew it.
+        is_pulled: whether an application chose it, so that nothing can be learned of other requests.
+    """
+
+    lines: tuple[Line, ...]
+    probabilities: tuple[float, ...]
+    hits: tuple[bool, ...]
+    is_pulled: bool = False
+
+    def select(self, fits: Sequence[bool]) -> "list[Selection]":
+        """Return the samples that the request becomes, one for each order that drew it and fits it."""
+        selections: dict[str, Selection] = {}
+        for line, is_hit, is_fit in zip(self.lines, self.hits, fits, strict=True):
+            if is_hit and is_fit:
+                selection = selections.get(line.order.id)
+                lines = (line,) if selection is None else (*selection.lines, line)
+                rest = math.prod(
+                    1 - probability
+                    for other, probability, is_other in zip(self.lines, self.probabilities, fits, strict=True)
+                    if is_other and other.order.id == line.order.id
+                )
+                selections[line.order.id] = Selection(lines, 1 - rest)
+        return list(selections.values())
+
+    def settle(self, fits: Sequence[bool]) -> None:
+        """Learn how many requests fit, and give back the credit of lines that do not fit this one."""
+        orders = set()
+        for line, is_hit, is_fit in zip(self.lines, self.hits, fits, strict=True):
+            if not self.is_pulled and line.trigger.kind != KEPT:
+                line.note_look(is_fit=is_fit)
+            if is_hit and not is_fit:
+                line.spend(-1)
+            elif is_hit and line.order.id in orders:  # one sample, drawn twice
+                line.of_order.spend(-1)
+            elif is_hit:
+                orders.add(line.order.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A sample to store.
+
+    Attributes:
+        lines: the triggers of one order that drew it; the first one's share of the disk holds it.
+        probability: of this request to be drawn by that order.
+    """
+
+    lines: tuple[Line, ...]
+    probability: float
+
+
+class Draws:
+    """The draws of one model.
+
+    Attributes:
+        left: requests up to the next one that is drawn; its user counts it down.
+        lines: the triggers of all orders.
+    """
+
+    __slots__ = ("_begin", "_chance", "_looked_s", "_requests", "_seconds", "left", "lines")
+
+    def __init__(self, now_s: float, chance: Callable[[], float] = draw_uniform) -> None:
+        """Begin without orders."""
+        self.lines: tuple[Line, ...] = ()
+        self.left = self._begin = _NEVER
+        self._requests = self._seconds = 0.0
+        self._looked_s, self._chance = now_s, chance
+
+    def set_orders(self, orders: Iterable[SampleOrder], now_s: float) -> None:
+        """Draw for these orders from now on; those that are there already go on."""
+        before = {(line.order, line.trigger): line for line in self.lines}
+        lines = []
+        for order in orders:
+            of_order = next(
+                (line.of_order for line in self.lines if line.order == order), Credit(order.per_day, now_s)
+            )
+            for trigger in order.triggers:
+                own = Credit(trigger.per_day or order.per_day, now_s, is_of_application=trigger.kind == KEPT)
+                line = Line(order=order, trigger=trigger, own=own, of_order=of_order)
+                lines.append(before.get((order, trigger), line))
+        self.lines = tuple(lines)
+        self.refresh(now_s)
+
+    def refresh(self, now_s: float) -> None:
+        """Fix the probabilities of the requests up to the next call."""
+        elapsed_s = max(0.0, now_s - self._looked_s)
+        memory = math.exp(-elapsed_s / _MEMORY_S)
+        self._requests = self._requests * memory + self._begin - self.left
+        self._seconds = self._seconds * memory + elapsed_s
+        self._looked_s = now_s
+        per_s = (self._requests + 1) / max(self._seconds, 1e-3)
+        for line in self.lines:
+            line.grow(now_s)
+            line.probability = line.choose_probability(per_s)
+        log_none = self._sum_logs(per_s, 0)
+        self.left = _NEVER
+        if log_none < 0:
+            self.left = 1 + min(_NEVER, int(math.log(1 - self._chance()) / log_none))
+        self._begin = self.left
+
+    def draw(self, now_s: float) -> Draw:
+        """Return which lines drew the request at which `left` came to 0; new probabilities hold after it."""
+        per_s = (self._requests + 1) / max(self._seconds, 1e-3)
+        hits: list[bool] = []
+        for index, line in enumerate(self.lines):
+            probability = line.probability
+            if not any(hits):  # at least one of them, or the look, has drawn it
+                probability /= -math.expm1(self._sum_logs(per_s, index))
+            hits.append(self._chance() < probability)
+        draw = Draw(self.lines, tuple(line.probability for line in self.lines), tuple(hits))
+        for line, is_hit in zip(self.lines, hits, strict=True):
+            if is_hit:
+                line.spend(1)
+        self.refresh(now_s)
+        return draw
+
+    def _sum_logs(self, per_s: float, begin: int) -> float:
+        """Return the logarithm of the probability that neither a look nor a line from `begin` on draws."""
+        if all(line.trigger.kind == KEPT for line in self.lines):
+            return 0.0
+        logs = (math.log1p(-line.probability) for line in self.lines[begin:])
+        return math.log1p(-min(_ALMOST_SURE, _LOOKS_PER_S / per_s)) + sum(logs)
+
+
+def pull_kept(lines: Sequence[Line], now_s: float) -> Draw | None:
+    """Return the draw of a request that an application keeps; None if no order has credit and room."""
+    hits = []
+    for line in lines:
+        line.grow(now_s)
+        hits.append(line.trigger.kind == KEPT and line.has_room and line.own.has_one)
+        if hits[-1]:
+            line.spend(1)
+    return Draw(tuple(lines), tuple(map(float, hits)), tuple(hits), is_pulled=True) if any(hits) else None

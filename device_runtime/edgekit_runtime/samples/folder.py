@@ -1,0 +1,148 @@
+"""Where samples wait until they are sent: a file each, sealed for the fleet.
+
+    samples/MODEL/ORDER.KIND.ID     content: see `protocol.samples`; its time is that of the request
+
+Names say all that the device itself knows of a sample later. Anything else in the folder is no sample.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from edgekit_runtime.errors import OutputError
+from edgekit_runtime.protocol.samples import MAX_SEALED_BYTES, ORDER_ID, SAMPLE_ID, TRIGGERS
+from edgekit_runtime.records import dataclass
+from edgekit_runtime.system.atomic_files import DISK, Disk, make_folders, write_atomically
+
+SAMPLES_FOLDER: Final = "samples"
+"""In the agent's folder."""
+
+_LEFTOVER_S: Final = 3600.0  # older temporary files are of a run that was cut off
+_OWED: Final = ("kept", "random")  # kinds that go last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSample:
+    """A sample that waits.
+
+    Attributes:
+        stored_at: seconds since 1970.
+    """
+
+    path: Path
+    id: str
+    model: str
+    order: str
+    kind: str
+    size_bytes: int
+    stored_at: float
+
+    @property
+    def share(self) -> tuple[str, str]:
+        """Order and kind: what its share of the disk is named by."""
+        return self.order, self.kind
+
+
+class SampleFolder:
+    """The samples of all models."""
+
+    def __init__(self, path: Path, disk: Disk = DISK) -> None:
+        """Read nothing yet; the folder is made with the first sample."""
+        self.path, self._disk = path, disk
+
+    def list_samples(self) -> list[StoredSample]:
+        """Return all samples, the oldest first."""
+        samples: list[StoredSample] = []
+        with contextlib.suppress(OSError):
+            for folder in os.scandir(self.path):
+                if folder.is_dir(follow_symlinks=False):
+                    samples += self._list_model(folder)
+        return sorted(samples, key=lambda sample: (sample.stored_at, sample.id))
+
+    def _list_model(self, folder: "os.DirEntry[str]") -> Iterable[StoredSample]:
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(folder):
+                order, _, rest = entry.name.partition(".")
+                kind, _, sample_id = rest.partition(".")
+                is_named = ORDER_ID.fullmatch(order) and kind in TRIGGERS and SAMPLE_ID.fullmatch(sample_id)
+                status = entry.stat(follow_symlinks=False)
+                if not is_named or not entry.is_file(follow_symlinks=False):
+                    if entry.name.endswith(".tmp") and time.time() - status.st_mtime > _LEFTOVER_S:
+                        self._disk.remove(Path(entry.path))
+                elif 0 < status.st_size <= MAX_SEALED_BYTES:
+                    yield StoredSample(
+                        path=Path(entry.path),
+                        id=sample_id,
+                        model=folder.name,
+                        order=order,
+                        kind=kind,
+                        size_bytes=status.st_size,
+                        stored_at=status.st_mtime,
+                    )
+
+    def write(self, model: str, share: tuple[str, str], sample_id: str, sealed: bytes) -> None:
+        """Store a sample; it survives a power cut.
+
+        Args:
+            model: its name, as manifests may state it.
+            share: order and kind.
+            sample_id: its identifier.
+            sealed: the file.
+
+        Raises:
+            OutputError: the disk is full.
+        """
+        folder = self.path / model
+        make_folders(folder, 0o700, self._disk)
+        with write_atomically(folder / ".".join((*share, sample_id)), mode=0o600, disk=self._disk) as file:
+            file.write(sealed)
+
+    def remove(self, sample: StoredSample) -> None:
+        """Delete a sample.
+
+        Raises:
+            OutputError: it cannot be deleted.
+        """
+        try:
+            self._disk.remove(sample.path)
+        except OSError as cause:
+            raise OutputError(f"cannot delete {sample.path}: {cause.strerror}") from cause
+
+    def trim(
+        self, *, oldest_at: float, max_bytes: int, shares: Mapping[tuple[str, str], int]
+    ) -> list[StoredSample]:
+        """Delete what is too old or beyond a limit, and return the rest.
+
+        Only age and order of arrival decide, never what a sample holds, so those that stay are still fair
+        draws of the time since then. Within a share the oldest go first. Beyond the limit of all, the oldest
+        of those go first that a look at the request chose, then random ones and those of applications.
+
+        Args:
+            oldest_at: time of the oldest that may stay, in seconds since 1970.
+            max_bytes: limit of all.
+            shares: order and kind -> its limit; others have none of their own.
+        """
+        samples = self.list_samples()
+        waiting, sizes, total_bytes = [], dict(shares), 0
+        for sample in sorted(
+            samples, key=lambda sample: (sample.kind in _OWED, sample.stored_at), reverse=True
+        ):
+            room_bytes = min(sizes.get(sample.share, max_bytes), max_bytes - total_bytes)
+            if sample.stored_at < oldest_at or sample.size_bytes > room_bytes:
+                with contextlib.suppress(OutputError):
+                    self.remove(sample)
+                    continue
+            sizes[sample.share] = sizes.get(sample.share, max_bytes) - sample.size_bytes
+            total_bytes += sample.size_bytes
+            waiting.append(sample)
+        return waiting
+
+    def clear(self) -> int:
+        """Delete all samples, and return how many there were."""
+        samples = self.list_samples()
+        for sample in samples:
+            self.remove(sample)
+        return len(samples)
