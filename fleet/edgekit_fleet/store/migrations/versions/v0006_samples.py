@@ -3,8 +3,8 @@
 from alembic import op
 from sqlalchemy import JSON, BigInteger, Boolean, Column, Float, ForeignKey, String, inspect
 
-revision = "v0005"
-down_revision = "v0004"
+revision = "v0006"
+down_revision = "v0005"
 
 
 def upgrade() -> None:
