@@ -8,6 +8,7 @@ or the one that was being written, a whole signed model starts, and some devices
 import contextlib
 import dataclasses
 import random
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,9 @@ from tests.runtime.slot_cases import copy_folder
 from edgekit_runtime.agent.execution.install import Installer
 from edgekit_runtime.agent.journal import Journal, JournalRecord, read_journal
 from edgekit_runtime.agent.reconcile import reconcile
+from edgekit_runtime.encryption.container import encrypt_file, make_content_key
+from edgekit_runtime.encryption.device_key import DeviceKey
+from edgekit_runtime.encryption.key_wrapping import wrap_key
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.slots import Slots
 from edgekit_runtime.trust.dsse import Verifier
@@ -34,6 +38,8 @@ VERSIONS = ("1.0.0", "2.0.0", "3.0.0")
 TRANSITIONS = {"first update": 1, "second update": 2, "two updates": 0}
 POWER_CUT = "power cut"
 PIECE_BYTES = 16
+WINDOW_BYTES = 32
+"""Of plaintext that no file of a device with an encrypted package may hold."""
 SAMPLE = 50  # of so many faults one device is led to its end
 
 
@@ -59,10 +65,25 @@ class History:
         return self.records[max(0, self.written - 1) :]
 
 
+@dataclass(frozen=True)
+class Package:
+    """A package as if downloaded, perhaps encrypted.
+
+    Attributes:
+        path: where it lies; beside it the agent writes its key.
+        key_id, wrapped_key: as in `DesiredModel`.
+    """
+
+    path: Path
+    manifest_sha256: str
+    key_id: str = ""
+    wrapped_key: str = ""
+
+
 class Device:
     """The agent's journal and slots in a folder; packages are there as if downloaded."""
 
-    def __init__(self, folder: Path, packages: dict[str, tuple[Path, str]], trust: Verifier) -> None:
+    def __init__(self, folder: Path, packages: dict[str, Package], trust: Verifier) -> None:
         self.folder, self.packages, self.trust = folder, packages, trust
         self.journal_path = folder / "journal.json"
         folder.mkdir(exist_ok=True)
@@ -73,13 +94,18 @@ class Device:
         journal = Journal(self.journal_path)
         slots = Slots(self.folder, self.trust)
         installer = Installer(slots, self.folder / "no-socket", self_test=lambda _: None)
-        path, manifest_sha256 = self.packages[version]
+        package = self.packages[version]
+        path = package.path
+        if package.key_id:  # each device has its own, beside which the key is written
+            path = self.folder / path.name
         wanted = want(
             model="linear",
             version=version,
-            manifest_sha256=manifest_sha256,
+            manifest_sha256=package.manifest_sha256,
             execution=f"e-{version}",
             size_bytes=path.stat().st_size,
+            key_id=package.key_id,
+            wrapped_key=package.wrapped_key,
         )
         desired, state = make_desired(wanted), ""
         for _ in range(turns):
@@ -117,17 +143,41 @@ class JournalBench:
         outcome: what came of them.
     """
 
-    def __init__(self, folder: Path, maker: PackageMaker, *, piece_bytes: int | None = None) -> None:
-        """Make packages in `folder`; see `DiskCalls` for `piece_bytes`."""
+    def __init__(
+        self,
+        folder: Path,
+        maker: PackageMaker,
+        *,
+        piece_bytes: int | None = None,
+        device_key: DeviceKey | None = None,
+    ) -> None:
+        """Make packages in `folder`, encrypted for a device that has a key.
+
+        See `DiskCalls` for `piece_bytes`.
+        """
         self.outcome = Outcome()
         self._trust, self._piece_bytes = maker.trust, piece_bytes
-        self._packages = {}
+        self._packages: dict[str, Package] = {}
+        self._plaintext: list[bytes] = []
         for version in VERSIONS:
             path = folder / f"{version}.edgepkg"
             maker.write(path, version=version)
-            self._packages[version] = path, maker.manifest(version=version).sha256
+            package = Package(path, maker.manifest(version=version).sha256)
+            if device_key is not None:
+                package = self._encrypt(package, device_key)
+            self._packages[version] = package
         self._before, self._root = folder / "before", folder / "disk"
         self._installed = 0
+
+    def _encrypt(self, package: Package, device_key: DeviceKey) -> Package:
+        content, key = package.path.read_bytes(), make_content_key()
+        self._plaintext += [
+            content[at : at + WINDOW_BYTES] for at in range(0, len(content) - WINDOW_BYTES, WINDOW_BYTES)
+        ]
+        path = package.path.with_suffix(".encrypted")
+        encrypt_file(package.path, path, key)
+        wrapped_key = wrap_key(key, device_key.public_key)
+        return Package(path, package.manifest_sha256, key.key_id, wrapped_key)
 
     def _open(self, folder: Path) -> Device:
         return Device(folder, self._packages, self._trust)
@@ -137,6 +187,9 @@ class JournalBench:
         self._installed = TRANSITIONS[transition]
         copy_folder(self._root / "missing", self._before)
         device = self._open(self._before)
+        for package in self._packages.values():
+            if package.key_id:
+                shutil.copyfile(package.path, self._before / package.path.name)
         for version in VERSIONS[: max(1, self._installed)]:
             device.run(version)
             device.start()
@@ -192,8 +245,14 @@ class JournalBench:
             if to_the_end:
                 assert device.run("3.0.0") == "succeeded"
                 assert device.start() == "3.0.0"
+            self._check_plaintext()
         except (AssertionError, EdgekitError, OSError) as error:
             self.outcome.wrong.append((transition, kind, str(error)))
+
+    def _check_plaintext(self) -> None:
+        for path in self._root.rglob("*") if self._plaintext else ():
+            content = path.read_bytes() if path.is_file() else b""
+            assert not any(window in content for window in self._plaintext), f"{path} holds plaintext"
 
 
 def run(maker: PackageMaker, limit_s: float, most: int | None = None) -> Outcome:
