@@ -171,9 +171,10 @@ class JournalBench:
 
     def _encrypt(self, package: Package, device_key: DeviceKey) -> Package:
         content, key = package.path.read_bytes(), make_content_key()
-        self._plaintext += [
+        windows = (
             content[at : at + WINDOW_BYTES] for at in range(0, len(content) - WINDOW_BYTES, WINDOW_BYTES)
-        ]
+        )
+        self._plaintext += [window for window in windows if window.strip(b"\0")]  # torn files are zeros
         path = package.path.with_suffix(".encrypted")
         encrypt_file(package.path, path, key)
         wrapped_key = wrap_key(key, device_key.public_key)
