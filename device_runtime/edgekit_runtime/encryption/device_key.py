@@ -164,11 +164,11 @@ def read_public_device_key(path: Path) -> bytes:
     """
     try:
         with path.open("rb") as file:
-            return parse_public_device_key(file.read(_MAX_BYTES).decode("utf-8"))
+            return parse_public_device_key(file.read(_MAX_BYTES).decode("utf-8", "replace"))
     except OSError as cause:
         check_lack(cause, f"cannot read {path}")
         raise EncryptionError(f"cannot read public key {path}: {cause.strerror}") from cause
-    except (EncryptionError, ValueError) as cause:
+    except EncryptionError as cause:
         raise EncryptionError(f"{path}: {cause}; make it by `edgekit-device keys device`") from cause
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TextIO, TypeAlias
 
+from edgekit_runtime.encryption import DEVICE_KEY
 from edgekit_runtime.errors import EdgekitError, SignatureError, UnavailableError
 from edgekit_runtime.system.atomic_files import find_size
 from edgekit_runtime.system.child_process import JsonChild, open_channel
@@ -242,6 +243,8 @@ def _answer_questions(channel: socket.socket, lines: TextIO, keys: Path) -> None
     """Answer each line of `lines` with a line; the work of the process."""
     from edgekit_runtime.trust.trust_store import TrustStore
 
+    if (find_keys_folder() / DEVICE_KEY).exists():  # its packages are encrypted: not at the first of them
+        import edgekit_runtime.encryption.opening  # noqa: F401
     trust: TrustStore | SignatureError
     try:
         trust = TrustStore.from_folder(keys)
