@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgekit_hil.tests.models import PackageMaker
+from edgekit_runtime.errors import BenchError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.measurement.arithmetic import measures_here
@@ -40,6 +41,15 @@ def test_runs_side_by_side_share_one_key_and_one_package(made: tuple[PackageMake
     assert packages[0] == packages[1]
     with read_package(packages[0], TrustStore.from_folder(maker.home / "keys")) as opened:
         assert opened.manifest.name == "italy_power_mlp"
+
+
+def test_package_that_takes_too_long_is_an_error_and_made_by_the_next_run(
+    made: tuple[PackageMaker, list[Path]],
+) -> None:
+    with pytest.raises(BenchError, match=r"`edgekit package .* did not end within 0\.01 s"):
+        PackageMaker(limit_s=0.01).make("italy_power_mlp", "x86-64", "ort", "2.0.0")
+
+    assert made[0].make("italy_power_mlp", "x86-64", "ort", "2.0.0").is_file()
 
 
 def test_package_is_made_for_a_target_of_the_user() -> None:

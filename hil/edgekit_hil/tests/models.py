@@ -39,7 +39,7 @@ from edgekit_toolkit.measurement import brevity
 
 MODELS: Final = Path(edgekit_hil.__file__).parents[2] / "models" / "tiny"
 MODEL_NAMES: Final = tuple(sorted(path.stem for path in MODELS.glob("*.onnx")))
-_PACKAGE_LIMIT_S: Final = 300.0
+_PACKAGE_LIMIT_S: Final = 1800.0  # on a machine that others use too, a package takes ten times as long
 _CUT_TABLE: Final = "cut-table.json"
 _PROMISES: Final = {
     "latency_ms": "latency_held_against_limits",
@@ -69,9 +69,13 @@ class PackageMaker:
     Attributes:
         home: edgekit's configuration with the key.
         public_key: file that a device trusts.
+
+    Args:
+        limit_s: limit of time for one command.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit_s: float = _PACKAGE_LIMIT_S) -> None:
+        self._limit_s = limit_s
         self._folder = find_cache_folder() / "hil" / "packages" / _hash_sources()
         self.home = self._folder / "home"
         self.public_key = self._folder / "bench.pub.pem"
@@ -202,7 +206,9 @@ class PackageMaker:
     def _edgekit(self, *arguments: str) -> None:
         environment = ["env", f"EDGEKIT_HOME={self.home}"]
         command = [*environment, sys.executable, "-m", TOOLKIT, *arguments]
-        result = run_program(command, (), _PACKAGE_LIMIT_S, 0)
+        result = run_program(command, (), self._limit_s, 0)
+        if result.exit_code is None:
+            raise BenchError(f"`edgekit {' '.join(arguments)}` did not end within {self._limit_s:g} s")
         if result.exit_code:
             raise BenchError(
                 f"`edgekit {' '.join(arguments)}` ended with {result.exit_code}: {result.last_line}"
