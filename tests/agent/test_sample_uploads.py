@@ -1,15 +1,21 @@
 """When samples are sent, and how they travel, with a manager of the test's own."""
 
+import http.server
+import ssl
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.free_port import free_port
 
-from edgekit_runtime.agent.artifacts.upload import UploadBudgetError, UploadReply, send_samples
+from edgekit_fleet.identity.authority import Authority
+from edgekit_runtime.agent.artifacts.download import DownloadLimits
+from edgekit_runtime.agent.artifacts.upload import SampleLink, UploadBudgetError, UploadReply, send_samples
 from edgekit_runtime.agent.conditions import DeviceConditions
 from edgekit_runtime.agent.execution.step_result import StepResult
+from edgekit_runtime.agent.membership import make_context
 from edgekit_runtime.agent.sample_uploads import SampleUploads
 from edgekit_runtime.errors import TransportError
 from edgekit_runtime.protocol.samples import SampleOrder, SampleTrigger
@@ -217,3 +223,69 @@ def test_a_report_states_what_came_of_each_order(tmp_path: Path) -> None:
     assert {report.state for report in forbidden.values()} == {"forbidden"}
     odd = uploads.report(orders, {"allowed": True, "orders": {"o-1": {"odd": 1}, "o-2": [7]}}, 10.0)
     assert odd["o-1"].waiting == 2
+
+
+class TlsManager(Manager):
+    """The same over TLS, on a port of this machine; it notes the connections."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        authority = Authority(folder)
+        authority.make_server(("127.0.0.1",))
+        self.context = make_context(authority.certificate_path.read_text())
+        self.connections = 0
+        manager = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def setup(self) -> None:
+                super().setup()
+                manager.connections += 1
+
+            def answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                reply = manager.ask(self.command, self.path, dict(self.headers), body)
+                self.send_response(reply.status)
+                self.send_header("Content-Length", "0")
+                if reply.offset is not None:
+                    self.send_header("Upload-Offset", str(reply.offset))
+                self.end_headers()
+
+            do_HEAD = do_PUT = answer  # noqa: N815  # named by the library
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        port = free_port()
+        self.web = f"https://127.0.0.1:{port}"
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*authority.pair("server"))
+        self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,))
+
+    def __enter__(self) -> "TlsManager":
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+def test_samples_travel_over_one_connection_and_their_bytes_count(tmp_path: Path) -> None:
+    folder, stop, counted = SampleFolder(tmp_path / "samples"), threading.Event(), list[int]()
+    store(folder, 10, 200_000, 30)
+    contents = {sample.id: sample.path.read_bytes() for sample in folder.list_samples()}
+    with TlsManager(tmp_path / "authority") as manager:
+        limits = DownloadLimits(bytes_per_s=10e6)
+        link = SampleLink(manager.web, manager.context, limits, count=counted.append, stop=stop)
+        assert send_samples(folder.list_samples(), folder, link.ask, stop=stop) == 3
+        link.close()
+        assert (manager.durable, manager.connections, sum(counted)) == (contents, 1, 200_040)
+        gone = SampleLink("https://127.0.0.1:1", manager.context, limits, count=counted.append, stop=stop)
+        with pytest.raises(TransportError):
+            gone.ask("HEAD", "/samples/a", {}, b"")
+    assert folder.list_samples() == []
