@@ -65,7 +65,7 @@ def _choose(samples: Sequence[StoredSample], ids: Sequence[str]) -> list[StoredS
 
 
 def _describe(sample: StoredSample) -> dict[str, Any]:
-    from edgekit_runtime.agent.membership import format_utc
+    from edgekit_runtime.agent.trusted_time import format_utc
 
     return {
         "id": sample.id,

@@ -98,8 +98,9 @@ class Wheelhouse:
             argv = [sys.executable, "-m", "pip", "download", *options, *self.tags]
             argv += ["--dest", str(folder), "--requirement", file.name]
             result = run_program(argv, (), _DOWNLOAD_LIMIT_S, _MAX_OUTPUT_BYTES)
-        if result.exit_code:
-            raise ProvisioningError(f"pip cannot download the packages of the device: {result.last_line}")
+        if result.exit_code != 0:  # None: it was stopped
+            reason = result.last_line if result.exit_code else f"not done after {_DOWNLOAD_LIMIT_S:g} s"
+            raise ProvisioningError(f"pip cannot download the packages of the device: {reason}")
 
     def measure(self) -> int:
         """Return how many bytes the device needs during the installation; call it after `download`."""
