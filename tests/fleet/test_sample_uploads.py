@@ -1,6 +1,7 @@
 """Samples from devices: taken whole, resumed, refused; floods and poison."""
 
 import dataclasses
+import threading
 import time
 
 import pytest
@@ -11,8 +12,11 @@ from edgekit_fleet.operations import devices, samples
 from edgekit_fleet.operations.samples import SampleChoice
 from edgekit_fleet.samples.deletion import delete_unwanted
 from edgekit_fleet.store.tables import AuditRow, SampleOrderRow, SampleRow
+from edgekit_runtime.agent.artifacts.download import DownloadLimits
+from edgekit_runtime.agent.artifacts.upload import SampleLink, send_samples
 from edgekit_runtime.errors import FleetError, NotFoundError
 from edgekit_runtime.protocol.samples import MAX_SEALED_BYTES
+from edgekit_runtime.samples.folder import SampleFolder
 
 
 @pytest.fixture
@@ -37,7 +41,7 @@ def test_sample_that_was_acknowledged_is_in_the_vault_as_it_came(site):
     sample_id, sealed = sender.seal(order, content=b"\xff\xd8 picture", answer={"top": [{"label": "cat"}]})
     assert sender.head(sample_id) == (404, None)
     assert sender.put(sample_id, sealed).status == 201
-    assert sender.head(sample_id) == (204, str(len(sealed)))
+    assert sender.head(sample_id) == (200, None)
     assert sender.put(sample_id, sealed).status == 201  # the answer was lost
     path = site.folder.path / "samples" / sample_id[:2] / sample_id
     assert path.read_bytes() == sealed
@@ -47,6 +51,24 @@ def test_sample_that_was_acknowledged_is_in_the_vault_as_it_came(site):
     assert (summary.device, summary.triggers, summary.probability) == ("d1", ("uncertain",), 0.25)
     assert (sample.input, sample.answer) == (b"\xff\xd8 picture", {"top": [{"label": "cat"}]})
     assert ("ann", "sample.read", sample_id) in list_actions(site, "sample.")
+
+
+def test_agent_sends_its_samples_in_parts_also_after_a_lost_answer(site, tmp_path):
+    sender, order = site.sender("d1"), site.order()
+    folder = SampleFolder(tmp_path / "samples")
+    sealed = dict(sender.seal(order, number, content=bytes(size)) for number, size in ((1, 10), (2, 200_000)))
+    for sample_id, content in sealed.items():
+        folder.write("detector", (order.id, "random"), sample_id, content)
+    first = min(sealed)
+    assert sender.put(first, sealed[first]).status == 201  # and the agent was killed before it heard
+    stop, counts = threading.Event(), []
+    web = f"https://{site.settings.web_address}"
+    link = SampleLink(web, sender.context, DownloadLimits(), count=counts.append, stop=stop)
+    assert send_samples(folder.list_samples(), folder, link.ask, stop=stop) == 2
+    link.close()
+    assert folder.list_samples() == []
+    assert [site.vault.read(sample_id).input for sample_id in sealed] == [bytes(10), bytes(200_000)]
+    assert count_samples(site) == 2
 
 
 def test_cut_upload_goes_on_where_it_ended(site):

@@ -16,7 +16,7 @@ A device stores and sends the plain file sealed for the public key of the order,
 open it: `encryption.key_wrapping.seal(plain, public_key, sample_info(id))`. It is uploaded with the device's
 certificate:
 
-    HEAD /samples/ID    204, `Upload-Offset`: bytes that the manager has; 404 before the first
+    HEAD /samples/ID    204, `Upload-Offset`: bytes that the manager has; 404 before the first; 200 it has all
     PUT /samples/ID     body: bytes FIRST to LAST of the file, `Content-Range: bytes FIRST-LAST/SIZE`
                         201: the sample is complete and on the manager's disk, the device deletes it
                         202, `Upload-Offset`: more is wanted from there

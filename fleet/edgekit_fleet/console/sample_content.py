@@ -56,8 +56,8 @@ def render_content(sample: Sample, side: int) -> SampleContent:
             raise DataError(f"the recording has {rate} samples a second")
         return SampleContent(write_wav(amplitudes[: _MAX_SOUND_S * rate], rate), "audio/wav")
     except (EdgekitError, ValueError, MemoryError) as error:
-        words = Markup.escape(str(error)[:80])
-        text = f'<text x="8" y="60" font-family="sans-serif" font-size="11" fill="#b0290c">{words}</text>'
+        words = Markup.escape(str(error)[:50])
+        text = f'<text x="8" y="60" font-family="sans-serif" font-size="13" fill="#d2603f">{words}</text>'
         return SampleContent(_svg(text), "image/svg+xml")
 
 

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from starlette.requests import Request
@@ -43,7 +44,7 @@ class SamplePages:
                 items, following = samples.page_samples(
                     session, choice, after=query.get("after", ""), limit=_PAGE
                 )
-                counts = samples.count_by_trigger(session, choice)
+                counts = samples.count_by_trigger(session, replace(choice, trigger=""))
             self._record(console, actor.name, [item.id for item in items])
         return console.render(
             request,

@@ -59,7 +59,7 @@ class UploadLimits:
         parts: incomplete samples of a device.
     """
 
-    requests: int = 120
+    requests: int = 600
     uploads: int = 32
     parts: int = 4
 
@@ -195,12 +195,16 @@ class SampleUploads:
     def _show_offset(self, device: str, sample_id: str) -> Response:
         with self._store.snapshot() as session:
             self._admit(session, device)
-            size_bytes = self._find_stored(session, device, sample_id)
-        path = None if size_bytes else self._find_part(device, sample_id)
-        offset = size_bytes or (path.stat().st_size if path is not None else 0)
-        if not offset:
-            return Response(status_code=404)
-        return Response(status_code=204, headers={"upload-offset": str(offset)})
+            is_stored = self._is_stored(session, device, sample_id)
+            if is_stored:
+                return Response(status_code=200)
+        path = self._find_part(device, sample_id)
+        offset = 0 if path is None else path.stat().st_size
+        return (
+            Response(status_code=204, headers={"upload-offset": str(offset)})
+            if offset
+            else Response(status_code=404)
+        )
 
     async def _take(self, request: Request, device: str, sample_id: str) -> Response:
         stretch = Stretch.parse(request.headers.get("content-range", ""))
@@ -227,7 +231,7 @@ class SampleUploads:
         now = time.monotonic()
         with self._store.snapshot() as session:
             orders, max_bytes = self._admit(session, device)
-            if self._find_stored(session, device, sample_id):
+            if self._is_stored(session, device, sample_id):
                 return True
             statement = select(func.count(), func.coalesce(func.sum(SampleRow.size_bytes), 0))
             is_counted = (SampleRow.device == device) & SampleRow.order.in_([order.id for order in orders])
@@ -258,8 +262,8 @@ class SampleUploads:
             raise RequestError(403, "the fleet wants no samples of this device")
         return orders, setting.max_bytes
 
-    def _find_stored(self, session: Session, device: str, sample_id: str) -> int:
-        """Return the bytes of a sample in the vault, or 0.
+    def _is_stored(self, session: Session, device: str, sample_id: str) -> bool:
+        """Return whether a sample is in the vault.
 
         Raises:
             RequestError: 403, it is of another device.
@@ -267,7 +271,7 @@ class SampleUploads:
         row = session.get(SampleRow, sample_id)
         if row is not None and row.device != device:
             raise RequestError(403, "this sample is of another device")
-        return 0 if row is None else row.size_bytes
+        return row is not None
 
     def _find_part(self, device: str, sample_id: str) -> Path | None:
         """Return the file of an incomplete sample; its name ends with the size of the whole."""
