@@ -132,7 +132,6 @@ def switch(console: Console, request: Request) -> Response:
         open_vault(console),
         is_on=is_on,
         days=days,
-        max_bytes=samples.read_status(console.store).max_bytes,
         actor=request.state.principal.name,
     )
     notice = "This fleet collects samples now." if is_on else "This fleet collects no more samples."

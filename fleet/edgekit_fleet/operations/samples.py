@@ -127,15 +127,23 @@ class SampleChoice:
         return and_(true(), *parts)
 
 
-def switch(store: Store, vault: SampleVault, *, is_on: bool, days: float, max_bytes: int, actor: str) -> None:
+def switch(
+    store: Store,
+    vault: SampleVault,
+    *,
+    is_on: bool,
+    days: float | None = None,
+    max_bytes: int | None = None,
+    actor: str,
+) -> None:
     """Let the fleet collect samples, or end that; what is stored stays.
 
     Args:
         store: store of the fleet.
         vault: it gets a key if it has none.
         is_on: whether devices may send samples.
-        days: days for which samples are stored.
-        max_bytes: most bytes of all samples.
+        days: days for which samples are stored; None leaves them.
+        max_bytes: most bytes of all samples; None leaves them.
         actor: who decides it.
 
     Raises:
@@ -146,11 +154,12 @@ def switch(store: Store, vault: SampleVault, *, is_on: bool, days: float, max_by
     with store.transaction() as session:
         row = session.get(SampleSettingRow, SETTING)
         if row is None:
-            row = SampleSettingRow(number=SETTING)
+            row = SampleSettingRow(number=SETTING, days=DEFAULT_DAYS, max_bytes=DEFAULT_MAX_BYTES)
             session.add(row)
-        row.is_on, row.days, row.max_bytes, row.public_key = is_on, days, max_bytes, public_key
+        row.is_on, row.public_key = is_on, public_key
+        row.days, row.max_bytes = days or row.days, max_bytes or row.max_bytes
         row.changed_at, row.changed_by = time.time(), actor
-        audit.record(session, actor, f"sample.{'on' if is_on else 'off'}", "samples", days=days)
+        audit.record(session, actor, f"sample.{'on' if is_on else 'off'}", "samples", days=row.days)
         session.flush()
         for order in list_orders(session, time.time()):
             mark_meant(session, order)

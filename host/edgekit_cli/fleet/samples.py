@@ -24,12 +24,19 @@ def command() -> None:
 
 
 @command.command("on")
-@click.option("--days", type=NumberRange(min=0.01, max=3650), default=90, help="Samples are stored so long.")
-@click.option("--max-gb", type=NumberRange(min=0.001, max=10**5), default=20, help="Most of all samples.")
+@click.option(
+    "--days",
+    type=NumberRange(min=0.01, max=3650),
+    help="Samples are stored so long.  [default: 90, or as before]",
+)
+@click.option(
+    "--max-gb", type=NumberRange(min=0.001, max=10**5), help="Most of all.  [default: 21, or as before]"
+)
 @folder_and_json_options
-def switch_on(days: float, max_gb: float, path: Path | None, as_json: bool) -> None:
+def switch_on(days: float | None, max_gb: float | None, path: Path | None, as_json: bool) -> None:
     """Let devices send samples; without this none is ordered or taken."""
-    _switch(path, as_json=as_json, is_on=True, days=days, max_bytes=round(max_gb * 1e9))
+    max_bytes = None if max_gb is None else round(max_gb * 1e9)
+    _switch(path, as_json=as_json, is_on=True, days=days, max_bytes=max_bytes)
 
 
 @command.command("off")
@@ -143,26 +150,22 @@ def list_command(model: str, device: str, trigger: str, path: Path | None, as_js
     if as_json:
         print_json(items)
         return
-    from edgekit_host.terminal import open_console, print_line, print_section
+    from edgekit_runtime.system.shown_text import clean
 
-    console = open_console()
-    if not items:
-        print_line(console, "There is no such sample.")
-        return
-    rows = [
-        (
+    for item in items:
+        facts = (
             item.id,
             item.device,
             f"{item.model} {item.version}",
             ", ".join(item.triggers),
             f"p {item.probability:.3g}",
             item.media_type or "tensors",
-            f"{item.size_bytes / 1e3:.0f} kB",
+            f"{item.size_bytes / 1e3:.1f} kB",
             format_time(item.received_at),
         )
-        for item in items
-    ]
-    print_section(console, "Samples: device, model, triggers, probability, type, size, time", rows)
+        click.echo(clean("  ".join(facts)))
+    if not items:
+        click.echo("there is no such sample")
 
 
 @command.command("get")
@@ -228,7 +231,7 @@ def delete(
     print_json({"deleted": count}) if as_json else click.echo(f"{count} samples are deleted")
 
 
-def _switch(path: Path | None, *, as_json: bool, is_on: bool, **changes: float) -> None:
+def _switch(path: Path | None, *, as_json: bool, is_on: bool, **changes: float | None) -> None:
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.samples import SwitchSamples, switch_samples
 

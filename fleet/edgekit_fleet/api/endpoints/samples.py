@@ -9,8 +9,6 @@ from edgekit_fleet.access.principal import Principal
 from edgekit_fleet.api.endpoints.endpoint import DEFAULT_LIMIT, Fleet, Named, Nothing, PageLimit, endpoint
 from edgekit_fleet.operations import samples
 from edgekit_fleet.operations.samples import (
-    DEFAULT_DAYS,
-    DEFAULT_MAX_BYTES,
     SampleChoice,
     SampleOrderStatus,
     SampleStatus,
@@ -23,16 +21,16 @@ from edgekit_runtime.protocol.samples import SampleTensor, SampleTrigger
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchSamples:
-    """Whether devices may send samples.
+    """Whether devices may send samples; what is not stated stays as it is.
 
     Attributes:
-        days: days for which samples are stored.
-        max_bytes: most bytes of all samples.
+        days: days for which samples are stored, 90 at first.
+        max_bytes: most bytes of all samples, 20 GiB at first.
     """
 
     is_on: bool
-    days: Annotated[float, Range(0.01, 3650)] = DEFAULT_DAYS
-    max_bytes: Annotated[int, Range(1, 1 << 50)] = DEFAULT_MAX_BYTES
+    days: Annotated[float | None, Range(0.01, 3650)] = None
+    max_bytes: Annotated[int | None, Range(1, 1 << 50)] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
