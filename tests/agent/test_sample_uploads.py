@@ -50,6 +50,8 @@ class Manager:
 
     Attributes:
         cuts: numbers of the requests that are cut in the middle of their body.
+        lost: numbers of the requests whose answer does not arrive.
+        outages: numbers of the requests whose sample is whole, and cannot be stored now.
         refusals: id -> status of a sample that is never taken.
     """
 
@@ -57,6 +59,8 @@ class Manager:
         self.parts: dict[str, bytes] = {}
         self.durable: dict[str, bytes] = {}
         self.cuts: set[int] = set()
+        self.lost: set[int] = set()
+        self.outages: set[int] = set()
         self.refusals: dict[str, int] = {}
         self.requests: list[tuple[str, str]] = []
         self.sent_bytes = 0
@@ -64,7 +68,7 @@ class Manager:
     def ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> UploadReply:
         self.requests.append((method, headers.get("Content-Range", "")))
         sample_id = path.removeprefix("/samples/")
-        held = self.parts.get(sample_id, b"")
+        held = self.durable.get(sample_id) or self.parts.get(sample_id, b"")
         self.sent_bytes += len(body)
         if sample_id in self.refusals:
             return UploadReply(self.refusals[sample_id], None)
@@ -72,6 +76,10 @@ class Manager:
             return UploadReply(204, len(held)) if held else UploadReply(404, None)
         stretch, _, size = headers["Content-Range"].removeprefix("bytes ").partition("/")
         begin = int(stretch.partition("-")[0])
+        if sample_id in self.durable:
+            return UploadReply(201, None)
+        if len(held) == int(size):
+            held = b""
         if begin != len(held):
             return UploadReply(409, len(held))
         if len(self.requests) in self.cuts:
@@ -79,7 +87,11 @@ class Manager:
             raise TransportError("cut")
         self.parts[sample_id] = held + body
         if len(self.parts[sample_id]) == int(size):
+            if len(self.requests) in self.outages:
+                return UploadReply(503, None)
             self.durable[sample_id] = self.parts.pop(sample_id)
+            if len(self.requests) in self.lost:
+                raise TransportError("lost")
             return UploadReply(201, None)
         return UploadReply(202, len(self.parts[sample_id]))
 
@@ -113,6 +125,20 @@ def test_an_upload_that_is_cut_goes_on_where_the_manager_has_it(tmp_path: Path) 
     assert send(folder, manager) == 1
     assert manager.durable == {sample_id: content}
     assert manager.sent_bytes <= 300_000 + 2 * (64 << 10)
+
+
+@pytest.mark.parametrize("fault", ["lost", "outages"])
+def test_a_whole_sample_without_an_answer_is_sent_again(tmp_path: Path, fault: str) -> None:
+    folder, manager = SampleFolder(tmp_path), Manager()
+    store(folder, 100_000, 10)
+    setattr(manager, fault, {3})
+
+    with pytest.raises(TransportError):
+        send(folder, manager)
+    assert len(folder.list_samples()) == 2
+    assert send(folder, manager) == 2
+    assert len(manager.durable) == 2
+    assert folder.list_samples() == []
 
 
 def test_what_the_manager_never_takes_is_deleted_and_what_it_takes_later_stays(tmp_path: Path) -> None:

@@ -68,6 +68,8 @@ def send_samples(
         if is_first:  # the one that an interruption may have left in two parts
             offset = ask("HEAD", path, {}, b"").offset or 0
             is_first = False
+            if offset == sample.size_bytes:  # whole, and the answer was lost, or it could not be stored
+                offset = 0
         while not stop.is_set():
             try:
                 data = sample.path.read_bytes()
