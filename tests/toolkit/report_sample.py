@@ -202,6 +202,7 @@ def packaged() -> dict[str, Any]:
                 "metric": "top1",
                 "title": "top-1 accuracy",
                 "baseline": BASELINE,
+                "field_samples": 0,
             },
         },
         "steps": _steps(),

@@ -116,9 +116,16 @@ def find_media(path: Path, *, labelled: bool = True, texts: bool = False) -> Med
             rows = [row | {"label": row.get("text")} for row in rows]
         labels = _listed(lists[0], rows, {_key(file): file for file in files}, are_texts=has_texts)
         if labels and len(labels) < len(files):
-            notes.append(
-                f"{len(files) - len(labels)} files are left out: {lists[0].name} has no label for them"
-            )
+            unlabelled = sum(row.get("label") == "" for row in rows)
+            reasons = {
+                "does not list them": len(files) - len(labels) - unlabelled,
+                "has no label for them": unlabelled,
+            }
+            notes += [
+                f"{count} files are left out: {lists[0].name} {reason}"
+                for reason, count in reasons.items()
+                if count > 0
+            ]
     elif labelled:
         labels = _by_folder(path, files)
     if not labels:
