@@ -91,12 +91,14 @@ def test_samples_become_a_folder_with_prepared_labels(site, tmp_path, capsys):
     picture, answer = make_picture(), {"classes": [{"label": "=cmd|cat", "score": 0.4}]}
     sounds = {"media_type": "audio/x-raw; format=S16LE; rate=8000; channels=1", "triggers": ("random",)}
     tensor = SampleTensor(name="file", dtype="float32", shape=(1, 3))
+    odd = {"name": "file", "dtype": "float32", "shape": (0, *[2**31 - 1] * 3)}
     values = np.array([[1, 2, 3]], "<f4").tobytes()
     sealed = [
         sender.seal(order, 1, content=picture, answer=answer),
         sender.seal(order, 2, content=bytes(8000), probability=1e-3, **sounds),
         sender.seal(order, 3, content=values, media_type="", tensors=(tensor,)),
         sender.seal(order, 4, content=b"1", media_type="video/x-raw; width=100; height=100"),
+        sender.seal(order, 6, content=b"", media_type="", tensors=(SampleTensor(**odd),)),
     ]
     for sample_id, content in sealed:
         assert sender.put(sample_id, content).status == 201

@@ -74,13 +74,16 @@ def test_each_cut_of_a_sample_is_refused() -> None:
         ("triggers", []),
         ("media_type", ""),
         ("surprise", 1),
+        ("tensors", [{"name": "a\n", "dtype": "float32", "shape": [1]}]),
+        ("tensors", [{"name": "a", "dtype": "float32", "shape": [-1]}]),
+        ("tensors", [{"name": "a", "dtype": "float32", "shape": [1] * 33}]),
     ],
 )
 def test_a_header_with_a_wrong_field_is_refused(field: str, value: object) -> None:
     from edgekit_runtime.canonical_json import encode_json
     from edgekit_runtime.dataclass_json import from_plain, to_plain
 
-    plain = {**to_plain(HEADER), field: value}
+    plain = {**to_plain(HEADER), **({"media_type": ""} if field == "tensors" else {}), field: value}
     with pytest.raises(DataError):
         from_plain(SampleHeader, plain, "header", DataError)
     if value == value:  # JSON has no NaN
@@ -91,6 +94,25 @@ def test_a_header_with_a_wrong_field_is_refused(field: str, value: object) -> No
             read_sample(
                 data[:17] + len(header).to_bytes(4, "big") + data[21:37] + header + data[37 + length :]
             )
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"[]",
+        b'{"a": NaN}',
+        b'{"a": "\\ud800"}',
+        b'{"a": ' + b"[" * 40 + b"]" * 40 + b"}",
+        b'{"a": ' + b"[" * 99_999 + b"]" * 99_999 + b"}",
+        b'{"a": [' + b"[]," * 200_000 + b"[]]}",
+    ],
+    ids=["array", "NaN", "surrogate", "deep", "deeper", "huge"],
+)
+def test_an_answer_that_nobody_can_show_is_refused(answer: bytes) -> None:
+    data = write_sample(dataclasses.replace(SAMPLE, answer={}))
+
+    with pytest.raises(DataError, match="answer"):
+        read_sample(data[:29] + len(answer).to_bytes(8, "big") + data[37:-2] + answer)
 
 
 def test_too_many_orders_and_two_of_one_name_are_refused() -> None:

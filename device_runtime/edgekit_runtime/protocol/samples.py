@@ -55,7 +55,10 @@ MAX_SEALED_BYTES: Final = MAX_SAMPLE_BYTES + (1 << 20)
 """Of an input with its header, its answer, and what sealing adds."""
 SAMPLE_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 ORDER_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
+MAX_ANSWER_BYTES: Final = 512 << 10
 _MAX_HEADER_BYTES: Final = 64 << 10
+_MAX_DEPTH: Final = 32  # of an answer
+_MAX_RANK: Final = 32
 _LENGTHS: Final = (4, 8, 8)  # bytes of the lengths of header, input and answer at the beginning
 _MAGIC: Final = b"edgekit-sample/1\n"
 _MAX_TENSORS: Final = 64
@@ -162,11 +165,15 @@ class SampleHeader:
     def __post_init__(self) -> None:
         if SAMPLE_ID.fullmatch(self.id) is None:
             raise ValueError(f"id is {self.id[:60]!r}, expected 32 hexadecimal digits")
+        of_tensors = (text for tensor in self.tensors for text in (tensor.name, tensor.dtype))
         texts = (self.order, self.model, self.version, self.package_sha256, self.media_type, *self.triggers)
-        if any(len(text) > _MAX_TEXT or not text.isprintable() for text in texts):
+        if any(len(text) > _MAX_TEXT or not text.isprintable() for text in (*texts, *of_tensors)):
             raise ValueError(f"a text is longer than {_MAX_TEXT}, or cannot be printed")
         if not 0 < len(self.triggers) <= MAX_TRIGGERS or len(self.tensors) > _MAX_TENSORS:
             raise ValueError("too few or too many triggers or tensors")
+        shapes = [tensor.shape for tensor in self.tensors]
+        if any(len(shape) > _MAX_RANK for shape in shapes):
+            raise ValueError(f"a tensor has over {_MAX_RANK} axes")
         if bool(self.media_type) == bool(self.tensors):
             raise ValueError("expected a media type, or tensors")
 
@@ -207,16 +214,25 @@ def read_sample(data: bytes) -> Sample:
     for width in _LENGTHS:
         lengths.append(int.from_bytes(data[position : position + width], "big"))
         position += width
-    if not data.startswith(_MAGIC) or position + sum(lengths) != len(data) or lengths[0] > _MAX_HEADER_BYTES:
+    if not data.startswith(_MAGIC) or position + sum(lengths) != len(data):
         raise DataError("this is no sample, or not all of it")
+    if lengths[0] > _MAX_HEADER_BYTES or lengths[2] > MAX_ANSWER_BYTES:
+        raise DataError("the sample's header or answer is too large")
     parts = []
     for length in lengths:
         parts.append(data[position : position + length])
         position += length
     try:
         header, answer = json.loads(parts[0]), json.loads(parts[2])
+        encode_json(answer)
     except (ValueError, RecursionError) as cause:
         raise DataError(f"the sample's header or answer is not JSON: {cause}") from cause
-    if not isinstance(answer, dict):
-        raise DataError("the sample's answer is no object")
+    if not isinstance(answer, dict) or not _is_within(_MAX_DEPTH, answer):
+        raise DataError("the sample's answer is no object, or nested too deeply")
     return Sample(header=from_plain(SampleHeader, header, "header", DataError), input=parts[1], answer=answer)
+
+
+def _is_within(depth: int, value: object) -> bool:
+    """Return whether a JSON value has at most so many levels of arrays and objects."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth >= 0 and all(_is_within(depth - 1, part) for part in parts)

@@ -74,7 +74,7 @@ def write_field_folder(fleet: FleetCaller, folder: Path, **choice: str) -> tuple
             try:
                 sample = fleet.call(get_sample, Named(name=summary.id))
                 content = _read_content(sample)
-            except (DataError, RequestError) as error:
+            except (DataError, RequestError, ValueError) as error:  # ValueError: NumPy, of an odd shape
                 faults.append(f"{summary.id} of {summary.device}: {error}")
                 continue
             with write_atomically(folder / name) as file:
@@ -117,19 +117,18 @@ def _read_content(sample: OpenedSample) -> bytes:
 
 def _write_tensors(sample: OpenedSample, content: bytes) -> bytes:
     output, position = io.BytesIO(), 0
-    archive = zipfile.ZipFile(output, "w")  # not `np.savez`: an input may be named as its parameters
-    for tensor in sample.tensors:
-        if tensor.dtype not in DTYPES or any(size < 0 for size in tensor.shape):
-            raise DataError(f"tensor '{tensor.name}' is {tensor.dtype[:20]} {list(tensor.shape)}")
-        dtype = DTYPES[tensor.dtype].newbyteorder("<")
-        size_bytes = int(np.prod(tensor.shape, dtype=object)) * dtype.itemsize
-        if size_bytes > len(content) - position:
-            raise DataError(f"tensor '{tensor.name}' has fewer bytes than its shape says")
-        values = np.frombuffer(content, dtype, size_bytes // dtype.itemsize, position)
-        with archive.open(f"{tensor.name}.npy", "w") as file:
-            npy_format.write_array(file, values.reshape(tensor.shape))
-        position += size_bytes
-    archive.close()
+    with zipfile.ZipFile(output, "w") as archive:  # not `np.savez`: an input may be named as its parameters
+        for tensor in sample.tensors:
+            if tensor.dtype not in DTYPES or any(size < 0 for size in tensor.shape):
+                raise DataError(f"tensor '{tensor.name}' is {tensor.dtype[:20]} {list(tensor.shape)}")
+            dtype = DTYPES[tensor.dtype].newbyteorder("<")
+            size_bytes = int(np.prod(tensor.shape, dtype=object)) * dtype.itemsize
+            if size_bytes > len(content) - position:
+                raise DataError(f"tensor '{tensor.name}' has fewer bytes than its shape says")
+            values = np.frombuffer(content, dtype, size_bytes // dtype.itemsize, position)
+            with archive.open(f"{tensor.name}.npy", "w") as file:
+                npy_format.write_array(file, values.reshape(tensor.shape))
+            position += size_bytes
     return output.getvalue()
 
 

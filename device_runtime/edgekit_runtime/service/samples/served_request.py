@@ -15,6 +15,7 @@ from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.preprocessing.media import MediaType
 from edgekit_runtime.protocol.samples import (
+    MAX_ANSWER_BYTES,
     Sample,
     SampleHeader,
     SampleTensor,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from edgekit_runtime.tasks.answerer import Answerer
 
 _MAX_STATED_VALUES: Final = 4096  # of outputs that a sample states as numbers
-_MAX_ANSWER_BYTES: Final = 512 << 10
 _WAV: Final = struct.Struct("<4sI4s4sIHHIIHH4sI")
 _WAV_TAGS: Final = {"S16LE": (1, 2), "F32LE": (3, 4)}  # format of raw sound -> tag and width of a WAV file
 _NO_LOCK: Final = nullcontext()
@@ -140,7 +140,7 @@ class ServedRequest:
             }
             answer = {"outputs": outputs}
         try:
-            return answer if answer and len(encode_json(dict(answer))) <= _MAX_ANSWER_BYTES else {}
+            return answer if answer and len(encode_json(dict(answer))) <= MAX_ANSWER_BYTES else {}
         except (ValueError, TypeError):  # NaN, which JSON does not hold
             return {}
 
