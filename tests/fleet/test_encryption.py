@@ -204,6 +204,20 @@ def test_same_package_is_released_again_under_a_new_key(world: World) -> None:
         assert session.scalar(select(func.count(ContentKeyRow.content_key.distinct()))) == 2
 
 
+@pytest.mark.parametrize("withdrawn", [False, True])
+def test_package_that_was_released_plain_is_not_encrypted(world: World, withdrawn: bool) -> None:
+    """Mirrors have it, and a device that runs it would keep the plain file: it sees the same version."""
+    world.release("1.0.0")
+    if withdrawn:
+        releases.withdraw_release(world.folder, world.store, "v1.0.0", "ann")
+    path = world.path / f"linear-1.0.0-{TARGET}.edgepkg"
+    with pytest.raises(FleetError, match=r"linear 1\.0\.0 was released plain in 'v1\.0\.0'"):
+        releases.make_release(
+            world.folder, world.store, world.maker.trust, [path], actor="ann", name="again", encrypt=True
+        )
+    assert world.release("2.0.0", encrypt=True).is_encrypted
+
+
 def test_document_holds_a_key_that_its_device_alone_can_unwrap(world: World) -> None:
     first, second = Device("d1"), Device("d2")
     for device in (first, second):

@@ -1,6 +1,7 @@
 """Encrypted packages on a device: read and installed as others, opened nowhere else, plain on no disk."""
 
 import contextlib
+import os
 import resource
 import subprocess
 import sys
@@ -152,6 +153,16 @@ def test_damaged_key_file_is_refused(
         read_package(path, heavy[0].trust)
 
 
+def test_key_file_that_is_a_pipe_keeps_nobody_waiting(
+    heavy: tuple[PackageMaker, bytes], device: DeviceKey, tmp_path: Path
+) -> None:
+    path = write_encrypted(heavy, tmp_path, device, beside=True)
+    key_path(path).unlink()
+    os.mkfifo(key_path(path))
+    with pytest.raises(EncryptionError, match=r"edgepkg\.key: is no regular file"):
+        read_package(path, heavy[0].trust)
+
+
 def test_device_without_a_key_says_how_to_get_one(
     heavy: tuple[PackageMaker, bytes],
     other_device: DeviceKey,
@@ -228,6 +239,17 @@ def test_plain_version_after_an_encrypted_one_needs_permission(
     with pytest.raises(SlotError, match="--allow-plain"):
         slots.install(plain)
     assert slots.install(plain, Permissions(plain=True)).active
+
+
+def test_plain_factory_package_beside_an_encrypted_version_needs_permission(
+    heavy: tuple[PackageMaker, bytes], device: DeviceKey, slots: Slots, tmp_path: Path
+) -> None:
+    slots.install(write_encrypted(heavy, tmp_path, device))
+    plain = write(heavy, tmp_path, "0.9.0")
+    with pytest.raises(SlotError, match="--allow-plain"):
+        slots.install(plain, factory=True)
+    assert list(slots.folder.rglob("*0.9.0*")) == []
+    slots.install(plain, Permissions(plain=True), factory=True)
 
 
 def test_same_version_not_encrypted_needs_permission_too(

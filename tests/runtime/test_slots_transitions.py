@@ -207,9 +207,9 @@ def test_pin_without_a_version_is_refused() -> None:
 
 
 def test_factory_package_is_healthy_from_the_start_and_remains_as_it_is() -> None:
-    added = transitions.add_factory(state(put("2")), put("0", UNPROVEN))
+    added = transitions.add_factory(state(put("2")), put("0", UNPROVEN), Permissions())
     assert added == state(put("2"), None, FACTORY)
-    assert transitions.add_factory(added, put("0", UNPROVEN)) == added
+    assert transitions.add_factory(added, put("0", UNPROVEN), Permissions()) == added
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_factory_package_is_healthy_from_the_start_and_remains_as_it_is() -> Non
 )
 def test_factory_package_that_contradicts_the_state_is_refused(before: ModelState, reason: str) -> None:
     with pytest.raises(SlotError, match=reason):
-        transitions.add_factory(before, put("0", UNPROVEN))
+        transitions.add_factory(before, put("0", UNPROVEN), Permissions())
 
 
 NEW = put("3", UNPROVEN)

@@ -88,7 +88,7 @@ def read_device_key(folder: Path | None = None) -> DeviceKey | None:
         folder: folder of keys; by default `find_keys_folder()`.
 
     Raises:
-        EncryptionError: its file is damaged, or of another user.
+        EncryptionError: its file is damaged.
         UnavailableError: it cannot be read now.
     """
     path = (folder or find_keys_folder()) / DEVICE_KEY

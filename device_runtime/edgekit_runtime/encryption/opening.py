@@ -114,14 +114,14 @@ def find_content_key(path: Path, header: Header) -> tuple[ContentKey, bytes]:
 
 def _read_key_file(path: Path, header: Header, device: DeviceKey) -> tuple[str, bytes]:
     where = key_path(path)
-    try:
-        with where.open("rb") as file:
-            content = file.read(_MAX_KEY_FILE_BYTES)
-    except FileNotFoundError as cause:
+    if not where.exists():
         raise EncryptionError(
             f"{path}: is not encrypted for this device, whose key is {device.key_id[:16]}, and has no"
             f" {where.name} beside it"
-        ) from cause
+        )
+    try:
+        with open_file(where) as file:
+            content = file.read(_MAX_KEY_FILE_BYTES)
     except OSError as cause:
         check_lack(cause, f"cannot read {where}")
         raise EncryptionError(f"cannot read {where}: {cause.strerror}") from cause

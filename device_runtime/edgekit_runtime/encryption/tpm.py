@@ -7,24 +7,24 @@ Source: TPM 2.0 Library, part 3, TPM2_CreatePrimary and TPM2_ECDH_ZGen; tpm2_cre
 """
 
 import base64
-import contextlib
 import os
 import re
 import struct
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from edgekit_runtime.encryption.container import EncryptionError
 from edgekit_runtime.encryption.key_wrapping import Exchange
 from edgekit_runtime.errors import UnavailableError
+from edgekit_runtime.system.memory_folder import open_memory_folder
 
 _DEVICE: Final = Path("/dev/tpmrm0")
 _ADDRESS: Final = "TPM2TOOLS_TCTI"  # variable of tpm2-tools, such as for a TPM in software
 _PROGRAMS: Final = ("tpm2_createprimary", "tpm2_ecdhzgen", "tpm2_flushcontext")
 _ATTRIBUTES: Final = "fixedtpm|fixedparent|sensitivedataorigin|userwithauth|noda|decrypt"
-_MEMORY: Final = Path("/dev/shm")  # noqa: S108  # a file system in memory
+_PREFIX: Final = "edgekit-tpm-"
 _TIMEOUT_S: Final = 60.0
 _BUFFER_BYTES: Final = 128  # of a coordinate in tpm2-tss
 _COORDINATE = re.compile(r"^([xy]): ([0-9a-f]{64})\s*$", re.MULTILINE)
@@ -40,7 +40,7 @@ def is_available() -> bool:
 
 def create() -> tuple[Mapping[str, Any], bytes]:
     unique = os.urandom(32)
-    with _work_folder() as folder:
+    with open_memory_folder(_PREFIX) as folder:
         point = _load_key(folder, unique)
         _flush()
     return {"unique": base64.b64encode(unique).decode()}, point
@@ -52,7 +52,7 @@ def open_exchange(stored: Mapping[str, Any]) -> Exchange:
 
     def exchange(point: bytes) -> bytes:
         body = b"".join(struct.pack(">H", 32) + point[begin : begin + 32] for begin in (1, 33))
-        with _work_folder() as folder:
+        with open_memory_folder(_PREFIX) as folder:
             _load_key(folder, unique)
             try:
                 (folder / "point").write_bytes(struct.pack(">H", len(body)) + body)
@@ -64,17 +64,6 @@ def open_exchange(stored: Mapping[str, Any]) -> Exchange:
         return product[4 : 4 + size_bytes].rjust(32, b"\0")
 
     return exchange
-
-
-@contextlib.contextmanager
-def _work_folder() -> Iterator[Path]:
-    """Yield a folder in memory: the product of an exchange opens a package."""
-    import tempfile
-
-    if not os.access(_MEMORY, os.W_OK):
-        raise UnavailableError(f"the TPM's programs need {_MEMORY}, which is missing or cannot be written")
-    with tempfile.TemporaryDirectory(prefix="edgekit-tpm-", dir=_MEMORY) as name:
-        yield Path(name)
 
 
 def _load_key(folder: Path, unique: bytes) -> bytes:

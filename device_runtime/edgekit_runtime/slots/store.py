@@ -324,7 +324,7 @@ class Slots:
 
             def change(state: ModelState) -> ModelState:
                 if factory:
-                    return transitions.add_factory(state, new)
+                    return transitions.add_factory(state, new, allowed)
                 return transitions.add(state, new, allowed)
 
             model = package.manifest.name

@@ -150,13 +150,15 @@ def pin(state: ModelState, pinned: bool) -> ModelState:
     return replace(state, pinned=state.current.version if pinned else None)
 
 
-def add_factory(state: ModelState, new: Installed) -> ModelState:
+def add_factory(state: ModelState, new: Installed, allowed: Permissions) -> ModelState:
     """Return the state with `new` as the factory package.
 
     Raises:
-        SlotError: there is another factory package, or this version with other content, or it was rejected.
+        SlotError: there is another factory package, or this version with other content, or it was rejected,
+            or it alone is not encrypted.
     """
     _check_content(state, new)
+    _check_encrypted(state, new, allowed)
     if any(item.sha256 == new.sha256 for item in state.rejected):
         raise SlotError(
             f"{state.model} {new.version}: was rejected here, so it cannot be the factory package"
@@ -214,11 +216,17 @@ def _check_allowed(state: ModelState, new: Installed, allowed: Permissions) -> N
     for item in state.rejected:
         if item.sha256 == new.sha256 and not allowed.retry:
             raise SlotError(f"{where}: was rejected here: {item.reason}; --retry installs it again")
-    if not (new.encrypted or allowed.plain) and any(item.encrypted for item in state.installed):
-        raise SlotError(f"{where}: is not encrypted, and an installed version is; see --allow-plain")
+    _check_encrypted(state, new, allowed)
     current = state.current
     if current is not None and is_older(new.version, current.version) and not allowed.downgrade:
         raise SlotError(f"{where}: is older than {current.version}, which is active; see --allow-downgrade")
+
+
+def _check_encrypted(state: ModelState, new: Installed, allowed: Permissions) -> None:
+    if not (new.encrypted or allowed.plain) and any(item.encrypted for item in state.installed):
+        raise SlotError(
+            f"{state.model} {new.version}: is not encrypted, and an installed version is; see --allow-plain"
+        )
 
 
 def _change(

@@ -94,7 +94,7 @@ def make_release(
 
     Raises:
         FleetError: two packages of one model for one target, or the name is taken; or a plain package would
-            follow an encrypted one.
+            follow an encrypted one; or one to encrypt was released plain.
         PackageError: a package is malformed, or its name is released with other content.
         SignatureError: a package is not signed by a trusted key.
         OutputError: the repository or the store cannot be written.
@@ -107,7 +107,9 @@ def make_release(
     with store.snapshot() as session:
         if name and session.get(ReleaseRow, name) is not None:
             raise FleetError(f"release '{name}' exists; choose another name")
-        if not is_encrypted and not allow_plain:
+        if is_encrypted:
+            _check_never_plain(session, manifests)
+        elif not allow_plain:
             _check_plain(session, manifests)
         packages = [
             NewPackage(
@@ -177,6 +179,23 @@ def _check_plain(session: Session, manifests: Sequence[tuple[Path, Manifest]]) -
         raise FleetError(
             f"{model} was released encrypted in '{release}', and anybody could read this one; release it with"
             " --encrypt, or with --allow-plain"
+        )
+
+
+def _check_never_plain(session: Session, manifests: Sequence[tuple[Path, Manifest]]) -> None:
+    """Refuse to encrypt packages that were released plain: mirrors have them, and devices keep them so.
+
+    Raises:
+        FleetError: there is one.
+    """
+    digests = [manifest.sha256 for _, manifest in manifests]
+    plain = select(ReleasePackageRow).where(
+        ReleasePackageRow.manifest_sha256.in_(digests), ReleasePackageRow.key_id == ""
+    )
+    if row := session.scalars(plain.limit(1)).first():
+        raise FleetError(
+            f"{row.model} {row.version} was released plain in '{row.release}': mirrors and devices have it;"
+            " encrypt a new version"
         )
 
 

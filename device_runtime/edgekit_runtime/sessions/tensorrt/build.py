@@ -4,22 +4,21 @@ import contextlib
 import json
 import os
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from edgekit_runtime.errors import BackendError
+from edgekit_runtime.errors import BackendError, UnavailableError
 from edgekit_runtime.records import dataclass
 from edgekit_runtime.sessions.tensorrt.cache import StoppedError
 from edgekit_runtime.sessions.tensorrt.options import TensorRtOptions
 from edgekit_runtime.system.child_process import ChildProcess
 from edgekit_runtime.system.engines import find_engine
+from edgekit_runtime.system.memory_folder import MEMORY, open_memory_folder
 
 _POLL_S: Final = 0.2
-_MEMORY: Final = Path("/dev/shm")  # noqa: S108  # a file system in memory
 _PREFIX: Final = "edgekit-tensorrt-"
 
 
@@ -61,7 +60,7 @@ def build_engines(
         StoppedError: `stop` was set.
         BackendError: the process died or took too long; a refusal is no error, but is in `refused`.
     """
-    with _memory_folder() as folder:
+    with _work_folder() as folder:
         (folder / "model.onnx").write_bytes(model)
         for index, timing in enumerate(timings):
             (folder / f"timing-{index}.cache").write_bytes(timing)
@@ -77,7 +76,7 @@ def build_engines(
 
 
 @contextlib.contextmanager
-def _memory_folder() -> Iterator[Path]:
+def _work_folder() -> Iterator[Path]:
     """Yield an empty folder in memory: the model of an encrypted package must touch no disk.
 
     Folders of processes that were killed are removed first.
@@ -85,13 +84,14 @@ def _memory_folder() -> Iterator[Path]:
     Raises:
         BackendError: this machine has no such folder.
     """
-    if not os.access(_MEMORY, os.W_OK):
-        raise BackendError(f"engines are built in {_MEMORY}, which is missing or cannot be written here")
-    for path in _MEMORY.glob(f"{_PREFIX}*"):
+    for path in MEMORY.glob(f"{_PREFIX}*"):
         if not Path("/proc", path.name.split("-")[2]).exists():
             shutil.rmtree(path, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-", dir=_MEMORY) as name:
-        yield Path(name)
+    try:
+        with open_memory_folder(f"{_PREFIX}{os.getpid()}-") as folder:
+            yield folder
+    except UnavailableError as cause:
+        raise BackendError(f"engines cannot be built: {cause}") from cause
 
 
 def _run_child(folder: Path, stop: threading.Event) -> None:
