@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.options.config import SampleOptions
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.samples.sampler import Writer
-from edgekit_runtime.service.samples.served_request import write_wav
+from edgekit_runtime.service.samples.served_request import ServedRequest, write_wav
 
 KEY = ec.generate_private_key(ec.SECP256R1())
 POINT = encode_point(KEY.public_key())
@@ -279,6 +280,29 @@ def test_a_model_of_a_process_of_its_own_keeps_its_samples_itself(
         assert reply.status == 200
         assert [sample.header.id for sample in site.open_samples(1)] == [reply.json["sample"]]
         wait_for(lambda: site.state("o-linear")["triggers"] == {"kept": 1}, "the count")
+
+
+@pytest.mark.parametrize("kind", ["trial", "server"])
+def test_another_version_or_the_model_here_has_a_say(kind: str) -> None:
+    spec = SimpleNamespace(name="y", dtype="float32", shape=("N", 2))
+    manifest = SimpleNamespace(states=(), outputs=(spec,), figures={"class_output": "y"})
+    other = SimpleNamespace(run=lambda inputs: {"y": np.array([[inputs["x"], 0.5]], np.float32)})
+    session = SimpleNamespace(local=other) if kind == "server" else SimpleNamespace()
+    served: Any = SimpleNamespace(
+        loaded=SimpleNamespace(manifest=manifest, answerer=None, instances=(session,)), trial=None
+    )
+    if kind == "trial":
+        candidate = SimpleNamespace(loaded=SimpleNamespace(instances=(other,), answerer=None))
+        served.trial = SimpleNamespace(current=served, candidate=candidate)
+    outputs: Any = {"y": np.array([[0.9, 0.1]], np.float32)}
+
+    def ask(x: float) -> float | None:
+        inputs: Any = {"x": x}
+        return ServedRequest(served=served, inputs=inputs, outputs=outputs).observe().find_agreement()
+
+    assert (ask(0.8), ask(0.2)) == (1.0, 0.0)
+    served.trial, session.local = None, None
+    assert ask(0.2) is None
 
 
 def test_a_flood_of_samples_is_dropped_beyond_the_queue() -> None:

@@ -43,10 +43,10 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if arguments.delete:
         for sample in samples:
             folder.remove(sample)
-        return Outcome({"deleted": described}, [f"deleted {len(samples)} samples"])
+        return Outcome({"deleted": described}, [f"deleted: {len(samples)}"])
     stated = _ask_service(arguments.socket)
     total_bytes = sum(sample.size_bytes for sample in samples)
-    lines = [f"{len(samples)} samples wait, {total_bytes} bytes{_explain(stated)}"]
+    lines = [f"waiting: {len(samples)}, {total_bytes} bytes{_explain(stated)}"]
     lines += [f"  {order}: {_count(entry)}" for order, entry in stated.get("orders", {}).items()]
     lines += [
         f"  {sample['id']}  {sample['stored_at']}  {sample['model']}  {sample['kind']}"

@@ -87,18 +87,8 @@ class ModelSampler:
     """Samples of one model, on the thread of the loop but for what `Writer` does."""
 
     __slots__ = (
-        *(
-            "_clock",
-            "_dropped",
-            "_folder",
-            "_largest_bytes",
-            "_loop",
-            "_max_bytes",
-            "_model",
-            "_options",
-            "_orders",
-        ),
-        *("_problems", "_recent", "_recent_bytes", "_sizes", "_writer", "draws"),
+        *("_clock", "_dropped", "_folder", "_largest_bytes", "_loop", "_max_bytes", "_model", "_options"),
+        *("_orders", "_problems", "_recent", "_recent_bytes", "_sizes", "_writer", "draws"),
     )
 
     def __init__(
