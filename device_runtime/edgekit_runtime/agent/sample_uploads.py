@@ -43,14 +43,7 @@ class SampleUploads:
     def may_send(
         self, now_s: float, held: Sequence[str], conditions: DeviceConditions, stated: Mapping[str, Any]
     ) -> bool:
-        """Return whether there is something to send now.
-
-        Args:
-            now_s: the time.
-            held: see `list_held`.
-            conditions: battery and budget.
-            stated: by the service now; without its word that the owner allows samples, none is sent.
-        """
+        """Return whether there is something to send now, and the service says that the owner allows it."""
         return (
             stated.get("allowed") is True
             and self.look(now_s)
@@ -61,7 +54,7 @@ class SampleUploads:
         )
 
     def note_end(self, result: StepResult, now_s: float) -> None:
-        """Look at the folder again after an upload, and wait longer after each that failed."""
+        """Wait longer after each upload that failed."""
         self._listed_s = float("-inf")
         self._failures = self._failures + 1 if result.outcome == "retry" else 0
         pause_s = min(_MAX_AGAIN_S, _AGAIN_S * 2.0 ** min(self._failures - 1, 10)) if self._failures else 0.0

@@ -90,17 +90,12 @@ class Line:
 
     @property
     def share(self) -> tuple[str, str]:
-        """Order and kind, which samples of it bear in the folder."""
         return self.order.id, self.trigger.kind
 
     @property
     def max_bytes(self) -> int:
         """Its share of the disk: no sample of another trigger takes it."""
         return self.order.max_bytes // len(self.order.triggers)
-
-    def grow(self, now_s: float) -> None:
-        self.own.grow(now_s)
-        self.of_order.grow(now_s)
 
     def spend(self, samples: float) -> None:
         self.own.spend(samples)
@@ -111,11 +106,10 @@ class Line:
             self.looks, self.fits = self.looks / 2, self.fits / 2
         self.looks, self.fits = self.looks + 1, self.fits + is_fit
 
-    def choose_probability(self, requests_per_s: float) -> float:
-        """Return the probability of the next request.
-
-        While nothing is known, all requests are taken to fit: the first samples may come late, not too many.
-        """
+    def choose_probability(self, requests_per_s: float, now_s: float) -> float:
+        """Return the probability of the next request; while nothing is known, all are taken to fit."""
+        self.own.grow(now_s)
+        self.of_order.grow(now_s)
         if self.trigger.kind == KEPT or not self.has_room:
             return 0.0
         fitting_per_s = requests_per_s * (self.fits + 1) / (self.looks + 1)
@@ -141,24 +135,22 @@ class Draw:
 
     def select(self, fits: Sequence[bool]) -> "list[Selection]":
         """Return the samples that the request becomes, one for each order that drew it and fits it."""
-        selections: dict[str, Selection] = {}
-        for line, is_hit, is_fit in zip(self.lines, self.hits, fits, strict=True):
-            if is_hit and is_fit:
-                selection = selections.get(line.order.id)
-                lines = (line,) if selection is None else (*selection.lines, line)
-                rest = math.prod(
-                    1 - probability
-                    for other, probability, is_other in zip(self.lines, self.probabilities, fits, strict=True)
-                    if is_other and other.order.id == line.order.id
-                )
-                selections[line.order.id] = Selection(lines, 1 - rest)
-        return list(selections.values())
+        drawn: dict[str, list[Line]] = {}
+        rests: dict[str, float] = {}
+        for line, probability, is_hit, is_fit in zip(
+            self.lines, self.probabilities, self.hits, fits, strict=True
+        ):
+            if is_fit:
+                rests[line.order.id] = rests.get(line.order.id, 1.0) * (1 - probability)
+                if is_hit:
+                    drawn.setdefault(line.order.id, []).append(line)
+        return [Selection(tuple(lines), 1 - rests[order]) for order, lines in drawn.items()]
 
     def settle(self, fits: Sequence[bool]) -> None:
         """Learn how many requests fit, and give back the credit of lines that do not fit this one."""
         orders = set()
         for line, is_hit, is_fit in zip(self.lines, self.hits, fits, strict=True):
-            if not self.is_pulled and line.trigger.kind != KEPT:
+            if not self.is_pulled:
                 line.note_look(is_fit=is_fit)
             if is_hit and not is_fit:
                 line.spend(-1)
@@ -170,12 +162,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A sample to store.
-
-    Attributes:
-        lines: the triggers of one order that drew it; the first one's share of the disk holds it.
-        probability: of this request to be drawn by that order.
-    """
+    """A sample for one order, drawn by `lines`; the share of the first holds it."""
 
     lines: tuple[Line, ...]
     probability: float
@@ -222,8 +209,7 @@ class Draws:
         self._looked_s = now_s
         per_s = (self._requests + 1) / max(self._seconds, 1e-3)
         for line in self.lines:
-            line.grow(now_s)
-            line.probability = line.choose_probability(per_s)
+            line.probability = line.choose_probability(per_s, now_s)
         log_none = self._sum_logs(per_s, 0)
         self.left = _NEVER
         if log_none < 0:
@@ -258,7 +244,7 @@ def pull_kept(lines: Sequence[Line], now_s: float) -> Draw | None:
     """Return the draw of a request that an application keeps; None if no order has credit and room."""
     hits = []
     for line in lines:
-        line.grow(now_s)
+        line.own.grow(now_s)
         hits.append(line.trigger.kind == KEPT and line.has_room and line.own.has_one)
         if hits[-1]:
             line.spend(1)

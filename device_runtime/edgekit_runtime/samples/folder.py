@@ -26,11 +26,7 @@ _OWED: Final = ("kept", "random")  # kinds that go last
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSample:
-    """A sample that waits.
-
-    Attributes:
-        stored_at: seconds since 1970.
-    """
+    """A sample that waits, since `stored_at` (seconds since 1970)."""
 
     path: Path
     id: str
@@ -42,7 +38,6 @@ class StoredSample:
 
     @property
     def share(self) -> tuple[str, str]:
-        """Order and kind: what its share of the disk is named by."""
         return self.order, self.kind
 
 
@@ -84,13 +79,7 @@ class SampleFolder:
                     )
 
     def write(self, model: str, share: tuple[str, str], sample_id: str, sealed: bytes) -> None:
-        """Store a sample; it survives a power cut.
-
-        Args:
-            model: its name, as manifests may state it.
-            share: order and kind.
-            sample_id: its identifier.
-            sealed: the file.
+        """Store a sample of order and kind `share`; it survives a power cut.
 
         Raises:
             OutputError: the disk is full.
@@ -101,11 +90,7 @@ class SampleFolder:
             file.write(sealed)
 
     def remove(self, sample: StoredSample) -> None:
-        """Delete a sample.
-
-        Raises:
-            OutputError: it cannot be deleted.
-        """
+        """Delete a sample; raises OutputError."""
         try:
             self._disk.remove(sample.path)
         except OSError as cause:
@@ -121,9 +106,9 @@ class SampleFolder:
         of those go first that a look at the request chose, then random ones and those of applications.
 
         Args:
-            oldest_at: time of the oldest that may stay, in seconds since 1970.
+            oldest_at: in seconds since 1970.
             max_bytes: limit of all.
-            shares: order and kind -> its limit; others have none of their own.
+            shares: order and kind -> its limit.
         """
         samples = self.list_samples()
         waiting, sizes, total_bytes = [], dict(shares), 0

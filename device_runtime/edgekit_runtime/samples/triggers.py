@@ -24,13 +24,10 @@ _MIN_OUTSIDE: Final = 0.01  # share of the values of a tensor
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Observation:
-    """A request with its answer.
+    """A request with its answer, which is empty without a task.
 
     Attributes:
-        manifest: of the package that answered.
-        answer: answer of the task; empty without one.
-        find_agreement: returns how far another version, or the model here where a server answered, answers
-            alike, 0..1; None if there is none.
+        find_agreement: returns how far another version answers alike, 0..1; None if there is none.
     """
 
     manifest: Manifest

@@ -48,14 +48,9 @@ def send_samples(
     stop: threading.Event,
     most_bytes: int | None = None,
 ) -> int:
-    """Send samples one after the other, and return how many the manager has taken.
+    """Send samples one after the other; return how many the manager has taken.
 
-    Args:
-        samples: those that may be sent now.
-        folder: where they are deleted.
-        ask: sends a request.
-        stop: set to stop after the part under way.
-        most_bytes: limit of the bytes to send, or None.
+    It stops after the part under way if `stop` is set, and before one that exceeds `most_bytes`.
 
     Raises:
         TransportError: there is no connection, or the manager takes none now.
@@ -108,15 +103,7 @@ class SampleLink:
         count: Callable[[int], None],
         stop: threading.Event,
     ) -> None:
-        """Connect with the first request.
-
-        Args:
-            web: `https://HOST:PORT`.
-            context: with the device's certificate.
-            limits: cap and timeouts.
-            count: called with the bytes of bodies as they are sent.
-            stop: ends the waits of the cap.
-        """
+        """Connect with the first request; `count` gets the bytes of bodies as they are sent."""
         address = urlsplit(web)
         self._host_and_port = address.hostname or "", address.port or 443
         self._context, self._limits, self._count, self._stop = context, limits, count, stop
@@ -124,11 +111,6 @@ class SampleLink:
         self._connection: http.client.HTTPSConnection | None = None
 
     def ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> UploadReply:
-        """Send a request, see `Ask`.
-
-        Raises:
-            TransportError: there is no answer.
-        """
         try:
             connection = self._connection or self._connect()
             stated = {**headers, "Content-Length": str(len(body)), "User-Agent": "edgekit"}
@@ -144,7 +126,6 @@ class SampleLink:
         return UploadReply(response.status, int(offset) if is_number else None)
 
     def close(self) -> None:
-        """Close the connection; a further request opens another."""
         if self._connection is not None:
             self._connection.close()
         self._connection = None

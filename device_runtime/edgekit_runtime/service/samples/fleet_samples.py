@@ -76,12 +76,11 @@ class FleetSamples:
             self._writer.put(0, lambda: self._scan(shares))
 
     def keep(self, model: str, request_id: str | None) -> str:
-        """Store a recent request for the application, see `ModelSampler.keep`."""
+        """See `ModelSampler.keep`."""
         self._models.find(model, None)
         return self._samplers.get(model, self._make(model)).keep(request_id)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return what came of the orders, with whether the device's owner allows samples."""
         stated: dict[str, JsonValue] = {}
         for served in reversed(self._models.served()):  # the default version of each model comes last
             samples = served.to_json().get("samples")
@@ -89,11 +88,10 @@ class FleetSamples:
         return {"allowed": self._options.allow, "orders": stated}
 
     def close(self) -> bool:
-        """Store what is queued; return whether that has ended in time."""
+        """See `Writer.close`."""
         return self._writer.close()
 
     def _set_orders(self, models: Set[str]) -> None:
-        """Let orders of models that are served in this process begin and end."""
         now = time.time()
         active: dict[str, list[SampleOrder]] = {}
         for order in self._orders if self._options.allow else ():
@@ -107,7 +105,7 @@ class FleetSamples:
                 del self._samplers[model]
 
     def _scan(self, shares: Mapping[tuple[str, str], int]) -> None:
-        """Delete samples beyond the limits, or all that are forbidden, and count those that wait."""
+        """Delete samples beyond the limits, or all, and count the rest."""
         if not self._options.allow:
             if count := self._folder.clear():
                 _logger.warning("samples are forbidden here: %d that waited are deleted", count)

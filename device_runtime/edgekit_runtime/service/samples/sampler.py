@@ -13,15 +13,13 @@ import time
 from asyncio import AbstractEventLoop
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import field
 from typing import Any, Final
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import DataError, EdgekitError, RequestError
 from edgekit_runtime.preprocessing.media import MediaType
-from edgekit_runtime.protocol.samples import MAX_SEALED_BYTES, SampleOrder
-from edgekit_runtime.records import dataclass
-from edgekit_runtime.samples.draws import KEPT, Draw, Draws, Line, pull_kept
+from edgekit_runtime.protocol.samples import MAX_SEALED_BYTES, TRIGGERS, SampleOrder
+from edgekit_runtime.samples.draws import KEPT, Draw, Draws, Line, Selection, pull_kept
 from edgekit_runtime.samples.folder import SampleFolder
 from edgekit_runtime.samples.triggers import JUDGES, Observation
 from edgekit_runtime.service.options.config import SampleOptions
@@ -48,7 +46,7 @@ class Writer:
         self._thread: threading.Thread | None = None
 
     def put(self, size_bytes: int, job: Callable[[], None]) -> bool:
-        """Have a job done that holds so many bytes; return False if there is too much to do."""
+        """Have a job done that holds so many bytes; return False if it is dropped."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="edgekit-samples", daemon=True)
             self._thread.start()
@@ -127,7 +125,7 @@ class ModelSampler:
         elif self._recent is None:
             self._recent, self._recent_bytes = deque(), 0
         for line in lines:
-            if line.trigger.kind not in (*JUDGES, KEPT):
+            if line.trigger.kind not in TRIGGERS:
                 line.has_room = False
                 self._problems[line.share] = f"this edgekit knows no trigger {line.trigger.kind[:40]!r}"
 
@@ -141,16 +139,7 @@ class ModelSampler:
         file: "tuple[bytes | memoryview, MediaType | None, Any] | None" = None,
         answer: Mapping[str, JsonValue] | None = None,
     ) -> None:
-        """Take a request before its answer is sent, while its inputs are valid.
-
-        Args:
-            served: version that answered.
-            inputs: of the model.
-            outputs: of the model.
-            request_id: identifier that the client gave it.
-            file: bytes, media type and placement of a photograph or sound; None for tensors.
-            answer: of the task, or None.
-        """
+        """Take a request, see `served_version.Sampler`."""
         draws = self.draws
         draws.left -= 1
         if draws.left > 0 and self._recent is None:
@@ -181,7 +170,7 @@ class ModelSampler:
         """Store a recent request for the application, the last one by default; return the sample's id.
 
         Raises:
-            RequestError: no order lets applications keep requests, or none now, or the request is forgotten.
+            RequestError: no order asks for that, or none now, or the request is forgotten.
         """
         if self._recent is None:
             raise RequestError(409, f"the fleet asks for no samples of {self._model} that applications keep")
@@ -198,11 +187,10 @@ class ModelSampler:
         return sample_id
 
     def refresh(self) -> None:
-        """Fix the probabilities of the next requests."""
         self.draws.refresh(self._clock())
 
     def note_sizes(self, sizes: Mapping[tuple[str, str], int]) -> None:
-        """Take the bytes of all samples that wait, by order and kind."""
+        """Take the bytes of what waits, by order and kind."""
         self._sizes = sizes
         self._note_room()
 
@@ -229,7 +217,7 @@ class ModelSampler:
             self._recent_bytes -= self._recent.popleft().size_bytes
 
     def _put(self, request: ServedRequest, draw: Draw) -> str | None:
-        """Have a request looked at and stored; return the sample's identifier, or None if it is dropped."""
+        """Have a request looked at and stored; return the sample's id, or None if it is dropped."""
         sample_id = os.urandom(16).hex()
         if self._writer.put(request.size_bytes, lambda: self._store(request, draw, sample_id)):
             return sample_id
@@ -237,7 +225,6 @@ class ModelSampler:
         return None
 
     def _drop(self, draw: Draw) -> None:
-        """Count samples that are not stored, as orders state them; nothing is learned of the request."""
         for line, is_hit in zip(draw.lines, draw.hits, strict=True):
             if is_hit:
                 self._dropped[line.order.id] += 1
@@ -246,47 +233,46 @@ class ModelSampler:
     # On the thread of the writer
 
     def _store(self, request: ServedRequest, draw: Draw, first_id: str) -> None:
-        """Look at a request, and store it for the orders that drew it."""
-        result = _Result(draw, tuple(draw.hits))
+        fits, problems = draw.hits, dict[tuple[str, str], str]()
         if not draw.is_pulled:
             observation = request.observe()
-            fits = [self._judge(observation, line, result) for line in draw.lines]
-            result.fits = tuple(fits)
-        for number, selection in enumerate(draw.select(result.fits)):
-            line = selection.lines[0]
+            looks = [_judge(observation, line) for line in draw.lines]
+            fits = tuple(map(bool, looks))
+            problems = {
+                line.share: "" if look is not None else f"{line.trigger.kind}: nobody can tell, or not now"
+                for line, look in zip(draw.lines, looks, strict=True)
+                if line.trigger.kind in JUDGES
+            }
+        stored: list[Line] = []
+        for number, selection in enumerate(draw.select(fits)):
             sample_id = f"{number:x}{first_id[1:]}" if number else first_id
             try:
-                sealed = request.seal(selection, sample_id)
-                result.largest_bytes = max(result.largest_bytes, len(sealed))
-                size_bytes = self._sizes.get(line.share, 0) + len(sealed)
-                if len(sealed) > MAX_SEALED_BYTES or size_bytes > line.max_bytes:
-                    raise DataError("it is too large, or its share of the disk is full")
-                self._folder.write(self._model, line.share, sample_id, sealed)
-                self._sizes = {**self._sizes, line.share: size_bytes}
-                result.stored.append(line)
+                self._write(selection, sample_id, request.seal(selection, sample_id))
             except (EdgekitError, ValueError) as error:
-                result.dropped.append(line.order.id)
+                self._dropped[selection.lines[0].order.id] += 1
                 _logger.warning("a sample of %s is not stored: %s", self._model, error)
+            else:
+                stored.append(selection.lines[0])
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._settle, result)
+            self._loop.call_soon_threadsafe(self._settle, draw, fits, stored, problems)
 
-    def _judge(self, observation: Observation, line: Line, result: "_Result") -> bool:
-        judge = JUDGES.get(line.trigger.kind)
-        if judge is None:
-            return False
-        is_fit = judge(observation, line.trigger)
-        problem = f"{line.trigger.kind}: this package does not let anybody tell, or not now"
-        result.problems[line.share] = problem if is_fit is None else ""
-        return bool(is_fit)
+    def _write(self, selection: Selection, sample_id: str, sealed: bytes) -> None:
+        line = selection.lines[0]
+        self._largest_bytes = max(self._largest_bytes, len(sealed))
+        size_bytes = self._sizes.get(line.share, 0) + len(sealed)
+        if len(sealed) > MAX_SEALED_BYTES or size_bytes > line.max_bytes:
+            raise DataError("it is too large, or its share of the disk is full")
+        self._folder.write(self._model, line.share, sample_id, sealed)
+        self._sizes = {**self._sizes, line.share: size_bytes}
 
     # On the thread of the loop again
 
-    def _settle(self, result: "_Result") -> None:
-        result.draw.settle(result.fits)
-        self._dropped.update(result.dropped)
-        self._largest_bytes = max(self._largest_bytes, result.largest_bytes)
-        self._problems |= result.problems
-        for line in result.stored:
+    def _settle(
+        self, draw: Draw, fits: tuple[bool, ...], stored: list[Line], problems: Mapping[tuple[str, str], str]
+    ) -> None:
+        draw.settle(fits)
+        self._problems |= problems
+        for line in stored:
             line.stored += 1
         self._note_room()
 
@@ -295,27 +281,14 @@ class ModelSampler:
         sizes, spare_bytes = self._sizes, 2 * self._largest_bytes
         has_room = sum(sizes.values()) + spare_bytes <= self._options.max_bytes
         for line in self.draws.lines:
-            is_known = line.trigger.kind in (*JUDGES, KEPT)
             size_bytes = sizes.get(line.share, 0) + spare_bytes
+            is_known = line.trigger.kind in TRIGGERS
             line.has_room = is_known and has_room and size_bytes <= line.max_bytes
 
 
-@dataclass(slots=True, eq=False)
-class _Result:
-    """What came of a request that was drawn.
-
-    Attributes:
-        stored: lines whose samples are stored.
-        dropped: orders whose samples are not.
-        problems: order and kind -> why nobody can tell whether it fits, or empty.
-    """
-
-    draw: Draw
-    fits: tuple[bool, ...]
-    stored: list[Line] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)
-    largest_bytes: int = 0
-    problems: dict[tuple[str, str], str] = field(default_factory=dict)
+def _judge(observation: Observation, line: Line) -> bool | None:
+    judge = JUDGES.get(line.trigger.kind)
+    return None if judge is None else judge(observation, line.trigger)
 
 
 def copy_borrowed(arrays: Mapping[str, Array], own: str | None) -> Mapping[str, Array]:

@@ -46,13 +46,9 @@ class ServedRequest:
     """A request with its outputs.
 
     Attributes:
-        served: version that answered.
-        inputs: what the model got.
-        data: the file as it came, or None for tensors.
-        media_type: of `data`; None where the client stated none.
+        data: the file as it came, or None for tensors; `media_type` is None where the client stated none.
         answer: of the task; None while it is not decoded.
         id: identifier that the client gave it, or None.
-        taken_at: seconds since 1970.
     """
 
     served: Served
@@ -72,7 +68,6 @@ class ServedRequest:
         return sum(array.nbytes for array in self.inputs.values())
 
     def observe(self) -> Observation:
-        """Return what triggers look at; the answer is decoded by now."""
         if self.answer is None:
             self.answer = self._decode(self.served.loaded.answerer, self.outputs)
         return Observation(
@@ -84,11 +79,7 @@ class ServedRequest:
         )
 
     def seal(self, selection: Selection, sample_id: str) -> bytes:
-        """Return the file of the sample for one order; only the fleet opens it.
-
-        Raises:
-            EdgekitError: the key of the order is none.
-        """
+        """Return the file of the sample for one order; raises EdgekitError or ValueError for a wrong key."""
         from edgekit_runtime.encryption.key_wrapping import seal  # cryptography: where a sample is stored
 
         order, manifest = selection.lines[0].order, self.served.loaded.manifest
@@ -153,7 +144,7 @@ class ServedRequest:
             return {}
 
     def _find_agreement(self) -> float | None:
-        """Return how far the version on trial, or the model here where a server answered, agrees."""
+        """Ask the version on trial, or the model here where a server may have answered."""
         loaded, trial = self.served.loaded, self.served.trial
         manifest, answerer = loaded.manifest, loaded.answerer
         other: Session | None = None
@@ -178,7 +169,7 @@ class ServedRequest:
 
 
 def write_wav(samples: bytes, parameters: Mapping[str, str]) -> bytes:
-    """Return raw sound as a WAV file; `parameters` are those of its media type."""
+    """Return sound of the type `audio/x-raw` with these parameters as a WAV file."""
     tag, width = _WAV_TAGS[parameters.get("format", "S16LE")]
     rate, channels = int(parameters["rate"]), int(parameters.get("channels", "1"))
     frame = channels * width
