@@ -12,7 +12,8 @@ from edgekit_fleet.store.tables import LoginRow
 ACTIONS = (
     *("/audit/verify", "/devices/d-0001/revoke", "/devices/d-0001/tags", "/queries", "/queries/remove"),
     *("/releases/r/withdraw", "/rollouts", "/rollouts/r/order", "/settings/codes", "/settings/tokens"),
-    *("/settings/users", "/settings/windows"),
+    *("/settings/users", "/settings/windows", "/devices/d-0001/settings", "/devices/d-0001/logs"),
+    *("/samples/delete", "/samples/setting", "/samples/orders/s/stop", "/samples/s/delete"),
 )
 
 
