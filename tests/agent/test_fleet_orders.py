@@ -21,7 +21,7 @@ from edgekit_runtime.agent.fleet_orders import (
 )
 from edgekit_runtime.protocol.device_settings import SETTINGS, find_fault
 from edgekit_runtime.system.atomic_files import DISK
-from edgekit_runtime.system.recent_log import RecentLines, keep_lines, mask_secrets, read_journal
+from edgekit_runtime.system.recent_log import RecentLines, keep_lines, mask_secrets, read_journal, read_recent
 
 LOGGER = logging.getLogger("edgekit_runtime")
 
@@ -104,6 +104,9 @@ def test_owner_who_takes_no_settings_gets_none(tmp_path: Path) -> None:
         "{'client_secret': 'hunter2-secret'}",
         "token ekt_hunter2-secret was refused",
         "whsec_hunter2-secret",
+        "GET https://mirror/a?X-Amz-Signature=hunter2&x=1",
+        "GET https://mirror/a?sv=1&sig=hunter2%2Bsecret",
+        "Cookie: session=hunter2",
         f"code fleet:8443/{'a' * 64}/hunter2-secretsecret",
         "key Hunter2secretHunter2secretHunter2secretHunter2==",
     ],
@@ -118,6 +121,19 @@ def test_private_key_is_masked_over_lines_and_plain_lines_stay() -> None:
     plain = ["digits 2.0.0: ready in 12 ms, sha256 " + "ab12" * 16, "2026-11-30 12:00:00 INFO stopped"]
     assert mask_secrets([*key, *plain]) == ["*** key ***"] * 3 + plain
     assert mask_secrets(["\x1b[2Jgone\u202e"]) == ["\ufffd[2Jgone\ufffd"]
+
+
+def test_masks_of_hostile_lines_end() -> None:
+    """A client's text may be in each line; these took over 20 minutes, and the agent with them."""
+    lines = [word * (500 // len(word)) for word in ("token", "password-", "-a", "cookie ", "secret=")]
+    masked = mask_secrets(lines * 400)
+    assert masked[:5] == [*lines[:4], "secret=***"]
+
+
+def test_text_of_others_adds_no_line_to_the_log() -> None:
+    keep_lines()
+    LOGGER.warning("model %s is unknown", "x\n2026-11-30 12:00:00 INFO trusted")
+    assert "\ufffd2026-11-30" in read_recent(1)[0]
 
 
 def answer(logs: DeviceLogs, request: LogRequest) -> LogAnswer:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from edgekit_runtime.system.shown_text import clean_line
+from edgekit_runtime.system.shown_text import LineFormatter, clean_line
 
 MAX_LINES: Final = 1000
 _MAX_CHARS: Final = 500
@@ -26,8 +26,9 @@ _MASKS: Final = (
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"), r"\1 ***"),
     (
         re.compile(
-            r"(?i)([A-Za-z0-9_-]*(?:password|passwd|passphrase|secret|token|api[_-]?key|authorization|credential)"
-            r"[A-Za-z0-9_-]*[\"']?\s*[:=]\s*)(?!bearer \*|basic \*)(\"[^\"]*\"?|'[^']*'?|[^\s,;&]+)"
+            r"(?i)((?:password|passwd|passphrase|secret|token|api[_-]?key|authorization|credential|cookie"
+            r"|signature|[?&]sig|private[_-]?key)[A-Za-z0-9_-]{0,40}[\"']?\s{0,4}[:=]\s{0,4})"
+            r"(?!bearer \*|basic \*)(\"[^\"]*\"?|'[^']*'?|[^\s,;&]+)"
         ),
         r"\1***",
     ),
@@ -44,7 +45,7 @@ class RecentLines(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.lines: deque[str] = deque(maxlen=MAX_LINES)
-        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        self.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a record; its traceback makes lines of its own."""

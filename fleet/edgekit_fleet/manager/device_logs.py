@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 from edgekit_fleet.store.tables import DeviceLogRow
 from edgekit_runtime.agent.documents import Logs
 from edgekit_runtime.agent.fleet_orders import unpack_lines
+from edgekit_runtime.system.shown_text import clean_line
 
 MAX_TEXT_BYTES: Final = 512 << 10
 """1,000 lines of 500 characters; a deflated text may say anything of its size."""
@@ -15,7 +16,7 @@ MAX_TEXT_BYTES: Final = 512 << 10
 
 def keep_logs(session: Session, logs: Logs, now: float) -> None:
     """Write the answer to the newest request of its device; any other answer changes nothing."""
-    refusal, text = logs.refusal[:200], ""
+    refusal, text = clean_line(logs.refusal, 200), ""
     try:
         text = unpack_lines(logs.text, MAX_TEXT_BYTES)
     except ValueError:
@@ -27,5 +28,5 @@ def keep_logs(session: Session, logs: Logs, now: float) -> None:
             DeviceLogRow.request == logs.request,
             DeviceLogRow.answered_at.is_(None),
         )
-        .values(answered_at=now, source=logs.source[:16], refusal=refusal, text=text)
+        .values(answered_at=now, source=clean_line(logs.source, 16), refusal=refusal, text=text)
     )
