@@ -38,10 +38,12 @@ class Login:
     Attributes:
         principal: the user.
         csrf_token: token that each form of the console carries.
+        signed_on_role: role of a user of a proxy; None for one with a password.
     """
 
     principal: Principal
     csrf_token: str
+    signed_on_role: str | None = None
 
     def accepts(self, csrf_token: str) -> bool:
         """Return whether a form came from a page of this login."""
@@ -120,11 +122,7 @@ class LoginDesk:
                 raise RequestError(401, _WRONG)
             row.password_digest = newer or row.password_digest
             failure_limit.forgive(session, limits)
-            session.execute(
-                delete(KnownAddressRow).where(
-                    (KnownAddressRow.seen_at < now - KNOWN_S) | (KnownAddressRow.address == browser)
-                )
-            )
+            session.execute(delete(KnownAddressRow).where(KnownAddressRow.address == browser))
             session.merge(KnownAddressRow(user=name, address=address, seen_at=now))
             return open_login(session, name, now)
 
@@ -164,6 +162,7 @@ def open_login(session: Session, user: str, now: float) -> str:
     secret = make_secret()
     session.flush()  # the user may be new, and must be there first
     session.add(KnownAddressRow(user=user, address=_browser_key(browser_of(secret)), seen_at=now))
+    session.execute(delete(KnownAddressRow).where(KnownAddressRow.seen_at < now - KNOWN_S))
     session.execute(delete(LoginRow).where((LoginRow.expires_at < now) | (LoginRow.seen_at < now - IDLE_S)))
     session.add(
         LoginRow(
@@ -187,7 +186,9 @@ def find_login(store: Store, secret: str, now: float, *, is_use: bool = True) ->
         row = session.get(LoginRow, digest(secret))
         if row is None or not now < min(row.expires_at, row.seen_at + IDLE_S):
             return None
-        login = Login(users.principal_of_user(session.get_one(UserRow, row.user)), csrf_of(secret))
+        user = session.get_one(UserRow, row.user)
+        signed_on_role = None if user.password_digest else user.role
+        login = Login(users.principal_of_user(user), csrf_of(secret), signed_on_role)
     if is_use and now - row.seen_at >= _NOTE_S:
         with store.transaction() as session:
             session.execute(

@@ -9,7 +9,8 @@ their secret if there is one, and each at most once; from anybody else a request
 alarm. Programs use tokens: the HTTP interface does not read these headers.
 
 Users of the proxy have no password here. A name that has one is not theirs, so that nobody becomes an
-administrator by choosing a name at the identity provider.
+administrator by choosing a name at the identity provider. Their logins count with the headers of the same
+name and role alone: whom the identity provider shuts out, or gives other groups, is out here at once.
 """
 
 import hmac
@@ -22,8 +23,9 @@ from typing import Final, get_args
 from sqlalchemy.orm import Session
 from starlette.requests import HTTPConnection
 
+from edgekit_fleet.access import failure_limit
 from edgekit_fleet.access.client_network import PEER
-from edgekit_fleet.access.logins import open_login
+from edgekit_fleet.access.logins import Login, open_login
 from edgekit_fleet.access.principal import Role
 from edgekit_fleet.access.tokens import end_grants_of
 from edgekit_fleet.access.users import NAME_FORM
@@ -48,6 +50,13 @@ class Identity:
 
     name: str
     role: Role
+
+
+def fits_login(identity: Identity | None, login: Login) -> bool:
+    """Return whether a login may go on in a request with these headers of a proxy."""
+    if identity is None:
+        return login.signed_on_role is None
+    return identity.name == login.principal.name and login.signed_on_role in (None, identity.role)
 
 
 class SignOn:
@@ -113,8 +122,11 @@ def open_signed_on(session: Session, identity: Identity, now: float) -> str:
     """Return the secret of a new login of a user of a proxy, who is made or changed if need be.
 
     Raises:
-        RequestError: 403, a user with a password has this name.
+        RequestError: 403, a user with a password has this name; 429, the user logs in all the time.
     """
+    limits = {f"sign-ons of {identity.name}": failure_limit.MAX_FAILURES}
+    if not failure_limit.take(session, limits, now):  # each is an entry of the audit log
+        raise failure_limit.too_many("logins")
     row = session.get(UserRow, identity.name)
     if row is None:
         session.add(UserRow(name=identity.name, password_digest="", role=identity.role, created_at=now))

@@ -142,7 +142,7 @@ def check_password(digest: str | None, password: str) -> tuple[bool, str]:
     It takes about 50 ms, so it belongs outside of a transaction.
 
     Args:
-        digest: stored digest; None for an unknown user.
+        digest: stored digest; None for an unknown user, empty for one of a proxy.
         password: password to check.
     """
     with _one_at_a_time:
@@ -150,8 +150,10 @@ def check_password(digest: str | None, password: str) -> tuple[bool, str]:
             hasher.verify(digest or _digest_of_nobody(), _encode(password)[:_MAX_BYTES])
         except (VerificationError, InvalidHashError):
             return False, ""
-        is_old = digest is not None and hasher.check_needs_rehash(digest)
-        return digest is not None, hasher.hash(_encode(password)) if is_old else ""
+        if not digest:
+            return False, ""
+        is_old = hasher.check_needs_rehash(digest)
+        return True, hasher.hash(_encode(password)) if is_old else ""
 
 
 def _digest_of_nobody() -> str:

@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from edgekit_fleet.access.client_network import find_network
 from edgekit_fleet.access.second_factor import (
     NewSecondFactor,
     add_factor,
@@ -49,6 +50,8 @@ def change_factor(console: Console, request: Request) -> Response:
         raise RequestError(401, "log in first")
     name, form, now = request.state.principal.name, request.state.form, time.time()
     action, code = form.get("action", ""), form.get("code", "")
+    if action not in ("add", "confirm", "remove"):
+        raise RequestError(422, f"action {action[:80]!r}, expected add, confirm or remove")
     with console.store.transaction() as session:
         if action == "add":
             return _show(console, request, add_factor(session, name, actor=name, is_confirmed=False))
@@ -60,6 +63,10 @@ def change_factor(console: Console, request: Request) -> Response:
         if is_right and action == "remove":
             remove_factor(session, name, actor=name)
     if not is_right:
+        if action == "remove":  # by somebody at an open login, perhaps
+            address = find_network(request.client.host if request.client else "")
+            text = f"'{name}' was to lose the second factor by a wrong one-time code"
+            console.desk.alarm("alarm.login", address, text, now)
         return _show(
             console, request, problem="The code is wrong, or was used, or too many were. Begin again."
         )

@@ -31,7 +31,7 @@ from edgekit_fleet.access.guard import LOGIN, login_of, read_cookie, set_cookie
 from edgekit_fleet.access.logins import LoginDesk, csrf_of
 from edgekit_fleet.access.principal import Principal, Scope
 from edgekit_fleet.access.second_factor import has_factor
-from edgekit_fleet.access.sign_on import Identity, SignOn, SpoofedHeadersError
+from edgekit_fleet.access.sign_on import Identity, SignOn, SpoofedHeadersError, fits_login
 from edgekit_fleet.console.formats import FILTERS, format_share
 from edgekit_fleet.console.live import Watcher
 from edgekit_fleet.store.database import Store
@@ -170,7 +170,7 @@ class Console:
         request.state.csrf = visitor if is_known else secrets.token_urlsafe(_VISITOR_CHARS)
         identity = request.state.identity = self._read_identity(request)
         login = login_of(request, self.store)
-        if login is not None and (identity is None or identity.name == login.principal.name):
+        if login is not None and fits_login(identity, login):
             request.state.principal, request.state.csrf = login.principal, login.csrf_token
             if self.settings.requires_second_factor and self._lacks_factor(login.principal.name):
                 request.state.principal = Principal(login.principal.name, frozenset())

@@ -55,7 +55,7 @@ def add_evidence(store: Store, name: str, evidence: Evidence, actor: str) -> Out
     Raises:
         NotFoundError: there is no such rollout.
         FleetError: it is not open, or the evidence does not fit a gate that it declared.
-        RequestError: 429, it has got too much evidence within a minute.
+        RequestError: 429, it has got too much evidence of this judge within a minute.
     """
     evidence = replace(evidence, who=actor, reason=evidence.reason[:MAX_REASON])
     now = time.time()
@@ -66,7 +66,9 @@ def add_evidence(store: Store, name: str, evidence: Evidence, actor: str) -> Out
             raise FleetError(f"rollout '{name}' is {row.state}, expected {expected}: evidence comes too late")
         gates = from_plain(RolloutSettings, row.settings, name).evidence
         check_evidence(gates, evidence)
-        if not failure_limit.take(session, {f"evidence of {name}": failure_limit.MAX_FAILURES}, now):
+        # Of each judge by itself: a flood of one must not keep the stop of another one out.
+        limits = {f"evidence of {name} by {actor}": failure_limit.MAX_FAILURES}
+        if not failure_limit.take(session, limits, now):
             raise failure_limit.too_many("pieces of evidence")
         log_entries(session, name, actor, [evidence], now)
     return judge_evidence(gates[evidence.gate], evidence)

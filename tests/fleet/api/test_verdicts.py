@@ -84,6 +84,8 @@ def test_flood_of_evidence_is_refused(api: Api, rollout: Fleet) -> None:
     body = {"gate": "complaints", "statement": "pass", "reason": "x" * 5000}
     statuses = [api.post("/rollouts/a/evidence", body).status for _ in range(MAX_FAILURES + 5)]
     assert statuses[:MAX_FAILURES] == [201] * MAX_FAILURES and 429 in statuses[MAX_FAILURES:]
+    stop = {"gate": "complaints", "statement": "stop"}
+    assert api.post("/rollouts/a/evidence", stop, api.make_token("other", "evidence")).status == 201
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,18 @@ import time
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import func, select
 from tests.fleet.console.conftest import PASSWORD, Client, log_in
 
 from edgekit_fleet.access import users
+from edgekit_fleet.access.failure_limit import MAX_FAILURES
+from edgekit_fleet.access.logins import KNOWN_S
+from edgekit_fleet.access.second_factor import MAX_FAILURES as SECOND_FACTOR_FAILURES
 from edgekit_fleet.access.second_factor import STEP_S, make_code
-from edgekit_fleet.access.sign_on import SignOn
+from edgekit_fleet.access.sign_on import Identity, SignOn, open_signed_on
 from edgekit_fleet.store.fleet_folder import FleetSettings
-from edgekit_fleet.store.tables import AuditRow, UserRow
-from edgekit_runtime.errors import ConfigError
+from edgekit_fleet.store.tables import AuditRow, KnownAddressRow, UserRow
+from edgekit_runtime.errors import ConfigError, RequestError
 
 ANN = {"X-Auth-Request-Preferred-Username": "ann@lyon", "X-Auth-Request-Groups": "staff,edge-operators"}
 ROLES = ("edge-operators=operator", "edge-admins=admin")
@@ -37,9 +40,9 @@ def enter(client, **headers):
     return answer
 
 
-def list_alarms(served):
+def list_alarms(served, action="alarm.sign-on"):
     with served.store.snapshot() as session:
-        return session.scalars(select(AuditRow.detail).where(AuditRow.action == "alarm.sign-on")).all()
+        return session.scalars(select(AuditRow.detail).where(AuditRow.action == action)).all()
 
 
 def read_user(served, name):
@@ -159,6 +162,33 @@ def test_next_user_of_a_browser_does_not_inherit_the_login_of_the_last_one(serve
     assert (">ben</a>" in page.text, ">ann@lyon</a>" in page.text) == (True, False)
 
 
+def test_login_of_the_proxy_ends_with_its_headers_and_with_another_role(served):
+    client = set_up(served)
+    admin = {**ANN, "X-Auth-Request-Groups": "edge-admins"}
+    enter(client, **admin)
+    assert client.send("GET", "/settings", None, admin).status == 200
+    past_the_proxy = client.send("GET", "/settings", None, {})
+    assert (past_the_proxy.status, past_the_proxy.headers["location"]) == (303, "/login?next=/settings")
+    assert client.send("GET", "/live", None, {}).status == 401
+    assert client.send("GET", "/settings/tokens", None, ANN).status == 303  # an operator now
+    assert client.send("GET", "/settings", None, admin).status == 200
+    enter(client, **ANN)
+    assert client.send("GET", "/settings/tokens", None, ANN).status == 403
+
+
+def test_logins_of_the_proxy_without_end_are_refused(served):
+    identity = Identity("ann", "viewer")
+    with served.store.transaction() as session:
+        for _ in range(MAX_FAILURES):
+            open_signed_on(session, identity, 1e9)
+        with pytest.raises(RequestError, match="too many logins"):
+            open_signed_on(session, identity, 1e9)
+        open_signed_on(session, Identity("ben", "viewer"), 1e9)
+        assert session.scalar(select(func.count()).where(KnownAddressRow.user == "ann")) == MAX_FAILURES
+        open_signed_on(session, identity, 1e9 + KNOWN_S + 1)  # forgets the browsers of back then
+        assert session.scalar(select(func.count()).where(KnownAddressRow.user == "ann")) == 1
+
+
 def test_user_of_the_proxy_has_no_password_to_guess(served):
     client = set_up(served)
     enter(client, **ANN)
@@ -216,6 +246,18 @@ def test_user_sets_a_second_factor_up_and_removes_it(served):
     assert client.post("/second-factor", action="remove", code="000000").status == 422
     assert client.post("/second-factor", action="remove", code=recovery[1]).status == 303
     assert log_in_by(served, **vera) == 303
+
+
+def test_wrong_code_that_should_remove_a_second_factor_is_an_alarm(served):
+    client = log_in(served, "vera")
+    code = read_code(client.post("/second-factor", action="add"))
+    client.post("/second-factor", action="confirm", code=code)
+    assert client.post("/second-factor", action="other", code="000000").status == 422
+    assert not list_alarms(served, "alarm.login")
+    for _ in range(SECOND_FACTOR_FAILURES + 1):
+        assert client.post("/second-factor", action="remove", code="000000").status == 422
+    assert "'vera' was to lose the second factor" in list_alarms(served, "alarm.login")[0]["text"]
+    assert log_in_by(served, name="vera", password=PASSWORD, code=code) == 429  # one count for all pages
 
 
 def test_required_second_factor_comes_before_all_else(served):
