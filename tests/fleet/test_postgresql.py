@@ -11,13 +11,14 @@ from tests.fleet.filled_store import fill_store
 from edgekit_fleet.access import tokens, users
 from edgekit_fleet.api.repeats import KeyedRequest, begin_request
 from edgekit_fleet.broker.mosquitto import list_brokers
-from edgekit_fleet.operations import records, saved, webhooks
+from edgekit_fleet.operations import records, samples, saved, webhooks
 from edgekit_fleet.operations.running import open_authority
 from edgekit_fleet.releases.repository import open_repository
+from edgekit_fleet.samples.vault import SampleVault
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import open_store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
-from edgekit_fleet.store.tables import SHARDS, AuditRow, DeviceRow, FailureRow, Table
+from edgekit_fleet.store.tables import SHARDS, AuditRow, DeviceRow, FailureRow, SampleRow, Table
 from edgekit_runtime.errors import ConfigError, OutputError
 
 
@@ -110,6 +111,26 @@ def full(tmp_path):
     webhooks.add_webhook(store, "chat", "https://chat.example/", [], actor="ann")
     saved.save_query(store, "mine", "class=rpi5", "ann")
     saved.save_window(store, "night", "01:00-04:00", "ann")
+    samples.switch(store, SampleVault(folder, settings), is_on=True, actor="ann")
+    options = {"per_day": 5.0, "max_bytes": 1 << 20, "days": 14.0, "actor": "ann"}
+    triggers = samples.parse_triggers("random")
+    order = samples.start(store, model="detector", selector="all", triggers=triggers, **options)
+    with store.transaction() as session:
+        session.add(
+            SampleRow(
+                id="0" * 32,
+                device=name,
+                order=order.id,
+                model="detector",
+                version="1.4.0",
+                triggers=" random ",
+                probability=0.1,
+                media_type="image/jpeg",
+                size_bytes=9,
+                taken_at=1.5,
+                received_at=2.5,
+            )
+        )
     store.close()
     return folder
 
