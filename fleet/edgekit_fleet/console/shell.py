@@ -286,7 +286,12 @@ class Console:
         page = local_address(urlsplit(request.headers.get("referer", "")).path or "/")
         secret = read_cookie(request, LOGIN)
         fields = getattr(request.state, "form", {})
-        if secret and hmac.compare_digest(fields.get("csrf", "").encode(), csrf_of(secret).encode()):
+        is_by_password = request.state.identity is None
+        if (
+            is_by_password
+            and secret
+            and hmac.compare_digest(fields.get("csrf", "").encode(), csrf_of(secret).encode())
+        ):
             problem = "Your login has ended, so nothing was done yet. Log in, and confirm it."
             order = _write_order(request)
             return self.render(

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
 from tests.fleet.console.conftest import PASSWORD, Client, log_in
 
 from edgekit_fleet.access import users
@@ -16,7 +16,7 @@ from edgekit_fleet.access.second_factor import MAX_FAILURES as SECOND_FACTOR_FAI
 from edgekit_fleet.access.second_factor import STEP_S, make_code
 from edgekit_fleet.access.sign_on import Identity, SignOn, open_signed_on
 from edgekit_fleet.store.fleet_folder import FleetSettings
-from edgekit_fleet.store.tables import AuditRow, KnownAddressRow, UserRow
+from edgekit_fleet.store.tables import AuditRow, KnownAddressRow, LoginRow, UserRow
 from edgekit_runtime.errors import ConfigError, RequestError
 
 ANN = {"X-Auth-Request-Preferred-Username": "ann@lyon", "X-Auth-Request-Groups": "staff,edge-operators"}
@@ -174,6 +174,16 @@ def test_login_of_the_proxy_ends_with_its_headers_and_with_another_role(served):
     assert client.send("GET", "/settings", None, admin).status == 200
     enter(client, **ANN)
     assert client.send("GET", "/settings/tokens", None, ANN).status == 403
+
+
+def test_form_after_the_login_of_the_proxy_leads_past_the_form_of_passwords(served):
+    client = set_up(served)
+    csrf = read_csrf(enter(client, **ANN))
+    with served.store.transaction() as session:
+        session.execute(delete(LoginRow))
+    answer = client.post_from(ANN, "/queries", csrf=csrf, name="mine", selector="site=lyon")
+    assert (answer.status, answer.headers["location"]) == (303, "/login?next=/")
+    assert enter(client, **ANN).status == 200
 
 
 def test_logins_of_the_proxy_without_end_are_refused(served):
