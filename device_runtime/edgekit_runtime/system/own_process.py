@@ -46,13 +46,16 @@ def count_cores() -> int:
 def forbid_dumps() -> None:
     """Let no crash of this process, or of its children from now on, write memory to the disk.
 
-    The limit counts where the kernel writes a file, the filter also where it gives memory to a program.
+    The limit is 1 byte: 0 does not hold where the kernel gives cores to a program. The filter leaves out all
+    memory should a kernel think otherwise.
 
     Source: core(5).
     """
     import resource
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    limit = 1 if hard == resource.RLIM_INFINITY else min(hard, 1)
+    resource.setrlimit(resource.RLIMIT_CORE, (limit, limit))
     with contextlib.suppress(OSError):
         Path("/proc/self/coredump_filter").write_text("0")
 

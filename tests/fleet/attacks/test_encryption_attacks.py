@@ -1,6 +1,8 @@
 """Attacks on encrypted releases: on the mirror, with keys of others, and back to what is not encrypted."""
 
+import errno
 import io
+import os
 from dataclasses import replace
 
 import pytest
@@ -116,6 +118,20 @@ def test_damaged_delta_of_an_encrypted_version_costs_only_its_own(offers, site):
     site.run_until(lambda: site.attacks("delta"), 700.0)
     site.run_until(lambda: site.execution == ("succeeded", ""), 700.0)
     assert site.running() == "3.0.0"
+
+
+def test_delta_waits_while_memory_is_short(offers, site, monkeypatch):  # noqa: F811
+    offers.install(offers.offer("2.0.0"))
+
+    def refuse(*_):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(os, "memfd_create", refuse)
+        offers.order(offers.offer("3.0.0", base="2.0.0"))
+        site.run_until(lambda: site.execution == ("downloading", "unavailable"))
+    site.run_until(lambda: site.execution == ("succeeded", ""), 700.0)
+    assert site.running() == "3.0.0" and site.attacks() == []
 
 
 def test_mirror_that_serves_plaintext_is_refused(offers, site):  # noqa: F811

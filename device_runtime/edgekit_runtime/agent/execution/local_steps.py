@@ -177,6 +177,8 @@ class LocalSteps:
             path = self._downloads / desired_model.sha256
             if not self._make_from_delta(job, offer, path, key):
                 self._fetch(job, offer, path)
+        except UnavailableError as error:  # the installed package, or a delta, cannot be decrypted now
+            return StepResult(outcome="retry", code="unavailable", reason=str(error))
         except RepositoryAttackError as error:
             job.note("attack", str(error))
             return StepResult(outcome="retry", code=error.attack, reason=str(error))
