@@ -1,11 +1,15 @@
 """Samples from devices: taken whole, resumed, refused; floods and poison."""
 
+import asyncio
+import contextlib
 import dataclasses
+import http.client
 import threading
 import time
 
 import pytest
 from sqlalchemy import select, update
+from tests.fleet.fleet_device import eventually
 from tests.fleet.sample_site import SampleSite
 
 from edgekit_fleet.operations import devices, samples
@@ -172,11 +176,43 @@ def test_poisoned_samples_are_refused(site):
     assert count_samples(site) == 0
 
 
+def test_what_waits_for_a_stopped_order_is_refused_without_an_alarm(site):
+    sender, stopped, order = site.sender("d1"), site.order(), site.order()
+    sample_id, sealed = sender.seal(stopped)
+    assert sender.put(sample_id, sealed, 0, 100).status == 202
+    samples.stop(site.store, stopped.id, actor="ann")
+    assert sender.put(sample_id, sealed, 100).status == 410
+    assert not list(site.vault.incoming.glob("*/*"))
+    assert list_actions(site, "alarm.") == []
+    assert sender.put(*sender.seal(order, 2)).status == 201
+
+
+def test_sample_of_another_device_is_not_overwritten_by_an_upload_under_way(site):
+    sender, thief, order = site.sender("d1"), site.sender("d2"), site.order()
+    sample_id, sealed = sender.seal(order)
+    _, other = thief.seal(order, content=b"of a thief")
+    connection = http.client.HTTPSConnection("127.0.0.1", site.settings.web_port, context=thief.context)
+    with contextlib.closing(connection):
+        connection.putrequest("PUT", f"/samples/{sample_id}")
+        connection.putheader("Content-Range", f"bytes 0-{len(other) - 1}/{len(other)}")
+        connection.putheader("Content-Length", str(len(other)))
+        connection.endheaders(other[:-1])
+        asyncio.run(eventually(lambda: list(site.vault.incoming.glob("d2/*"))))
+        assert sender.put(sample_id, sealed).status == 201
+        connection.send(other[-1:])
+        assert connection.getresponse().status == 403
+    assert site.vault.read(sample_id).input == b"a picture"
+    assert not list(site.vault.incoming.glob("*/*"))
+
+
 def test_flood_of_requests_is_refused_and_alarmed_once(tmp_path):
     with SampleSite(tmp_path / "fleet").serve(requests=5) as site:
         sender, other, order = site.sender("d1"), site.sender("d2"), site.order()
         statuses = [sender.head(f"{number:032x}")[0] for number in range(9)]
         assert statuses.count(429) >= 1  # a minute may begin in between
+        assert list_actions(site, "alarm.sample") == []  # an agent waits now
+        for number in range(20):
+            sender.head(f"{number:032x}")
         assert other.put(*other.seal(order)).status == 201
         assert list_actions(site, "alarm.sample") == [("web", "alarm.sample-flood", "d1")]
 

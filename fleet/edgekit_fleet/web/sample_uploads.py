@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Final
 
 from cryptography import x509
@@ -54,7 +55,8 @@ class UploadLimits:
     """What devices may use up.
 
     Attributes:
-        requests: requests of a device in a minute.
+        requests: requests of a device in a minute. A device that is refused waits for a minute or more, so
+            that one that sends twice as many is none of ours.
         uploads: uploads of all devices at a time.
         parts: incomplete samples of a device.
     """
@@ -109,6 +111,7 @@ class SampleUploads:
     def __init__(self, store: Store, vault: SampleVault, limits: UploadLimits) -> None:
         self._store, self._vault, self._limits = store, vault, limits
         self._uploading: set[str] = set()  # devices
+        self._opening = Lock()  # opened, a sample takes its size several times
         self._minute = 0
         self._requests: Counter[str] = Counter()  # of devices in this minute
         self._alarms: dict[tuple[str, str], float] = {}  # (device, action) -> when it was written
@@ -171,8 +174,8 @@ class SampleUploads:
             self._requests.clear()
         self._requests[device] += 1
         if self._requests[device] > self._limits.requests:
-            text = f"over {self._limits.requests} requests in a minute; those beyond are refused"
-            self._alarm(device, FLOOD, text)
+            if self._requests[device] > 2 * self._limits.requests:
+                self._alarm(device, FLOOD, f"it goes on over {self._limits.requests} requests in a minute")
             raise RequestError(429, "too many requests", retry_after_s=60)
 
     @contextmanager
@@ -308,15 +311,21 @@ class SampleUploads:
         """Check a complete sample, and store it.
 
         Raises:
-            RequestError: 422, it is no sample, or of no order of the device.
+            RequestError: 422, it is no sample, or of no order; 410, its order holds no more for the device;
+                403, another device has sent it, or none is wanted.
             OutputError: it cannot be written.
         """
         sealed = path.read_bytes()
         try:
-            header = self._vault.unseal(sample_id, sealed).header
+            with self._opening:
+                header = self._vault.unseal(sample_id, sealed).header
             with self._store.snapshot() as session:
+                self._is_stored(session, device, sample_id)  # another device may have sent it meanwhile
                 orders, _ = self._admit(session, device)
-            _check_header(header, orders)
+                _check_header(session, header, orders)
+        except RequestError:
+            path.unlink()
+            raise
         except DataError as error:
             path.unlink()
             self._alarm(device, POISON, str(error)[:200])
@@ -359,10 +368,12 @@ def _read_id(request: Request) -> str:
     return sample_id
 
 
-def _check_header(header: SampleHeader, orders: list[SampleOrderRow]) -> None:
-    order = next((order for order in orders if order.id == header.order), None)
-    if order is None or order.model != header.model:
-        raise DataError("the sample is of no order of this device")
+def _check_header(session: Session, header: SampleHeader, orders: list[SampleOrderRow]) -> None:
     unknown = set(header.triggers) - TRIGGERS.keys()
     if unknown:
         raise DataError(f"the sample has the triggers {sorted(unknown)}, expected {sorted(TRIGGERS)}")
+    order = session.get(SampleOrderRow, header.order)
+    if order is None or order.model != header.model:
+        raise DataError("the sample is of no order of this fleet")
+    if order not in orders:
+        raise RequestError(410, "its order was stopped, or means this device no more")
