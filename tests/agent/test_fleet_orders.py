@@ -1,11 +1,13 @@
 """Settings and logs on a device: what the owner fixed stays, secrets stay, one answer for a request."""
 
 import base64
+import errno
 import json
 import logging
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from tests.waiting import wait_for
@@ -20,7 +22,7 @@ from edgekit_runtime.agent.fleet_orders import (
     unpack_lines,
 )
 from edgekit_runtime.protocol.device_settings import SETTINGS, find_fault
-from edgekit_runtime.system.atomic_files import DISK
+from edgekit_runtime.system.atomic_files import DISK, Disk
 from edgekit_runtime.system.recent_log import RecentLines, keep_lines, mask_secrets, read_journal, read_recent
 
 LOGGER = logging.getLogger("edgekit_runtime")
@@ -76,6 +78,26 @@ def test_settings_take_effect_and_what_belongs_to_the_service_is_written_for_it(
     assert json.loads((tmp_path / "settings.json").read_bytes()) == {"settings": {}}
 
 
+class FillingDisk(Disk):
+    """A disk that is full while `is_full`."""
+
+    is_full = True
+
+    def create(self, path: Path, mode: int) -> BinaryIO:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().create(path, mode)
+
+
+def test_settings_on_a_full_disk_do_not_stop_the_agent(tmp_path: Path) -> None:
+    disk = FillingDisk()
+    settings = DeviceSettings(tmp_path, disk, {}, is_allowed=True)
+    for disk.is_full in (True, True, False):
+        settings.follow({"month-mb": "50", "power-w": "12"})
+        assert settings.find_number("month-mb") == 50
+        assert (tmp_path / "settings.json").exists() == (not disk.is_full)
+
+
 def test_what_the_owner_fixed_stays(tmp_path: Path) -> None:
     settings = make(tmp_path, {"month-mb": "10"})
     settings.follow({"month-mb": "50", "cap-kbit-s": "64"})
@@ -87,7 +109,7 @@ def test_owner_who_takes_no_settings_gets_none(tmp_path: Path) -> None:
     settings = make(tmp_path, is_allowed=False)
     settings.follow({"month-mb": "50", "power-w": "12"})
     assert settings.find("month-mb") == ""
-    assert json.loads((tmp_path / "settings.json").read_bytes()) == {"settings": {}}
+    assert not (tmp_path / "settings.json").exists()
     assert set(settings.list_states(None, 0.0).values()) == {
         "this device's owner takes no settings of the fleet"
     }

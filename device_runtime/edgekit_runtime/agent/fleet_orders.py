@@ -122,7 +122,7 @@ class DeviceSettings:
             fixed: key -> value that the owner has fixed.
             is_allowed: whether the owner takes settings of the fleet at all.
         """
-        self._path, self._disk = folder / SETTINGS_FILE, disk
+        self._file = WishFile(folder / SETTINGS_FILE, "settings", disk)
         self._fixed, self._is_allowed = fixed, is_allowed
         self._desired: Mapping[str, str] | None = None
         self._service: Mapping[str, str] = {}
@@ -132,18 +132,16 @@ class DeviceSettings:
     def follow(self, desired: Mapping[str, str]) -> None:
         """Heed what the fleet wants now, and write the file for the service.
 
-        Raises:
-            OutputError: the file cannot be written; the next call tries again.
+        On a full disk the agent heeds it, and the next call writes the file.
         """
-        if desired == self._desired or (self._desired is None and not desired and not self._path.exists()):
-            return
         accepted = {
             key: value
             for key, value in desired.items()
             if self._is_allowed and not find_fault(key, value) and SETTINGS[key].reader != "agent"
         }
-        with write_atomically(self._path, mode=0o600, disk=self._disk) as file:
-            file.write(encode_json({"settings": accepted}))
+        self._file.write(accepted)
+        if desired == (self._desired or {}):
+            return
         self._desired, self._service_s = dict(desired), float("-inf")
         level = self.find("log-level")
         logging.getLogger("edgekit_runtime").setLevel(level.upper() if level else self._default_level)
