@@ -65,7 +65,7 @@ class CountingTrust:
 
 
 class SiteMembership(Membership):
-    def make_context(self):
+    def make_context(self, trusted_time=None):
         return None
 
 

@@ -394,7 +394,7 @@ def _make_child_class(calls: _Calls, root: Path, fault: Fault | None) -> type[ch
             far.close()
             calls.children.append(self.pid)
             self._process = _Forked(self.pid, 1.0 if fault is not None and fault.at == _NEVER else 0.0)
-            self._files, self._received = contextlib.ExitStack(), bytearray()
+            self._files, self._received, self.descriptors = contextlib.ExitStack(), bytearray(), []
             self._files.callback(self._errors.close)
             self._pidfd = os.pidfd_open(self.pid)
 
