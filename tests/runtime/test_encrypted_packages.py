@@ -13,10 +13,10 @@ from tests.runtime.conftest import PackageMaker
 from tests.runtime.encryption_parts import encrypt_package, find_plaintext, make_device, make_heavy
 from tests.runtime.slot_cases import MODEL, write_keys
 
-from edgekit_runtime.encryption import key_path
-from edgekit_runtime.encryption.container import EncryptionError, encrypt_file, make_content_key
+from edgekit_runtime.encryption import container, key_path
+from edgekit_runtime.encryption.container import EncryptionError, encrypt_file, make_content_key, read_header
 from edgekit_runtime.encryption.device_key import DeviceKey, wrap_for
-from edgekit_runtime.errors import PackageError, SignatureError, SlotError
+from edgekit_runtime.errors import PackageError, SignatureError, SlotError, UnavailableError
 from edgekit_runtime.package.archive import Limits, read_package, read_unverified_manifest
 from edgekit_runtime.sessions.backends import open_session
 from edgekit_runtime.sessions.selftest import run_selftest
@@ -181,6 +181,19 @@ def test_size_over_the_limit_is_refused(
     path = write_encrypted(heavy, tmp_path, device)
     with pytest.raises(PackageError, match="limit"):
         read_package(path, heavy[0].trust, Limits(max_package_bytes=1000))
+
+
+def test_package_that_would_fill_the_memory_is_refused_before_it_is_decrypted(
+    heavy: tuple[PackageMaker, bytes], device: DeviceKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody who knows the public key of a device can make one: signatures are verified in the plaintext."""
+    path = write_encrypted(heavy, tmp_path, device)
+    size_bytes = read_header(path).plain_bytes
+    monkeypatch.setattr(container, "machine_bytes", lambda: 2 * size_bytes - 2)
+    with pytest.raises(UnavailableError, match="over half of this machine's memory"):
+        read_package(path, heavy[0].trust)
+    monkeypatch.setattr(container, "machine_bytes", lambda: 2 * size_bytes)
+    read_package(path, heavy[0].trust).close()
 
 
 def test_encrypted_file_that_holds_no_package_is_refused(

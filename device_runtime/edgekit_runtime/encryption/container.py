@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, BinaryIO, ClassVar, Final
 from edgekit_runtime.canonical_json import OPTIONAL, JsonValue, Record, decode_json, encode_json
 from edgekit_runtime.encryption import MAGIC
 from edgekit_runtime.encryption.key_derivation import derive
-from edgekit_runtime.errors import PackageError
+from edgekit_runtime.errors import PackageError, UnavailableError
 from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.system.machine import machine_bytes
 from edgekit_runtime.system.resource_errors import check_lack
 
 if TYPE_CHECKING:
@@ -278,7 +279,7 @@ def decrypt_to_memory(path: Path, content_key: ContentKey, max_bytes: int = MAX_
 
     Raises:
         EncryptionError: it is damaged, has another key, or more than `max_bytes` of plaintext.
-        UnavailableError: it cannot be read now, or memory is short.
+        UnavailableError: it cannot be read now, or memory is short or too small.
     """
     with open_file(path) as file:
         header = parse_head(file, str(path))
@@ -291,6 +292,11 @@ def fill_memory(
     """Return a sealed file in memory with the plaintext of `file`, see `decrypt_to_memory`."""
     if header.plain_bytes > max_bytes:
         raise EncryptionError(f"{where}: holds {header.plain_bytes} bytes, the limit is {max_bytes}")
+    # Who made the file is verified afterwards: it must not fill the memory before. An engine needs as much.
+    if header.plain_bytes > (total_bytes := machine_bytes()) // 2:
+        raise UnavailableError(
+            f"{where}: holds {header.plain_bytes} bytes, over half of this machine's memory of {total_bytes}"
+        )
     try:
         descriptor = os.memfd_create("edgekit-decrypted", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
