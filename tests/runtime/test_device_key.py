@@ -116,6 +116,23 @@ def test_new_key_goes_to_the_first_holder_that_is_available(tmp_path: Path) -> N
     assert make_device_key(tmp_path).holder is expected
 
 
+def test_tpm_that_refuses_leaves_the_choice_of_another_holder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one whose owner has set a password: enrolments need a key, and a file must be a decision."""
+    for name in ("tpm2_createprimary", "tpm2_ecdhzgen", "tpm2_flushcontext"):
+        program = tmp_path / name
+        program.write_text("#!/bin/sh\necho 'ERROR: needs authorization' >&2\nexit 1\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("TPM2TOOLS_TCTI", "none")
+    keys = tmp_path / "keys"
+    with pytest.raises(UnavailableError, match=r"needs authorization; try again, or .* --holder file"):
+        make_device_key(keys)
+    assert make_device_key(keys, holder="file").holder.name == "file"
+    assert make_device_key(keys).holder.name == "file"
+
+
 def test_tpm_keeps_the_key_over_a_restart_and_another_tpm_opens_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from edgekit_runtime.encryption import DEVICE_KEY
 from edgekit_runtime.encryption.container import ContentKey, EncryptionError
 from edgekit_runtime.encryption.holders import HOLDERS, KeyHolder, Stored, find_holder
 from edgekit_runtime.encryption.key_wrapping import POINT_BYTES, unwrap_key, wrap_key
+from edgekit_runtime.errors import UnavailableError
 from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.atomic_files import DISK, Disk, make_folders, write_atomically
 from edgekit_runtime.system.paths import find_keys_folder
@@ -121,6 +122,7 @@ def make_device_key(folder: Path | None = None, disk: Disk = DISK, *, holder: st
 
     Raises:
         EncryptionError: its file is damaged, or the holder is not available.
+        UnavailableError: the holder refuses.
         OutputError: the key cannot be stored.
     """
     folder = folder or find_keys_folder()
@@ -133,7 +135,13 @@ def _create(folder: Path, holder: str, disk: Disk) -> DeviceKey:
     chosen = find_holder(holder) if holder else next(item for item in HOLDERS if item.is_available())
     if not chosen.is_available():
         raise EncryptionError(f"'{chosen.name}' cannot hold a key on this machine now")
-    stored, public_key = chosen.create()
+    try:
+        stored, public_key = chosen.create()
+    except UnavailableError as cause:  # a weaker holder would be for ever, so a person decides
+        raise UnavailableError(
+            f"no key of this device can be made: {cause}; try again, or choose another holder:"
+            " `edgekit-device keys device --holder file`"
+        ) from cause
     document: dict[str, JsonValue] = {
         "format": _FORMAT,
         "holder": chosen.name,
