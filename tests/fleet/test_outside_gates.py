@@ -58,6 +58,7 @@ def test_value_is_compared_with_the_limit_and_its_interval_may_leave_it_unclear(
         (OutsideGate(limit=1.0), {"value": 1.0, "low": 0.5}, "belong together"),
         (OutsideGate(limit=1.0), {"value": 1.0, "low": 2.0, "high": 3.0}, "low <= value"),
         (OutsideGate(), {"value": 1.0}, "no limit"),
+        (OutsideGate(limit=1.0, min_samples=100), {"statement": "pass"}, "a pass needs a value"),
         (OutsideGate(), {"statement": "pass", "low": 1.0, "high": 2.0}, "no reference and no interval"),
         (OutsideGate(judge="token:other"), {"statement": "pass", "who": "token:shop"}, "token:other alone"),
     ],

@@ -35,7 +35,8 @@ class OutsideGate:
     """A gate that a rollout declares at its start.
 
     Attributes:
-        limit: the worst value that passes, after the comparison; without one the judge states pass or stop.
+        limit: the worst value that passes, after the comparison; without one the judge states pass or stop,
+            with one a value or stop.
         unit: unit of the compared value, to show.
         compare: the value by itself, or its difference from the reference, or its ratio to it.
         worse: direction in which the value gets worse.
@@ -143,6 +144,8 @@ def check_evidence(gates: Mapping[str, OutsideGate], evidence: Evidence) -> None
     elif evidence.value is None:
         if (*bounds, evidence.reference) != (None, None, None):
             problem = "a statement has no reference and no interval"
+        elif evidence.statement == "pass" and gate.limit is not None:
+            problem = "the gate has a limit: a pass needs a value"
     elif gate.limit is None:
         problem = "the gate has no limit: state pass or stop"
     elif (gate.compare == "level") != (evidence.reference is None):
