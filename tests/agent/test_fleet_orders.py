@@ -145,6 +145,11 @@ def test_private_key_is_masked_over_lines_and_plain_lines_stay() -> None:
     assert mask_secrets(["\x1b[2Jgone\u202e"]) == ["\ufffd[2Jgone\ufffd"]
 
 
+def test_begin_of_a_key_without_an_end_hides_few_lines() -> None:
+    masked = mask_secrets(["unknown model -----BEGIN PRIVATE KEY-----", *["later"] * 200])
+    assert masked[:100] == ["*** key ***"] * 100 and masked[150:] == ["later"] * 51
+
+
 def test_masks_of_hostile_lines_end() -> None:
     """A client's text may be in each line; these took over 20 minutes, and the agent with them."""
     lines = [word * (500 // len(word)) for word in ("token", "password-", "-a", "cookie ", "secret=")]

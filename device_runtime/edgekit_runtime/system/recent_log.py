@@ -36,6 +36,7 @@ _MASKS: Final = (
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)"), "*** key ***"),
     (re.compile(r"\b(?=[A-Za-z0-9+/_-]*[A-Z])(?=[A-Za-z0-9+/_-]*[a-z])[A-Za-z0-9+/_-]{40,}={0,2}"), "***"),
 )
+_MAX_KEY_LINES: Final = 120  # RSA with 8192 bits has 100; a begin without an end hides no more
 _KEY_BEGIN, _KEY_END = "-----BEGIN ", "-----END "
 
 
@@ -80,11 +81,12 @@ def read_journal(count: int) -> list[str]:
 
 def mask_secrets(lines: Sequence[str]) -> list[str]:
     """Return lines without passwords, tokens and keys, and without characters that act on a terminal."""
-    masked, is_key = [], False
+    masked, key_lines = [], 0
     for line in lines:
-        begins = _KEY_BEGIN in line and "PRIVATE KEY" in line
-        if is_key or begins:
-            is_key = _KEY_END not in line
+        if _KEY_BEGIN in line and "PRIVATE KEY" in line:
+            key_lines = _MAX_KEY_LINES
+        if key_lines:
+            key_lines = 0 if _KEY_END in line else key_lines - 1
             masked.append("*** key ***")
             continue
         text = line[:_MAX_CHARS]
