@@ -1,6 +1,6 @@
 """What a sample holds, made anew for a browser: a small JPEG, a short WAV, or a line of numbers.
 
-Nothing that a device sent goes to a browser as it came. Photographs are decoded one at a time, within a limit
+Nothing that a device sent goes to a browser as it came. All is made one at a time, photographs within a limit
 of pixels that is looked at before any memory is taken.
 """
 
@@ -24,7 +24,7 @@ _MAX_SOUND_S: Final = 60
 _MAX_RATE: Final = 192_000
 _POINTS: Final = 320  # of a line
 _HEIGHT: Final = 120
-_decoder: Final = threading.Lock()
+_renderer: Final = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +41,28 @@ def render_content(sample: Sample, side: int) -> SampleContent:
     `side`: longest side of a picture in pixels.
     """
     try:
-        if not sample.header.media_type:
-            return SampleContent(_draw_line(_read_tensor(sample)), "image/svg+xml")
-        media = MediaType.parse(sample.header.media_type)
-        if media.is_image:
-            with _decoder:
-                image = media.read_image(sample.input, _MAX_PIXELS)
-                image.thumbnail((side, side))
-                output = io.BytesIO()
-                image.convert("RGB").save(output, "JPEG", quality=85)
-            return SampleContent(output.getvalue(), "image/jpeg")
-        amplitudes, rate = media.read_amplitudes(sample.input)
-        if not 0 < rate <= _MAX_RATE:
-            raise DataError(f"the recording has {rate} samples a second")
-        return SampleContent(write_wav(amplitudes[: _MAX_SOUND_S * rate], rate), "audio/wav")
+        with _renderer:
+            return _render(sample, side)
     except (EdgekitError, ValueError, MemoryError) as error:
         words = Markup.escape(str(error)[:50])
         text = f'<text x="8" y="60" font-family="sans-serif" font-size="13" fill="#d2603f">{words}</text>'
         return SampleContent(_svg(text), "image/svg+xml")
+
+
+def _render(sample: Sample, side: int) -> SampleContent:
+    if not sample.header.media_type:
+        return SampleContent(_draw_line(_read_tensor(sample)), "image/svg+xml")
+    media = MediaType.parse(sample.header.media_type)
+    if media.is_image:
+        image = media.read_image(sample.input, _MAX_PIXELS)
+        image.thumbnail((side, side))
+        output = io.BytesIO()
+        image.convert("RGB").save(output, "JPEG", quality=85)
+        return SampleContent(output.getvalue(), "image/jpeg")
+    amplitudes, rate = media.read_amplitudes(sample.input)
+    if not 0 < rate <= _MAX_RATE:
+        raise DataError(f"the recording has {rate} samples a second")
+    return SampleContent(write_wav(amplitudes[: _MAX_SOUND_S * rate], rate), "audio/wav")
 
 
 def _read_tensor(sample: Sample) -> Array:

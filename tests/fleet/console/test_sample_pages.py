@@ -3,6 +3,8 @@
 import base64
 import io
 import json
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -196,6 +198,19 @@ def test_tensor_is_a_line():
     values = np.arange(1000, dtype="<i2").tobytes()
     content = render_content(make_sample(content=values, media_type="", tensors=(tensor,)), 320)
     assert content.data.count(b",") == 320 and b"<polyline" in content.data
+
+
+def test_a_page_of_large_tensors_takes_the_memory_of_one():
+    tensor = SampleTensor(name="x", dtype="uint8", shape=(2_000_000,))
+    sample = make_sample(content=bytes(2_000_000), media_type="", tensors=(tensor,))
+    peaks = []
+    for count in (1, 6):
+        tracemalloc.start()
+        with ThreadPoolExecutor(count) as threads:
+            list(threads.map(render_content, [sample] * 2 * count, [320] * 2 * count))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.5 * peaks[0]
 
 
 def test_answer_of_a_sample_is_shown_as_json(collection, served):
