@@ -1,5 +1,6 @@
 """Which requests become samples, and with which probability: by simulation, on a clock of the test's own."""
 
+import dataclasses
 import math
 import random
 import statistics
@@ -154,7 +155,9 @@ def test_without_room_nothing_is_drawn_and_the_credit_stays() -> None:
 
 
 def test_an_application_keeps_as_many_requests_as_the_order_allows() -> None:
-    draws = make_draws(8, make_order("kept", per_day=5.0))
+    order = make_order("kept", per_day=5.0)
+    greedy = dataclasses.replace(order, triggers=(SampleTrigger(kind="kept", per_day=1000.0),))
+    draws = make_draws(8, greedy)
 
     pulled = [pull_kept(draws.lines, 0.0) for _ in range(8)]
 

@@ -79,6 +79,20 @@ def test_each_share_loses_its_oldest_and_none_that_of_another(tmp_path: Path) ->
     assert list_times(folder) == [("random", 1), ("uncertain", 5), ("uncertain", 6), ("uncertain", 7)]
 
 
+@pytest.mark.parametrize("shares", [{RANDOM: 250}, {}])
+def test_small_samples_do_not_outlive_later_ones_that_are_large(
+    tmp_path: Path, shares: dict[tuple[str, str], int]
+) -> None:
+    folder = SampleFolder(tmp_path / "samples")
+    fill(folder, (RANDOM, 1), size_bytes=10)
+    fill(folder, (RANDOM, 2), size_bytes=200)
+    fill(folder, (RANDOM, 3), size_bytes=100)
+
+    folder.trim(oldest_at=0, max_bytes=250, shares=shares)
+
+    assert list_times(folder) == [("random", 3)]
+
+
 def test_beyond_the_limit_of_all_chosen_samples_go_before_random_ones(tmp_path: Path) -> None:
     folder = SampleFolder(tmp_path / "samples")
     fill(folder, (RANDOM, 1), (UNCERTAIN, 2), (UNCERTAIN, 3), (("o-2", "kept"), 4))

@@ -194,7 +194,8 @@ class Draws:
                 (line.of_order for line in self.lines if line.order == order), Credit(order.per_day, now_s)
             )
             for trigger in order.triggers:
-                own = Credit(trigger.per_day or order.per_day, now_s, is_of_application=trigger.kind == KEPT)
+                per_day = min(trigger.per_day or order.per_day, order.per_day)
+                own = Credit(per_day, now_s, is_of_application=trigger.kind == KEPT)
                 line = Line(order=order, trigger=trigger, own=own, of_order=of_order)
                 lines.append(before.get((order, trigger), line))
         self.lines = tuple(lines)

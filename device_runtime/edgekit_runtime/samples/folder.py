@@ -116,7 +116,9 @@ class SampleFolder:
             samples, key=lambda sample: (sample.kind in _OWED, sample.stored_at), reverse=True
         ):
             room_bytes = min(sizes.get(sample.share, max_bytes), max_bytes - total_bytes)
-            if sample.stored_at < oldest_at or sample.size_bytes > room_bytes:
+            if sample.size_bytes > room_bytes:
+                sizes[sample.share] = room_bytes = 0  # else the small ones of the older would stay
+            if sample.stored_at < oldest_at or not room_bytes:
                 with contextlib.suppress(OutputError):
                     self.remove(sample)
                     continue
