@@ -256,12 +256,24 @@ def test_samples_go_by_request_with_their_days_and_with_their_device(site):
     with site.store.transaction() as session:
         session.execute(update(SampleRow).where(SampleRow.id == f"{2:032x}").values(received_at=1.0))
     assert delete_unwanted(site.store, site.vault, time.time()) == 1
+    assert second.put(*second.seal(order, 5), 0, 100).status == 202
     devices.revoke(site.store, "d2", "ann", "sold")
     assert delete_unwanted(site.store, site.vault, time.time()) == 2
     assert count_samples(site) == 0
     files = [path for path in (site.folder.path / "samples").rglob("*") if path.is_file()]
     assert files == []
     assert [action for _, action, _ in list_actions(site, "sample.delete")] == ["sample.delete"] * 3
+
+
+def test_sample_whose_row_an_interruption_cut_off_goes_with_its_upload(site):
+    sender, order = site.sender("d1"), site.order()
+    sample_id, sealed = sender.seal(order)
+    assert sender.put(sample_id, sealed, 0, 100).status == 202
+    site.vault.put(sample_id, sealed)  # and the manager was killed
+    assert delete_unwanted(site.store, site.vault, time.time()) == 0
+    assert site.vault.read(sample_id).input == b"a picture"
+    assert delete_unwanted(site.store, site.vault, time.time() + 8 * 86_400) == 0
+    assert [path for path in (site.folder.path / "samples").rglob("*") if path.is_file()] == []
 
 
 def test_samples_are_off_until_an_administrator_turns_them_on(tmp_path):

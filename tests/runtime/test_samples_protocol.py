@@ -123,3 +123,5 @@ def test_too_many_orders_and_two_of_one_name_are_refused() -> None:
         check_orders((make_order(1), make_order(1)))
     with pytest.raises(ValueError, match="0 triggers"):
         dataclasses.replace(make_order(1), triggers=())
+    with pytest.raises(ValueError, match="twice"):
+        dataclasses.replace(make_order(1), triggers=(SampleTrigger(kind="random"),) * 2)

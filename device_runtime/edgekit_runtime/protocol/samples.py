@@ -110,6 +110,8 @@ class SampleOrder:
             raise ValueError(f"id of an order is {self.id[:80]!r}, expected letters, digits, _ and -")
         if not 0 < len(self.triggers) <= MAX_TRIGGERS:
             raise ValueError(f"an order has {len(self.triggers)} triggers, expected 1 to {MAX_TRIGGERS}")
+        if len({trigger.kind for trigger in self.triggers}) < len(self.triggers):
+            raise ValueError("an order has a trigger twice")
 
 
 def check_orders(orders: tuple[SampleOrder, ...]) -> None:

@@ -171,7 +171,7 @@ def parse_triggers(text: str) -> tuple[SampleTrigger, ...]:
     The number is the threshold of `uncertain`, and of others the samples a day.
 
     Raises:
-        FleetError: a trigger is unknown, twice there, or its number is none.
+        FleetError: a trigger is unknown, or its number is none.
     """
     triggers = []
     for part in text.split(" or "):
@@ -184,8 +184,6 @@ def parse_triggers(text: str) -> tuple[SampleTrigger, ...]:
         except ValueError as cause:
             raise FleetError(f"--when: {number[:40]!r} behind '{kind}:' is no number") from cause
         triggers.append(from_plain(SampleTrigger, {"kind": kind, **value}, "--when", FleetError))
-    if len({trigger.kind for trigger in triggers}) < len(triggers):
-        raise FleetError("--when: a trigger stands there twice")
     return tuple(triggers)
 
 
@@ -209,6 +207,8 @@ def start(
     parse_selector(selector)
     if window is not None:
         check_window(window)
+    if unknown := {trigger.kind for trigger in triggers} - TRIGGERS.keys():
+        raise FleetError(f"there is no trigger {min(unknown)[:40]!r}, expected {', '.join(TRIGGERS)}")
     now = time.time()
     if not model.isprintable() or not 0 < len(model) <= _MAX_NAME:
         raise FleetError(f"there is no model {model[:40]!r}")

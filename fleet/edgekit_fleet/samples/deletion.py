@@ -1,5 +1,7 @@
 """Deletes samples: their files first, so that none is left that no row names."""
 
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, delete, select
@@ -12,6 +14,7 @@ from edgekit_fleet.store.tables import DeviceRow, SampleRow, SampleSettingRow
 
 _BATCH: Final = 200
 _DAY_S: Final = 86_400.0
+_PART_LIFE_S: Final = 7 * _DAY_S
 
 
 def delete_where(
@@ -46,6 +49,8 @@ def delete_where(
 def delete_unwanted(store: Store, vault: SampleVault, now: float) -> int:
     """Delete samples past their days, and those of revoked devices; returns their number.
 
+    With them go uploads of such devices, and those that none has continued for a week.
+
     `now`: seconds since 1970.
 
     Raises:
@@ -54,12 +59,26 @@ def delete_unwanted(store: Store, vault: SampleVault, now: float) -> int:
     with store.snapshot() as session:
         setting = session.get(SampleSettingRow, SETTING)
         days = None if setting is None else setting.days
+        revoked = set(session.scalars(select(DeviceRow.name).where(DeviceRow.revoked_at.is_not(None))))
     if days is None:
         return 0
-    vault.forget_parts(now)
+    for part in vault.incoming.glob("*/*"):
+        with suppress(FileNotFoundError):  # it was completed just now
+            if part.parent.name in revoked or part.stat().st_mtime < now - _PART_LIFE_S:
+                _remove_part(store, vault, part)
     is_old = SampleRow.received_at < now - days * _DAY_S
     is_revoked = SampleRow.device.in_(select(DeviceRow.name).where(DeviceRow.revoked_at.is_not(None)))
     return sum(
         delete_where(store, vault, condition, "manager", why=why)
         for condition, why in ((is_old, f"older than {days:g} days"), (is_revoked, "revoked device"))
     )
+
+
+def _remove_part(store: Store, vault: SampleVault, part: Path) -> None:
+    """Delete an upload, and the file of its sample if an interruption left that without a row."""
+    sample_id = part.name.partition(".")[0]
+    with store.snapshot() as session:
+        is_stored = session.get(SampleRow, sample_id) is not None
+    if not is_stored:
+        vault.remove(sample_id)
+    part.unlink()

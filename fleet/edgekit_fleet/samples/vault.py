@@ -5,7 +5,6 @@ fleet. The private key lies among the keys of the fleet, so a copy of the bucket
 """
 
 import base64
-import contextlib
 import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 _KEY: Final = "samples.pem"
 _PREFIX: Final = "samples"
 _CACHE: Final = "private, no-store"
-_PART_LIFE_S: Final = 7 * 86_400.0
 
 
 class SampleVault:
@@ -123,13 +121,6 @@ class SampleVault:
             self._bucket.remove(self._name(sample_id))
         else:
             self._path(sample_id).unlink(missing_ok=True)
-
-    def forget_parts(self, now: float) -> None:
-        """Delete uploads that no device has continued for a week; `now` is in seconds since 1970."""
-        for part in self.incoming.glob("*/*"):
-            with contextlib.suppress(FileNotFoundError):  # it was completed just now
-                if part.stat().st_mtime < now - _PART_LIFE_S:
-                    part.unlink()
 
     @functools.cached_property
     def _bucket(self) -> ArtifactStorage:
