@@ -18,7 +18,17 @@ from edgekit_fleet.samples.vault import SampleVault
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import open_store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
-from edgekit_fleet.store.tables import SHARDS, AuditRow, DeviceRow, FailureRow, SampleRow, Table
+from edgekit_fleet.store.tables import (
+    SHARDS,
+    AuditRow,
+    ContentKeyRow,
+    DeviceLogRow,
+    DeviceRow,
+    FailureRow,
+    SampleRow,
+    SecondFactorRow,
+    Table,
+)
 from edgekit_runtime.errors import ConfigError, OutputError
 
 
@@ -99,6 +109,9 @@ def full(tmp_path):
         users.add_user(session, "ann", "correct horse battery", "admin", actor="root")
         tokens.add_token(session, "ci", ["read"], actor="ann")
         session.add(FailureRow(key_sha256="0" * 64, begun_at=1.5, count=3))
+        session.add(ContentKeyRow(key_id="0" * 32, content_key=bytes(range(32)), created_at=1.5))
+        factor = SecondFactorRow(user="ann", secret="0" * 32, is_confirmed=True, recovery_sha256=["1" * 64])
+        session.add(factor)
         session.execute(text("UPDATE devices SET reported = 'null' WHERE name = 'd1' OR reported IS NULL"))
         session.execute(text("UPDATE shards SET epoch = number * 3"))
         name = session.scalars(select(DeviceRow.name).limit(1)).one()
@@ -116,6 +129,9 @@ def full(tmp_path):
     triggers = samples.parse_triggers("random")
     order = samples.start(store, model="detector", selector="all", triggers=triggers, **options)
     with store.transaction() as session:
+        session.add(
+            DeviceLogRow(device=name, request="r1", lines=5, asked_at=1.5, asked_by="ann", answered_at=None)
+        )
         session.add(
             SampleRow(
                 id="0" * 32,
