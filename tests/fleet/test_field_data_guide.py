@@ -89,7 +89,7 @@ def test_commands_of_the_guide_lead_from_an_order_to_a_package(tmp_path, monkeyp
     (tmp_path / "detector.onnx").write_bytes((TINY / "digits_cnn.onnx").read_bytes())
     (tmp_path / "preprocessing.json").write_text(json.dumps(PREPROCESSING))
     (tmp_path / "labels.txt").write_text("".join(f"{digit}\n" for digit in range(10)))
-    shorter = ("--target", "x86-64", "--backend", "ort", "--threads", "1", "--search-seconds", "0", "--json")
+    shorter = ("--backend", "ort", "--threads", "1", "--search-seconds", "0", "--json")
     with isolated_home(tmp_path / "home"):
         outcome = edgekit(*package, *shorter)
     assert outcome.code == 0, outcome

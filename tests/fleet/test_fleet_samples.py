@@ -119,6 +119,7 @@ def test_samples_become_a_folder_with_prepared_labels(site, tmp_path, capsys):
     with np.load(output / f"{3:032x}.npz") as arrays:
         assert arrays["file"].tolist() == [[1.0, 2.0, 3.0]]
     labels = read_rows(output / "labels.csv")
+    assert f"{3:032x}.npz" not in labels  # the packager does not look for it there
     assert labels[f"{1:032x}.jpg"] == {"label": "", "suggestion": "'=cmd|cat"}
     selection = read_rows(output / "selection.csv")
     assert selection[f"{2:032x}.wav"]["probability"] == "0.001"

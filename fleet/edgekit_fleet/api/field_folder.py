@@ -1,7 +1,7 @@
 """Writes samples of a model into a folder that `edgekit package --calibration --eval` takes.
 
 field/<ID>.jpg      the input as it came (.npz for tensors, which have no media type)
-field/labels.csv    file_name, label, suggestion: people fill in `label`
+field/labels.csv    file_name, label, suggestion of all but tensors: people fill in `label`
 field/selection.csv file_name, probability and more: how often a request like this one is selected
 """
 
@@ -80,13 +80,15 @@ def write_field_folder(fleet: FleetCaller, folder: Path, **choice: str) -> tuple
             with write_atomically(folder / name) as file:
                 file.write(content)
             count += 1
-            labels.setdefault(name, {"label": "", "suggestion": _suggest(sample.answer)})
+            if summary.media_type:  # the packager takes labels of arrays from the arrays
+                labels.setdefault(name, {"label": "", "suggestion": _suggest(sample.answer)})
             selection[name] = _describe(summary)
     except OSError as cause:
         raise OutputError(f"cannot write {folder}: {cause}") from cause
     finally:
         if count:
-            _write_rows(folder / LABELS, labels)
+            if labels:
+                _write_rows(folder / LABELS, labels)
             _write_rows(folder / SELECTION, selection)
     return count, faults
 

@@ -171,13 +171,10 @@ def list_command(model: str, device: str, trigger: str, path: Path | None, as_js
 @command.command("get")
 @click.option("--model", required=True, help="Name of the model.")
 @click.option("--device", default="", help="Only of this device.")
-@click.option("--trigger", default="", help="Only those that this trigger drew.")
 @click.option("--order", default="", help="Only of this order.")
 @click.option("-o", "--output", "folder", type=click.Path(path_type=Path, file_okay=False), required=True)
 @folder_and_json_options
-def get(
-    *, model: str, device: str, trigger: str, order: str, folder: Path, path: Path | None, as_json: bool
-) -> None:
+def get(*, model: str, device: str, order: str, folder: Path, path: Path | None, as_json: bool) -> None:
     """Write samples into a folder for `edgekit package`; what it has already is not fetched again.
 
     People fill in the column `label` of its labels.csv; selection.csv has the probabilities of selection, by
@@ -188,9 +185,7 @@ def get(
     with connect(path) as fleet:
         from edgekit_fleet.api.field_folder import write_field_folder
 
-        count, faults = write_field_folder(
-            fleet, folder, model=model, device=device, trigger=trigger, order=order
-        )
+        count, faults = write_field_folder(fleet, folder, model=model, device=device, order=order)
     if as_json:
         print_json({"folder": str(folder), "new": count, "faults": faults})
         return
@@ -198,8 +193,12 @@ def get(
         click.echo(clean(f"left out: {fault}"), err=True)
     click.echo(f"{count} new samples in {folder}")
     if count:
-        click.echo(f"Fill in 'label' in {folder / 'labels.csv'}, then:")
-        click.echo(f"  edgekit package MODEL --calibration {folder} --eval {folder}")
+        labels = folder / "labels.csv"
+        task = (
+            f"Fill in 'label' in {labels}" if labels.exists() else "Add labels as an array 'y' to each .npz"
+        )
+        click.echo(f"{task}, then:")
+        click.echo(f"  edgekit package MODEL --target TARGET --calibration {folder} --eval {folder}")
 
 
 @command.command("delete")
