@@ -86,9 +86,16 @@ def test_too_few_distinct_samples_for_a_fixed_batch_are_refused(tmp_path: Path) 
 
 
 def test_nothing_but_shared_samples_is_refused(tmp_path: Path) -> None:
-    path = data(tmp_path, "c", samples(5, 1)["x"])
+    path, copy = (data(tmp_path, name, samples(5, 1)["x"]) for name in ("c", "e"))
     with pytest.raises(DataError, match=r"5 evaluation samples are calibration samples too .* of 5 too few"):
-        choose_samples(INPUTS, path, path, {})
+        choose_samples(INPUTS, path, copy, {})
+
+
+def test_one_file_for_both_options_is_one_set_that_is_split(tmp_path: Path) -> None:
+    path = data(tmp_path, "c", samples(20, 1)["x"])
+    chosen = choose_samples(INPUTS, path, path, {})
+    assert set(rows(chosen.calibration)).isdisjoint(rows(chosen.evaluation))
+    assert len(rows(chosen.calibration)) + len(rows(chosen.evaluation)) == 20
 
 
 @pytest.mark.parametrize("option", ["calibration", "evaluation"])
