@@ -158,6 +158,8 @@ def test_what_the_manager_never_takes_is_deleted_and_what_it_takes_later_stays(t
         UploadReply(202, 0),
         UploadReply(409, 0),
         UploadReply(500, None),
+        UploadReply(404, None),  # of a server that is no fleet's
+        UploadReply(400, None),  # a proxy cut the body
         UploadReply(202, 10**12),
     ],
 )

@@ -21,7 +21,7 @@ certificate:
                         201: the sample is complete and on the manager's disk, the device deletes it
                         202, `Upload-Offset`: more is wanted from there
                         409, `Upload-Offset`: the part begins elsewhere; go on from there
-                        403, 410, 422: never wanted, the device deletes the sample; 429, 503: later
+                        403, 410, 413, 422: never wanted, the device deletes the sample; all others: later
 """
 
 import json

@@ -21,7 +21,7 @@ _PIECE_BYTES: Final = 4 << 10
 _MAX_REPLY_BYTES: Final = 4 << 10
 _MAX_REPEATS: Final = 3  # requests for one sample beyond twice as many as it has parts
 _DURABLE: Final = (200, 201)
-_REFUSED: Final = (400, 403, 404, 410, 413, 422)
+_REFUSED: Final = (403, 410, 413, 422)
 _GO_ON: Final = (202, 204, 409)
 
 
