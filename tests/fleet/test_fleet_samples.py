@@ -131,6 +131,22 @@ def test_samples_become_a_folder_with_prepared_labels(site, tmp_path, capsys):
     assert read_rows(output / "labels.csv")[f"{1:032x}.jpg"]["label"] == "dog"
 
 
+def test_request_that_was_kept_and_drawn_counts_once(site, tmp_path, capsys):
+    senders, order = [site.sender(name) for name in ("d1", "d2")], site.order(model="detector")
+    kept = {"triggers": ("kept",), "probability": 1.0}
+    sent = [
+        (0, senders[0].seal(order, 1, content=make_picture(), **kept)),
+        (0, senders[0].seal(order, 2, content=make_picture(), probability=0.01)),
+        (0, senders[0].seal(order, 3, content=make_picture(), taken_at=1.8e9 + 0.125)),
+        (1, senders[1].seal(order, 4, content=make_picture())),  # the other device's at the same time
+    ]
+    for index, (sample_id, sealed) in sent:
+        assert senders[index].put(sample_id, sealed).status == 201
+    folder = ("--folder", site.folder.path)
+    assert run_json(capsys, "samples", "get", "--model", "detector", "-o", tmp_path, *folder)["new"] == 3
+    assert sorted(read_rows(tmp_path / "selection.csv")) == [f"{number:032x}.jpg" for number in (1, 3, 4)]
+
+
 def read_rows(path):
     return {row.pop("file_name"): row for row in csv.DictReader(io.StringIO(path.read_text()))}
 

@@ -41,6 +41,7 @@ _SUFFIXES: Final = {
     "video/x-raw": ".png",
     "audio/x-raw": ".wav",
 }
+_KEPT: Final = ("kept",)
 _MAX_PIXELS: Final = 89_000_000
 _MAX_LABEL: Final = 128
 _FORMULA: Final = ("=", "+", "-", "@")  # with which a spreadsheet would compute
@@ -65,7 +66,7 @@ def write_field_folder(fleet: FleetCaller, folder: Path, **choice: str) -> tuple
     labels, selection = _read_rows(folder / LABELS), _read_rows(folder / SELECTION)
     try:
         make_folders(folder)
-        for summary in list_all(fleet, list_samples, ListSamples, **choice):
+        for summary in _leave_out_repeated([*list_all(fleet, list_samples, ListSamples, **choice)]):
             if SAMPLE_ID.fullmatch(summary.id) is None:  # it names files here
                 raise DataError(f"the fleet states a sample {summary.id[:40]!r}")
             name = f"{summary.id}{_find_suffix(summary)}"
@@ -91,6 +92,19 @@ def write_field_folder(fleet: FleetCaller, folder: Path, **choice: str) -> tuple
                 _write_rows(folder / LABELS, labels)
             _write_rows(folder / SELECTION, selection)
     return count, faults
+
+
+def _leave_out_repeated(summaries: list[SampleSummary]) -> list[SampleSummary]:
+    """Return the samples without those drawn of requests that an application kept, too.
+
+    Those kept are all there, each for itself alone; drawn, such a request would count a second time.
+    """
+    kept = {(summary.device, summary.taken_at) for summary in summaries if summary.triggers == _KEPT}
+    return [
+        summary
+        for summary in summaries
+        if summary.triggers == _KEPT or (summary.device, summary.taken_at) not in kept
+    ]
 
 
 def _find_suffix(summary: SampleSummary) -> str:
