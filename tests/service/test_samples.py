@@ -201,6 +201,20 @@ def test_an_application_keeps_the_last_request_or_one_by_its_id(make_site: Calla
     assert ask(site.service, post_bytes("/v2/models/none/keep", b"")).status == 404
 
 
+def test_a_request_that_is_drawn_and_kept_has_one_time(make_site: Callable[..., Site]) -> None:
+    """By it the fleet sees that both samples are of one request."""
+    site = make_site()
+    site.order(make_order("random", "kept"))
+    site.draw_next(SURE, 0)
+    post(site.service, encode(draw(red=(2, 1)), "JPEG"))
+
+    assert ask(site.service, post_bytes("/v2/models/cells/keep", b"")).status == 200
+
+    headers = [sample.header for sample in site.open_samples(2)]
+    assert sorted(header.triggers for header in headers) == [("kept",), ("random",)]
+    assert len({header.taken_at for header in headers}) == 1
+
+
 def test_the_owner_forbids_and_what_waits_is_deleted(make_site: Callable[..., Site], tmp_path: Path) -> None:
     before = SampleFolder(tmp_path / "samples")
     before.write("cells", ("o-cells", "random"), "a" * 32, b"sealed")
