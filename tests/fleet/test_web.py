@@ -263,6 +263,10 @@ def invite(site, name):
     return EnrolmentCode.parse(invitation.code)
 
 
+def list_public_keys(config):
+    return list((config / "keys").glob(f"*{PUBLIC_KEY_SUFFIX}"))
+
+
 def test_renewal_changes_neither_package_keys_nor_whom_the_device_obeys(site, monkeypatch, tmp_path):
     served, config = tmp_path / "served", tmp_path / "device"
     monkeypatch.setattr("edgekit_fleet.web.app.find_keys_folder", lambda: served)
@@ -274,12 +278,12 @@ def test_renewal_changes_neither_package_keys_nor_whom_the_device_obeys(site, mo
     (served / f"second{PUBLIC_KEY_SUFFIX}").write_text("a thief's")
     site.repository.rotate(time.time(), roles=["manager", "root"])
     renewed = renew(config).enrolment
-    assert [path.read_text() for path in (config / "keys").iterdir()] == ["the vendor's"]
+    assert [path.read_text() for path in list_public_keys(config)] == ["the vendor's"]
     assert renewed.package_keys == (PackageKey(name="vendor", public_key="the vendor's"),)
     assert renewed.tuf_root == first
     (config / "keys" / f"vendor{PUBLIC_KEY_SUFFIX}").unlink()  # trusted no longer, by hand
     renew(config)
-    assert list((config / "keys").iterdir()) == []
+    assert list(list_public_keys(config)) == []
 
 
 @pytest.mark.parametrize("is_same", [True, False])
@@ -341,7 +345,7 @@ def test_move_to_another_fleet_that_is_cut_off_leaves_the_old_trust(site, monkey
         assert (config / "keys" / f"old{PUBLIC_KEY_SUFFIX}").exists()
         enrol(code, config, {})
     other.store.close()
-    assert [path.name for path in (config / "keys").iterdir()] == [f"new{PUBLIC_KEY_SUFFIX}"]
+    assert [path.name for path in list_public_keys(config)] == [f"new{PUBLIC_KEY_SUFFIX}"]
 
 
 def test_device_that_enrols_after_an_exchange_obeys_the_new_key_alone(site):

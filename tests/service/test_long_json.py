@@ -304,7 +304,7 @@ def test_client_that_goes_leaves_no_work_behind(monkeypatch: pytest.MonkeyPatch,
     lane = FakeLane(compute=lambda _given: RequestError(500, "seen"))
     codec = make_codec(TensorSpec("x", "float32", ("N",)))
     metrics, loaded = SimpleNamespace(refused=0), SimpleNamespace(remote=None)
-    served = SimpleNamespace(codec=codec, lane=lane, metrics=metrics, loaded=loaded)
+    served = SimpleNamespace(codec=codec, lane=lane, metrics=metrics, loaded=loaded, sampler=None)
     lane.attempt = lambda _inputs: None  # type: ignore[attr-defined]
     models: Any = SimpleNamespace(find=lambda _name, _version: served)
     connection: Any = SimpleNamespace(

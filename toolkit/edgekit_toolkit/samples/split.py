@@ -118,7 +118,7 @@ def choose_samples(
         return _from_one(second, "--eval", "user", notes)
     if second is None:
         return _from_one(first, "--calibration", "held-out part of calibration", notes)
-    if calibration == evaluation:
+    if calibration == evaluation and first.names == second.names:  # no parts of their own for both
         unlabelled = _unlabelled(calibration, inputs, training, second)
         if unlabelled is None:
             return _from_one(second, "one folder", "user", notes)
