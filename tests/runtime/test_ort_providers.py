@@ -82,6 +82,7 @@ def test_gpu_that_does_not_work_gives_way_to_the_processor_with_the_reason(
 def test_plain_wheel_runs_on_the_processor_without_a_word(
     sessions: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.WARNING)
     assert sessions().provider == "cpu"
     assert not caplog.records
 

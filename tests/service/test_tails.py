@@ -1,5 +1,6 @@
 import contextlib
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,7 @@ def test_tail_that_decodes_photographs_passes_its_self_test_on_a_gpu(
     part.outputs = {"mean": decoded.mean(axis=(0, 1), dtype=np.float32)[None]}
     write_split(maker, tmp_path / "split.edgepkg", part)
     opened = give_gpu(monkeypatch)
+    caplog.set_level(logging.WARNING, "edgekit_runtime")
     with read_package(tmp_path / "split.edgepkg", maker.trust) as package:
         open_session(package.select_submodel(part.name)).close()
     assert list(opened[-1]) == [CUDA, CPU]
