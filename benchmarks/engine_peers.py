@@ -326,7 +326,7 @@ class Bench:
                 print(f"{path.name}: {refusal.read_text().strip()[-200:]}", file=sys.stderr)
 
     def _find_drops(self, subject: Subject, files: Mapping[Path, str], cache: Path) -> dict[str, float]:
-        """Return by file name by how much less each scores than the float model, of those that run.
+        """Return file name -> drop in score against the float model, for the files that run.
 
         `files`: path -> engine.
         """

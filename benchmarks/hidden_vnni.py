@@ -45,7 +45,7 @@ def hide_vnni(folder: Path) -> dict[str, str]:
 
 
 def _patch(library: Path) -> None:
-    """Put a breakpoint in the place of each CPUID of a library."""
+    """Replace each CPUID instruction of a library by a breakpoint."""
     content = bytearray(library.read_bytes())
     sections = subprocess.run(["objdump", "-h", library], capture_output=True, text=True, check=True).stdout
     text = re.search(r"\.text +\w+ +(\w+) +\w+ +(\w+)", sections)

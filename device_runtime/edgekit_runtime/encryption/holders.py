@@ -24,7 +24,7 @@ class KeyHolder:
 
     Attributes:
         name: name in `device-key.json`.
-        sentence: what the holder protects against, for people.
+        sentence: against whom the holder protects the key, as `status` shows it.
         is_available: whether it can hold a key on this machine now.
         create: makes a key; returns what to store and the public key as an uncompressed point.
         open: returns the exchange with the private key of what was stored. It and the exchange raise

@@ -147,7 +147,7 @@ class SampleHeader:
         order: `id` of the order.
         model, version, package_sha256: package that answered; the digest is that of its manifest.
         taken_at: seconds since 1970 by the clock of the device.
-        triggers: kinds of those that drew it.
+        triggers: kinds of the triggers that drew it.
         probability: of the selection of this request; 1 for `kept` alone.
         media_type: such as `image/jpeg`; empty for tensors.
         tensors: the input tensors, whose values follow each other in the input: C order, little endian.

@@ -2,7 +2,8 @@
 
     samples/MODEL/ORDER.KIND.ID     content: see `protocol.samples`; its time is that of the request
 
-Names say all that the device itself knows of a sample later. Anything else in the folder is no sample.
+The device cannot read a sealed sample, so its name states what the device needs later. Files with other
+names are not samples.
 """
 
 import contextlib

@@ -271,7 +271,7 @@ class JsonChild(ChildProcess):
             )
             undo.pop_all()
         self._near, self._received = near, bytearray()
-        self.descriptors: list[int] = []  # that came with documents; whoever takes one out closes it
+        self.descriptors: list[int] = []  # received with documents; the code that removes one closes it
 
     def send(self, document: Any, limit_s: float) -> None:
         """Send one document.

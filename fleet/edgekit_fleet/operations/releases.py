@@ -131,20 +131,33 @@ def make_release(
     ]
     with store.transaction() as session:
         name = name or _choose_name(session, now)
-        session.add(ReleaseRow(name=name, created_at=now, created_by=actor, note=note))
-        session.flush()
-        for row in rows:
-            row.release, row.allows_plain = name, allow_plain and not is_encrypted
-        session.add_all(rows)
-        keys = [package.key for package in packages if package.key is not None]
-        session.add_all(
-            ContentKeyRow(key_id=key.key_id, content_key=key.secret, created_at=now) for key in keys
-        )
-        digests = {manifest.file_name: manifest.sha256 for _, manifest in manifests}
-        detail = {"note": note, "packages": digests, "encrypted": is_encrypted, "allows_plain": allow_plain}
-        audit.record(session, actor, "release.make", name, **detail)
+        release = ReleaseRow(name=name, created_at=now, created_by=actor, note=note)
+        _record(session, release, rows, packages, allow_plain=allow_plain)
     _offer_again(repository, targets, now)
     return find_release(store, name)
+
+
+def _record(
+    session: Session,
+    release: ReleaseRow,
+    rows: Sequence[ReleasePackageRow],
+    packages: Sequence[NewPackage],
+    *,
+    allow_plain: bool,
+) -> None:
+    keys = [package.key for package in packages if package.key is not None]
+    session.add(release)
+    session.flush()
+    for row in rows:
+        row.release, row.allows_plain = release.name, allow_plain and not keys
+    session.add_all(rows)
+    session.add_all(
+        ContentKeyRow(key_id=key.key_id, content_key=key.secret, created_at=release.created_at)
+        for key in keys
+    )
+    digests = {package.manifest.file_name: package.manifest.sha256 for package in packages}
+    stated = {"packages": digests, "encrypted": bool(keys), "allows_plain": allow_plain}
+    audit.record(session, release.created_by, "release.make", release.name, note=release.note, **stated)
 
 
 def _offer_again(repository: TufRepository, targets: Sequence[NewTarget], now: float) -> None:

@@ -17,7 +17,7 @@ from edgekit_runtime.protocol.device_settings import SETTINGS
 
 if TYPE_CHECKING:
     from edgekit_fleet.api.client import FleetCaller
-    from edgekit_fleet.operations.devices import DeviceSummary
+    from edgekit_fleet.operations.devices import DeviceDetail, DeviceSummary
 
 _LOGS_S = 30.0
 _PAUSE_S = 0.25
@@ -69,7 +69,11 @@ def command(
         device = fleet.call(get_device, Named(name=name))
     if as_json:
         print_json(device)
-        return
+    else:
+        _show(device)
+
+
+def _show(device: DeviceDetail) -> None:
     from edgekit_host.terminal import open_console, print_line, print_section
 
     console = open_console()
