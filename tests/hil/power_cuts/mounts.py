@@ -15,7 +15,7 @@ from typing import Final
 
 from edgekit_runtime.errors import OutputError
 
-_MEMORY: Final = Path("/dev/shm")  # noqa: S108  # a new mount that only this process sees
+_EMPTY_FOLDERS: Final = ("/mnt", "/media", "/srv")  # a mount on one that is empty hides nothing
 _PROGRAMS: Final = {"qemu-storage-daemon": "qemu-utils", "mke2fs": "e2fsprogs"}
 _CAP_SYS_ADMIN: Final = 21
 _CLONE_NEWNS: Final = 0x20000
@@ -63,10 +63,17 @@ def enter_private_memory(size_bytes: int) -> Path:
     Raises:
         OutputError: the system refuses it.
     """
+    folder = next(
+        (path for path in map(Path, _EMPTY_FOLDERS) if path.is_dir() and not any(path.iterdir())), None
+    )
+    if folder is None:
+        raise OutputError(
+            f"power cuts need an empty folder to mount memory on: one of {', '.join(_EMPTY_FOLDERS)}"
+        )
     _call("unshare", _CLONE_NEWNS)
     _call("mount", None, b"/", None, _MS_REC_PRIVATE, None)
-    _call("mount", b"tmpfs", os.fsencode(_MEMORY), b"tmpfs", 0, f"size={size_bytes}".encode())
-    return _MEMORY
+    _call("mount", b"tmpfs", os.fsencode(folder), b"tmpfs", 0, f"size={size_bytes}".encode())
+    return folder
 
 
 def mount(source: Path, folder: Path, options: str) -> None:
