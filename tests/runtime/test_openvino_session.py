@@ -165,6 +165,29 @@ def test_engine_that_ends_its_process_over_a_model_is_a_refusal(
         openings.check("openvino", relu(), {})
 
 
+@needs_openvino
+def test_bfloat16_is_computed_where_the_processor_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgekit_runtime.sessions import openvino
+
+    rng = np.random.default_rng(0)
+    shapes = [value("x", 1, [8, 256]), value("y", 1, None)]
+    weights = rng.normal(size=(256, 256)).astype(np.float32)
+    model = make_model([helper.make_node("MatMul", ["x", "w"], ["y"])], shapes[:1], shapes[1:], w=weights)
+    feeds = {"x": rng.normal(size=(8, 256)).astype(np.float32)}
+
+    def error(precision: str) -> float:
+        with contextlib.closing(open_model("openvino", model, {"precision": precision})) as session:
+            expected = feeds["x"].astype(np.float64) @ weights
+            return float(np.abs(session.run(feeds)["y"] - expected).max() / np.ptp(expected))
+
+    assert error("float32") < 1e-5
+    assert (1e-4 < error("bfloat16") < 1e-2) == openvino.computes_bfloat16()
+    monkeypatch.setattr(openvino, "computes_bfloat16", lambda: False)
+    assert error("bfloat16") < 1e-5
+    with pytest.raises(BackendError, match="precision"):
+        error("float8")
+
+
 def test_import_leaves_telemetry_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "openvino_telemetry.py").write_text("raise SystemExit('an event was sent')")
     text = "try:\n    import openvino_telemetry\nexcept ImportError:\n    pass\nraise ImportError('no more')"

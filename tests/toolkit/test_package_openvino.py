@@ -10,14 +10,17 @@ import pytest
 from onnx import numpy_helper
 from tests.toolkit.package_run import mlp, package, read_only, samples, saved, tiny
 
+from edgekit_runtime.package.archive import read_package, write_package
 from edgekit_runtime.sessions import open_session
+from edgekit_runtime.sessions.selftest import run_selftest
+from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.ort_options import stated_options
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.pipeline.run import JudgedCandidate, Run
 from edgekit_toolkit.pipeline.search import search
-from edgekit_toolkit.quantize.forms import STATIC_INT8
+from edgekit_toolkit.quantize.forms import BFLOAT16_ARITHMETIC, STATIC_INT8
 from edgekit_toolkit.selection.budget import parse_budget
 from edgekit_toolkit.targets.loader import load_target
 from edgekit_toolkit.targets.spec import Target
@@ -74,6 +77,27 @@ def test_package_is_judged_made_and_run_on_openvino(tmp_path: Path) -> None:
             shape = [1 if isinstance(size, str) else size for size in spec.shape]
             (output,) = session.run({spec.name: np.zeros(shape, np.float32)}).values()
             assert np.isfinite(output).all()
+
+
+@needs_openvino
+def test_form_in_bfloat16_passes_its_self_test_on_processors_with_and_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgekit_runtime.sessions import openvino
+
+    if not openvino.computes_bfloat16():
+        pytest.skip("this processor has no bfloat16 arithmetic")
+    run = run_search(tmp_path, load_target("x86-64"), "openvino")
+    (candidate,) = (entry for entry in run.candidates if entry.form.kind == BFLOAT16_ARITHMETIC)
+    keys = tmp_path / "keys"
+    path = tmp_path / "net.edgepkg"
+    write_package(path, candidate.package.manifest, candidate.package.artifacts, load_signer(folder=keys))
+    with read_package(path, TrustStore.from_folder(keys)) as opened:
+        assert opened.manifest.backend.options["precision"] == "bfloat16"
+        for has_bfloat16 in (True, False):
+            monkeypatch.setattr(openvino, "computes_bfloat16", lambda has=has_bfloat16: has)
+            with contextlib.closing(open_session(opened)) as session:
+                assert run_selftest(session, opened).passed
 
 
 @needs_openvino

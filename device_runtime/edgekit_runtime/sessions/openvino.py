@@ -1,17 +1,17 @@
 """The OpenVINO backend: ONNX models on the CPU.
 
 Importing this module does not import OpenVINO. Its telemetry, a distribution of its own, stays off. Float
-models are computed in float32, also by processors that have bfloat16.
+models are computed in float32, also by processors that have bfloat16, unless the package allows that.
 """
 
 import io
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 
@@ -39,9 +39,12 @@ class OpenVinoOptions:
     Attributes:
         threads: number of threads that share one inference; None is one for each core that the process may
             use.
+        precision: of the arithmetic of floats. `bfloat16` is for processors that have it (AVX-512 BF16, AMX);
+            others compute such a model in float32, since they would only emulate it, slowly.
     """
 
     threads: Annotated[int | None, Range(1, MAX_THREADS)] = None
+    precision: Literal["float32", "bfloat16"] = "float32"
 
 
 class OpenVinoSession:
@@ -67,11 +70,13 @@ class OpenVinoSession:
             BackendError: OpenVINO refused the model, or an input or output is not a plain tensor.
         """
         openvino = _import_engine()
+        options = options or OpenVinoOptions()
+        in_bfloat16 = options.precision == "bfloat16" and computes_bfloat16()
         settings = {
-            "INFERENCE_NUM_THREADS": (options or OpenVinoOptions()).threads or count_cores(),
+            "INFERENCE_NUM_THREADS": options.threads or count_cores(),
             "NUM_STREAMS": 1,
             "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_PRECISION_HINT": "bf16" if in_bfloat16 else "f32",
             "ENABLE_CPU_PINNING": False,  # several models share the cores
         }
         self._lock = threading.RLock()
@@ -120,6 +125,16 @@ class OpenVinoSession:
         """Free the model once a run under way has ended; a second call does nothing."""
         with self._lock:
             self._request = None
+
+
+def computes_bfloat16() -> bool:
+    """Return whether OpenVINO has bfloat16 arithmetic of this processor.
+
+    Raises:
+        EngineMissingError: OpenVINO is not installed, or cannot be loaded.
+    """
+    capabilities: Sequence[str] = _import_engine().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return "BF16" in capabilities
 
 
 def _import_engine() -> ModuleType:

@@ -6,11 +6,13 @@ from typing import Final
 import onnx
 
 from edgekit_runtime.engines.openvino import OPENVINO
+from edgekit_runtime.sessions.openvino import computes_bfloat16
 from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_toolkit.engines.ort import require_onnx
 from edgekit_toolkit.engines.record import EngineSupport, ModelMaker, register_support
 from edgekit_toolkit.models.model import Model
-from edgekit_toolkit.models.openvino import OpenVinoModel
+from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.models.openvino import BFloat16Model, OpenVinoModel
 from edgekit_toolkit.quantize import forms, scheme
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
@@ -19,6 +21,10 @@ from edgekit_toolkit.targets.spec import Target
 
 
 class _OpenVinoQuantizer(OnnxQuantizer):
+    def build(self, form: Form) -> OnnxModel | None:
+        built = super().build(form)
+        return None if built is None else _model_of(built.proto, form)
+
     def why_no_static_int8(self) -> str | None:
         """Return why no static int8 form is made: its outputs here may not be those of the target."""
         if saturates() and not self.scheme.is_narrow:
@@ -32,14 +38,21 @@ class _OpenVinoQuantizer(OnnxQuantizer):
         """None: those that are looked for are onnxruntime's."""
 
 
+def _model_of(built: onnx.ModelProto, form: Form) -> OpenVinoModel:
+    return BFloat16Model(built) if form.kind == forms.BFLOAT16_ARITHMETIC else OpenVinoModel(built)
+
+
 def _open_quantizer(model: Model, target: Target, *, threads: int, **_conversion: object) -> Quantizer:
     codes = scheme.OPENVINO_7BIT if target.quantization.reduce_range else scheme.OPENVINO
-    return _OpenVinoQuantizer(require_onnx(model).proto, codes, threads=threads, make=OpenVinoModel)
+    quantizer = _OpenVinoQuantizer(require_onnx(model).proto, codes, threads=threads, make=OpenVinoModel)
+    if computes_bfloat16():
+        quantizer.labels = {**quantizer.labels, forms.BFLOAT16_ARITHMETIC: "bfloat16 arithmetic"}
+    return quantizer
 
 
 def _build(model: Model, form: Form, _dims: Mapping[str, int]) -> Model | None:
     built = forms.build(require_onnx(model).proto, form)
-    return None if built is None else OpenVinoModel(built)
+    return None if built is None else _model_of(built, form)
 
 
 def _take_codes(coded: onnx.ModelProto, _floats: onnx.ModelProto) -> Model:
@@ -55,7 +68,15 @@ SUPPORT: Final = register_support(
             convert=OpenVinoModel,
             convert_codes=_take_codes,
         ),
-        kinds=frozenset({forms.FLOAT32, forms.FLOAT16_WEIGHTS, forms.INT8_WEIGHTS, forms.STATIC_INT8}),
+        kinds=frozenset(
+            {
+                forms.FLOAT32,
+                forms.FLOAT16_WEIGHTS,
+                forms.BFLOAT16_ARITHMETIC,
+                forms.INT8_WEIGHTS,
+                forms.STATIC_INT8,
+            }
+        ),
         tools=("openvino",),
         judged_on=OPENVINO.name,
         competes=True,

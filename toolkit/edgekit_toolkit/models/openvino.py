@@ -23,7 +23,6 @@ class OpenVinoModel(OnnxModel):
 
     @property
     def options(self) -> Mapping[str, JsonValue]:
-        """None: the defaults suit every model."""
         return {}
 
     def open(
@@ -43,7 +42,19 @@ class OpenVinoModel(OnnxModel):
         return run
 
     def open_session(self, *, threads: int) -> "OpenVinoSession":  # type: ignore[override]
-        return open_openvino(self.content, threads)
+        return open_openvino(self.content, threads, self.options)
 
     def estimate_memory(self, dims: Mapping[str, int], *, blocked_layout: bool) -> MemoryEstimate | None:
         """None: it is measured here."""
+
+
+class BFloat16Model(OpenVinoModel):
+    """A float model that OpenVINO computes in bfloat16 where the processor has it; see `Model`."""
+
+    @property
+    def options(self) -> Mapping[str, JsonValue]:
+        return {"precision": "bfloat16"}
+
+    def computes_in_codes(self) -> bool:
+        """True: its outputs are as far from those of float32 as those of 8-bit codes."""
+        return True

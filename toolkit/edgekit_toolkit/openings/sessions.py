@@ -4,9 +4,12 @@ A child opens each model first (`model_opening`), whatever the model is: the use
 form, a part of it, or a program of ours. Code with other settings than a device's calls `check_opening`.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.sessions.options import read_options
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_toolkit.openings.model_opening import Feeds, check_opening
 
@@ -43,8 +46,13 @@ def open_litert(content: bytes, options: "LiteRtOptions | None" = None) -> "Lite
     return LiteRtSession(content, options)
 
 
-def open_openvino(content: bytes, threads: int) -> "OpenVinoSession":
+def open_openvino(content: bytes, threads: int, options: Mapping[str, JsonValue]) -> "OpenVinoSession":
     """Return OpenVINO's session of a model.
+
+    Args:
+        content: ONNX model.
+        threads: threads of one inference.
+        options: other `OpenVinoOptions`.
 
     Raises:
         BackendError: OpenVINO refuses the model, or would end this process.
@@ -52,5 +60,5 @@ def open_openvino(content: bytes, threads: int) -> "OpenVinoSession":
     """
     from edgekit_runtime.sessions.openvino import OpenVinoOptions, OpenVinoSession
 
-    check_opening("openvino", content, {})
-    return OpenVinoSession(content, OpenVinoOptions(threads))
+    check_opening("openvino", content, options)
+    return OpenVinoSession(content, read_options(OpenVinoOptions, "openvino", options, threads))

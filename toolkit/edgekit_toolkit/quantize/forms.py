@@ -46,9 +46,18 @@ INT8_WEIGHTS: Final = "int8-weights"
 INT4_WEIGHTS: Final = "int4-weights"
 DYNAMIC_INT8: Final = "dynamic-int8"
 STATIC_INT8: Final = "static-int8"
+BFLOAT16_ARITHMETIC: Final = "bfloat16-arithmetic"
 FLOAT16_ARITHMETIC: Final = "float16-arithmetic"
 _SHA256: Final = re.compile("[0-9a-f]{64}")
-KINDS: Final = (FLOAT32, FLOAT16_WEIGHTS, INT8_WEIGHTS, INT4_WEIGHTS, DYNAMIC_INT8, STATIC_INT8)
+KINDS: Final = (
+    FLOAT32,
+    FLOAT16_WEIGHTS,
+    BFLOAT16_ARITHMETIC,
+    INT8_WEIGHTS,
+    INT4_WEIGHTS,
+    DYNAMIC_INT8,
+    STATIC_INT8,
+)
 """Those that a search tries."""
 UNTIMED_KINDS: Final = (FLOAT16_ARITHMETIC,)
 """Those that are made on request, since no processor here can time them."""
@@ -248,6 +257,8 @@ def _build_named(model: onnx.ModelProto, form: Form) -> onnx.ModelProto | None:
         return model
     if form.kind == FLOAT16_WEIGHTS:
         return storage.half_weights(model)
+    if form.kind == BFLOAT16_ARITHMETIC:
+        return storage.half_weights(model) or model
     if form.kind == INT8_WEIGHTS:
         return _int8_weights(model, form)
     built = _quantized(model, form)
