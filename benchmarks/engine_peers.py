@@ -6,8 +6,10 @@ Tools: onnxruntime's quantize_static, ai-edge-quantizer, NNCF, and float32 of on
 and ncnn, each with one thread and with all cores. Those that lose more than a point of the float model's
 score on the evaluation samples take no part. Peers run on the bare engine; the package by edgekit's session,
 which checks inputs, and its model on the bare engine too. Each is a process of its own; they take turns, and
-the others are stopped. The first decile of each one's turns counts: other work only adds time. Models and
-packages are kept in `benchmarks/.cache/engine_peers`; `--fresh` makes the packages again.
+the others are stopped. The first decile of each one's turns counts: other work only adds time. OpenVINO's
+float models run as it does by default, in bfloat16 where the processor has that. LiteRT's peers are converted
+by edgekit: LiteRT has no tool for ONNX. Models and packages are kept in `benchmarks/.cache/engine_peers`;
+`--fresh` makes the packages again.
 
 `--without-vnni` hides AVX-512 and VNNI from all engines (`hidden_vnni.py`) and packages for x86-64-avx2.
 """
@@ -407,11 +409,16 @@ def main() -> None:
         print_row(*comparison.cells())
         rows: list[dict[str, Any]] = [asdict(row) for row in comparisons]
         write_json(options.json, json.loads(json.dumps({"machine": host, "rows": rows}, default=str)))
-    for title, ratios in zip(
-        Comparison.HEADS[-4:], zip(*(row.ratios for row in comparisons), strict=True), strict=True
-    ):
-        mean = math.exp(statistics.mean(map(math.log, ratios)))
-        print(f"{title}: geometric mean {mean:.2f}, worst {max(ratios):.2f}")
+    columns = dict(
+        zip(Comparison.HEADS[-4:], zip(*(row.ratios for row in comparisons), strict=True), strict=True)
+    )
+    for engine in ENGINES:
+        ratios = (row.model.ratio_to([row.best[engine]]) for row in comparisons if engine in row.best)
+        columns[f"x best of {engine} alone"] = tuple(ratios)
+    for title, ratios in columns.items():
+        if ratios:
+            mean = math.exp(statistics.mean(map(math.log, ratios)))
+            print(f"{title}: geometric mean {mean:.2f} of {len(ratios)}, worst {max(ratios):.2f}")
     print(f"{len(comparisons)} models, load at the end {os.getloadavg()[0]:.1f}")
 
 
