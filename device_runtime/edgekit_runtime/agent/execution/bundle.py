@@ -7,7 +7,7 @@
 It replaces broker and web server, and nothing else: the agent checks, decides, installs and reports as over a
 network. Messages that it would have published go into a file of results.
 
-Source: docs/guide/fleet-bundle.md.
+Source: docs/guide/fleet.md.
 """
 
 import base64
