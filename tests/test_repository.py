@@ -92,16 +92,30 @@ def test_commands_are_executable_and_parse() -> None:
         subprocess.run([shell, "-n", ROOT / name], check=True)
 
 
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(path: Path) -> set[str]:
+    """Return the anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ +(.*)", without_code(path.read_text()), flags=re.MULTILINE)
+    shown = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in shown}
+
+
 @needs_git
-def test_links_between_documents_lead_to_files() -> None:
+def test_links_between_documents_lead_to_files_and_headings() -> None:
     broken = []
     for name, text in texts():
-        if name.endswith(".md"):
-            prose = re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)
-            for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose):
-                if "://" not in target and not target.startswith("mailto:"):
-                    path = (ROOT / name).parent / target
-                    broken += [f"{name}: {target}"] if not path.exists() else []
+        if not name.endswith(".md"):
+            continue
+        prose = re.sub(r"`[^`]*`", "", without_code(text))
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)[^)]*\)", prose):
+            if "://" in target or target.startswith("mailto:"):
+                continue
+            path = (ROOT / name).parent / target if target else ROOT / name
+            leads = path.exists() and (not anchor or path.suffix != ".md" or anchor in anchors(path))
+            broken += [] if leads else [f"{name}: {target}#{anchor}"]
     assert broken == []
 
 
