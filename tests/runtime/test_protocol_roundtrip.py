@@ -159,7 +159,7 @@ def test_path_of_the_client_is_the_one_that_the_service_parses(name: str, versio
 # Responses
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)  # 200 in the long run
 @given(named_arrays(is_finite=True), st.data(), st.none() | st.text(min_size=1, max_size=9))
 def test_response_of_the_service_is_read_to_its_arrays(
     outputs: dict[str, Array], data: st.DataObject, request_id: str | None

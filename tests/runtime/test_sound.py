@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.signal import resample_poly
 
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.preprocessing.audio import AudioRules
@@ -115,6 +114,8 @@ def test_damaged_files_are_refused_with_a_reason(file: bytes, reason: str) -> No
     [(48000, 16000), (44100, 16000), (8000, 16000), (16000, 44100), (11025, 16000), (192000, 11025)],
 )
 def test_resampling_is_that_of_scipy(rate: int, target: int, count: int) -> None:
+    from scipy.signal import resample_poly  # a second, in each process that collects tests
+
     samples = np.random.default_rng(count).normal(size=count).astype(np.float32)
     expected = resample_poly(samples.astype(np.float64), target, rate)
     np.testing.assert_allclose(resample(samples, rate, target), expected, atol=1e-5)

@@ -2,6 +2,7 @@ import importlib
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -265,18 +266,6 @@ def make(maker: Any, tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def test_every_engine_that_is_here_takes_part(make: Callable[..., Path]) -> None:
-    with read_package(make(ABSENT), TrustStore.from_folder(find_keys_folder())) as package:
-        result = hold_tournament(package, find_keys_folder(), seconds=QUICK_S)
-    assert [entrant.name for entrant in result.entrants] == [
-        "absent model.onnx", "litert model.tflite", "ort model.onnx",
-    ]  # fmt: skip
-    assert "no backend 'absent'" in str(result.entrants[0].reason)
-    assert [entrant.latency is not None for entrant in result.entrants] == [False, True, True]
-    assert result.winner is not None
-    assert result.winner.choice in {BackendChoice("litert", "model.tflite", {"threads": 1}), ORT}
-
-
 def test_an_engine_that_computes_something_else_takes_no_part(
     make: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -298,14 +287,20 @@ def test_an_engine_that_computes_something_else_takes_no_part(
     assert document["winner"] == "ort model.onnx"
 
 
-def test_the_command_prints_a_table_and_keeps_the_winner(
+def test_the_command_prints_a_table_of_every_engine_and_keeps_the_winner(
     make: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert main(["tournament", "--threads", "1", *QUICK, str(make(LITERT))]) == 0
+    assert main(["tournament", "--threads", "1", *QUICK, str(make(ABSENT))]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "median ms" in lines[0]
-    assert [line.split()[0] for line in lines[1:]] == ["litert", "ort", "kept:"]
-    assert list((tmp_path / "cache" / "tournament").glob("*.json"))
+    assert [line.split()[:2] for line in lines[1:4]] == [
+        *(["absent", "model.onnx"], ["litert", "model.tflite"], ["ort", "model.onnx"]),
+    ]
+    assert "no backend 'absent'" in lines[1]
+    assert [bool(re.search(r"\d\.\d", line)) for line in lines[1:4]] == [False, True, True]
+    assert lines[4].split()[0] == "kept:"
+    (kept,) = (tmp_path / "cache" / "tournament").glob("*.json")
+    assert json.loads(kept.read_text())["place"] in (1, 2)
 
 
 def test_a_cache_that_cannot_be_written_does_not_hide_the_table(

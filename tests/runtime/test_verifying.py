@@ -1,6 +1,7 @@
 """Signatures verified in another process: the verdicts are those of `TrustStore`, and it fails closed."""
 
 import contextlib
+import functools
 import hashlib
 import os
 import signal
@@ -134,22 +135,22 @@ def test_processes_that_all_hang_are_given_up_in_the_time_of_one(
         assert time.monotonic() - began_s < 10  # 12 for two times that of one
 
 
-@pytest.mark.parametrize("spare", range(10))
-def test_a_lack_of_descriptors_is_no_verdict(
-    maker: Any, keys: Path, trust: VerifyingProcess, spare: int
-) -> None:
+def test_a_lack_of_descriptors_is_no_verdict(maker: Any, keys: Path, trust: VerifyingProcess) -> None:
     trust.stop_when_idle()
-    envelope = maker.signer(PAYLOAD)
-    with without_descriptors(os.getpid(), spare):
-        for ask in (
-            lambda: trust.verify(envelope, PACKAGE_PREDICATE_TYPE, "x"),
-            trust.check_keys,
-            lambda: TrustStore.from_folder(keys).verify(envelope, PACKAGE_PREDICATE_TYPE, "x"),
-        ):
-            with contextlib.suppress(UnavailableError):
-                ask()
-                assert spare, "the keys were read without a descriptor"
-    trust.verify(envelope, PACKAGE_PREDICATE_TYPE, "x")
+    for spare in range(10):
+        # Each has an envelope of its own, since what was verified once is remembered.
+        statement = Statement("manifest.json", str(spare) * 64, PACKAGE_PREDICATE_TYPE, {})
+        question = maker.signer(statement.to_bytes()), PACKAGE_PREDICATE_TYPE, "x"
+        with without_descriptors(os.getpid(), spare):
+            for ask in (
+                functools.partial(trust.verify, *question),
+                trust.check_keys,
+                lambda question=question: TrustStore.from_folder(keys).verify(*question),
+            ):
+                with contextlib.suppress(UnavailableError):
+                    ask()
+                    assert spare, "the keys were read without a descriptor"
+        trust.verify(*question)
 
 
 def test_what_is_printed_in_the_process_is_no_answer(

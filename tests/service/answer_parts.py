@@ -1,5 +1,6 @@
 """A detector of red and green cells, and requests with media."""
 
+import functools
 import http.client
 import io
 import json
@@ -70,6 +71,15 @@ def make_cell_detector(shift: int = 0) -> bytes:
     return content
 
 
+@functools.cache
+def make_golden(shift: int) -> tuple[bytes, Array, Array]:
+    """Return the detector, its golden input and its golden output."""
+    content = make_cell_detector(shift)
+    pixels = np.random.default_rng(0).integers(0, 256, (1, 3, SIDE, SIDE)).astype(np.float32)
+    (boxes,) = onnxruntime.InferenceSession(content).run(None, {"pixels": pixels})
+    return content, pixels, boxes
+
+
 def write_cell_detector(
     maker: PackageMaker,
     path: Path,
@@ -81,9 +91,7 @@ def write_cell_detector(
     figures: Mapping[str, Any] | None = None,
     shift: int = 0,
 ) -> None:
-    content = make_cell_detector(shift)
-    pixels = np.random.default_rng(0).integers(0, 256, (1, 3, SIDE, SIDE)).astype(np.float32)
-    boxes = onnxruntime.InferenceSession(content).run(None, {"pixels": pixels})[0]
+    content, pixels, boxes = make_golden(shift)
     attachments = {"labels": labels}
     if preprocessing is not None:
         attachments["preprocessing"] = encode_json(dict(preprocessing))

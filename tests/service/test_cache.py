@@ -282,7 +282,7 @@ STEP = st.one_of(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)  # 200 in the long run
 @given(steps=st.lists(STEP, max_size=60), max_bytes=st.sampled_from([1, 600, 1200, 1 << 20]))
 def test_every_call_is_answered_exactly_once_and_rightly(steps: list[Any], max_bytes: int) -> None:
     cache, client, lane = ResponseCache(CacheLimits(max_bytes=max_bytes)), Client(), FakeLane()

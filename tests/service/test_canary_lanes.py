@@ -436,7 +436,7 @@ STEP = st.one_of(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=2 * settings().max_examples)  # 200 in the long run
 @given(
     steps=st.lists(STEP, max_size=60), is_shadow=st.booleans(), share=st.floats(0.1, 1), retry=st.booleans()
 )

@@ -6,14 +6,13 @@ import struct
 import threading
 import tracemalloc
 import zlib
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.runtime.conftest import WEIGHT, PackageMaker
-from tests.service.service_parts import Replies, Reply, X, Y, ask, infer_bytes, running_linear
+from tests.service.service_parts import Replies, Reply, Running, X, Y, ask, infer_bytes, running_linear
 
 from edgekit_runtime.codecs.compression import compress
 from edgekit_runtime.errors import RequestError
@@ -23,7 +22,7 @@ from edgekit_runtime.service.options.http import HttpLimits
 
 zstandard = pytest.importorskip("zstandard")
 
-LONG = np.arange(400_000, dtype=np.float32).reshape(-1, 4) % 251
+LONG = np.arange(100_000, dtype=np.float32).reshape(-1, 4) % 251
 LONG_ANSWER = (LONG @ WEIGHT).tobytes()
 
 
@@ -65,11 +64,10 @@ def test_compressed_request_is_answered_like_a_plain_one(
     write: Callable[[bytes], bytes],
     given: np.ndarray,
     answer: bytes,
-    maker: PackageMaker,
-    tmp_path: Path,
+    linear: Running,
 ) -> None:
     request = compressed(infer_bytes(given), coding, write)
-    with running_linear(maker, tmp_path) as service, service.connect() as client:
+    with linear.connect() as client:
         replies = Replies(client)
         for _ in range(3):  # the connection goes on, also on the way of repeated heads
             client.sendall(request)
@@ -78,31 +76,33 @@ def test_compressed_request_is_answered_like_a_plain_one(
         assert replies.next().binary == Y
 
 
-def refusal(maker: PackageMaker, folder: Path, request: bytes) -> Reply:
+@pytest.fixture(scope="module")
+def bounded(maker: PackageMaker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A service that takes bodies of 4 MiB."""
+    folder = tmp_path_factory.mktemp("b")
     with running_linear(maker, folder, http=HttpLimits(max_body_bytes=4 << 20)) as service:
-        with service.connect() as client:
-            replies = Replies(client)
-            client.sendall(request)
-            reply = replies.next()
-        assert ask(service, infer_bytes(X)).binary == Y
-        return reply
+        yield service
+
+
+def refusal(service: Running, request: bytes) -> Reply:
+    with service.connect() as client:
+        replies = Replies(client)
+        client.sendall(request)
+        reply = replies.next()
+    assert ask(service, infer_bytes(X)).binary == Y
+    return reply
 
 
 @pytest.mark.parametrize(("coding", "write"), CODINGS)
-def test_bomb_is_answered_with_413(
-    coding: str, write: Callable[[bytes], bytes], maker: PackageMaker, tmp_path: Path
-) -> None:
-    request = compressed(
-        b"POST /v2/models/linear/infer HTTP/1.1\r\nHost: l\r\n\r\n" + bytes(40 << 20), coding, write
-    )
-    assert refusal(maker, tmp_path, request).status == 413
+def test_bomb_is_answered_with_413(coding: str, write: Callable[[bytes], bytes], bounded: Running) -> None:
+    head = b"POST /v2/models/linear/infer HTTP/1.1\r\nHost: l\r\n\r\n"
+    request = compressed(head + bytes(16 << 20), coding, write)
+    assert refusal(bounded, request).status == 413
 
 
 @pytest.mark.parametrize("given", [X, LONG])
 @pytest.mark.parametrize("damage", ["cut", "trailing", "foreign", "lying"])
-def test_damaged_frame_is_answered_with_400(
-    damage: str, given: np.ndarray, maker: PackageMaker, tmp_path: Path
-) -> None:
+def test_damaged_frame_is_answered_with_400(damage: str, given: np.ndarray, bounded: Running) -> None:
     def write(body: bytes) -> bytes:
         frame = bytearray(compress(body))
         if damage == "cut":
@@ -118,24 +118,24 @@ def test_damaged_frame_is_answered_with_400(
         struct.pack_into(width, frame, at, size + 1)
         return bytes(frame)
 
-    assert refusal(maker, tmp_path, compressed(infer_bytes(given), "zstd", write)).status == 400
+    assert refusal(bounded, compressed(infer_bytes(given), "zstd", write)).status == 400
 
 
-def test_unknown_coding_is_answered_with_415_and_what_is_known(maker: PackageMaker, tmp_path: Path) -> None:
-    reply = refusal(maker, tmp_path, compressed(infer_bytes(X), "br", bytes))
+def test_unknown_coding_is_answered_with_415_and_what_is_known(bounded: Running) -> None:
+    reply = refusal(bounded, compressed(infer_bytes(X), "br", bytes))
     assert reply.status == 415
     assert reply.fields["accept-encoding"] == "zstd, gzip, deflate"
 
 
-def test_codings_on_top_of_each_other_are_unsupported(maker: PackageMaker, tmp_path: Path) -> None:
-    reply = refusal(maker, tmp_path, compressed(infer_bytes(X), "gzip, zstd", bytes))
+def test_codings_on_top_of_each_other_are_unsupported(bounded: Running) -> None:
+    reply = refusal(bounded, compressed(infer_bytes(X), "gzip, zstd", bytes))
     assert reply.status == 415
     assert "'gzip, zstd'" in reply.json["error"]
 
 
-def test_request_without_a_body_may_state_a_coding(maker: PackageMaker, tmp_path: Path) -> None:
+def test_request_without_a_body_may_state_a_coding(bounded: Running) -> None:
     request = b"GET /v2/models/linear/ready HTTP/1.1\r\nHost: l\r\nContent-Encoding: gzip\r\n\r\n"
-    assert refusal(maker, tmp_path, request).status == 200
+    assert refusal(bounded, request).status == 200
 
 
 @pytest.mark.parametrize(("coding", "write"), CODINGS)
@@ -145,12 +145,11 @@ def test_bodies_of_many_clients_at_once_are_all_answered(
     write: Callable[[bytes], bytes],
     given: np.ndarray,
     answer: bytes,
-    maker: PackageMaker,
-    tmp_path: Path,
+    linear: Running,
 ) -> None:
     request = compressed(infer_bytes(given), coding, write)
-    with running_linear(maker, tmp_path) as service, contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(service.connect()) for _ in range(32)]
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(linear.connect()) for _ in range(32)]
         for client in clients:
             client.sendall(request)
         assert [Replies(client).next().binary == answer for client in clients] == [True] * 32
@@ -229,8 +228,8 @@ def test_bombs_of_many_clients_take_the_memory_of_one(coding: str, write: Callab
     assert peak_bytes < 3 * limits.max_body_bytes
 
 
-def test_bodies_that_were_sent_ahead_are_answered_in_order(maker: PackageMaker, tmp_path: Path) -> None:
-    with running_linear(maker, tmp_path) as service, service.connect() as client:
+def test_bodies_that_were_sent_ahead_are_answered_in_order(linear: Running) -> None:
+    with linear.connect() as client:
         pairs = [(LONG, LONG_ANSWER), (X, Y), (LONG, LONG_ANSWER), (LONG, LONG_ANSWER), (X, Y)]
         for given, _ in pairs:
             client.sendall(compressed(infer_bytes(given), "gzip", gzip.compress))
@@ -238,15 +237,12 @@ def test_bodies_that_were_sent_ahead_are_answered_in_order(maker: PackageMaker, 
         assert [replies.next().binary == answer for _, answer in pairs] == [True] * 5
 
 
-def test_client_that_leaves_while_its_body_is_decompressed_harms_nobody(
-    maker: PackageMaker, tmp_path: Path
-) -> None:
+def test_client_that_leaves_while_its_body_is_decompressed_harms_nobody(linear: Running) -> None:
     request = compressed(infer_bytes(LONG), "zstd", compress)
-    with running_linear(maker, tmp_path) as service:
-        for _ in range(10):
-            with service.connect() as client:
-                client.sendall(request)
-        assert ask(service, infer_bytes(X)).binary == Y
+    for _ in range(10):
+        with linear.connect() as client:
+            client.sendall(request)
+    assert ask(linear, infer_bytes(X)).binary == Y
 
 
 class Recorder:

@@ -3,7 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.service.canary_fakes import Client, FakeLane, fail
 
@@ -163,7 +163,6 @@ def test_nan_is_counted_apart() -> None:
     assert (sketch.moments.count, sketch.moments.mean) == (2, 2)
 
 
-@settings(max_examples=100)
 @given(
     parts=st.lists(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=20), min_size=1, max_size=8)
 )

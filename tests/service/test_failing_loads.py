@@ -16,6 +16,7 @@ from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.models.source import Source
 from edgekit_runtime.service.options.model import Isolation, ModelOptions
 from edgekit_runtime.service.serving.lane_factory import LaneFactory
+from edgekit_runtime.service.workers import restart_policy
 from edgekit_runtime.sessions.ort import OrtSession
 from edgekit_runtime.slots import REJECTED, UNPROVEN, Slots
 
@@ -153,6 +154,7 @@ def test_memory_that_a_process_may_not_have_is_a_verdict_and_that_the_machine_la
     maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None
 ) -> None:
     fail_with("MemoryError", tmp_path, monkeypatch)
+    monkeypatch.setattr(restart_policy, "MAX_FIRST_REFUSALS", 2)
     slots = Slots(tmp_path / "state", maker.trust)
     slots.install(write(maker, tmp_path, "1.0.0", name="broken", backend=THIRD))
     isolation = Isolation(max_data_bytes=limit, max_crashes=1, max_delay_s=0.05)

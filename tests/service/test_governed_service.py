@@ -162,7 +162,7 @@ def test_limit_of_power_is_held_by_another_variant_under_load(maker: PackageMake
     # Runs of milliseconds: what lies between two of them is short on any machine, and the limit is exceeded.
     limits = {"power_w": 4.0, "idle_w": 2.0}
     with (
-        serve(maker, tree, GOVERNED, repeats=8000, **limits) as service,
+        serve(maker, tree, GOVERNED, repeats=4500, **limits) as service,
         Device(service, tree) as device,
     ):
         wait_for(lambda: 'edgekit_power_watts{sensor="device"} 2.0' in metrics(service))

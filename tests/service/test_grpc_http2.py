@@ -139,7 +139,7 @@ def _has_head(event: Event) -> bool:
 
 
 @given(st.lists(st.sampled_from(["a", "b", "c" * 500, "d" * 3000, ""]), max_size=30))
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)  # 200 in the long run
 def test_heads_are_those_that_a_plain_decoder_reads(values: list[str]) -> None:
     """With entries that come, go and are too large for the dynamic table."""
     peer, plain = Peer(max_streams=100), hpack.Decoder()
@@ -419,7 +419,7 @@ PIECE = st.sampled_from(
 RANDOM = st.builds(frame, st.integers(0, 10), st.integers(0, 255), st.integers(0, 9), st.binary(max_size=40))
 
 
-@settings(max_examples=500)
+@settings(max_examples=5 * settings().max_examples)  # 500 in the long run
 @given(
     st.lists(PIECE | RANDOM | st.binary(max_size=12), max_size=20), st.lists(st.integers(1, 60), max_size=30)
 )

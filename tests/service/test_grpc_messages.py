@@ -115,7 +115,7 @@ METADATA = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)  # 200 in the long run
 @given(METADATA)
 def test_written_message_is_what_protobuf_reads_and_writes(values: dict[str, Any]) -> None:
     data = write_message("ModelMetadataResponse", {**values, "unknown": object()})
@@ -129,7 +129,7 @@ def test_written_message_is_what_protobuf_reads_and_writes(values: dict[str, Any
     assert read_message("ModelMetadataResponse", data) == {**values, "outputs": []}
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)  # 200 in the long run
 @given(st.lists(COUNT, max_size=20))
 def test_packed_numbers_are_those_that_were_written(numbers: list[int]) -> None:
     assert unpack_varints(b"".join(map(encode_varint, numbers))).tolist() == numbers
@@ -140,7 +140,7 @@ def test_unpacked_numbers_mean_the_same_as_packed() -> None:
     assert read_message("TensorMetadata", unpacked)["shape"] == [5, 7]
 
 
-@settings(max_examples=1000)
+@settings(max_examples=10 * settings().max_examples)  # 1000 in the long run
 @given(st.sampled_from([name for name in MESSAGES if name.endswith("Request")]), st.binary(max_size=60))
 def test_any_bytes_are_a_message_or_refused(name: str, data: bytes) -> None:
     try:
@@ -153,7 +153,7 @@ def test_any_bytes_are_a_message_or_refused(name: str, data: bytes) -> None:
         assert error.status == 400
 
 
-@settings(max_examples=500)
+@settings(max_examples=5 * settings().max_examples)  # 500 in the long run
 @given(st.data())
 def test_mutated_request_is_a_message_or_refused(data: st.DataObject) -> None:
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "contents": {"fp32_contents": bytes(16)}}

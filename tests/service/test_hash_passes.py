@@ -86,7 +86,7 @@ def make(maker: PackageMaker, passes: Passes, tmp_path: Path) -> Callable[[str],
     """Writes a version whose model has a size of its own."""
 
     def make_version(version: str) -> Path:
-        model = make_model(repeats=int(version[0]))
+        model = make_model(batch="N" * int(version[0]))
         own = dataclasses.replace(maker, artifacts={**maker.artifacts, "model.onnx": model})
         path = write(own, tmp_path, version)
         passes.expect(version, model)

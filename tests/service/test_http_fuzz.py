@@ -19,7 +19,7 @@ NASTY = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=500)
+@settings(max_examples=5 * settings().max_examples)  # 500 in the long run
 @given(st.lists(NASTY | st.binary(max_size=4), max_size=20))
 def test_any_head_is_understood_or_refused(parts: list[bytes]) -> None:
     data = b"GET /v2 HTTP/1.1\r\nHost: l\r\n" + b"".join(parts) + b"\r\n\r\n"
@@ -63,7 +63,7 @@ PIECE = st.sampled_from(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=5 * settings().max_examples)  # 500 in the long run
 @given(st.lists(CHUNK | PIECE, max_size=6), st.lists(st.integers(1, 20), min_size=1, max_size=30))
 def test_chunks_are_read_as_llhttp_reads_them_or_refused(parts: list[bytes], sizes: list[int]) -> None:
     data = b"".join(parts)

@@ -16,7 +16,16 @@ import pytest
 from tests.descriptor_parts import count_descriptors
 from tests.runtime.conftest import PackageMaker
 from tests.service.service_parts import Running, X, Y, infer_bytes, make_config, running
-from tests.service.wiring_parts import ENDLESS, ask_many, index, infer, load, metrics, statistics, write
+from tests.service.wiring_parts import (
+    ENDLESS,
+    ask_many,
+    index,
+    infer,
+    load,
+    metrics,
+    statistics,
+    write,
+)
 from tests.service.worker_parts import OTHER, ask_again, asking, find_model, find_pids, kill, wait_backed
 from tests.waiting import is_running, wait_for
 
@@ -33,7 +42,8 @@ from edgekit_runtime.slots import HEALTHY, Slots
 SHORT = ModelOptions(
     rollout="canary",
     canary=CanaryOptions(share=0.5),
-    gates=Gates(max_p50_ratio=0, max_p99_ratio=0, max_extra_errors=0.2, min_samples=50),
+    # Wide, so that few calls decide.
+    gates=Gates(min_agreement=0.1, max_p50_ratio=0, max_p99_ratio=0, max_extra_errors=0.9, min_samples=20),
 )
 
 
@@ -69,6 +79,14 @@ def assert_first_serves(service: Running, slots: Slots) -> None:
     current = slots.load("linear").state.current
     assert current is not None
     assert (current.version, current.health) == ("1.0.0", HEALTHY)
+
+
+def ask_until_promoted(service: Running) -> None:
+    """Ask in pauses: the worker judges once a second."""
+    assert any(
+        number % 25 == 0 and index(service)[0][1] == "2.0.0"
+        for number, _ in enumerate(ask_many(service, 3000, pause_s=0.002))
+    )
 
 
 def test_crash_is_laid_on_the_candidate_and_costs_other_models_nothing(slots: Slots) -> None:
@@ -107,9 +125,8 @@ def test_promoted_version_is_what_stands_by_and_what_is_started_after_a_crash(sl
     with serving(slots, SHORT, standby=True) as service:
         wait_backed(service)
         first, old_standby = find_pids(service)
-        for _ in ask_many(service, 1500):
-            if infer(service).json["model_version"] == "2.0.0" and index(service)[0][1] == "2.0.0":
-                break
+        ask_until_promoted(service)
+        wait_for(lambda: infer(service).json["model_version"] == "2.0.0", "the promotion")
         wait_for(lambda: not is_running(old_standby), "the end of the old version's standby")
         wait_backed(service)
         assert find_pids(service)[0] == first
@@ -242,10 +259,7 @@ def test_trial_that_is_over_is_not_kept_until_its_time_to_begin_has_passed(slots
         find = service.service.registry.models.find
         trial = service.call(lambda: weakref.ref(find("linear", None).trial.runner))
         assert isinstance(trial(), WorkerTrialRunner)
-        for _ in ask_many(service, 1500):
-            if index(service)[0][1] == "2.0.0":
-                break
-
+        ask_until_promoted(service)
         wait_for(lambda: trial() is None, "the end of the trial")
 
 

@@ -20,19 +20,28 @@ from edgekit_runtime.service.options.rollout import Gates
 NAME = "<img src=x onerror=alert(1)>"
 
 
-@pytest.fixture
-def service(maker: PackageMaker, tmp_path: Path) -> Iterator[Running]:
-    write_cell_detector(maker, tmp_path / "cells.edgepkg", labels=b"<b>red</b>\ngreen\n")
-    with running(make_config(tmp_path), PackageFiles([tmp_path / "cells.edgepkg"], maker.trust)) as service:
+MAX_FPS = 10.0
+"""Of streams: as many frames as can be read and drawn would take all processors."""
+
+
+@pytest.fixture(scope="module")
+def service(maker: PackageMaker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("live")
+    write_cell_detector(maker, folder / "cells.edgepkg", labels=b"<b>red</b>\ngreen\n")
+    with running(make_config(folder), PackageFiles([folder / "cells.edgepkg"], maker.trust)) as service:
         yield service
 
 
 @pytest.fixture
-def streams(service: Running, tmp_path: Path) -> None:
+def streams(service: Running, tmp_path: Path) -> Iterator[None]:
+    """Two streams that are drawn without hurry, and end with the test."""
     video = write_video(tmp_path / "v.avi", draw_cells(40))
-    options = StreamOptions(model="cells", source=str(video), repeat=True, min_score=0.5)
+    options = StreamOptions(model="cells", source=str(video), repeat=True, min_score=0.5, max_fps=MAX_FPS)
     names = ("door", NAME)
-    service.call(lambda: service.service.find_streams().streams.add_all(dict.fromkeys(names, options)))
+    streams = service.call(service.service.find_streams).streams
+    service.call(lambda: streams.add_all(dict.fromkeys(names, options)))
+    yield
+    service.call(lambda: [streams.remove(name) for name in names])
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (390, "dark")])
@@ -75,7 +84,7 @@ def service_with_a_trial(
         write_cell_detector(maker, packages / "2.edgepkg", version="2.0.0", shift=8)
         assert load(service, "cells").status == 200
         video = write_video(tmp_path / "v.avi", [draw(128, 128, red=(1, 1), green=(3, 2))] * 30)
-        options = StreamOptions(model="cells", source=str(video), repeat=True, min_score=0.5)
+        options = StreamOptions(model="cells", source=str(video), repeat=True, min_score=0.5, max_fps=MAX_FPS)
         service.call(lambda: service.service.find_streams().streams.add_all({"door": options}))
         yield service
 

@@ -16,6 +16,7 @@ from edgekit_runtime.errors import BackendError
 from edgekit_runtime.package.manifest_entries import BackendChoice
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.options.model import Isolation, ModelOptions
+from edgekit_runtime.service.workers import restart_policy
 from edgekit_runtime.slots import UNPROVEN, Slots
 from edgekit_runtime.system.install_hint import install_command
 
@@ -117,6 +118,7 @@ def test_engine_that_is_installed_and_cannot_be_imported_in_a_worker_is_no_verdi
     site.mkdir(parents=True)
     (site / "__init__.py").write_text("raise ImportError('libfoo.so: cannot open shared object file')")
     monkeypatch.syspath_prepend(str(site.parent))
+    monkeypatch.setattr(restart_policy, "MAX_FIRST_REFUSALS", 2)
     isolation = Isolation(max_delay_s=0.05)  # between its starts
     options: dict[str, Any] = {"linear": ModelOptions(isolated=True, isolation=isolation)}
     with running(make_config(tmp_path, models=options), InstalledModels(slots)) as service:

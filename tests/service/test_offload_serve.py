@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from tests.free_port import free_port
 from tests.runtime.conftest import PackageMaker
 from tests.service.serve_parts import TOKEN, environment, wait_ready, write_certificate
@@ -23,7 +24,9 @@ import edgekit_cli
 import edgekit_offload
 import edgekit_runtime
 import edgekit_toolkit
+from edgekit_cli.cli import cli
 from edgekit_runtime.client.client import Client
+from edgekit_runtime.errors import CutError
 from edgekit_runtime.offload.offload_options import read_offload_options
 
 
@@ -61,50 +64,6 @@ def split(maker: PackageMaker, folder: Path) -> tuple[Path, str]:
     return path, tail
 
 
-def test_tails_are_served_with_times_and_the_process_ends_on_sigterm(split: tuple[Path, str]) -> None:
-    path, tail = split
-    port = free_port()
-    with serving(path.parent, path, "--port", port) as process:
-        wait_ready(process)
-        with Client(f"127.0.0.1:{port}") as client:
-            answer = client.infer(tail, {"features": FEATURES})
-            np.testing.assert_array_equal(answer["z"], FEATURES * 3)
-        with socket.create_connection(("127.0.0.1", port), 20) as plain:
-            body = b'{"inputs":[{"name":"features","datatype":"FP32","shape":[1,3],"data":[1,2,3]}]}'
-            plain.sendall(post_bytes(f"/v2/models/{tail}/infer", body))
-            head = plain.recv(1 << 16).partition(b"\r\n\r\n")[0]
-        assert head.startswith(b"HTTP/1.1 200")
-        assert b"\r\nServer-Timing: queue;dur=" in head
-        assert b"\r\nEndpoint-Load-Metrics: TEXT application_utilization=" in head
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-
-
-def test_printed_command_sets_the_server_on_a_device(
-    split: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, tail = split
-    folder, port = path.parent, free_port()
-    certificate, key = write_certificate(folder)
-    token_file = folder / "its token"
-    token_file.write_text(TOKEN)
-    token_file.chmod(0o600)
-    files = ("--tls-cert", certificate, "--tls-key", key, "--token-file", token_file)
-    with serving(folder, path, "--port", port, *files) as process:
-        assert process.stderr is not None
-        said = next(line for line in process.stderr if "On each device: " in line)
-        program, *words = shlex.split(said.partition("On each device: ")[2])
-        assert program == "edgekit-device"
-        command = [sys.executable, "-m", "edgekit_runtime.cli", *words]
-        subprocess.run(command, cwd=folder, env=environment(folder), check=True, capture_output=True)
-        wait_ready(process)
-        monkeypatch.setenv("EDGEKIT_HOME", str(folder))
-        kept = read_offload_options()
-        assert kept is not None
-        with Client(kept.server, token=kept.read_token(), ca_file=kept.ca_file) as client:
-            np.testing.assert_array_equal(client.infer(tail, {"features": FEATURES})["z"], FEATURES * 3)
-
-
 class AskingThread(threading.Thread):
     """Asks until the service is gone.
 
@@ -136,14 +95,25 @@ class AskingThread(threading.Thread):
         return False
 
 
-def test_no_answer_is_lost_or_cut_when_the_service_ends_under_load(split: tuple[Path, str]) -> None:
+def test_tails_are_served_with_times_and_no_answer_is_lost_or_cut_at_a_sigterm_under_load(
+    split: tuple[Path, str],
+) -> None:
     path, tail = split
     port = free_port()
-    body = b'{"inputs":[{"name":"features","datatype":"FP32","shape":[1,3],"data":[0.5,-1,2]}]}'
-    request = post_bytes(f"/v2/models/{tail}/infer", body)
     with serving(path.parent, path, "--port", port) as process:
         wait_ready(process)
-        asking = [AskingThread(port, request) for _ in range(4)]
+        with Client(f"127.0.0.1:{port}") as client:
+            answer = client.infer(tail, {"features": FEATURES})
+            np.testing.assert_array_equal(answer["z"], FEATURES * 3)
+        with socket.create_connection(("127.0.0.1", port), 20) as plain:
+            body = b'{"inputs":[{"name":"features","datatype":"FP32","shape":[1,3],"data":[1,2,3]}]}'
+            plain.sendall(post_bytes(f"/v2/models/{tail}/infer", body))
+            head = plain.recv(1 << 16).partition(b"\r\n\r\n")[0]
+        assert head.startswith(b"HTTP/1.1 200")
+        assert b"\r\nServer-Timing: queue;dur=" in head
+        assert b"\r\nEndpoint-Load-Metrics: TEXT application_utilization=" in head
+        body = b'{"inputs":[{"name":"features","datatype":"FP32","shape":[1,3],"data":[0.5,-1,2]}]}'
+        asking = [AskingThread(port, post_bytes(f"/v2/models/{tail}/infer", body)) for _ in range(4)]
         for one in asking:
             one.start()
         wait_for(lambda: all(one.answers > 50 for one in asking), "answers to all")
@@ -152,6 +122,31 @@ def test_no_answer_is_lost_or_cut_when_the_service_ends_under_load(split: tuple[
             one.join(60)
         assert process.wait(60) == 0
     assert [one.cut for one in asking] == [b""] * 4
+
+
+def test_printed_command_sets_the_server_on_a_device(
+    split: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, tail = split
+    folder, port = path.parent, free_port()
+    certificate, key = write_certificate(folder)
+    token_file = folder / "its token"
+    token_file.write_text(TOKEN)
+    token_file.chmod(0o600)
+    files = ("--tls-cert", certificate, "--tls-key", key, "--token-file", token_file)
+    with serving(folder, path, "--port", port, *files) as process:
+        assert process.stderr is not None
+        said = next(line for line in process.stderr if "On each device: " in line)
+        program, *words = shlex.split(said.partition("On each device: ")[2])
+        assert program == "edgekit-device"
+        command = [sys.executable, "-m", "edgekit_runtime.cli", *words]
+        subprocess.run(command, cwd=folder, env=environment(folder), check=True, capture_output=True)
+        wait_ready(process)
+        monkeypatch.setenv("EDGEKIT_HOME", str(folder))
+        kept = read_offload_options()
+        assert kept is not None
+        with Client(kept.server, token=kept.read_token(), ca_file=kept.ca_file) as client:
+            np.testing.assert_array_equal(client.infer(tail, {"features": FEATURES})["z"], FEATURES * 3)
 
 
 def secured(folder: Path) -> tuple[object, ...]:
@@ -177,23 +172,15 @@ def ask_live(connected: ssl.SSLSocket) -> None:
     assert connected.recv(1 << 16).startswith(b"HTTP/1.1 200")
 
 
-def test_three_hundred_devices_stay_connected_at_one_time(split: tuple[Path, str], is_long: bool) -> None:
+def test_many_devices_stay_connected_where_one_beyond_the_limit_is_dropped(
+    split: tuple[Path, str], is_long: bool
+) -> None:
     path, _ = split
-    folder, port = path.parent, free_port()
-    with serving(folder, path, "--port", port, *secured(folder)) as process, contextlib.ExitStack() as stack:
-        wait_ready(process)
-        devices = [stack.enter_context(connect(folder, port)) for _ in range(300 if is_long else 100)]
-        for device in devices:
-            ask_live(device)
-
-
-def test_device_beyond_the_limit_is_dropped_and_the_others_go_on(split: tuple[Path, str]) -> None:
-    path, _ = split
-    folder, port = path.parent, free_port()
-    options = ("--port", port, "--max-devices", 2, *secured(folder))
+    folder, port, count = path.parent, free_port(), 300 if is_long else 100
+    options = ("--port", port, "--max-devices", count, *secured(folder))
     with serving(folder, path, *options) as process, contextlib.ExitStack() as stack:
         wait_ready(process)
-        devices = [stack.enter_context(connect(folder, port)) for _ in range(2)]
+        devices = [stack.enter_context(connect(folder, port)) for _ in range(count)]
         with pytest.raises(OSError):  # reset or ended, as it comes
             connect(folder, port)
         for device in devices:
@@ -221,9 +208,13 @@ def test_address_beyond_this_machine_needs_tls_and_a_token(split: tuple[Path, st
     assert "tls_certificate and token_file" in error
 
 
-def test_package_without_tails_is_refused(maker: PackageMaker, folder: Path) -> None:
-    maker.write(folder / "whole.edgepkg")
-    with serving(folder, folder / "whole.edgepkg") as process:
-        _, error = process.communicate(timeout=60)
-    assert process.returncode == 18
-    assert "edgekit offload plan" in error
+def test_package_without_tails_is_refused(
+    maker: PackageMaker, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(folder))
+    path = folder / "whole.edgepkg"
+    maker.write(path)
+    arguments = ["offload", "serve", str(path)]
+    with pytest.raises(CutError, match="edgekit offload plan") as refused:  # before it becomes the service
+        CliRunner().invoke(cli, arguments, catch_exceptions=False, standalone_mode=False)
+    assert refused.value.exit_code == 18

@@ -351,7 +351,7 @@ JSON = st.recursive(
 FIELDS = st.sampled_from(["name", "datatype", "shape", "data", "parameters"])
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings().max_examples)  # 300 in the long run
 @given(st.dictionaries(FIELDS, JSON), st.dictionaries(st.sampled_from(["id", "outputs", "parameters"]), JSON))
 def test_any_json_gives_a_plan_or_a_refusal(entry: dict[str, Any], more: dict[str, Any]) -> None:
     inputs = [{**request()["inputs"][0], **entry}]
@@ -366,14 +366,13 @@ def test_any_json_gives_a_plan_or_a_refusal(entry: dict[str, Any], more: dict[st
         assert planned.shape[1] == 4
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings().max_examples)  # 300 in the long run
 @given(st.binary(max_size=200), st.integers(0, 220))
 def test_any_bytes_give_inputs_or_a_refusal(data: bytes, json_bytes: int) -> None:
     with pytest.raises(RequestError):
         make_codec().decode(memoryview(data), json_bytes)
 
 
-@settings(max_examples=100)
 @given(st.integers(1, 5), st.integers(-20, 20), st.randoms())
 def test_a_request_with_flipped_bytes_is_answered_or_refused(rows: int, cut: int, random: Any) -> None:
     x = np.ones((rows, 4), np.float32)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from edgekit_runtime.slots import Slots
 PATH = "/v2/models/street/answer"
 PICTURE = encode(draw(red=(0, 0), green=(2, 2)), "JPEG", quality=95)
 # Times of a loaded machine decide nothing here.
-GATES = Gates(max_p50_ratio=0, max_p99_ratio=0, max_extra_errors=0.2, min_samples=20, min_agreement=0.7)
+GATES = Gates(max_p50_ratio=0, max_p99_ratio=0, max_extra_errors=0.5, min_samples=20, min_agreement=0.5)
 CANARY = ModelOptions(rollout="canary", canary=CanaryOptions(share=0.5, compared_share=1.0), gates=GATES)
 
 
@@ -133,7 +134,11 @@ def on_trial(request: pytest.FixtureRequest, tmp_path: Path, slots: Slots) -> It
 
 
 def ask_until(service: Running, is_over: Callable[[], bool]) -> None:
-    assert any(ask(service) and is_over() for _ in range(3000))
+    def ask_once() -> bool:
+        time.sleep(0.005)  # a trial in a worker is judged once a second
+        return bool(ask(service) and is_over())
+
+    assert any(ask_once() for _ in range(3000))
 
 
 def test_canary_that_changes_one_member_is_promoted_as_a_whole(

@@ -101,7 +101,7 @@ MESSAGE = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings().max_examples)  # 300 in the long run
 @given(st.lists(MESSAGE, min_size=1, max_size=5), st.lists(st.integers(1, 70), min_size=1, max_size=20))
 def test_stream_in_any_pieces_gives_the_same_events(messages: list[bytes], sizes: list[int]) -> None:
     data = b"".join(messages)

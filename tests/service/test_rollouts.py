@@ -40,7 +40,7 @@ from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.rollout import CanaryOptions, Gates, ShadowOptions
-from edgekit_runtime.slots import HEALTHY, MAX_BEGUN, UNPROVEN, Slots
+from edgekit_runtime.slots import HEALTHY, UNPROVEN, Slots
 from edgekit_runtime.tensors import TensorSpec
 
 # Times of a loaded machine decide nothing here; what they do to a verdict is in test_canary_judge.
@@ -83,9 +83,9 @@ def install(maker: PackageMaker, folder: Path, slots: Slots, version: str = "2.0
 
 
 @IN_BOTH
-@pytest.mark.parametrize(("options", "pause_s"), [(CANARY, 0.0), (SHADOW, 0.002)])
+@pytest.mark.parametrize("options", [CANARY, SHADOW])
 def test_good_version_is_tried_and_takes_over(
-    serve: Serve, maker: PackageMaker, tmp_path: Path, slots: Slots, options: ModelOptions, pause_s: float
+    serve: Serve, maker: PackageMaker, tmp_path: Path, slots: Slots, options: ModelOptions
 ) -> None:
     kind = options.rollout
     with serve(tmp_path, slots, options) as service:
@@ -100,7 +100,7 @@ def test_good_version_is_tried_and_takes_over(
         assert statistics(service)["rollout"]["candidate_version"] == "2.0.0"
         assert statistics(service)["rollout"]["verdict"] == "continue"
         assert 'edgekit_rollout_answers{model="linear",version="2.0.0"}' in metrics(service)
-        for y in ask_many(service, 1500, pause_s=pause_s):
+        for y in ask_many(service, 1500, pause_s=0.002):
             np.testing.assert_array_equal(y, X @ WEIGHT)
             if service.call(lambda: service.service.registry.models.find("linear", None).version) == "2.0.0":
                 break
@@ -259,13 +259,14 @@ def test_restart_in_the_middle_of_a_trial_goes_on_with_both_versions(
     serve: Serve, maker: PackageMaker, tmp_path: Path, slots: Slots
 ) -> None:
     install(maker, tmp_path, slots)
-    for _ in range(MAX_BEGUN + 1):
+    for _ in range(2):
         with serve(tmp_path, slots, CANARY) as service:
             assert served_version(service) == "1.0.0"
             assert statistics(service)["rollout"]["candidate_version"] == "2.0.0"
-    current = slots.load("linear").state.current
-    assert current is not None
-    assert (current.version, current.health, current.begun) == ("2.0.0", UNPROVEN, 0)
+        current = slots.load("linear").state.current
+        assert current is not None
+        # A start that counted would reject the version after some.
+        assert (current.version, current.health, current.begun) == ("2.0.0", UNPROVEN, 0)
 
 
 @pytest.mark.parametrize("trial", ["shadow", pytest.param("canary", marks=pytest.mark.long)])

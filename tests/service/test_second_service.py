@@ -1,10 +1,13 @@
 """A second `edgekit-device serve` beside one that runs: it refuses, and leaves what is not its own."""
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.descriptor_parts import count_descriptors
+from tests.runtime.conftest import PackageMaker
+from tests.runtime.slot_cases import write_keys
 from tests.service.serve_parts import Served, served
 from tests.service.service_parts import Replies, X, Y, infer_bytes, make_config, running
 
@@ -19,22 +22,35 @@ def is_answered(service: Served) -> bool:
         return Replies(client).next().binary == Y
 
 
-def test_second_service_names_the_first_and_leaves_its_socket(folder: Path) -> None:
-    with served(folder) as first:
-        code, printed = Served(folder).end_by_itself()
-        assert code == TransportError.exit_code
-        assert f"process {first.process.pid}" in printed, printed
-        assert str(first.socket_path) in printed
-        assert is_answered(first)
+@pytest.fixture(scope="module")
+def home(maker: PackageMaker, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package and the key that is trusted."""
+    home = tmp_path_factory.mktemp("s")
+    maker.write(home / "linear.edgepkg")
+    write_keys(home / "keys")
+    return home
 
 
-def test_second_service_that_finds_its_port_taken_leaves_no_socket(folder: Path, tmp_path: Path) -> None:
-    with served(folder) as first:
-        second = Served(folder, "--unix-socket", str(tmp_path / "other.sock"), "--port", first.tcp_port)
-        code, printed = second.end_by_itself()
-        assert (code, "choose another port" in printed) == (TransportError.exit_code, True), printed
-        assert not (tmp_path / "other.sock").exists()
-        assert is_answered(first)
+@pytest.fixture(scope="module")
+def first(home: Path) -> Iterator[Served]:
+    with served(home, installed=True) as service:
+        yield service
+
+
+def test_second_service_names_the_first_and_leaves_its_socket(first: Served, home: Path) -> None:
+    code, printed = Served(home).end_by_itself()
+    assert (code, "another service" in printed) == (TransportError.exit_code, True), printed
+    assert f"process {first.process.pid}" in printed, printed
+    assert str(first.socket_path) in printed
+    assert is_answered(first)
+
+
+def test_second_service_that_finds_its_port_taken_leaves_no_socket(first: Served, home: Path) -> None:
+    second = Served(home, "--unix-socket", str(home / "other.sock"), "--port", first.tcp_port)
+    code, printed = second.end_by_itself()
+    assert (code, "choose another port" in printed) == (TransportError.exit_code, True), printed
+    assert not (home / "other.sock").exists()
+    assert is_answered(first)
 
 
 def test_stop_leaves_a_socket_that_another_process_bound_at_its_path(tmp_path: Path) -> None:
@@ -69,20 +85,20 @@ def test_listener_that_is_refused_leaves_no_descriptor_open(tmp_path: Path) -> N
     assert count_descriptors() == before
 
 
-def test_second_service_on_one_state_folder_refuses_also_at_another_socket(folder: Path) -> None:
-    with served(folder, installed=True) as first:
-        second = Served(folder, "--unix-socket", str(folder / "other.sock"), installed=True)
-        code, printed = second.end_by_itself()
-        assert code == SlotError.exit_code
-        assert f"process {first.process.pid}" in printed, printed
-        assert str(folder / "state") in printed
-        assert not (folder / "other.sock").exists()
-        assert is_answered(first)
+def test_second_service_on_one_state_folder_refuses_also_at_another_socket(first: Served, home: Path) -> None:
+    second = Served(home, "--unix-socket", str(home / "other.sock"), installed=True)
+    code, printed = second.end_by_itself()
+    assert code == SlotError.exit_code
+    assert f"process {first.process.pid}" in printed, printed
+    assert str(home / "state") in printed
+    assert not (home / "other.sock").exists()
+    assert is_answered(first)
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL])
-def test_state_folder_of_a_service_that_ended_is_free(folder: Path, number: int) -> None:
+def test_state_folder_and_socket_of_a_service_that_ended_are_free(folder: Path, number: int) -> None:
     with served(folder, installed=True) as first:
         first.end(number)
+        assert first.socket_path.exists() == (number == signal.SIGKILL)
     with served(folder, installed=True) as second:
         assert is_answered(second)

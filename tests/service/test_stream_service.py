@@ -23,9 +23,10 @@ import numpy as np
 import pytest
 from tests.free_port import free_port
 from tests.runtime.conftest import PackageMaker
+from tests.runtime.slot_cases import write_keys
 from tests.runtime.test_sound import make_wav
 from tests.service.answer_parts import draw, encode, write_cell_detector
-from tests.service.serve_parts import TOKEN, Served, environment
+from tests.service.serve_parts import TOKEN, Served, environment, served
 from tests.service.service_parts import Replies, Running, ask, get_bytes, make_config, post_bytes, running
 from tests.service.stream_parts import draw_cells, read_lines, write_video
 from tests.service.test_sound_answers import RATE, SECOND, code, write_level_meter
@@ -106,7 +107,7 @@ def test_photographs_have_as_many_pixels_as_media_may_have(
     """12 million pixels, as of a telephone; one of 25.1 million is named."""
     pytest.importorskip("cv2", reason="needs the extra: pip install 'edgekit[stream]'")
     (tmp_path / "1.jpg").write_bytes(encode(np.zeros((3000, 4000, 3), np.uint8), "JPEG"))
-    (tmp_path / "2.jpg").write_bytes(encode(np.zeros((5000, 5020, 3), np.uint8), "JPEG"))
+    (tmp_path / "2.jpg").write_bytes(encode(np.zeros((5000, 5020), np.uint8), "JPEG"))
     for media, frames in ((MediaLimits(), [1]), (MediaLimits(max_pixels=26_000_000), [1, 2])):
         # The socket to an isolated model takes 64 MiB.
         config = make_config(tmp_path, media=media, models={"cells": ModelOptions(isolated=False)})
@@ -381,59 +382,66 @@ def home(maker: PackageMaker, folder: Path) -> Path:
     return folder
 
 
-def test_command_prints_answers_and_counts_them(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    video = write_video(home / "v.avi", draw_cells(6))
-    service = Served(home)
-    with bounded(service.process):
-        service.wait_ready()
-        where = ["--socket", str(service.socket_path), "--model", "cells"]
-        assert main(["stream", *where, "--source", str(video), "--all-frames", "--min-score", "0.5"]) == 0
-        *lines, last = map(json.loads, capsys.readouterr().out.splitlines())
-        assert [line["frame"] for line in lines] == [1, 2, 3, 4, 5, 6]
-        assert last["answers"] == 6
-        assert main(["stream", *where, "--source", str(home / "none.mp4")]) != 0
-        assert "there is no file" in capsys.readouterr().err
-        assert main(["stream", *where, "--source", str(video), "--repeat", "--seconds", "1"]) == 0
-        sink = home / "answers.jsonl"
-        assert main(["stream", *where, "--source", str(video), "--all-frames", "--sink", f"file:{sink}"]) == 0
-        assert len(capsys.readouterr().out.splitlines()) >= 1
-        assert len(sink.read_text().splitlines()) == 6
-        capsys.readouterr()
-        lost = ["--sink", "mqtt://127.0.0.1:1/x", "--sink", f"file:{sink}"]
-        for more, least in ((["--all-frames"], 6), (["--repeat", "--seconds", "2"], 1)):
-            assert main(["stream", *where, "--source", str(video), *lost, *more]) == 0
-            last = json.loads(capsys.readouterr().out.splitlines()[-1])
-            assert last["answers"] >= least
-            for sink_end, is_lost in zip(last["sinks"], (True, False), strict=True):
-                assert (sink_end["written"] == 0) is is_lost
-                assert sink_end["written"] + sink_end["waiting"] + sink_end["dropped"] >= last["answers"]
-        assert main(["stream", "--socket", str(service.socket_path), "--model", "cell", "--source", "0"]) != 0
-        assert "'cell' is unknown" in capsys.readouterr().err
-        service.end()
+@pytest.fixture(scope="module")
+def process(maker: PackageMaker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A service in a process of its own."""
+    folder = tmp_path_factory.mktemp("home")
+    write_cell_detector(maker, folder / "linear.edgepkg")
+    write_keys(folder / "keys")
+    with served(folder) as service:
+        yield service
 
 
-def test_command_ends_quietly_when_nobody_reads(home: Path) -> None:
-    video = write_video(home / "v.avi", draw_cells(6))
-    service = Served(home)
-    with bounded(service.process):
-        service.wait_ready()
-        where = ["--socket", str(service.socket_path), "--model", "cells", "--source", str(video)]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "edgekit_runtime.cli", "stream", *where, "--repeat"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(home),
-        )
-        with bounded(process):
-            assert process.stdout is not None
-            assert process.stderr is not None
-            line = process.stdout.readline()
-            assert line, process.stderr.read()
-            process.stdout.close()
-            errors = process.stderr.read()
-            assert (process.wait(60), "Traceback" in errors, "Broken" in errors) == (0, False, False)
-        service.end()
+def test_command_prints_answers_and_counts_them(
+    process: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    video = write_video(tmp_path / "v.avi", draw_cells(6))
+    where = ["--socket", str(process.socket_path), "--model", "cells"]
+    assert main(["stream", *where, "--source", str(video), "--all-frames", "--min-score", "0.5"]) == 0
+    *lines, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [line["frame"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert last["answers"] == 6
+    assert main(["stream", *where, "--source", str(tmp_path / "none.mp4")]) != 0
+    assert "there is no file" in capsys.readouterr().err
+    assert main(["stream", "--socket", str(process.socket_path), "--model", "cell", "--source", "0"]) != 0
+    assert "'cell' is unknown" in capsys.readouterr().err
+
+
+def test_command_counts_what_each_sink_got(
+    process: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    video, sink = write_video(tmp_path / "v.avi", draw_cells(6)), tmp_path / "answers.jsonl"
+    where = ["--socket", str(process.socket_path), "--model", "cells", "--source", str(video)]
+    sinks = ["--sink", "mqtt://127.0.0.1:1/x", "--sink", f"file:{sink}"]
+    for more, least in ((["--all-frames"], 6), (["--repeat", "--seconds", "2"], 1)):
+        assert main(["stream", *where, *sinks, *more]) == 0
+        last = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert last["answers"] >= least
+        for sink_end, is_lost in zip(last["sinks"], (True, False), strict=True):
+            assert (sink_end["written"] == 0) is is_lost
+            assert sink_end["written"] + sink_end["waiting"] + sink_end["dropped"] >= last["answers"]
+        if least == 6:
+            assert len(sink.read_text().splitlines()) == 6
+
+
+def test_command_ends_quietly_when_nobody_reads(process: Served, tmp_path: Path) -> None:
+    video = write_video(tmp_path / "v.avi", draw_cells(6))
+    where = ["--socket", str(process.socket_path), "--model", "cells", "--source", str(video)]
+    command = subprocess.Popen(
+        [sys.executable, "-m", "edgekit_runtime.cli", "stream", *where, "--repeat"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(tmp_path),
+    )
+    with bounded(command):
+        assert command.stdout is not None
+        assert command.stderr is not None
+        line = command.stdout.readline()
+        assert line, command.stderr.read()
+        command.stdout.close()
+        errors = command.stderr.read()
+        assert (command.wait(60), "Traceback" in errors, "Broken" in errors) == (0, False, False)
 
 
 def test_command_without_a_service_says_how_to_start_it(

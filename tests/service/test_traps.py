@@ -108,10 +108,10 @@ def test_requests_that_trap_get_no_version_rejected(maker: PackageMaker, tmp_pat
         slots.install(tmp_path / "divider.edgepkg")
         slots.begin_start("divider").package.close()
         slots.confirm("divider", version)
-    isolation = Isolation(max_crashes=2, max_delay_s=0.1)
+    isolation = Isolation(max_crashes=1, max_delay_s=0.1)
     config = make_config(tmp_path, models={"divider": ModelOptions(isolated=True, isolation=isolation)})
     with running(config, InstalledModels(slots)) as service:
-        for _ in range(3):
+        for _ in range(2):
             assert divide(service, SMALLEST, -1).status == 503
             reply = ask_again(service, divide_bytes(8, 2))
             assert reply.json["model_version"] == "2.0.0"

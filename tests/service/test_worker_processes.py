@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,9 +46,27 @@ def connect_and_ask(
     return clients
 
 
-def test_processes_share_connections(maker: PackageMaker, tmp_path: Path) -> None:
-    with running_isolated(maker, tmp_path, processes=3) as service, contextlib.ExitStack() as stack:
-        await_processes(service, 3)
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("p")
+
+
+@pytest.fixture(scope="module")
+def shared(maker: PackageMaker, packages: Path) -> Iterator[Running]:
+    """A service with a model in three processes, two of which tests kill, and which the last one swaps."""
+    with running_isolated(maker, packages, processes=3, max_crashes=1000) as service:
+        yield service
+
+
+@pytest.fixture
+def service(shared: Running) -> Running:
+    await_processes(shared, 3)
+    wait_for(lambda: not any(count_lent(shared)), "the end of the clients of the test before")
+    return shared
+
+
+def test_processes_share_connections(service: Running) -> None:
+    with contextlib.ExitStack() as stack:
         connect_and_ask(service, stack)
         assert count_lent(service) == [2, 2, 2]
 
@@ -66,49 +85,45 @@ def test_one_process_that_stands_by_is_lent_nothing(maker: PackageMaker, tmp_pat
         assert count_lent(service)[:2] == [3, 3]
 
 
-def test_crash_of_one_process_leaves_the_connections_of_the_other_alone(
-    maker: PackageMaker, tmp_path: Path
-) -> None:
-    with running_isolated(maker, tmp_path, processes=2) as service, contextlib.ExitStack() as stack:
-        await_processes(service, 2)
+def test_crash_of_one_process_leaves_the_connections_of_the_others_alone(service: Running) -> None:
+    with contextlib.ExitStack() as stack:
         clients = connect_and_ask(service, stack)
-        time.sleep(0.1)  # until both know that their answers are sent
-        lost, kept = find_pids(service)
+        time.sleep(0.1)  # until all know that their answers are sent
+        lost, *kept = find_pids(service)
         os.kill(lost, signal.SIGSEGV)
         wait_for(lambda: not is_running(lost), "the crash")
-        for client in clients:  # those of the lost one too, since they were idle: the other takes them
+        for client in clients:  # those of the lost one too, since they were idle: the others take them
             ask_on(client)
-        assert find_pids(service)[0] == kept
-        await_processes(service, 2)
+        assert list(find_pids(service)[:2]) == kept
 
 
-def test_statistics_are_sums_of_all_processes(maker: PackageMaker, tmp_path: Path) -> None:
-    with running_isolated(maker, tmp_path, processes=2) as service, contextlib.ExitStack() as stack:
-        await_processes(service, 2)
-        clients = connect_and_ask(service, stack)
-        for client in clients:
+def test_statistics_are_sums_of_all_processes(service: Running) -> None:
+    def count() -> int:
+        return int(statistics(service)["inference_stats"]["success"]["count"])
+
+    before = count()
+    with contextlib.ExitStack() as stack:
+        for client in connect_and_ask(service, stack):
             for _ in range(10):
                 ask_on(client)
-        stack.close()
-        asked = 11 * CONNECTIONS
-
-        def count() -> int:
-            return int(statistics(service)["inference_stats"]["success"]["count"])
-
-        wait_for(lambda: count() == asked, "the counts of both")
-        os.kill(find_pids(service)[0], signal.SIGKILL)
-        await_processes(service, 2)
-        assert count() == asked
+    asked = before + 11 * CONNECTIONS
+    wait_for(lambda: count() == asked, "the counts of all")
+    lost = find_pids(service)[0]
+    os.kill(lost, signal.SIGKILL)
+    wait_for(lambda: not is_running(lost), "the end of one process")
+    await_processes(service, 3)
+    assert count() == asked
 
 
-def test_swap_of_all_processes_under_load_loses_no_request(maker: PackageMaker, tmp_path: Path) -> None:
-    with running_isolated(maker, tmp_path, processes=2) as service, contextlib.ExitStack() as stack:
-        await_processes(service, 2)
+def test_swap_of_all_processes_under_load_loses_no_request(
+    service: Running, maker: PackageMaker, packages: Path
+) -> None:
+    with contextlib.ExitStack() as stack:
         old = find_pids(service)
         askers = [stack.enter_context(asking(service, "/v2/models/linear/infer")) for _ in range(4)]
-        maker.write(tmp_path / "packages" / "linear-2.edgepkg", version="2.0.0")
+        maker.write(packages / "packages" / "linear-2.edgepkg", version="2.0.0")
         assert load(service).status == 200
-        await_processes(service, 2)
+        await_processes(service, 3)
         time.sleep(0.2)
         stack.close()
         assert [(set(asker.statuses), asker.ends, asker.wrong) for asker in askers] == [({200}, 0, 0)] * 4

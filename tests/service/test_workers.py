@@ -37,7 +37,14 @@ LINEAR = "/v2/models/linear/infer"
 def isolated(maker: PackageMaker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     # The tests of this file share it and crash it often, which in life would reject the version.
     with running_isolated(
-        maker, tmp_path_factory.mktemp("w"), slow=True, max_crashes=1000, max_delay_s=0.3
+        maker,
+        tmp_path_factory.mktemp("w"),
+        slow=True,
+        max_crashes=1000,
+        max_delay_s=0.3,
+        max_data_bytes=2 << 30,
+        niceness=5,
+        oom_score=300,
     ) as service:
         yield service
 
@@ -274,15 +281,13 @@ def test_swap_under_load_loses_no_request(maker: PackageMaker, tmp_path: Path) -
         wait_for(lambda: not is_running(first[0]), "the end of the old worker")
 
 
-def test_limits_hold_in_the_worker(maker: PackageMaker, tmp_path: Path) -> None:
-    with running_isolated(maker, tmp_path, max_data_bytes=2 << 30, niceness=5, oom_score=300) as service:
-        proc = Path(f"/proc/{find_pids(service)[0]}")
-        limits = (proc / "limits").read_text()
-        assert str(2 << 30) in next(line for line in limits.splitlines() if line.startswith("Max data size"))
-        assert int((proc / "oom_score_adj").read_text()) >= 300
-        assert os.getpriority(os.PRIO_PROCESS, int(proc.name)) >= min(
-            19, os.getpriority(os.PRIO_PROCESS, 0) + 5
-        )
+def test_limits_hold_in_the_worker(isolated: Running) -> None:
+    proc = Path(f"/proc/{find_pids(isolated)[0]}")
+    limits = (proc / "limits").read_text()
+    assert str(2 << 30) in next(line for line in limits.splitlines() if line.startswith("Max data size"))
+    assert int((proc / "oom_score_adj").read_text()) >= 300
+    niceness = os.getpriority(os.PRIO_PROCESS, int(proc.name))
+    assert niceness >= min(19, os.getpriority(os.PRIO_PROCESS, 0) + 5)
 
 
 def test_worker_runs_as_tuned_here(

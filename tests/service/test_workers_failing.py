@@ -1,6 +1,7 @@
 """Workers that keep failing or misbehave, and services that die: who notices, and what is served instead."""
 
 import errno
+import itertools
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from tests.runtime.slot_cases import write_keys
 from tests.service.rogue_worker import ROGUES
 from tests.service.service_parts import (
     Replies,
+    Running,
     X,
     Y,
     ask,
@@ -73,22 +75,26 @@ def test_isolation_out_of_range_is_refused(wrong: dict[str, float]) -> None:
         Isolation(**wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [
-        *range(0, len(ROGUES) + 1, 2),
-        *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, len(ROGUES) + 1, 2)),
-        *(pytest.param(seed, marks=pytest.mark.long) for seed in range(len(ROGUES) + 1, len(ROGUES) + 6)),
-    ],
-)
 def test_worker_that_sends_garbage_is_ended_and_nothing_else(
-    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_long: bool
 ) -> None:
+    seeds = range(len(ROGUES) + 6) if is_long else range(0, len(ROGUES) + 1, 2)
     monkeypatch.setattr(worker_handle, "MODULE", "tests.service.rogue_worker")
-    monkeypatch.setenv("ROGUE", str(seed))
+    monkeypatch.setenv("ROGUE", str(seeds[0]))
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
-    with running_isolated(maker, tmp_path) as service, service.connect() as client:
-        model, pid = find_model(service), find_pids(service)[0]
+    with running_isolated(maker, tmp_path, max_crashes=1000, max_delay_s=0.02) as service:
+        model = find_model(service)
+        for seed, following in itertools.pairwise([*seeds, 0]):
+            wait_for(lambda: service.call(lambda: len(model.ready)), f"the worker of {seed}")
+            pid, restarts = find_pids(service)[0], model.restarts
+            monkeypatch.setenv("ROGUE", str(following))  # of the next process
+            check_others_beside_garbage(service)
+            wait_for(lambda: service.call(lambda: model.restarts) > restarts, f"the one after {seed}")  # noqa: B023
+            wait_for(lambda: not is_running(pid), f"the end of the worker of {seed}")  # noqa: B023
+
+
+def check_others_beside_garbage(service: Running) -> None:
+    with service.connect() as client:
         client.sendall(infer_bytes(X))
         with service.connect() as other:
             replies = Replies(other)
@@ -97,9 +103,7 @@ def test_worker_that_sends_garbage_is_ended_and_nothing_else(
                 assert replies.next().binary == Y
                 time.sleep(0.02)
         assert Replies(client).next().status == 503
-        wait_for(lambda: service.call(lambda: model.restarts), "the next worker")
-        wait_for(lambda: not is_running(pid), "the end of the one that was there")
-        assert ask(service, infer_bytes(X, path=OTHER)).binary == Y
+    assert ask(service, infer_bytes(X, path=OTHER)).binary == Y
 
 
 def test_version_that_keeps_crashing_is_rejected_and_the_previous_one_serves(

@@ -55,11 +55,11 @@ def make_model(
         nodes.append(helper.make_node("Div", [last, "norm"], ["normed"]))
         last = "normed"
     if repeats:
-        # Two of these are no change: each turns the row round.
+        # Each turns the row round twice. A loop is opened in less time than so many nodes.
         stored.append(onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32)[::-1].copy(), "turn"))
-        for number in range(2 * repeats):
-            nodes.append(helper.make_node("MatMul", [last, "turn"], [f"t{number}"]))
-            last = f"t{number}"
+        stored.append(onnx.numpy_helper.from_array(np.array(repeats), "repeats"))
+        nodes.append(helper.make_node("Loop", ["repeats", "", last], ["turned"], body=_make_turns()))
+        last = "turned"
     nodes.append(helper.make_node("MatMul", [last, "w"], ["y"]))
     graph = helper.make_graph(
         nodes,
@@ -71,6 +71,27 @@ def make_model(
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     data: bytes = model.SerializeToString()
     return data
+
+
+def _make_turns() -> onnx.GraphProto:
+    helper, kinds = onnx.helper, onnx.TensorProto
+    return helper.make_graph(
+        [
+            helper.make_node("Identity", ["go"], ["go_on"]),
+            helper.make_node("MatMul", ["row", "turn"], ["half"]),
+            helper.make_node("MatMul", ["half", "turn"], ["whole"]),
+        ],
+        "turns",
+        [
+            helper.make_tensor_value_info("round", kinds.INT64, []),
+            helper.make_tensor_value_info("go", kinds.BOOL, []),
+            helper.make_tensor_value_info("row", kinds.FLOAT, None),
+        ],
+        [
+            helper.make_tensor_value_info("go_on", kinds.BOOL, []),
+            helper.make_tensor_value_info("whole", kinds.FLOAT, None),
+        ],
+    )
 
 
 def make_endless_model() -> bytes:

@@ -5,7 +5,6 @@ import hashlib
 import itertools
 import os
 import socket
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -158,6 +157,8 @@ def ask_again(service: Running, request: bytes) -> Reply:
 class Asker(Background):
     """A client on a thread that asks on one connection, again and again, and makes a new one where it ends.
 
+    It rests between answers: without, it takes a processor from the workers whose start a test waits for.
+
     Attributes:
         statuses: of all answers.
         ends: how often its connection ended before an answer.
@@ -186,8 +187,7 @@ class Asker(Background):
             self.statuses[reply.status] = self.statuses.get(reply.status, 0) + 1
             if reply.status == 200:
                 self.wrong += reply.binary != self._binary
-            else:
-                time.sleep(0.01)
+            self.is_over.wait(0.003 if reply.status == 200 else 0.01)
             if reply.fields.get("connection") == "close":
                 return
 
