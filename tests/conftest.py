@@ -1,7 +1,10 @@
 """What holds for every test: no telemetry, no engine is fetched, and time decides nothing."""
 
+import faulthandler
 import gc
 import os
+import sys
+import time
 from collections import Counter
 from collections.abc import Generator
 
@@ -16,6 +19,8 @@ from tests.browser import browser, page  # noqa: F401  # fixtures
 
 os.environ.setdefault("EDGEKIT_DEVICE_ENGINES", "off")
 os.environ["EDGEKIT_BRIEF"] = "times,memory"  # of measurements, also in child processes
+_HANGS_AFTER_S = 300.0  # as faulthandler_timeout in pyproject.toml
+_REARM_S = 30.0  # a timer is started at most this often, and waits as much longer
 _UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("long", _UNTIMED)
 settings.register_profile("short", _UNTIMED, max_examples=40)
@@ -29,6 +34,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Draw fewer examples where a test names no number of them, but for the long run."""
     settings.load_profile("long" if config.getoption("--long") else "short")
+    if not float(config.getini("faulthandler_timeout") or 0):
+        config.pluginmanager.register(HangingTests(), "hanging tests")
+
+
+class HangingTests:
+    """Ends a process whose test hangs, and shows where: a timer for many tests, unlike that of pytest."""
+
+    def __init__(self) -> None:
+        self.stderr = os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2)
+        self.armed_s = -_REARM_S
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logstart(self) -> None:
+        if time.monotonic() - self.armed_s >= _REARM_S:
+            faulthandler.dump_traceback_later(_HANGS_AFTER_S + _REARM_S, exit=True, file=self.stderr)
+            self.armed_s = time.monotonic()
+
+    def pytest_sessionfinish(self) -> None:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="session")

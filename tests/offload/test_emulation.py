@@ -185,20 +185,24 @@ def test_crashed_owner_leaves_nothing() -> None:
         assert not any(folder.exists() for folder in folders)
 
 
-@pytest.mark.parametrize("is_changed", [False, True])
-def test_quota_holds_a_process_to_its_share(quota: CpuQuota, is_changed: bool) -> None:
-    if is_changed:
-        quota.change(0.6)
-        quota.change(0.2)
+def test_quota_holds_a_process_to_its_share_also_after_it_was_changed(quota: CpuQuota) -> None:
     with subprocess.Popen([sys.executable, "-c", BUSY]) as busy:
         try:
             quota.procs_file.write_text(str(busy.pid))
-            begin_s, begin_cpu_s = time.monotonic(), cpu_s(busy.pid)
-            time.sleep(1.0)
-            share = (cpu_s(busy.pid) - begin_cpu_s) / (time.monotonic() - begin_s)
+            shares = [share_of(busy.pid)]
+            quota.change(0.6)
+            quota.change(0.2)
+            shares.append(share_of(busy.pid))
         finally:
             busy.kill()
-    assert share < 0.3  # asked 0.2; a machine under load gives less
+    assert max(shares) < 0.3  # asked 0.2; a machine under load gives less
+
+
+def share_of(pid: int) -> float:
+    """Return the share of a processor that a process gets, measured for half a second."""
+    begin_s, begin_cpu_s = time.monotonic(), cpu_s(pid)
+    time.sleep(0.5)
+    return (cpu_s(pid) - begin_cpu_s) / (time.monotonic() - begin_s)
 
 
 def test_end_of_quota_kills_its_processes(quota: CpuQuota) -> None:
@@ -255,6 +259,5 @@ def quota_folders(pid: int) -> list[Path]:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the processor time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Return the processor time of a process of one thread."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9

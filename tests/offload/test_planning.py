@@ -98,40 +98,41 @@ def link(mbit_s: float, rtt_ms: float = 20.0) -> Conditions:
     return Conditions(LinkState(mbit_s * 1e6, mbit_s * 1e6, rtt_ms / 1e3, WARM))
 
 
+def plan_of(costs: GraphCosts, tiers: tuple[int, ...], coding: str) -> OffloadPlan:
+    """Return a placement as the runtime has it."""
+    where = None if not any(tiers) else "tail"
+    name = "local" if where is None else "cut"
+    return OffloadPlan(name, costs.plan_costs(tiers, coding), tail=where)
+
+
 def seconds_of(costs: GraphCosts, tiers: tuple[int, ...], coding: str, conditions: Conditions) -> float:
     """What the runtime would predict for a placement."""
-    where = None if not any(tiers) else "tail"
-    name = "local" if where is None else "cut"
-    return predict_s(OffloadPlan(name, costs.plan_costs(tiers, coding), tail=where), conditions)
+    return predict_s(plan_of(costs, tiers, coding), conditions)
 
 
-def stage_of(costs: GraphCosts, tiers: tuple[int, ...], coding: str, conditions: Conditions) -> float:
-    """What the runtime takes for the slowest stage of a placement."""
-    where = None if not any(tiers) else "tail"
-    name = "local" if where is None else "cut"
-    return slowest_stage_s(OffloadPlan(name, costs.plan_costs(tiers, coding), tail=where), conditions)
-
-
-def test_cuts_of_the_sweep_are_those_of_an_exhaustive_search_over_placements_and_codings() -> None:
+def test_cuts_of_the_sweep_are_those_of_an_exhaustive_search_over_placements_and_codings(
+    is_long: bool,
+) -> None:
     rng = random.Random(5)
-    splits = 0
-    for _ in range(25):
+    splits, count = 0, 25 if is_long else 10
+    for _ in range(count):
         costs = costs_of(random_graph(rng, rng.randrange(2, 9)), rng)
         conditions = [link(b, r) for r in GRID.rtts_ms for b in GRID.bandwidths_mbit_s]
         cuts = find_by_solver(costs, conditions, Goal())
         candidates = [*((cut.coding, cut.tiers) for cut in cuts), ("raw", (0,) * len(costs.seconds))]
+        plans = {
+            (coding, tiers): plan_of(costs, tiers, coding)
+            for tiers in every_placement(costs.graph)
+            for coding in costs.codings
+        }
         for one in conditions:
-            every = min(
-                seconds_of(costs, tiers, coding, one)
-                for tiers in every_placement(costs.graph)
-                for coding in costs.codings
-            )
-            found = min(seconds_of(costs, tiers, coding, one) for coding, tiers in candidates)
-            assert found == pytest.approx(every, rel=1e-9)  # sums of some dozen numbers
+            seconds = {way: predict_s(plan, one) for way, plan in plans.items()}
+            found = min(seconds[way] for way in candidates)
+            assert found == pytest.approx(min(seconds.values()), rel=1e-9)  # sums of some dozen numbers
         splits += any(cut.is_split for cut in cuts)
         assert all(cut.certificate.gap == 0 for cut in cuts)
         assert {cut.certificate.proof for cut in cuts} <= {"enumerated", "dual"}
-    assert splits > 20
+    assert splits > 0.8 * count
 
 
 def test_costs_of_the_solver_are_the_prediction_of_the_runtime() -> None:
@@ -289,9 +290,11 @@ def need_of(costs: GraphCosts, tiers: tuple[int, ...]) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("limited", ["weights_bytes", "memory_bytes"])
-def test_limit_with_shared_weights_misses_no_cut_and_a_looser_one_is_never_worse(limited: str) -> None:
+def test_limit_with_shared_weights_misses_no_cut_and_a_looser_one_is_never_worse(
+    limited: str, *, is_long: bool
+) -> None:
     rng, bound = random.Random(21), 0
-    for _ in range(12):
+    for _ in range(12 if is_long else 6):
         count = rng.randrange(2, 8)
         costs = costs_of(random_graph(rng, count), rng)
         readers = np.array([[rng.random() < 0.4 for _ in range(count)] for _ in range(count)])
@@ -310,7 +313,7 @@ def test_limit_with_shared_weights_misses_no_cut_and_a_looser_one_is_never_worse
             assert cheapest.cost <= last * (1 + 1e-9)
             last = cheapest.cost
             bound += best > seconds.min()
-    assert bound > 10
+    assert bound > (10 if is_long else 5)
 
 
 def test_memory_of_the_device_counts_what_is_sent_and_nothing_of_the_server() -> None:
@@ -322,10 +325,9 @@ def test_memory_of_the_device_counts_what_is_sent_and_nothing_of_the_server() ->
                 assert device_bytes(costs, tiers) == pytest.approx(need_of(costs, tiers)[1])
 
 
-def test_memory_limit_is_kept_and_costs_what_an_exhaustive_search_finds() -> None:
+def test_memory_limit_is_kept_and_costs_what_an_exhaustive_search_finds(is_long: bool) -> None:
     rng = random.Random(7)
-    compared = 0
-    for _ in range(15):
+    for _ in range(15 if is_long else 8):
         costs = costs_of(random_graph(rng, rng.randrange(3, 8)), rng)
         every = every_placement(costs.graph)
         at_most = float(np.median([device_bytes(costs, tiers) for tiers in every if 0 in tiers]))
@@ -337,8 +339,6 @@ def test_memory_limit_is_kept_and_costs_what_an_exhaustive_search_finds() -> Non
         candidates = [(cut.coding, cut.tiers) for cut in cuts]
         candidates += [("raw", (0,) * len(costs.seconds))] if (0,) * len(costs.seconds) in fitting else []
         assert min(seconds_of(costs, t, c, link(5.0)) for c, t in candidates) == pytest.approx(best, rel=1e-7)
-        compared += 1
-    assert compared == 15
 
 
 def test_every_cut_of_a_small_graph_is_proved_by_trying_all_placements_whatever_limits_it(
@@ -501,15 +501,17 @@ def test_throughput_is_that_of_the_slowest_stage() -> None:
             for tiers, total in zip(
                 every, np.max([one.of(costs.graph, every) for one in stages], axis=0), strict=True
             ):
-                assert total == pytest.approx(stage_of(costs, tuple(tiers), coding, link(10.0)), rel=1e-9)
+                assert total == pytest.approx(
+                    slowest_stage_s(plan_of(costs, tuple(tiers), coding), link(10.0)), rel=1e-9
+                )
         local = float(costs.seconds[:, 0].sum())
         assert min(local, *(cut.certificate.cost for cut in cuts)) == pytest.approx(best, rel=1e-6)
 
 
-def test_capacity_finds_the_cut_of_which_a_server_carries_most_devices() -> None:
+def test_capacity_finds_the_cut_of_which_a_server_carries_most_devices(is_long: bool) -> None:
     rng = random.Random(12)
-    ratios = []
-    for _ in range(30):
+    ratios, count = [], 30 if is_long else 12
+    for _ in range(count):
         costs = costs_of(random_graph(rng, rng.randrange(4, 8)), rng)
         limit_s = 0.6 * float(costs.seconds[:, 0].sum())  # so all on the device is too slow
         kept = {
@@ -524,7 +526,7 @@ def test_capacity_finds_the_cut_of_which_a_server_carries_most_devices() -> None
         best = min(kept.values())
         if np.isfinite(best):
             ratios.append(min(kept[cut.coding, cut.tiers] for cut in cuts) / best)
-    assert len(ratios) > 10
+    assert len(ratios) > count / 3
     assert max(ratios) < 1.5  # times to wait are tried in steps
     assert np.mean(ratios) < 1.05
 

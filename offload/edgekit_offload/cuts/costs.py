@@ -40,8 +40,7 @@ class Costs:
         if self.upload.shape != self.download.shape or self.upload.shape[1:] != (links,):
             raise CutError(f"costs: transfers need one column for each of {links} links")
         for name in ("compute", "upload", "download", "setup"):
-            values = getattr(self, name)
-            if np.isnan(values).any() or (values < 0).any():
+            if not (getattr(self, name) >= 0).all():
                 raise CutError(f"costs: {name} holds a negative number or NaN")
         if not np.isfinite(self.download).all() or not np.isfinite(self.setup).all():
             raise CutError("costs: download and setup must be finite")
