@@ -1,29 +1,48 @@
 """A capture process without a decoder, which does what the last word of its source says."""
 
+import functools
 import json
 import os
 import signal
 import socket
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgekit_runtime.dataclass_json import from_json
 from edgekit_runtime.protocol.streams import StreamOptions
-from edgekit_runtime.service.streams.frame_memory import SLOTS, FrameMemory
 from edgekit_runtime.system.child_process import end_with_parent
+
+if TYPE_CHECKING:
+    from edgekit_runtime.service.streams.frame_memory import FrameMemory
 
 
 class Rogue:
     def __init__(self) -> None:
         end_with_parent()
         self.channel = socket.socket(fileno=int(sys.argv[1]))
-        data, descriptors, _, _ = socket.recv_fds(self.channel, 1 << 16, 1)
-        options = from_json(StreamOptions, data, "options")
-        self.memory = FrameMemory(descriptors[0], options.frame_bytes)
-        self.free = set(range(SLOTS))
+        data, self.descriptors, _, _ = socket.recv_fds(self.channel, 1 << 16, 1)
+        self.options = from_json(StreamOptions, data, "options")
         self.number = 0
-        self.behaviour = options.source.rsplit("/", 1)[-1]
+        self.behaviour = self.options.source.rsplit("/", 1)[-1]
+
+    # Without frames it needs no numpy, which takes most of its start.
+
+    @functools.cached_property
+    def memory(self) -> "FrameMemory":
+        from edgekit_runtime.service.streams.frame_memory import FrameMemory
+
+        return FrameMemory(self.descriptors[0], self.options.frame_bytes)
+
+    @functools.cached_property
+    def slots(self) -> int:
+        from edgekit_runtime.service.streams.frame_memory import SLOTS
+
+        return SLOTS
+
+    @functools.cached_property
+    def free(self) -> set[int]:
+        return set(range(self.slots))
 
     def send(self, kind: str, **fields: Any) -> None:
         self.channel.send(json.dumps({"kind": kind, **fields}).encode())
@@ -71,7 +90,7 @@ class Rogue:
     def patient(self) -> None:
         while True:
             self.send_frame()
-            while len(self.free) < SLOTS:
+            while len(self.free) < self.slots:
                 self.receive(wait=True)
 
     def skips(self) -> None:
@@ -81,7 +100,7 @@ class Rogue:
             self.memory.frame(slot, (8,))[...] = 0
             fields = {"number": number, "slot": slot, "shape": [8], "rate": 1000, "at": time.time()}
             self.send("frame", **fields, picture_bytes=0)
-            while len(self.free) < SLOTS:
+            while len(self.free) < self.slots:
                 self.receive(wait=True)
 
     def ten(self) -> None:
@@ -98,7 +117,7 @@ class Rogue:
         pass
 
     def stalls(self) -> None:
-        for _ in range(SLOTS):
+        for _ in range(self.slots):
             self.send_frame()
 
     def slow(self) -> None:

@@ -102,14 +102,21 @@ def asking(service: Running) -> Iterator[Asking]:
         yield asker
 
 
-def test_package_without_descriptors_is_not_called_bad(maker: PackageMaker, tmp_path: Path) -> None:
-    path = write(maker, tmp_path, "1.0.0")
-    # In a process of its own: threads that other tests have left may need a descriptor too.
+@pytest.fixture(scope="module")
+def process() -> Iterator[ProcessPoolExecutor]:
+    """A process of its own: threads that other tests have left may need a descriptor too."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        for spare, count in enumerate((3, 3, 0)):
-            lacks, names = process.submit(try_read, path, maker.trust, spare).result()
-            assert ["Too many open files" in text for text in lacks] == [True] * count
-            assert names == ["linear"]
+        yield process
+
+
+def test_package_without_descriptors_is_not_called_bad(
+    maker: PackageMaker, tmp_path: Path, process: ProcessPoolExecutor
+) -> None:
+    path = write(maker, tmp_path, "1.0.0")
+    for spare, count in enumerate((3, 3, 0)):
+        lacks, names = process.submit(try_read, path, maker.trust, spare).result()
+        assert ["Too many open files" in text for text in lacks] == [True] * count
+        assert names == ["linear"]
 
 
 def try_read(path: Path, trust: TrustStore, spare: int) -> tuple[list[str], Sequence[str]]:
@@ -141,11 +148,11 @@ def try_open(path: Path, trust: TrustStore, spare: int) -> bool:
     return True
 
 
-def test_model_without_descriptors_is_not_called_bad(maker: PackageMaker, tmp_path: Path) -> None:
+def test_model_without_descriptors_is_not_called_bad(
+    maker: PackageMaker, tmp_path: Path, process: ProcessPoolExecutor
+) -> None:
     path = write(maker, tmp_path, "1.0.0")
-    # In a process of its own: threads that other tests have left may need a descriptor too.
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        opened = [process.submit(try_open, path, maker.trust, spare).result() for spare in range(5)]
+    opened = [process.submit(try_open, path, maker.trust, spare).result() for spare in range(5)]
     assert opened[:2] == [False, False]
     assert opened[4]
 

@@ -46,6 +46,8 @@ from edgekit_runtime.tensors import TensorSpec
 # Times of a loaded machine decide nothing here; what they do to a verdict is in test_canary_judge.
 GATES = Gates(max_p50_ratio=0, max_p99_ratio=0, max_extra_errors=0.2, min_samples=50)
 CANARY = ModelOptions(rollout="canary", canary=CanaryOptions(share=0.5), gates=GATES)
+# Wide, so that few calls decide.
+FEW_CALLS = dataclasses.replace(GATES, min_agreement=0.1, max_extra_errors=0.9, min_samples=20)
 SHADOW = ModelOptions(
     rollout="shadow", gates=GATES, shadow=ShadowOptions(share=1.0, quiet_s=0.0005, max_wait_s=10)
 )
@@ -88,6 +90,7 @@ def test_good_version_is_tried_and_takes_over(
     serve: Serve, maker: PackageMaker, tmp_path: Path, slots: Slots, options: ModelOptions
 ) -> None:
     kind = options.rollout
+    options = dataclasses.replace(options, gates=FEW_CALLS)
     with serve(tmp_path, slots, options) as service:
         install(maker, tmp_path, slots)
         assert load(service).status == 200

@@ -28,6 +28,7 @@ from tests.service.worker_parts import (
 from tests.waiting import is_running, wait_for
 
 from edgekit_runtime.client import Client
+from edgekit_runtime.service.workers import restart_policy
 from edgekit_runtime.sessions.local_results import Tuned, keep_tuned
 
 LINEAR = "/v2/models/linear/infer"
@@ -307,8 +308,9 @@ def test_worker_runs_as_tuned_here(
 
 
 def test_worker_without_memory_to_load_is_refused_with_its_reason(
-    maker: PackageMaker, tmp_path: Path
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(restart_policy, "MAX_FIRST_REFUSALS", 2)
     with running_isolated(maker, tmp_path, max_data_bytes=30 << 20) as service:
         assert ask(service, infer_bytes(X, path=OTHER)).binary == Y
         reply = ask(service, infer_bytes(X))
