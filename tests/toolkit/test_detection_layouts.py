@@ -132,6 +132,15 @@ def test_sequences_and_features_are_no_boxes(seed: int) -> None:
     assert find_layout([{"y": draw.normal(size=(1, 6)).astype(np.float32)} for _ in range(16)]) is None
 
 
+@pytest.mark.parametrize("shape", [(224, 1, 4), (1, 224, 4)])
+def test_logits_of_four_classes_beside_their_probabilities_are_no_boxes(shape: tuple[int, ...]) -> None:
+    draw = np.random.default_rng(0)
+    logits = draw.normal([6, 0, 0, 0], 1, (8, *shape))  # the first class is the one of no event
+    shares = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    pairs = zip(logits.astype(np.float32), shares.astype(np.float32), strict=True)
+    assert find_layout([{"logits": value, "probs": share} for value, share in pairs]) is None
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_raw_offsets_are_no_boxes(seed: int) -> None:
     draw = np.random.default_rng(seed)

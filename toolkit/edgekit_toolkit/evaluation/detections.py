@@ -171,14 +171,13 @@ def _find_form(
     for form in forms:
         stated = replace(options, boxes=form)
         boxes = judging_layout(stated, None, labels).candidates(runs)
-        is_sure = any(map(len, boxes))
-        if not is_sure:
+        if not any(map(len, boxes)):
             boxes = BoxLayout(replace(stated, min_score=0.0), labels=labels or None).candidates(runs)
         corners = np.concatenate([part.corners for part in boxes]).astype(np.float64)
         sides = corners[:, 2:] - corners[:, :2]
         # Raw offsets are negative as often as not.
         is_box = bool((sides >= -_ROUNDING * np.abs(sides).max(initial=0)).all())
-        if is_box or (form == "centre" and not is_sure):
+        if is_box:
             is_share = bool(np.abs(corners).max(initial=0) <= _MAX_SHARE)
             if is_share and form == "corners" and _follows_tensorflow(options, runs[0]):
                 stated = replace(stated, boxes="corners-yx")
@@ -272,10 +271,15 @@ def _are_shares(values: Array) -> bool:
     return bool(values.size and values.min() >= 0 and values.max() <= 1 + _ROUNDING)
 
 
+def _are_distributions(values: Array) -> bool:
+    """Whether each row holds the probabilities of classes that exclude each other."""
+    return _are_shares(values) and np.allclose(values.sum(axis=-1), 1, atol=1e-3)
+
+
 def _find_apart(runs: Sequence[Outputs], min_rank: int) -> Iterator[DetectionOptions]:
     """Yield the layouts of boxes, scores, classes and their count in outputs of their own."""
     for name, value in runs[0].items():
-        if value.shape[-1:] == (4,) and min_rank <= value.ndim <= 3:
+        if value.shape[-1:] == (4,) and min_rank <= value.ndim <= 3 and not _are_distributions(value):
             yield from _find_around(runs, name)
 
 
@@ -331,7 +335,7 @@ def _score_kind(runs: Sequence[Outputs], name: str) -> DetectionOptions:
         if values.shape[1] > 1 and (is_background[0] or is_background[-1]):
             return DetectionOptions(scores="softmax", background="first" if is_background[0] else "last")
         return DetectionOptions(scores="sigmoid")
-    if not values.size or values.shape[1] < 2 or not np.allclose(values.sum(axis=1), 1, atol=1e-3):
+    if values.shape[1] < 2 or not _are_distributions(values):
         return DetectionOptions()
     means = values.mean(axis=0)
     return DetectionOptions(background="first" if means[0] >= means[-1] else "last")
