@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,6 @@ from tests.runtime.conftest import PackageMaker
 from edgekit_runtime.errors import EdgekitError
 
 _TURNS = 3
-_WARM_FOR_FEW = 4  # transitions; they have most of the statements
 _LEASE_S = 20.0  # after a kill the next manager waits for the end of the lease
 
 
@@ -63,10 +62,10 @@ class Bench:
                 self.maker.write(path, version=version, target=target)
                 self.packages[version, target] = path
         prepare_process()
-        self._warm_up(TRANSITIONS if is_exact else TRANSITIONS[:_WARM_FOR_FEW])
-        # One process is quicker; its steps are a few less, since it has opened the store already.
-        self.steps, self.released = self._do_all(fork) if is_exact else fork(partial(self._do_all, _call))
-        assert isinstance(self.steps, list), self.released
+        if is_exact:
+            self._warm_up()
+        # This process is quicker, and warm then; its steps are a few less: it has opened the store already.
+        self.steps, self.released = self._do_all(fork if is_exact else _call)
 
     def _do_all(self, run: Callable[..., Any]) -> tuple[list[list[str]], dict[str, str]]:
         """Carry out all transitions and copy the state before each; returns `steps` and `released`."""
@@ -80,10 +79,10 @@ class Bench:
             assert problems == [], f"{transition.name}: {problems}"
         return steps, run(lambda: self._open(root).list_released())
 
-    def _warm_up(self, transitions: Sequence[Transition]) -> None:
+    def _warm_up(self) -> None:
         """Do all in this process, so that each process that it forks has its modules and statements."""
         root = self.folder / "warm"
-        for transition in transitions:
+        for transition in TRANSITIONS:
             world = self._open(root)
             transition.prepare(world)
             transition.act(world)

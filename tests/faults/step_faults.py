@@ -1,7 +1,7 @@
 """An agent and the processes of its steps, killed or failed at each step that changes the disk.
 
 The package comes over HTTPS from a repository of the fleet. Processes are forked, so that they start within
-milliseconds; `tests/agent` starts whole ones.
+milliseconds, with all modules that they import; `tests/agent` starts whole ones.
 """
 
 import contextlib
@@ -31,6 +31,7 @@ from tests.fleet.fleet_device import make_csr
 from tests.free_port import free_port
 from tests.memory_folder import memory_folder
 from tests.runtime.conftest import PackageMaker
+from tuf import ngclient  # noqa: F401  # a step imports it
 
 from edgekit_fleet.operations.running import open_authority
 from edgekit_fleet.releases.deltas import make_delta
@@ -40,7 +41,7 @@ from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.web.server import serve_devices
 from edgekit_runtime.agent.agent import Agent
 from edgekit_runtime.agent.documents import DeltaOffer, Enrolment
-from edgekit_runtime.agent.execution import install, step_child
+from edgekit_runtime.agent.execution import install, local_steps, step_child  # noqa: F401  # of a step
 from edgekit_runtime.agent.execution.step_child import ChildSteps, StepPlaces
 from edgekit_runtime.agent.journal import hold_journal
 from edgekit_runtime.agent.membership import read_membership
@@ -368,7 +369,7 @@ def _lead(agent: Agent, calls: DiskCalls) -> list[str]:
         if agent._executions and all(one.has_ended for one in agent._executions):
             (report,) = (one.report for one in agent._executions)
             return [] if report.state == "succeeded" else [f"{report.state}: {report.code}: {report.reason}"]
-        time.sleep(0.002)
+        time.sleep(0.01)
     return [f"does not end: {agent._executions}"]
 
 

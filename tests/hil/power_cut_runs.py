@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from tests.faults.step_faults import StepBench
 from tests.hil.power_cuts.recording import NOTHING, Step
 from tests.runtime import slot_cases
 from tests.runtime.conftest import PackageMaker
@@ -22,6 +21,9 @@ from edgekit_runtime.package.archive import write_package
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.slots import MAX_BEGUN, Permissions
 from edgekit_runtime.system.atomic_files import Disk
+
+if TYPE_CHECKING:
+    from tests.faults.step_faults import StepBench
 
 LABELS_BYTES = 1 << 18
 _NEXT = "4.0.0"
@@ -72,6 +74,8 @@ def make_runs(folder: Path, *, with_agent: bool) -> Iterator[dict[str, Run]]:
     if not with_agent:
         yield slots_run
         return
+    from tests.faults.step_faults import StepBench  # it imports a whole fleet
+
     (folder / "fleet").mkdir()
     bench = StepBench(folder / "fleet", maker)
     bench.prepare()
@@ -146,7 +150,7 @@ def _make_slots_run(packages: Path, maker: PackageMaker) -> Run:
     return Run(prepare, start, finish)
 
 
-def _make_agent_run(bench: StepBench, update: str) -> Run:
+def _make_agent_run(bench: "StepBench", update: str) -> Run:
     """Return a run in which an agent and its processes update from version 1 to version 2."""
 
     def prepare(root: Path) -> list[Step]:
