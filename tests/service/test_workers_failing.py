@@ -82,7 +82,7 @@ def test_worker_that_sends_garbage_is_ended_and_nothing_else(
     monkeypatch.setattr(worker_handle, "MODULE", "tests.service.rogue_worker")
     monkeypatch.setenv("ROGUE", str(seeds[0]))
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
-    with running_isolated(maker, tmp_path, max_crashes=1000, max_delay_s=0.02) as service:
+    with running_isolated(maker, tmp_path, max_crashes=1000, max_delay_s=0.02, hang_s=600.0) as service:
         model = find_model(service)
         for seed, following in itertools.pairwise([*seeds, 0]):
             wait_for(lambda: service.call(lambda: len(model.ready)), f"the worker of {seed}")
