@@ -72,7 +72,7 @@ def fit() -> np.ndarray[Any, Any]:
 def fake_profile(
     machine: Machine, graph: RunnableGraph, *, name: str = "model", seconds: float = 1.0
 ) -> ModelProfile:
-    real = machines.profile_kernels(MACHINE_HERE, graph, name=name, seconds=0.1)
+    real = machines.profile_kernels(MACHINE_HERE, graph, name=name, seconds=0.01)
     whole_s = WHOLE_S[machine.text]
     kernels = tuple(replace(one, seconds=one.seconds * whole_s / real.whole_s) for one in real.kernels)
     return replace(

@@ -43,7 +43,7 @@ class SlowDevice:
     def __init__(self, content: bytes, feeds: list[dict[str, np.ndarray]]) -> None:
         machine = MACHINE_HERE
         self.measured = CutMeasurement(
-            model=OpenedModel(content), feeds=feeds, device=machine, server=machine, seconds=0.1
+            model=OpenedModel(content), feeds=feeds, device=machine, server=machine, seconds=0.01
         )
 
     def __call__(

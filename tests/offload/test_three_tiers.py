@@ -71,7 +71,7 @@ def fake_profile(
 ) -> ModelProfile:
     """The kernels of this machine, with the times of another one."""
     own = seconds_of(machine, graph.content)
-    real = machines.profile_kernels(MACHINE_HERE, graph, name=name, seconds=0.1)
+    real = machines.profile_kernels(MACHINE_HERE, graph, name=name, seconds=0.01)
     total_s = sum(own.values())
     # A tensor whose layout is changed is written twice: the convolution comes first.
     kernels = tuple(

@@ -136,14 +136,13 @@ def serving(home: Path, folder: Path, *arguments: object) -> Iterator[str]:
     """Run `edgekit-device serve` with the keys in `folder/keys`; yield its address of TCP.
 
     Args:
-        home: folder of its configuration, its caches and its Unix socket.
+        home: folder of its configuration and its Unix socket; first openings are remembered as for all tests.
         folder: of the keys.
         arguments: `--tails` or `--package` and whatever else.
     """
     environment = {
         **os.environ,
         "EDGEKIT_HOME": str(home / "home"),
-        "EDGEKIT_CACHE": str(home / "cache"),
         "EDGEKIT_STATE": str(home / "state"),
         "PYTHONPATH": str(Path(edgekit_runtime.__file__).parents[1]),
     }

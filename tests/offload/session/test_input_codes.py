@@ -1,7 +1,7 @@
 """Inputs that the codes of a plan cannot carry go another way: photographs that are none, and spikes."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -43,21 +43,16 @@ def find_package(folder: Path, kind: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def servers(folder: Path) -> Iterator[dict[str, str]]:
-    """Addresses of services by the kind of the package whose tails they have."""
-    with ExitStack() as services:
-        yield {
-            kind: services.enter_context(
-                serving(folder / kind, folder, "--tails", find_package(folder, kind))
-            )
-            for kind in ("planned", "split-only")
-        }
+def server(folder: Path) -> Iterator[str]:
+    """Address of a service with the tails, which both packages have."""
+    with serving(folder, folder, "--tails", find_package(folder, "planned")) as address:
+        yield address
 
 
 @pytest.fixture
-def offload(servers: dict[str, str], folder: Path, tmp_path: Path) -> Offload:
+def offload(server: str, folder: Path, tmp_path: Path) -> Offload:
     """Opens a session of a kind of package that runs a plan."""
-    return lambda kind, plan: offloading_to(servers[kind], folder, find_package(folder, kind), plan, tmp_path)
+    return lambda kind, plan: offloading_to(server, folder, find_package(folder, kind), plan, tmp_path)
 
 
 def off_the_grid(image: Array) -> Array:
