@@ -214,7 +214,7 @@ def fetch(url: str, named: str) -> tuple[bytes, tuple[int, str | None]]:
 
 
 def test_model_of_the_demo_tells_its_images_apart() -> None:
-    images = make_images(8)
+    images = make_images(5)
     model = make_model(images)
     picked = pick_images(model, images, 4)
     scores = run_model(model, picked)
