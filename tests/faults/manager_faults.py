@@ -91,7 +91,8 @@ class Bench:
             world.settle()
             transition.is_over(world)
             world.find_problems()
-            transition.after(world)
+            if transition.after is not None:
+                transition.after(world)
             world.close()
 
     def list_faults(self) -> list[Fault]:
@@ -188,7 +189,7 @@ class Bench:
             if not transition.is_over(world):
                 problems.append("the transition cannot be done again")
         problems += world.find_problems()
-        if is_last:
+        if is_last and transition.after is not None:
             transition.after(world)
             world.settle()
             problems += world.find_problems()

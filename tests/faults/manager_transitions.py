@@ -45,7 +45,7 @@ class Transition:
     act: Act
     is_over: Callable[[World], bool] = lambda _: True
     prepare: Act = _nothing
-    after: Act = _nothing
+    after: Act | None = None
 
 
 def _run(world: World) -> None:
