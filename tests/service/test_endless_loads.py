@@ -40,9 +40,7 @@ from edgekit_runtime.service.serving.load_deadline import LoadAttempt, count_hun
 from edgekit_runtime.slots import Slots
 
 SHORT_S = 2.0
-"""Long enough for a model that is well, also in a process and on a busy machine."""
-INSIDE_S = 1.0
-"""The same without a process; what is endless takes a processor as long."""
+"""Long enough for a model that is well, also on a busy machine."""
 
 HANGING = """
 import threading
@@ -86,8 +84,7 @@ def write_hanging(maker: PackageMaker, folder: Path, name: str) -> Path:
 
 
 def options(isolated: bool | None, **stated: Any) -> ModelOptions:
-    limit_s = SHORT_S if isolated else INSIDE_S
-    return ModelOptions(isolated=isolated, **{"load_timeout_s": limit_s, **stated})
+    return ModelOptions(isolated=isolated, **{"load_timeout_s": SHORT_S, **stated})
 
 
 def state_of(service: Running, name: str) -> tuple[str, str]:

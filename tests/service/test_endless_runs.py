@@ -72,14 +72,14 @@ def check_others(service: Served) -> None:
 def attacked(
     request: pytest.FixtureRequest, maker: PackageMaker, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    """A service with a model that a request may keep busy for ever, its time limit half a second.
+    """A service with a model that a request may keep busy for ever, its time limit a second.
 
     Each test leaves it well, and the last one ends it.
     """
     folder = tmp_path_factory.mktemp("s")
     maker.write(folder / "linear.edgepkg")
     write_keys(folder / "keys")
-    limits = configure(folder, "[models.endless.scheduling]\nmax_run_s = 0.5\nmax_batch = 4\n")
+    limits = configure(folder, "[models.endless.scheduling]\nmax_run_s = 1\nmax_batch = 4\n")
     with served(folder, *write(maker, folder, request.param), *limits) as service:
         assert ask(service, infer_bytes(CALM, path=PATH)).status == 200
         yield service
