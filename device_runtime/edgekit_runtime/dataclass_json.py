@@ -363,12 +363,12 @@ def list_settings(kind: type[Any]) -> list[Setting]:
 
 
 def describe_fields(kind: type[Any]) -> dict[str, str]:
-    """Return field -> its text in the docstring; one line may describe several fields."""
+    """Return field -> its text in the docstring, or in that of a base; a line may describe several."""
     import inspect
     import re
 
     section = (inspect.getdoc(kind) or "").partition("Attributes:\n")[2].split("\n\n")[0]
-    texts: dict[str, str] = {}
+    texts = describe_fields(kind.__base__) if kind.__base__ is not None else {}
     for entry in re.split(r"\n    (?! )", "\n" + section):
         names, colon, text = entry.partition(": ")
         if colon:

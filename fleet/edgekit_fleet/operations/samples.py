@@ -365,7 +365,7 @@ def _describe_order(row: SampleOrderRow, counts: dict[str, int], now: float) -> 
         id=row.id,
         model=row.model,
         selector=row.selector,
-        triggers=tuple(from_plain(SampleTrigger, trigger, row.id) for trigger in row.triggers),
+        triggers=read_order(row, "").triggers,
         per_day=row.per_day,
         max_bytes=row.max_bytes,
         created_at=row.created_at,

@@ -65,8 +65,8 @@ class OutsideGate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """Evidence of an outside judge, an entry in the log of its rollout.
+class StatedEvidence:
+    """Evidence as an outside judge sends it: a value, or a statement.
 
     Attributes:
         gate: name of the gate.
@@ -75,7 +75,6 @@ class Evidence:
         low, high: interval of the value.
         samples: number of samples behind the value.
         reason: a sentence to show.
-        who: the judge.
     """
 
     gate: str
@@ -86,6 +85,12 @@ class Evidence:
     high: Annotated[float | None, _FIGURE] = None
     samples: Annotated[int | None, Range(0, 1 << 50)] = None
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence(StatedEvidence):
+    """Evidence as an entry in the log of its rollout; `who` is the judge."""
+
     who: str = ""
 
 

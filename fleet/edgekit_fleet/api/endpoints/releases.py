@@ -142,7 +142,6 @@ class StartRollout(PlanRollout):
     """A rollout to start; a field that is left out has the default of `RolloutSettings`.
 
     Attributes:
-        release, selector, waves, minimum: as in `PlanRollout`.
         name: the release and a number if empty.
         limits: limits of the gates.
         evidence: gates of outside judges, by their names; the rollout waits for their evidence at the end of

@@ -1,16 +1,13 @@
 """Endpoints of verdicts on rollouts, and of the evidence of outside judges."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
 
 from edgekit_fleet.access.principal import Principal
 from edgekit_fleet.api.endpoints.endpoint import Fleet, WaitSeconds, endpoint
 from edgekit_fleet.operations import verdicts
-from edgekit_fleet.rollouts.outside_gates import Evidence, OutsideFinding
+from edgekit_fleet.rollouts.outside_gates import Evidence, OutsideFinding, StatedEvidence
 from edgekit_fleet.rollouts.verdict import RolloutVerdict
-from edgekit_runtime.dataclass_json import Range, to_plain
-
-_FIGURE = Range(-1e12, 1e12)
+from edgekit_runtime.dataclass_json import to_plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,28 +24,14 @@ class GetVerdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AddEvidence:
-    """Evidence for a gate that the rollout has declared: a value, or a statement.
+class AddEvidence(StatedEvidence):
+    """Evidence for a gate that the rollout has declared.
 
     Attributes:
         name: name of the rollout.
-        gate: name of the gate.
-        statement: the judge's own verdict, in place of a value.
-        value, reference: figure with the release, and without it.
-        low, high: interval of the value.
-        samples: number of samples behind the value.
-        reason: a sentence to show.
     """
 
     name: str
-    gate: str
-    statement: Literal["", "pass", "stop"] = ""
-    value: Annotated[float | None, _FIGURE] = None
-    reference: Annotated[float | None, _FIGURE] = None
-    low: Annotated[float | None, _FIGURE] = None
-    high: Annotated[float | None, _FIGURE] = None
-    samples: Annotated[int | None, Range(0, 1 << 50)] = None
-    reason: str = ""
 
 
 @endpoint(
