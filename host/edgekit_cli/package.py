@@ -240,15 +240,9 @@ def command(
             package = _find_package(document, out)
         else:
             check_alone(ctx)
+            like, target = options["like"], options["target"]
             package = repeat_recipe(
-                model,
-                recipe,
-                out,
-                console,
-                like=options["like"],
-                target=options["target"],
-                key=key,
-                as_json=as_json,
+                model, recipe, out, console, like=like, target=target, key=key, as_json=as_json
             )
         if device_keys:
             _encrypt(package, out, device_keys)

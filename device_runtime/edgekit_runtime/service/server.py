@@ -103,12 +103,7 @@ class Service:
         self._monitor: Monitor | None = None
         self.http = HttpServer(loop, router.handle_request, self._screen, config.http)
         self.workers = Supervisor(
-            self.http,
-            self._regions,
-            config,
-            self.registry,
-            limits=source.limits,
-            token=self._token,
+            self.http, self._regions, config, self.registry, limits=source.limits, token=self._token
         )
         self._listening = Listening(self.http, config)
 

@@ -137,7 +137,7 @@ def read_groups(
         for name in sorted(names.split(",")):
             of_rollout.setdefault(busy.get(name, ""), []).append(name)
         for rollout, some in of_rollout.items():
-            view = DeviceView(some[0], _make_situation(encrypted, rollout, *situation), free)
+            view = DeviceView(some[0], _make_situation(encrypted, rollout, situation), free)
             groups.append((view, some))
     return groups
 
@@ -161,16 +161,9 @@ _SITUATION: Final = (
 
 
 def _make_situation(
-    encrypted: Collection[tuple[str, str]],
-    rollout: str,
-    is_disk_known: bool,
-    target: str,
-    is_revoked: bool,
-    can_decrypt: bool,
-    pinned: str,
-    models: str | None,
-    *facts: str | None,
+    encrypted: Collection[tuple[str, str]], rollout: str, situation: Sequence[Any]
 ) -> Situation:
+    is_disk_known, target, is_revoked, can_decrypt, pinned, models, *facts = situation
     reported = json.loads(models or "[]")
     versions = {model["model"]: (model["version"], model["manifest_sha256"]) for model in reported}
     return Situation(

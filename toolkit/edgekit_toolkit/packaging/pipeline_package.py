@@ -1,6 +1,7 @@
 """Puts packages of one model each together as one package, a pipeline, and adds up their costs."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
@@ -157,20 +158,15 @@ def assemble_pipeline(
         _check_member(stage, package, target)
     _check_labels(stages, packages)
     engines = {stage: list_backends(package.manifest) for stage, package in packages.items()}
-    pipeline = Pipeline(
-        stages=tuple(replace(stage, engines=engines.get(stage.name, ())) for stage in stages),
-        output=tuple(output),
-    )
+    opened = tuple(replace(stage, engines=engines.get(stage.name, ())) for stage in stages)
+    pipeline = Pipeline(stages=opened, output=tuple(output))
     files = [
         file for stage, package in packages.items() for file in _list_files(package, member_folder(stage))
     ]
-    session = open_stages(pipeline, packages, threads=1)
-    try:
+    with closing(open_stages(pipeline, packages, threads=1)) as session:
         golden, golden_files = _make_golden(session)
         files += [*golden_files, (_PREPROCESSING, encode_json(_input_rules(session)), "preprocessing")]
         inputs, outputs, figures = session.inputs, session.outputs, _figures(session, costs)
-    finally:
-        session.close()
     contents = {path: content for path, content, _ in sorted(files)}
     members = {
         stage: f"{member.manifest.file_name} {member.signed_sha256}" for stage, member in packages.items()

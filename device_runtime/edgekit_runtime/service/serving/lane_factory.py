@@ -46,21 +46,7 @@ class LaneFactory:
         manifest, remote = loaded.manifest, loaded.remote
         options = self._config.models.get(manifest.name) or ModelOptions()
         metrics = self._make_metrics(manifest.name, manifest.version) if remote is None else remote.metrics
-        limit = self._make_input_limit(loaded)
-        codec = Codec(
-            manifest.name,
-            manifest.version,
-            inputs=loaded.inputs,
-            outputs=loaded.outputs,
-            regions=self._regions,
-            max_json_bytes=self._config.inference.max_json_bytes,
-            max_json_response_bytes=self._config.inference.max_json_response_bytes,
-            check_inputs=None if limit is None else limit.check,
-            # The self-test has shown that the engine takes these so.
-            answerer=loaded.answerer,
-            may_be_empty=[tensor.name for tensor in manifest.golden.inputs if 0 in tensor.shape],
-            states=manifest.states,
-        )
+        codec = self._make_codec(loaded)
         if remote is not None:  # the rest is in its processes
             return Served(
                 loaded=loaded, codec=codec, metrics=metrics, own_lane=remote, stack=remote, lane=remote
@@ -108,11 +94,26 @@ class LaneFactory:
     def _make_metrics(self, name: str, version: str) -> LaneMetrics:
         return LaneMetrics(name, version) if self.times is None else TimedMetrics(name, version, self.times)
 
-    def _make_input_limit(self, loaded: Loaded) -> InputLimit | None:
-        if not any(isinstance(size, str) for spec in loaded.inputs for size in spec.shape):
-            return None
-        memory = estimate_run_memory(loaded.manifest, loaded.variant)
-        return InputLimit(memory, loaded.inputs, self._allowed_run_bytes(loaded))
+    def _make_codec(self, loaded: Loaded) -> Codec:
+        manifest = loaded.manifest
+        check_inputs = None
+        if any(isinstance(size, str) for spec in loaded.inputs for size in spec.shape):
+            memory = estimate_run_memory(manifest, loaded.variant)
+            check_inputs = InputLimit(memory, loaded.inputs, self._allowed_run_bytes(loaded)).check
+        return Codec(
+            manifest.name,
+            manifest.version,
+            inputs=loaded.inputs,
+            outputs=loaded.outputs,
+            regions=self._regions,
+            max_json_bytes=self._config.inference.max_json_bytes,
+            max_json_response_bytes=self._config.inference.max_json_response_bytes,
+            check_inputs=check_inputs,
+            answerer=loaded.answerer,
+            # The self-test has shown that the engine takes these so.
+            may_be_empty=[tensor.name for tensor in manifest.golden.inputs if 0 in tensor.shape],
+            states=manifest.states,
+        )
 
     def _allowed_run_bytes(self, loaded: Loaded) -> int:
         return self._max_run_bytes // max(1, len(loaded.instances))
