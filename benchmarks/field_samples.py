@@ -21,7 +21,6 @@ import random
 import statistics
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
@@ -33,11 +32,13 @@ from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
+from tests.waiting import wait_for
 
 from edgekit_runtime.agent.artifacts.upload import UploadReply, send_samples
 from edgekit_runtime.agent.conditions import DeviceConditions
 from edgekit_runtime.agent.execution.step_result import StepResult
 from edgekit_runtime.agent.sample_uploads import SampleUploads
+from edgekit_runtime.client.control import read_samples
 from edgekit_runtime.client.requests import InferOptions, make_template
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.encryption.key_wrapping import encode_point
@@ -255,10 +256,11 @@ def measure_service(seconds: float) -> dict[str, dict[str, float]]:
             config = f'[samples]\nfile = "{folder}/samples.json"\n'
             service = stack.enter_context(serving(folder, package, config=config))
             pin(service.pid)
+            if triggers:
+                wait_for(lambda path=Path(service.path): read_samples(path).get("orders"), "the order")
             options = InferOptions("small", None, 0, 10.0)
             request = make_template(options, {INPUT: x}, [None], (), HOST).start + x.tobytes()
             calls[name] = send_repeatedly(stack, service.path, request)
-        time.sleep(2.5)  # services read orders once a second
         times = take_turns(calls, seconds)
     return {
         name: {
