@@ -18,7 +18,7 @@ import edgekit_runtime  # noqa: F401  # switches telemetry off, before a test im
 from tests.browser import browser, page  # noqa: F401  # fixtures
 
 os.environ.setdefault("EDGEKIT_DEVICE_ENGINES", "off")
-os.environ["EDGEKIT_BRIEF"] = "times,memory"  # of measurements, also in child processes
+os.environ["EDGEKIT_BRIEF"] = "times,memory,races"  # of measurements, also in child processes
 _HANGS_AFTER_S = 300.0  # as faulthandler_timeout in pyproject.toml
 _REARM_S = 30.0  # a timer is started at most this often, and waits as much longer
 _UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -75,7 +75,7 @@ class Home:
                 "EDGEKIT_STATE": str(folder / "home/.local/state/edgekit"),  # as for all users but root
                 "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in (*packages, "")),
                 "PYTHONDONTWRITEBYTECODE": "1",
-                "EDGEKIT_BRIEF": "times,memory",
+                "EDGEKIT_BRIEF": "times,memory,races",
                 "EDGEKIT_DEVICE_ENGINES": "off",  # else pip fetches one, as docs/reference/commands.md says
             },
         }

@@ -12,7 +12,7 @@ from edgekit_toolkit.measurement import brevity
 @pytest.fixture
 def measured_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure the memory of candidates."""
-    monkeypatch.setenv(brevity.VARIABLE, "times")
+    monkeypatch.setenv(brevity.VARIABLE, "times,races")
 
 
 @pytest.fixture(scope="module")

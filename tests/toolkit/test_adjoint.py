@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from tests.toolkit.cases import cases
 from tests.toolkit.small_models import Array, model_of, node, random_weight, run
 
 from edgekit_runtime.errors import BackendError
@@ -89,7 +90,7 @@ CASES: dict[str, Case] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@cases("name", CASES)
 def test_adjoint_of_an_operator_agrees_with_a_difference(name: str) -> None:
     nodes, weights, shape = CASES[name]
     model = model_of(nodes, weights, {"x": shape})
@@ -153,8 +154,8 @@ def correlate_ranks(*noises: Sequence[float]) -> float:
     return float(np.corrcoef((larger + equal / 2).sum(axis=2))[0, 1])
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("scheme", [ASYMMETRIC, SYMMETRIC], ids=lambda scheme: str(scheme.name))
+@cases("seed", range(4))
+@cases("scheme", [ASYMMETRIC, SYMMETRIC])
 def test_propagated_noises_have_the_order_of_one_layer_at_a_time(seed: int, scheme: Scheme) -> None:
     rng = np.random.default_rng(seed)
     model = network(rng)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.toolkit.cases import cases
 from tests.toolkit.package_run import TINY, edgekit
 
 from edgekit_runtime.errors import ConfigError
@@ -260,7 +261,7 @@ def draw_picture(width: int, height: int, channels: int) -> Array:
     return pixels
 
 
-@pytest.mark.parametrize("name", IMAGES)
+@cases("name", IMAGES)
 def test_pixels_are_those_of_the_host(compiled: Compiled, name: str) -> None:
     for width, height, channels in ((97, 61, 3), (40, 123, 1)):
         picture = draw_picture(width, height, channels)

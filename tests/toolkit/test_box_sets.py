@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.toolkit.cases import cases
 from tests.toolkit.drawn_boxes import (
     INPUT,
     LETTERBOX,
@@ -77,7 +78,7 @@ def test_calibration_takes_the_training_part_and_evaluation_the_other(tmp_path: 
     assert (samples.calibration.count, samples.evaluation.count) == (3, 2)
 
 
-@pytest.mark.parametrize(
+@cases(
     "names",
     [
         "[square, bar]",
@@ -138,7 +139,7 @@ def test_polygon_becomes_its_box(tmp_path: Path) -> None:
     assert rows_of(truths_of(tmp_path)[1]) == [(1, 4, 5, 36, 15)]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("line", "message"),
     [
         ("0 0.5 0.5 0.1", "has 4 values, expected class, x, y, width and height"),
@@ -235,7 +236,7 @@ def test_hostile_or_damaged_xml_is_refused(text: str, tmp_path: Path) -> None:
         find_box_set(tmp_path)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("change", "message"),
     [
         ({"annotations": {}}, "'annotations' is no list"),

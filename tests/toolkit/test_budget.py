@@ -5,11 +5,12 @@ import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.toolkit.cases import cases
 
 from edgekit_toolkit.selection.budget import DEFAULT_LIMITS, UNITS, Budget, parse_budget
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "name", "limit"),
     [
         ("size=10MB", "size", 10e6),
@@ -54,7 +55,7 @@ FACTORS = {
 }
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "unit", "factor"),
     [(name, unit, factor) for name, factors in FACTORS.items() for unit, factor in factors.items()],
 )
@@ -73,7 +74,7 @@ def test_limits_that_are_not_given_have_their_defaults_or_are_not_there() -> Non
     assert parse_budget(" latency = 5 ms , drop=2%, ").limits == {"size": 10e6, "drop": 2, "latency": 5}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "said"),
     [
         ("weight=3", "NAME one of size, transport, latency, memory, energy, drop"),

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import NodeProto, TensorProto, helper
+from tests.toolkit.cases import cases
 from tests.toolkit.small_models import Array, assert_valid, model_of, node, random_feeds, random_weight, run
 
 from edgekit_toolkit.onnx_graph.channels import compose_channels, find_groups, slice_channels
@@ -64,7 +65,7 @@ def names(model: onnx.ModelProto) -> list[str]:
     return [group.name for group in find_groups(model)]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("nodes", "weights"),
     [
         ([node("Relu", ["c"], ["d"])], {}),
@@ -89,7 +90,6 @@ def names(model: onnx.ModelProto) -> list[str]:
             {},
         ),
     ],
-    ids=lambda value: value[-1].op_type if isinstance(value, list) else "",
 )  # fmt: skip
 def test_channels_behind_an_operator_go_exactly(nodes: list[NodeProto], weights: dict[str, Array]) -> None:
     model = network([*nodes, node("Conv", ["d", "v"], ["y"])], weights)

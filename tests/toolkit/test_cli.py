@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from tests.toolkit.cases import cases
 
 from edgekit_cli import lazy_commands
 from edgekit_cli.cli import COMMANDS, cli, main
@@ -70,7 +71,7 @@ def test_help_version_and_completion_import_no_heavy_module(arguments: list[str]
     assert not imported & HEAVY
 
 
-@pytest.mark.parametrize("name", cli.commands)
+@cases("name", cli.commands)
 def test_every_listed_command_has_a_module_that_explains_itself(name: str) -> None:
     result = CliRunner().invoke(cli, [name, "--help"])
     assert result.exit_code == 0, result.output
@@ -189,9 +190,7 @@ def test_completion_script_as_json_is_the_same_script(capsys: pytest.CaptureFixt
     assert (found["shell"], found["script"].strip()) == ("bash", script.strip())
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in cli.commands if name not in ("device", "fleet", "hil", "keys", "offload")]
-)
+@cases("name", [name for name in cli.commands if name not in ("device", "fleet", "hil", "keys", "offload")])
 def test_every_command_offers_json(name: str) -> None:
     assert "--json" in CliRunner().invoke(cli, [name, "--help"]).stdout
 

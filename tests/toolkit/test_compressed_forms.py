@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 import pytest
+from tests.toolkit.cases import cases
 from tests.toolkit.small_models import model_of, node, random_weight
 
 from edgekit_runtime.errors import BackendError
@@ -199,7 +200,7 @@ def test_arithmetic_whose_forms_cannot_be_built_ends_no_search_for_another() -> 
     )
 
 
-@pytest.mark.parametrize("max_bytes", range(7100, 7700, 100))
+@cases("max_bytes", range(7100, 7700, 100))
 def test_limits_about_the_size_of_8_bits_are_kept_in_each_arithmetic(max_bytes: int) -> None:
     candidates = Search(kinds=BOTH).run(max_bytes)
     sizes = {candidate.form.kind: deflated_bytes(candidate.model, "") for candidate in candidates}
@@ -280,8 +281,8 @@ def test_reserved_work_counts_for_a_part_of_a_larger_request() -> None:
     assert whole.work.spent_s - probes_s == pytest.approx(2 * (apart.work.spent_s - probes_s))
 
 
-@pytest.mark.parametrize("limit_s", [0.3, FIRST_PACKAGE_S, 0.9, 1.2, 1.5])
-@pytest.mark.parametrize("max_bytes", [4000, 7300])
+@cases("limit_s", [0.3, FIRST_PACKAGE_S, 0.9, 1.2, 1.5])
+@cases("max_bytes", [4000, 7300])
 def test_limit_of_the_search_that_a_stop_names_is_enough(limit_s: float, max_bytes: int) -> None:
     stopped = Search(kinds=BOTH, limit_s=limit_s)
     stopped.run(max_bytes)

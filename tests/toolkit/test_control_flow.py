@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from tests.toolkit.cases import cases
 from tests.toolkit.control_flow_models import BOOL, FLOAT, INT64, graph, keras_lstm, model, node, value
 from tests.toolkit.package_run import isolated_home, package, saved
 from tests.toolkit.small_models import run
@@ -351,7 +352,7 @@ def test_loop_whose_start_is_not_constant_is_refused(known):
         steps_of(["trips", "start"], ALWAYS, **known)
 
 
-@pytest.mark.parametrize(("trips", "steps"), [(3, 3), (5, 5), (6, 5), (100, 5), (1, 1), (0, 0)])
+@cases(("trips", "steps"), [(3, 3), (5, 5), (6, 5), (100, 5), (1, 1), (0, 0)])
 def test_loop_ends_by_its_trip_count_or_by_its_condition(trips, steps):
     assert steps_of(["trips", ""], below(5), trips=np.int64(trips)) == steps
 

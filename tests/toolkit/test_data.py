@@ -3,6 +3,7 @@ import zipfile
 
 import numpy as np
 import pytest
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tensors import TensorSpec
@@ -51,7 +52,7 @@ def test_array_named_x_feeds_the_only_input(tmp_path):
     assert len(open_data(saved(tmp_path / "d.npz", x=images(2)), FREE)) == 2
 
 
-@pytest.mark.parametrize("name", ["labels", "label", "target", "classes", "y_true", "Y"])
+@cases("name", ["labels", "label", "target", "classes", "y_true", "Y"])
 def test_labels_under_another_name_are_refused_with_the_right_one(tmp_path, name):
     path = saved(tmp_path / "d.npz", image=images(2), **{name: np.arange(2)})
     message = (
@@ -246,7 +247,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("arrays", "message"), REFUSED.values(), ids=REFUSED.keys())
+@cases(("arrays", "message"), REFUSED.values(), ids=REFUSED.keys())
 def test_arrays_that_do_not_fit_the_model_are_refused(tmp_path, arrays, message):
     with pytest.raises(DataError, match=message):
         open_data(saved(tmp_path / "d.npz", **arrays), FREE)

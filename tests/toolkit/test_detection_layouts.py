@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.toolkit.cases import cases
 
 from edgekit_toolkit.evaluation.detections import BoxLayout, find_layout
 
@@ -70,8 +71,8 @@ def written(writer: Writer, classes: int) -> list[Outputs]:
     return [writer(*scene(seed, classes)) for seed in range(COUNT)]
 
 
-@pytest.mark.parametrize("classes", [1, 2, 10])
-@pytest.mark.parametrize("name", WRITERS)
+@cases("classes", [1, 2, 10])
+@cases("name", WRITERS)
 def test_layout_of_exporters_is_read_and_agrees_with_itself(name: str, classes: int) -> None:
     runs = written(WRITERS[name], classes)
     layout = find_layout(runs[: COUNT // 2], rows_are_samples=False)
@@ -90,7 +91,7 @@ def test_layout_of_exporters_is_read_and_agrees_with_itself(name: str, classes: 
     assert layout.options.unit == ("shares" if "0..1" in name or name == "TFLite" else "pixels")
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@cases("name", WRITERS)
 def test_wrong_class_and_lost_box_lower_the_score_in_every_layout(name: str) -> None:
     runs = written(WRITERS[name], 10)
     layout = find_layout(runs, rows_are_samples=False)

@@ -79,6 +79,7 @@ def test_release_of_devices_that_cannot_be_fetched_is_said_in_one_line(
 ) -> None:
     needs_other_release()
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_RETRIES", "0")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     outcome = package(MODEL, tmp_path / "out", *OPTIONS, "--version", "2.0.0")
     report = outcome.json
@@ -93,6 +94,7 @@ def test_failure_to_fetch_is_remembered_for_some_minutes(
 ) -> None:
     needs_other_release()
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_RETRIES", "0")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     said: list[str] = []
     first = find_device_engine("ort", said.append)

@@ -5,6 +5,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.errors import BackendError, TargetError
 from edgekit_runtime.offload.measurement.job_runner import make_inputs
@@ -341,7 +342,7 @@ def test_a_written_profile_reads_back_the_same(tmp_path) -> None:  # type: ignor
     assert read_target(tmp_path / "rpi5-profiled.toml") == target
 
 
-@pytest.mark.parametrize(
+@cases(
     ("seconds", "uncertainty", "message"),
     [
         ({}, 1.1, "one network at least"),

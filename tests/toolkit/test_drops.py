@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.toolkit.answers import answers
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.errors import DataError
 from edgekit_toolkit.evaluation.drops import Drop, Interval, leave_out, mean_drops, set_drop
@@ -119,8 +120,8 @@ def _heavy(draw: np.random.Generator, count: int) -> Changes:
     return np.clip(0.002 / draw.random(count), 0, 1)
 
 
-@pytest.mark.parametrize("changes", [_rare_losses, _skewed, _heavy])
-@pytest.mark.parametrize("count", [20, 40, 300])
+@cases("changes", [_rare_losses, _skewed, _heavy])
+@cases("count", [20, 40, 300])
 def test_upper_end_is_seldom_below_the_true_drop_whatever_the_shape_of_the_loss(
     changes: Callable[[np.random.Generator, int], Changes], count: int
 ) -> None:

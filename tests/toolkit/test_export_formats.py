@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from tests.toolkit.cases import cases
 from tests.toolkit.package_run import TINY, edgekit
 
 from edgekit_cli.export import command
@@ -138,7 +139,7 @@ def test_model_that_a_variant_states_is_taken(tmp_path: Path, is_inline: bool) -
     assert find_model(str(root)).path == root / "cpu/net.onnx"
 
 
-@pytest.mark.parametrize(
+@cases(
     "variant",
     [
         {"executor_info": {"ort": {"model_file": "../../outside.onnx"}}},

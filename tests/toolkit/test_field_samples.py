@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tensors import TensorSpec
@@ -65,7 +66,7 @@ def test_sample_that_no_list_names_stands_for_itself(tmp_path: Path) -> None:
     assert find_probabilities(tmp_path / "none", ["a.png"]) is None
 
 
-@pytest.mark.parametrize("text", ["0", "1.5", "-1", "nan", "much", ""])
+@cases("text", ["0", "1.5", "-1", "nan", "much", ""])
 def test_probability_that_is_none_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "selection.csv").write_text(f"file_name,probability\na.png,{text}\n")
     with pytest.raises(DataError, match=r"selection\.csv"):

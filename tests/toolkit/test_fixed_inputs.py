@@ -8,6 +8,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
+from tests.toolkit.cases import cases
 from tests.toolkit.package_run import (
     Outcome,
     check_refused,
@@ -111,7 +112,7 @@ def test_branches_that_a_fixed_input_decides_convert_for_litert(tmp_path: Path) 
     assert [spec.name for spec in manifest.inputs] == ["x"]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("option", "message"),
     [
         ("other=1", "no input is named 'other'; inputs are x, rate"),
@@ -133,7 +134,7 @@ def test_fixing_every_input_is_refused(tmp_path: Path) -> None:
     check_refused(lambda *more: fixed(tmp_path, *options, *more), 3, "leave one free")
 
 
-@pytest.mark.parametrize("option", ["rate", "=1", "rate=fast", 'rate="16000"', "rate=null", "rate={}"])
+@cases("option", ["rate", "=1", "rate=fast", 'rate="16000"', "rate=null", "rate={}"])
 def test_fix_option_without_a_number_is_a_usage_error(tmp_path: Path, option: str) -> None:
     outcome = fixed(tmp_path, "--fix", option)
     assert (outcome.code, "expected NAME=VALUE" in outcome.stderr) == (2, True)

@@ -65,7 +65,7 @@ def request_both(tmp_path: Path, engine: Engine) -> Request:
         calibration=calibration,
         evaluation=evaluation,
         threads=1,
-        search_s=1.0,
+        search_s=0.2,
         backend="auto",
     )
 

@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
+from tests.toolkit.cases import cases
 from tests.toolkit.small_models import Array, node, run
 
 from edgekit_runtime.errors import ModelError
@@ -145,7 +146,7 @@ def gradients(model: onnx.ModelProto, feeds: Mapping[str, Array], seed: Array) -
     return dict(zip(feeds, values.values(), strict=True))
 
 
-@pytest.mark.parametrize("name", CASES)
+@cases("name", CASES)
 def test_exact_gradient_is_that_of_a_difference_in_float64(name: str) -> None:
     nodes, shapes, constants = CASES[name]
     model = model_with_inputs(nodes, shapes, constants)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.errors import ModelError
 from edgekit_toolkit.importers.onnx import load_onnx, older_set_notes
@@ -125,7 +126,7 @@ OTHER_FILES = {
 }
 
 
-@pytest.mark.parametrize(("content", "message"), OTHER_FILES.values(), ids=OTHER_FILES.keys())
+@cases(("content", "message"), OTHER_FILES.values(), ids=OTHER_FILES.keys())
 def test_file_of_another_kind_is_named_with_the_next_step(tmp_path, content, message):
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
@@ -231,7 +232,7 @@ def test_newer_file_version_is_refused(tmp_path):
     refused(saved(tmp_path, linear(ir=60)), "higher than the checker's|IR version 60")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("parts", "message"),
     [
         ({"inputs": [], "nodes": [helper.make_node("Identity", ["w"], ["y"])]}, "no inputs"),
@@ -339,7 +340,7 @@ def test_missing_external_data_are_named(tmp_path):
     refused(path, "tensor 'w' is stored in 'gone.bin', and there is no such file")
 
 
-@pytest.mark.parametrize(
+@cases(
     "location",
     ["../secret.bin", "a/../../secret.bin", "/etc/hostname", "C:\\secret.bin", "..\\secret.bin", "C:x"],
 )
@@ -399,7 +400,7 @@ def test_model_in_a_cache_of_links_whose_data_lead_elsewhere_is_refused_unread(t
     refused(path, "refused unread.*link leads to")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("entries", "message"),
     [
         ({"offset": 8}, r"bytes 8\.\.72 of model\.data are named, which has 64"),

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from PIL import Image
+from tests.toolkit.cases import cases
 from tests.toolkit.command_run import invoker
 from tests.toolkit.package_run import mlp
 from tests.toolkit.package_sample import write_linear
@@ -39,7 +40,7 @@ def image(path: Path) -> None:
     Image.fromarray(np.zeros((2, 2, 3), np.uint8)).save(path)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "write", "words"),
     [
         ("a.onnx", lambda path: onnx.save(mlp(), path), "an ONNX model; `edgekit package FILE --target"),

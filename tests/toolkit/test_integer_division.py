@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
+from tests.toolkit.cases import cases
 from tests.toolkit.package_run import mlp, package, read_only, saved
 from tests.toolkit.small_tflite import Lite
 
@@ -86,8 +87,8 @@ def test_branches_that_share_names_do_not_hide_a_division(first: int, second: in
     assert onnx_divides_by_inputs(make_model([choose], INT64, [flag])) is expected
 
 
-@pytest.mark.parametrize("operator", ["DIV", "FLOOR_DIV", "FLOOR_MOD"])
-@pytest.mark.parametrize(
+@cases("operator", ["DIV", "FLOOR_DIV", "FLOOR_MOD"])
+@cases(
     ("dtype", "divisor", "expected"),
     [("int32", None, True), ("int32", [2], False), ("int32", [-1], True), ("float32", None, False)],
 )

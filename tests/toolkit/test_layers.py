@@ -3,6 +3,7 @@
 import numpy as np
 import onnx
 import pytest
+from tests.toolkit.cases import cases
 from tests.toolkit.small_models import Array, model_of, node, random_weight, run
 
 from edgekit_toolkit.onnx_graph.layers import find_layers
@@ -36,7 +37,7 @@ def check_rows_times_patches(model: onnx.ModelProto, values: Array) -> None:
     np.testing.assert_array_equal(layer.from_rows(rows).astype(np.float32), constants[layer.weight])
 
 
-@pytest.mark.parametrize("kind", CONVOLUTIONS)
+@cases("kind", CONVOLUTIONS)
 def test_rows_times_patches_are_the_convolution(kind: str) -> None:
     rng = np.random.default_rng(SEED)
     shape, attributes = CONVOLUTIONS[kind]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
+from tests.toolkit.cases import cases
 from tests.toolkit.drawn_boxes import write_yolo
 
 from edgekit_runtime.errors import DataError
@@ -77,7 +78,7 @@ def damage(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:60])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("change", "reason"),
     [
         (lambda root: (root / "masks/a.png").unlink(), r"no mask .*a.png \(1 of 1 are missing\)"),
@@ -173,7 +174,7 @@ def spell(text: str) -> Array:
     return frames
 
 
-@pytest.mark.parametrize(
+@cases(
     ("found", "true", "expected"),
     [
         (["abc"], ["abc"], 1),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tensors import TensorSpec
@@ -62,7 +63,7 @@ def test_file_beside_class_folders_is_refused(tmp_path: Path) -> None:
         labels(tmp_path)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "text"),
     [
         ("labels.csv", "file_name,label\nin/1.png,dog\n2.png,cat\n"),
@@ -76,7 +77,7 @@ def test_file_beside_class_folders_is_refused(tmp_path: Path) -> None:
         ),
     ],
 )
-@pytest.mark.parametrize("given", ["folder", "list"])
+@cases("given", ["folder", "list"])
 def test_list_gives_the_labels(name: str, text: str, given: str, tmp_path: Path) -> None:
     add(tmp_path / "in" / "1.png", tmp_path / "2.png", tmp_path / "unlisted.png")
     (tmp_path / name).write_text(text)
@@ -92,7 +93,7 @@ def test_metadata_without_labels_leaves_files_unlabelled(tmp_path: Path) -> None
     assert labels(tmp_path) == {"1.png": None, "2.png": None}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "text", "message"),
     [
         ("labels.csv", "file,class\n1.png,dog\n", "entry 1 is .*expected 'file_name'"),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.preprocessing.rules import PRESETS
@@ -192,7 +193,7 @@ def test_only_so_many_decoded_files_are_kept(tmp_path: Path, monkeypatch: pytest
     assert len(digest) == 64
 
 
-@pytest.mark.parametrize(
+@cases(
     ("fields", "message"),
     [
         ({}, "'scale' is missing; 0.00392156862745098 turns pixels 0..255 into 0..1"),

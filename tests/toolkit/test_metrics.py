@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.errors import DataError
 from edgekit_toolkit.evaluation.metrics import METRICS, Metric, SetMetric, find_metric
@@ -190,7 +191,7 @@ def test_similarity_of_an_output_of_another_shape_is_zero() -> None:
     assert scored("similarity", np.ones((3, 4), np.float32), np.ones((2, 4), np.float32)) == [0, 0]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("output", "labelled", "name"),
     [
         (SCORES, True, "top1"),
@@ -268,7 +269,7 @@ def test_pixel_agreement_is_the_share_of_pixels_with_the_class_of_the_source() -
     assert scored("pixel_agreement", *last) == [0.5, 1]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("shape", "name"),
     [
         ((2, 2, 8, 8), "pixel_agreement"),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.errors import ModelError
 from edgekit_toolkit.costs.onnx_operators import node_costs
@@ -368,7 +369,7 @@ def test_float_around_an_integer_product_is_taken_in() -> None:
     assert [cost.op for cost in costs] == ["QLinearMatMul", "DequantizeLinear"]
 
 
-@pytest.mark.parametrize("op", ["Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"])
+@cases("op", ["Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"])
 def test_view_is_no_kernel(op: str) -> None:
     constants = {"Reshape": {"to": np.array([1, 8])}, "Unsqueeze": {"to": np.array([0])}}.get(op, {})
     graph = model([node(op, ["x", *constants], "v"), node("Exp", ["v"])], {"x": [8, 1]}, constants)
@@ -378,7 +379,7 @@ def test_view_is_no_kernel(op: str) -> None:
 ACTIVATIONS = ["Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid"]
 
 
-@pytest.mark.parametrize("op", ACTIVATIONS)
+@cases("op", ACTIVATIONS)
 def test_activation_is_a_kernel_unless_it_stands_behind_a_product(op: str) -> None:
     behind = model([node("MatMul", ["x", "w"], "p"), node(op, ["p"])], {"x": [2, 8]}, {"w": weights(8, 4)})
     assert [cost.op for cost in node_costs(behind)] == ["MatMul"]
@@ -402,9 +403,9 @@ def test_operator_that_picks_reads_what_it_writes(operator: onnx.NodeProto, read
     assert (cost.bytes_read, cost.bytes_written, cost.weight_bytes) == (read, read, 0)
 
 
-@pytest.mark.parametrize(("op", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
-@pytest.mark.parametrize(("layout", "shape"), [(0, [10, 2, 3]), (1, [2, 10, 3])])
-@pytest.mark.parametrize(("direction", "sides"), [("forward", 1), ("bidirectional", 2)])
+@cases(("op", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
+@cases(("layout", "shape"), [(0, [10, 2, 3]), (1, [2, 10, 3])])
+@cases(("direction", "sides"), [("forward", 1), ("bidirectional", 2)])
 def test_recurrent_layer_counts_gates_and_steps_of_both_directions(
     op: str, gates: int, layout: int, shape: Shape, direction: str, sides: int
 ) -> None:

@@ -5,6 +5,7 @@ import pkgutil
 
 import click
 import pytest
+from tests.toolkit.cases import cases
 
 import edgekit_cli
 from edgekit_cli.cli import main
@@ -23,16 +24,16 @@ MODULES = [
     importlib.import_module(module.name)
     for module in pkgutil.walk_packages(edgekit_cli.__path__, f"{edgekit_cli.__name__}.")
 ]
-NUMBERS = [
-    pytest.param(option, id=f"{path} {option.name}")
+NUMBERS = {
+    f"{path} {option.name}": option
     for module in MODULES
     if isinstance(getattr(module, "command", None), click.Command)
     for path, option in list_options(module.command, module.__name__.removeprefix("edgekit_cli."))
     if option.type.name.startswith("float")
-]
+}
 
 
-@pytest.mark.parametrize("option", NUMBERS)
+@cases("option", NUMBERS.values(), ids=NUMBERS)
 def test_option_for_a_number_takes_finite_ones_alone(option):
     assert isinstance(option.type, NumberRange)
     for text in ("nan", "-nan", "inf", "-inf", "1e999", ""):

@@ -32,14 +32,17 @@ from edgekit_toolkit.packaging.recipe import read_recipe
 pytestmark = pytest.mark.usefixtures("home")
 
 MAX_BYTES = 12_000
+MAX_MLP_BYTES = 2_400
 needs_litert = pytest.mark.skipif(
     not (find_spec("ai_edge_litert") and find_spec("ai_edge_quantizer")),
     reason="LiteRT is not installed: edgekit[litert-host]",
 )
 
 
-def compressed(out: Path, budget: str, *options: object, search_s: float = 10) -> Outcome:
-    model, data = tiny("digits_cnn", calibration_samples=32, evaluation_samples=120)
+def compressed(
+    out: Path, budget: str, *options: object, name: str = "italy_power_mlp", search_s: float = 10
+) -> Outcome:
+    model, data = tiny(name, calibration_samples=32, evaluation_samples=120)
     return package(model, out, *data, "--search-seconds", search_s, "-b", budget, *options)
 
 
@@ -57,30 +60,30 @@ def chosen_of(report: dict[str, Any]) -> dict[str, Any]:
 def made(home: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """Folder and report of a package for onnxruntime."""
     folder = tmp_path_factory.mktemp("compressed")
-    outcome = compressed(folder, f"transport={MAX_BYTES}B,drop=2%", "--json")
+    outcome = compressed(folder, f"transport={MAX_BYTES}B,drop=2%", "--json", name="digits_cnn")
     assert outcome.code == 0, outcome.stdout
     return folder, outcome.json
 
 
-def check_transport(folder: Path, report: dict[str, Any]) -> None:
+def check_transport(folder: Path, report: dict[str, Any], max_bytes: int) -> None:
     """Check that the package travels within the limit, and that a device accepts it."""
     candidate = chosen_of(report)
     assert "weights of" in candidate["label"]
     content = only_package(folder).read_bytes()
-    assert candidate["figures"]["transport"]["value"] == coded_size(content) <= MAX_BYTES < len(content)
+    assert candidate["figures"]["transport"]["value"] == coded_size(content) <= max_bytes < len(content)
     with read_only(folder) as opened:
         run_selftest(open_session(opened), opened)
 
 
 def test_limit_on_transport_is_kept_by_weights_of_few_values(made: tuple[Path, dict[str, Any]]) -> None:
-    check_transport(*made)
+    check_transport(*made, MAX_BYTES)
 
 
 @needs_litert
 def test_limit_on_transport_is_kept_for_litert(tmp_path: Path) -> None:
-    outcome = compressed(tmp_path, f"transport={MAX_BYTES}B,drop=2%", "--backend", "litert", "--json")
+    outcome = compressed(tmp_path, f"transport={MAX_MLP_BYTES}B,drop=5%", "--backend", "litert", "--json")
     assert outcome.code == 0, outcome.stdout
-    check_transport(tmp_path, outcome.json)
+    check_transport(tmp_path, outcome.json, MAX_MLP_BYTES)
 
 
 def test_recipe_of_a_compressed_package_repeats_its_bytes(
@@ -153,7 +156,7 @@ def test_limits_that_a_plain_form_keeps_bring_no_compressed_form(tmp_path: Path)
 
 
 def test_energy_that_binds_is_kept_by_pruned_channels(tmp_path: Path) -> None:
-    model, data = tiny("mnist5k_dscnn", calibration_samples=24, evaluation_samples=100)
+    model, data = tiny("mnist5k_dscnn", calibration_samples=16, evaluation_samples=40)
 
     def run(folder: Path, budget: str, search_s: int) -> Outcome:
         options = ("--search-seconds", search_s, "-b", budget, "--json")
@@ -188,7 +191,7 @@ def test_model_without_weights_to_round_is_refused_in_words(tmp_path: Path) -> N
 
 
 def test_limit_that_no_form_keeps_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
-    outcome = compressed(tmp_path, "transport=2kB,drop=2%", search_s=2)
+    outcome = compressed(tmp_path, "transport=2kB,drop=2%", name="digits_cnn", search_s=2)
     assert outcome.code == 5
     assert "transport at most 2kB" in outcome.stderr
     (document,) = tmp_path.glob("*.report.json")
@@ -208,9 +211,7 @@ def test_limit_below_a_package_without_weights_is_refused_before_steps_are_searc
 
 
 def test_search_of_no_work_makes_no_compressed_form_and_says_so(tmp_path: Path) -> None:
-    model, data = tiny("digits_cnn")
-    limits = ("-b", f"transport={MAX_BYTES}B,drop=2%", "--search-seconds", "0.01")
-    outcome = package(model, tmp_path, *data, *limits, "--json")
+    outcome = compressed(tmp_path, f"transport={MAX_MLP_BYTES}B,drop=2%", "--json", search_s=0.01)
     assert outcome.code == 5
     (document,) = tmp_path.glob("*.report.json")
     report = json.loads(document.read_text())
@@ -220,7 +221,7 @@ def test_search_of_no_work_makes_no_compressed_form_and_says_so(tmp_path: Path) 
 
 
 def test_refusal_without_samples_asks_for_some(tmp_path: Path) -> None:
-    model, _ = tiny("digits_cnn")
+    model, _ = tiny("italy_power_mlp")
     limits = ("-b", "transport=300B", "--search-seconds", "10")
     outcome = package(model, tmp_path, *limits, "--backend", "ort", "--json")
     assert outcome.code == 5
@@ -228,15 +229,15 @@ def test_refusal_without_samples_asks_for_some(tmp_path: Path) -> None:
 
 
 def test_refusal_asks_for_samples_beside_more_work(tmp_path: Path) -> None:
-    model, _ = tiny("digits_cnn")
-    limits = ("-b", f"transport={MAX_BYTES}B", "--search-seconds", "0.01")
+    model, _ = tiny("italy_power_mlp")
+    limits = ("-b", f"transport={MAX_MLP_BYTES}B", "--search-seconds", "0.01")
     outcome = package(model, tmp_path, *limits, "--backend", "ort", "--json")
     assert outcome.code == 5
     assert re.search(r", or --search-seconds \d+, or samples ", outcome.error["needed"])
 
 
 def test_whole_model_has_the_first_package_where_pruned_ones_are_tried_too(tmp_path: Path) -> None:
-    model, data = tiny("mnist5k_dscnn", calibration_samples=24, evaluation_samples=100)
+    model, data = tiny("mnist5k_dscnn", calibration_samples=16, evaluation_samples=40)
     limits = ("-b", "transport=7kB,size=26kB,drop=90%", "--search-seconds", "2")
     assert package(model, tmp_path, *data, *limits, target="rpi5").code == 5
     (document,) = tmp_path.glob("*.report.json")
@@ -273,7 +274,7 @@ def test_metric_of_masks_judges_a_package_within_a_limit_on_transport(tmp_path: 
         node("Sigmoid", ["logits"], ["y"]),
     ]
     model = saved(model_of(nodes, weights, {"x": [1, 1, 12, 12]}), tmp_path / "net.onnx")
-    images = stored(tmp_path / "x.npz", {"x": draw.normal(size=(60, 1, 12, 12)).astype(np.float32)})
+    images = stored(tmp_path / "x.npz", {"x": draw.normal(size=(40, 1, 12, 12)).astype(np.float32)})
     metric = Path(__file__).parents[2] / "benchmarks" / "metrics.py"
     options = ("--calibration", images, "--metric", f"{metric}:mask_iou", "--search-seconds", "10")
     outcome = package(model, tmp_path / "out", *options, "-b", "transport=8kB,drop=10%", "--json")

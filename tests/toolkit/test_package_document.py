@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
+from tests.toolkit.cases import cases
 from tests.toolkit.control_flow_models import loop_by_data
 from tests.toolkit.package_run import (
     edgekit,
@@ -273,7 +274,7 @@ RUNS: dict[str, tuple[onnx.ModelProto, int | None, tuple[object, ...], int]] = {
 }
 
 
-@pytest.mark.parametrize("what", RUNS)
+@cases("what", RUNS)
 def test_the_document_fits_the_schema(what: str, tmp_path: Path) -> None:
     model, count, options, code = RUNS[what]
     data = () if count is None else ("--calibration", stored(tmp_path / "c.npz", samples(count, 1)))

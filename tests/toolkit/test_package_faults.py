@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tests.toolkit.cases import cases
 from tests.toolkit.control_flow_models import loop_by_data
 from tests.toolkit.package_run import (
     check_refused,
@@ -76,7 +77,7 @@ def bad_model(kind: str, folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
+@cases(
     ("kind", "message"),
     [
         ("missing", "no such file"),

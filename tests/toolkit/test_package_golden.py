@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
+from tests.toolkit.cases import cases
 from tests.toolkit.package_run import (
     mlp,
     model_of,
@@ -49,9 +50,7 @@ def one_output(
     return described, artifacts[described.path]
 
 
-@pytest.mark.parametrize(
-    "shape", [(), (1,), (1, 8), (1, 3, 224, 224), (1, 1, 16000), (3, 5, 7, 11, 13), (1, 4099), (1, 0)]
-)
+@cases("shape", [(), (1,), (1, 8), (1, 3, 224, 224), (1, 1, 16000), (3, 5, 7, 11, 13), (1, 4099), (1, 0)])
 def test_an_input_is_what_a_device_decodes(shape: tuple[int, ...]) -> None:
     described, stored_bytes, value = one_input(TensorSpec("x", "float32", shape))
     assert (value.shape, value.dtype) == (shape, np.float32)
@@ -171,8 +170,8 @@ def test_an_input_stays_in_the_range_of_the_calibration_samples() -> None:
     assert 3 - 2 / 255 <= value.min() < 3.2 < 4.8 < value.max() <= 5 + 2 / 255
 
 
-@pytest.mark.parametrize("number", [0.0, 1.0, -0.1, 1e30])
-@pytest.mark.parametrize("size", [8, 128, 4099])
+@cases("number", [0.0, 1.0, -0.1, 1e30])
+@cases("size", [8, 128, 4099])
 def test_constant_input_is_exact(number: float, size: int) -> None:
     _, _, value = one_input(TensorSpec("x", "float32", (1, size)), {"x": (number, number)})
     np.testing.assert_array_equal(value, np.full((1, size), number, np.float32))

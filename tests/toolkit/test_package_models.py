@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from tests.toolkit.cases import cases
 from tests.toolkit.package_run import (
     mlp,
     model_of,
@@ -122,7 +123,7 @@ def unusual_models() -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", unusual_models())
+@cases("what", unusual_models())
 def test_an_unusual_model_is_packaged(what: str, tmp_path: Path) -> None:
     model = saved(unusual_models()[what], tmp_path / "net.onnx")
     sizes = ("--dim", "L=6") if what == "integer inputs" else ()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.toolkit.cases import cases
 from tests.toolkit.package_run import mlp, package, saved, stored
 
 from edgekit_cli.cli import main
@@ -58,7 +59,7 @@ def test_long_tensor_names_do_not_flood_the_terminal(tmp_path: Path) -> None:
     assert len(package(source, tmp_path / "out", "--eval", data).stderr) < 4000
 
 
-@pytest.mark.parametrize(
+@cases(
     ("file", "name"),
     [
         (f"{EVIL.replace('/', '')}.onnx", "p_img_src_x_onerror_alert_1_bold_red_x_31m"),

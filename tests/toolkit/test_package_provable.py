@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from tests.toolkit.cases import cases
 from tests.toolkit.package_run import model_of, package, read_only, saved, tensor
 
 from edgekit_runtime.sessions import open_session
@@ -46,7 +47,7 @@ RANDOM = {
 }
 
 
-@pytest.mark.parametrize("operator", RANDOM)
+@cases("operator", RANDOM)
 def test_a_random_operator_is_refused_by_name(operator: str, tmp_path: Path) -> None:
     made = package(saved(RANDOM[operator], tmp_path / "model.onnx"), tmp_path / "out")
     assert made.code == 3, made.stderr

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from tests.toolkit.cases import cases
 from tests.toolkit.package_run import (
     check_refused,
     edgekit,
@@ -299,8 +300,8 @@ OPTIONAL = {"variants", "disabled_optimizers", "fixed", "states", "written_out",
 FIELDS = [field.name for field in dataclasses.fields(Recipe) if field.name not in OPTIONAL]
 
 
-@pytest.mark.parametrize("change", ["removed", "changed"])
-@pytest.mark.parametrize("name", [*FIELDS, "sha256"])
+@cases("change", ["removed", "changed"])
+@cases("name", [*FIELDS, "sha256"])
 def test_an_edited_field_is_refused(name: str, change: str, mixed: Made, tmp_path: Path) -> None:
     value = json.loads(mixed.recipe.read_bytes())
     old = value.pop(name)
@@ -324,7 +325,7 @@ def forged(recipe: Path, change: Callable[[dict[str, Any]], object]) -> bytes:
     return json.dumps({**value, "sha256": hashlib.sha256(encode_json(value)).hexdigest()}).encode()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "value", "message"),
     [
         ("name", "../x", "name is '../x'"),
@@ -378,7 +379,7 @@ def test_a_truncated_recipe_is_refused(share: float, mixed: Made, tmp_path: Path
     check_recipe_refused(content[: int(share * len(content))], "is not JSON", tmp_path)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("content", "message"),
     [
         (b"\xff\xfe", "is not JSON"),

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import helper
+from tests.toolkit.cases import cases
 from tests.toolkit.package_run import edgekit, model_of, package, read_only, saved, tensor
 
 from edgekit_runtime.errors import DataError
@@ -164,7 +165,7 @@ def test_recordings_that_cannot_be_cut_are_refused(
         )
 
 
-@pytest.mark.parametrize(
+@cases(
     ("row", "message"),
     [
         ("b.wav,0,1,loud", "names 'b.wav', which is no recording here"),

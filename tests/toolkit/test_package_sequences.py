@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto
+from tests.toolkit.cases import cases
 from tests.toolkit.package_run import Outcome, check_refused, edgekit, package, read_only, saved, stored
 from tests.toolkit.sequence_models import (
     HIDDEN,
@@ -206,7 +207,7 @@ def test_a_pair_that_looks_like_a_state_is_proposed(tmp_path: Path) -> None:
     assert "=x" not in texts
 
 
-@pytest.mark.parametrize(
+@cases(
     ("target", "output"),
     [
         *(("h0", "hn"), ("state", "stateN"), ("past_h", "present_h"), ("cache_in", "cache_out")),
@@ -221,7 +222,7 @@ def test_names_of_states_are_known_apart_from_others(target: str, output: str) -
     assert not propose_states(inputs, outputs, [state])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("model", "options", "message"),
     [
         (make_copies(["batch", 4], ["batch", 4]), ["out=past"], "no input is named 'past'"),

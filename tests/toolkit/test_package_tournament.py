@@ -121,7 +121,7 @@ def test_package_of_one_engine_states_the_threads_of_its_recipe(tmp_path: Path) 
 def test_choice_slower_than_float32_gives_way_to_a_form_that_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("EDGEKIT_BRIEF", "memory")
+    monkeypatch.setenv("EDGEKIT_BRIEF", "times,memory")
     monkeypatch.setattr(contest, "MODULE", "tests.toolkit.stated_contest")
     request = replace(auto_request(tmp_path), backend="ort", thread_counts=(1, 2), variants=1)
     run = search_engines(request, load_signer(), lambda *_: None)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.toolkit.answers import answers
+from tests.toolkit.cases import cases
 from tests.toolkit.package_run import check_refused, edgekit, package, read_only, tiny
 
 from edgekit_runtime.canonical_json import encode_json
@@ -358,7 +359,7 @@ def rewritten(recipe: Path, out: Path, change: Callable[[list[dict[str, Any]]], 
     return path
 
 
-@pytest.mark.parametrize(
+@cases(
     ("change", "message"),
     [
         (lambda all_: all_.clear(), "variants: expected a list of 1 to 8"),

@@ -102,7 +102,7 @@ def test_files_are_shown_with_their_folder(model: Path) -> None:
 
 
 def test_power_mode_decides_the_modelled_latency(tmp_path: Path) -> None:
-    model = saved(mlp(wide=4096), tmp_path / "net.onnx")
+    model = saved(mlp(wide=1024), tmp_path / "net.onnx")
     slow, fast = (
         package(model, tmp_path / mode, "--power-mode", mode, "--json", target="jetson").json
         for mode in ("7W", "MAXN_SUPER")

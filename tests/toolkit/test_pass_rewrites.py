@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto, helper
+from tests.toolkit.cases import cases
 from tests.toolkit.small_models import (
     Array,
     assert_valid,
@@ -85,17 +86,17 @@ def conv_then(
 CHANNELS = np.array([-2, -0.5, 0, 0.25, 1, 3, 0.1, -1], np.float32).reshape(8, 1, 1)
 
 
-@pytest.mark.parametrize(
+@cases(
     "attributes",
     [{}, {"pads": [1] * 4}, {"group": 4}, {"strides": [2, 2]}],
     ids=["unpadded", "padded", "depthwise", "strided"],
 )
-@pytest.mark.parametrize(
+@cases(
     "constant",
     [np.float32(-1.5), np.zeros(1, np.float32), CHANNELS, CHANNELS[np.newaxis]],
     ids=["negative", "zero", "channels", "batched channels"],
 )
-@pytest.mark.parametrize("operator", ["Mul", "Add", "Sub"])
+@cases("operator", ["Mul", "Add", "Sub"])
 def test_scaling_or_shift_after_a_convolution_becomes_part_of_it(
     operator: str, constant: Array, attributes: dict[str, Any], rng: np.random.Generator
 ) -> None:
@@ -564,7 +565,7 @@ def test_transposed_convolution_without_bias_becomes_pointwise(rng: np.random.Ge
     assert operators(rewritten(conv_transpose_to_depth.run, before)) == ["Conv", "DepthToSpace"]
 
 
-@pytest.mark.parametrize(
+@cases(
     "options",
     [
         {"shape": (3, 5, 3, 3)},
@@ -577,7 +578,6 @@ def test_transposed_convolution_without_bias_becomes_pointwise(rng: np.random.Ge
         {"output_shape": [8, 12]},
         {"opset": 10},
     ],
-    ids=str,
 )
 def test_transposed_convolution_of_another_kind_is_left_alone(
     options: dict[str, Any], rng: np.random.Generator
@@ -625,8 +625,8 @@ def focused(
 QUARTERS = [(0, 0), (1, 0), (0, 1), (1, 1)]
 
 
-@pytest.mark.parametrize("attributes", [{}, {"pads": [1, 1, 1, 1]}, {"pads": [1, 0, 0, 1]}], ids=str)
-@pytest.mark.parametrize("parts", [QUARTERS, QUARTERS[1:3], [(1, 1), (1, 1)]], ids=str)
+@cases("attributes", [{}, {"pads": [1, 1, 1, 1]}, {"pads": [1, 0, 0, 1]}])
+@cases("parts", [QUARTERS, QUARTERS[1:3], [(1, 1), (1, 1)]])
 def test_every_second_row_and_column_is_read_by_a_convolution_of_stride_2(
     parts: list[tuple[int, int]], attributes: dict[str, Any], rng: np.random.Generator
 ) -> None:
@@ -723,7 +723,7 @@ def test_wide_convolution_after_depth_to_space_stays_there(rng: np.random.Genera
     assert left_alone(defer_depth_to_space.run, upscaled(rng, nodes, 5))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("nodes", "options"),
     [
         ([node("Relu", ["s"], ["y"])], {"mode": "DCR"}),

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-import pytest
+from tests.toolkit.cases import cases
 from tests.toolkit.test_task_proposal import COUNT, evidence
 
 from edgekit_runtime.preprocessing.placement import Placement
@@ -127,7 +127,7 @@ UNCERTAIN = {
 }
 
 
-@pytest.mark.parametrize(
+@cases(
     ("shown", "expected"),
     [*((shown, name) for name, shown in CASES.items()), *MORE.values()],
     ids=[*CASES, *MORE],
@@ -139,6 +139,6 @@ def test_outputs_without_doubt_propose_their_task(shown: Evidence, expected: str
     assert decide_task(expected, shown).choice == choice  # it can read the outputs
 
 
-@pytest.mark.parametrize("case", UNCERTAIN)
+@cases("case", UNCERTAIN)
 def test_outputs_that_may_mean_anything_propose_none(case: str) -> None:
     assert decide_task("auto", UNCERTAIN[case]).choice is None

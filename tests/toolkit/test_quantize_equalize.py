@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import NodeProto
+from tests.toolkit.cases import cases
 from tests.toolkit.small_models import (
     Array,
     assert_valid,
@@ -89,7 +90,7 @@ HOMOGENEOUS = {
 }
 
 
-@pytest.mark.parametrize("name", HOMOGENEOUS)
+@cases("name", HOMOGENEOUS)
 def test_channels_are_evened_out_through_what_keeps_proportions(name: str, rng: np.random.Generator) -> None:
     between = [*HOMOGENEOUS[name]] or [node("Relu", ["c"], ["m"])]
     tail = [node("Conv", ["c", "v"], ["y"])] if name == "nothing" else None
@@ -107,7 +108,7 @@ def test_channels_are_evened_out_through_what_keeps_proportions(name: str, rng: 
     assert spans[1].max() / spans[1].min() < 0.05 * spans[0].max() / spans[0].min()
 
 
-@pytest.mark.parametrize(
+@cases(
     "between",
     [
         [node("Sigmoid", ["c"], ["m"])],

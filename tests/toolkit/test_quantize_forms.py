@@ -15,6 +15,7 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.toolkit.cases import cases
 from tests.toolkit.small_models import (
     assert_valid,
     model_of,
@@ -80,7 +81,7 @@ def bytes_of(form: Form) -> bytes:
     return made.SerializeToString(deterministic=True)
 
 
-@pytest.mark.parametrize("name", all_forms())
+@cases("name", all_forms())
 def test_form_builds_the_same_model_after_a_trip_through_json(name: str) -> None:
     form = all_forms()[name]
     written = encode_json(form.to_json())
@@ -89,7 +90,7 @@ def test_form_builds_the_same_model_after_a_trip_through_json(name: str) -> None
     assert bytes_of(again) == bytes_of(form)
 
 
-@pytest.mark.parametrize("name", all_forms())
+@cases("name", all_forms())
 def test_form_computes_nearly_the_same_with_the_same_interface(name: str) -> None:
     before, made = network(), build(network(), all_forms()[name])
     assert made is not None
@@ -152,7 +153,7 @@ def broken(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     return value
 
 
-@pytest.mark.parametrize("field", ["kind", "scheme", "per_channel", "kernels", "ranges", "factors"])
+@cases("field", ["kind", "scheme", "per_channel", "kernels", "ranges", "factors"])
 def test_form_without_a_field_is_refused_by_its_name(field: str) -> None:
     with pytest.raises(RecipeError, match=field):
         Form.from_json(broken(lambda value: value.pop(field)))
@@ -196,7 +197,7 @@ WRONG: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("field", "value"), WRONG, ids=[f"{field} {value}"[:40] for field, value in WRONG])
+@cases(("field", "value"), WRONG, ids=[f"{field} {value}"[:40] for field, value in WRONG])
 def test_form_with_a_wrong_field_is_refused(field: str, value: Any) -> None:
     with pytest.raises(RecipeError, match=r"^recipe: form"):
         Form.from_json(broken(lambda form: form.update({field: value})))

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import NodeProto
+from tests.toolkit.cases import cases
 from tests.toolkit.small_models import Array, model_of, node, random_weight, snr_db
 
 from edgekit_toolkit.quantize import forms
@@ -89,8 +90,8 @@ def static_snr_db(quantizer: Quantizer) -> float:
     return snr_db(want, got)
 
 
-@pytest.mark.parametrize("scheme", [ASYMMETRIC, SYMMETRIC], ids=lambda one: one.name)
-@pytest.mark.parametrize("ending", ENDINGS)
+@cases("scheme", [ASYMMETRIC, SYMMETRIC])
+@cases("ending", ENDINGS)
 def test_normalisation_by_hand_survives_int8_in_onnxruntime(ending: str, scheme: Any) -> None:
     quantizer = OnnxQuantizer(layer_norm(ENDINGS[ending]), scheme, threads=1)
     assert static_snr_db(quantizer) > LEAST_DB

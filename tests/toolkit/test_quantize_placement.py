@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from tests.toolkit.cases import cases
 from tests.toolkit.quantized_models import (
     PADDED,
     SCHEMES,
@@ -261,7 +262,7 @@ def moved(operator: str, rng: np.random.Generator, **more: object) -> onnx.Model
     return model_of(nodes, weights, {"x": (1, 3, 10, 10)})
 
 
-@pytest.mark.parametrize("operator", MOVES)
+@cases("operator", MOVES)
 def test_operator_that_moves_codes_keeps_their_parameters(operator: str, rng: np.random.Generator) -> None:
     model = moved(operator, rng)
     feeds = random_feeds(model, rng)

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import NodeProto, TensorProto, numpy_helper
+from tests.toolkit.cases import cases
 from tests.toolkit.quantized_models import (
     PADDED,
     by_scheme,
@@ -102,8 +103,8 @@ def test_single_product_equals_the_simulation_of_quantization(
         assert np.mean(np.abs(got - want) > 0.5 * scale) < 0.02
 
 
-@pytest.mark.parametrize("per_channel", [True, False], ids=["channel", "tensor"])
-@pytest.mark.parametrize(
+@cases("per_channel", [True, False], ids=["channel", "tensor"])
+@cases(
     ("kind", "kernel"),
     [
         ("Conv", "QLinearConv"),
@@ -333,7 +334,7 @@ def test_activation_that_is_not_the_only_reader_is_not_absorbed(rng: np.random.G
     assert snr_db(run(model, feeds)["y"], run(written, feeds)["y"]) > 30
 
 
-@pytest.mark.parametrize("operator", ["Add", "Mul", "Concat", "AveragePool", "Sigmoid", "LeakyRelu"])
+@cases("operator", ["Add", "Mul", "Concat", "AveragePool", "Sigmoid", "LeakyRelu"])
 def test_element_wise_kernels_run_on_integers(
     operator: str, rng: np.random.Generator, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import onnx
 import pytest
+from tests.toolkit.cases import cases
 from tests.toolkit.small_models import Array, model_of, node, random_weight
 
 from edgekit_toolkit.models.onnx import OnnxModel
@@ -277,8 +278,6 @@ def test_noise_of_a_softmax_is_that_of_its_logits(axis: int) -> None:
     assert fidelity.noise(OnnxModel(scaled(1.1, "Softmax", axis))) == pytest.approx(0.01, rel=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("noise", "shown"), [(1.0, 0), (0.01, 20), (0.0, 200), (1e-30, 200), (100.0, -20), (math.inf, -200)]
-)
+@cases(("noise", "shown"), [(1.0, 0), (0.01, 20), (0.0, 200), (1e-30, 200), (100.0, -20), (math.inf, -200)])
 def test_noise_in_decibel(noise: float, shown: float) -> None:
     assert decibel(noise) == pytest.approx(shown)

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tests.toolkit.cases import cases
 from tests.toolkit.quantized_models import (
     PADDED,
     constant,
@@ -57,11 +58,11 @@ def shifted(
     return model_of(nodes, weights, {"x": (1, 3, 8, 8)}, **options)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("operator", "value"),
     [("Add", -1.5), ("Add", 1.5), ("Sub", 0.7), ("Mul", 2.5), ("Div", 4.0), ("Mul", 1e-3)],
 )
-@pytest.mark.parametrize("shape", [(), (1, 1, 1, 1)])
+@cases("shape", [(), (1, 1, 1, 1)])
 def test_shift_or_scaling_by_a_scalar_is_a_second_reading_of_the_codes(
     shape: tuple[int, ...], operator: str, value: float, rng: np.random.Generator, tmp_path: Path
 ) -> None:
@@ -238,8 +239,8 @@ def test_hard_swish_reads_the_codes_of_its_convolution_twice(
     assert snr_db(run(model, feeds)["y"], run(written, feeds)["y"]) > 37
 
 
-@pytest.mark.parametrize(("alpha", "beta"), [(1 / 6, 0.5), (0.2, 0.5), (0.1, 0.25)])
-@pytest.mark.parametrize("ends", [(-10.0, 10.0), (-3.0, 9.0), (-20.0, 0.4), (-2.4, 8.0)])
+@cases(("alpha", "beta"), [(1 / 6, 0.5), (0.2, 0.5), (0.1, 0.25)])
+@cases("ends", [(-10.0, 10.0), (-3.0, 9.0), (-20.0, 0.4), (-2.4, 8.0)])
 def test_hard_sigmoid_of_codes_equals_that_of_their_values(
     ends: tuple[float, float], alpha: float, beta: float
 ) -> None:

@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from tests.toolkit.cases import cases
 from tests.toolkit.small_models import (
     Array,
     assert_valid,
@@ -137,7 +138,7 @@ def test_weight_of_two_layers_is_halved_once(rng: np.random.Generator) -> None:
     assert operators(after) == ["Cast", "MatMul", "MatMul"]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("value", "fits"),
     [
         (6e4, True),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.toolkit.cases import cases
 from tests.toolkit.package_run import package, stored
 from tests.toolkit.small_models import Array, model_of, node
 
@@ -28,7 +29,7 @@ def uniform(low: float, high: float, count: int = 8) -> list[dict[str, Array]]:
     return [{"x": rng.uniform(low, high, (1, 8, 8, 3)).astype(np.float32)} for _ in range(count)]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("codes", "given", "fault"),
     [
         (UNIT, SIGNED, "of its values"),
@@ -49,8 +50,8 @@ def test_samples_of_another_preprocessing_are_a_range_trap(
     assert fault in warning
 
 
-@pytest.mark.parametrize("held", [UNIT, SIGNED, PIXELS, STANDARDISED])
-@pytest.mark.parametrize("count", [1, 4, 100])
+@cases("held", [UNIT, SIGNED, PIXELS, STANDARDISED])
+@cases("count", [1, 4, 100])
 def test_samples_of_the_same_preprocessing_are_no_range_trap(held: tuple[float, float], count: int) -> None:
     codes = {"x": CodeRange(*held, may_be_symmetric=False)}
     assert find_codes_trap(codes, uniform(*held, count=count)) == []

@@ -7,6 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 from tests.toolkit import report_sample
+from tests.toolkit.cases import cases
 
 from edgekit_toolkit.report import document
 from edgekit_toolkit.report.document import SCHEMA_ID
@@ -86,7 +87,7 @@ def test_schema_refuses_a_missing_and_an_unknown_field_in_every_object() -> None
     assert validator.is_valid(report)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("path", "wrong"),
     [
         (("created",), "yesterday"),
@@ -116,7 +117,7 @@ def test_schema_refuses_a_choice_in_a_refusal() -> None:
     assert _errors(report) == ["$.outcome.chosen"]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("kind", "place"),
     [
         (document.Report, ()),

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from tests.toolkit import report_sample
+from tests.toolkit.cases import cases
 
 from edgekit_toolkit.report.terminal import print_summary
 
@@ -19,8 +20,8 @@ def _line(text: str, part: str) -> str:
     return next(line for line in text.splitlines() if part in line)
 
 
-@pytest.mark.parametrize("sample", ["packaged", "refused", "bare"])
-@pytest.mark.parametrize("width", [80, 60, 40, 30, 120])
+@cases("sample", ["packaged", "refused", "bare"])
+@cases("width", [80, 60, 40, 30, 120])
 def test_no_line_is_wider_than_the_console(sample: str, width: int) -> None:
     text = _printed(getattr(report_sample, sample)(), width)
 

@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.toolkit.cases import cases
 
 from edgekit_toolkit.selection.budget import Budget, parse_budget
 from edgekit_toolkit.selection.choice import (
@@ -218,7 +219,7 @@ def test_refusal_that_asks_for_one_known_and_two_unknown_limits_names_all() -> N
     assert found.needed.startswith("allow size=20MB and set no limit on memory or energy, which")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("large", "small", "chosen"),
     [
         (1.0, 1.15, "small"),
@@ -228,7 +229,7 @@ def test_refusal_that_asks_for_one_known_and_two_unknown_limits_names_all() -> N
         (2.0, 1.0, "small"),
     ],
 )
-@pytest.mark.parametrize("uncertainty", [1.0, 1.4])
+@cases("uncertainty", [1.0, 1.4])
 def test_smallest_within_fifteen_percent_of_the_least_time_here_is_chosen(
     large: float, small: float, chosen: str, uncertainty: float
 ) -> None:
@@ -512,10 +513,8 @@ def test_candidate_of_one_size_and_drop_is_left_while_it_is_as_fast_within_the_u
     assert ranked(*some) == left
 
 
-@pytest.mark.parametrize("better", [{"size": 5e5}, {"drop": 0.1}])
-@pytest.mark.parametrize(
-    ("latency_ms", "left"), [(13.9, ["A"]), (14.0, ["A"]), (14.1, ["A", "B"]), (5.0, ["A"])]
-)
+@cases("better", [{"size": 5e5}, {"drop": 0.1}])
+@cases(("latency_ms", "left"), [(13.9, ["A"]), (14.0, ["A"]), (14.1, ["A", "B"]), (5.0, ["A"])])
 def test_better_candidate_replaces_another_one_that_it_is_as_fast_as_within_the_uncertainty(
     latency_ms: float, left: list[str], better: dict[str, float]
 ) -> None:

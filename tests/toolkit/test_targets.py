@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.errors import TargetError
 from edgekit_toolkit.targets.figures import Figure, Source
@@ -43,7 +44,7 @@ def test_shipped_targets_all_load() -> None:
     assert tuple(target.name for target in list_targets()) == OURS
 
 
-@pytest.mark.parametrize("name", OURS)
+@cases("name", OURS)
 def test_shipped_estimates_and_measurements_say_how_they_came_about(name: str) -> None:
     target = load_target(name)
     for path, figure in target.figures():
@@ -52,7 +53,7 @@ def test_shipped_estimates_and_measurements_say_how_they_came_about(name: str) -
         assert told, path
 
 
-@pytest.mark.parametrize("name", OURS)
+@cases("name", OURS)
 def test_shipped_sources_are_all_used(name: str) -> None:
     target = load_target(name)
     used = {figure.source for _, figure in target.figures()}

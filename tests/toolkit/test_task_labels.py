@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.toolkit.cases import cases
 from tests.toolkit.test_task_proposal import COUNT, evidence
 
 from edgekit_runtime.package.manifest_entries import TaskChoice
@@ -21,7 +22,7 @@ SCORED = TaskChoice("detection", {"layout": "scored", "boxes": "centre"})
 NAMES = tuple(f"name{number}" for number in range(90))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("choice", "shape", "labels", "message"),
     [
         (SCORED, (1, 84, 8400), 80, None),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.service.answer_parts import LETTERBOX, draw, encode, make_cell_detector
+from tests.toolkit.cases import cases
 from tests.toolkit.package_run import edgekit, isolated_home, package, read_only
 
 from edgekit_runtime.errors import DataError
@@ -131,7 +132,7 @@ UNCERTAIN = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@cases("case", CASES)
 def test_outputs_without_doubt_propose_their_task(case: str) -> None:
     decision = decide_task("auto", CASES[case][0])
     assert decision.choice is not None
@@ -147,7 +148,7 @@ def test_outputs_that_may_mean_anything_propose_none(case: str) -> None:
     assert "no task: the outputs do not tell for certain what they mean; --task NAME" in decision.describe()
 
 
-@pytest.mark.parametrize("case", CASES)
+@cases("case", CASES)
 def test_proposal_written_as_an_option_reads_the_same(case: str) -> None:
     decision = decide_task("auto", CASES[case][0])
     assert decision.choice is not None
@@ -181,7 +182,7 @@ def test_score_of_detections_reads_by_the_layout_of_the_task() -> None:
     assert metric.score(outputs, outputs, None).tolist() == [1]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("requested", "message"),
     [
         ("detector", "no task 'detector', expected one of auto, none, classification, detection"),

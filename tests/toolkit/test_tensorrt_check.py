@@ -8,6 +8,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from tests.toolkit.cases import cases
 
 from edgekit_toolkit.engines.tensorrt_check import INSTALL_COMMAND, TensorRtCheck, check_tensorrt
 
@@ -157,7 +158,7 @@ def test_form_that_tensorrt_understands_is_accepted(make: Callable[[], onnx.Mode
 
 
 @needs_tensorrt
-@pytest.mark.parametrize(
+@cases(
     ("make", "words"),
     [
         (

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.toolkit.cases import cases
 
 pytest.importorskip("ai_edge_litert")
 from tests.toolkit.small_models import Array, node, random_weight
@@ -20,7 +21,7 @@ def weights(*shape: int, bias: bool = True, outputs: int | None = None) -> dict[
     return found
 
 
-@pytest.mark.parametrize(
+@cases(
     "attributes",
     [
         {},
@@ -53,8 +54,8 @@ def test_a_grouped_convolution_computes_the_same(groups: int) -> None:
     converted(nodes, weights(12, 6 // groups, 3, 3), X)
 
 
-@pytest.mark.parametrize("multiplier", [1, 3])
-@pytest.mark.parametrize("attributes", [{}, {"strides": [2, 1], "pads": [1, 0, 1, 1]}, {"dilations": [2, 2]}])
+@cases("multiplier", [1, 3])
+@cases("attributes", [{}, {"strides": [2, 1], "pads": [1, 0, 1, 1]}, {"dilations": [2, 2]}])
 def test_a_depthwise_convolution_computes_the_same(multiplier: int, attributes: dict[str, Any]) -> None:
     nodes = [node("Conv", ["x", "w", "b"], ["y"], group=6, **attributes)]
     assert converted(nodes, weights(6 * multiplier, 1, 3, 2), X)["DEPTHWISE_CONV_2D"] == 1
@@ -91,7 +92,7 @@ def test_weights_that_are_computed_are_transposed_in_the_graph() -> None:
     converted(nodes, {}, {"x": [2, 6, 11, 8], "v": [4, 6, 3, 2]})
 
 
-@pytest.mark.parametrize(
+@cases(
     "attributes",
     [
         {},
@@ -105,7 +106,7 @@ def test_weights_that_are_computed_are_transposed_in_the_graph() -> None:
         {"strides": [2, 2], "output_shape": [23, 17]},
     ],
 )
-@pytest.mark.parametrize("groups", [1, 2])
+@cases("groups", [1, 2])
 def test_a_transposed_convolution_computes_the_same(attributes: dict[str, Any], groups: int) -> None:
     nodes = [node("ConvTranspose", ["x", "w", "b"], ["y"], group=groups, **attributes)]
     converted(nodes, weights(6, 4, 3, 3, outputs=4 * groups), X)
@@ -129,8 +130,8 @@ POOLS = [
 ]
 
 
-@pytest.mark.parametrize("attributes", POOLS)
-@pytest.mark.parametrize("offset", [0, -5])
+@cases("attributes", POOLS)
+@cases("offset", [0, -5])
 def test_the_largest_of_each_window_is_the_same(attributes: dict[str, Any], offset: float) -> None:
     nodes = [
         node("Add", ["x", "offset"], ["a"]),
@@ -139,8 +140,8 @@ def test_the_largest_of_each_window_is_the_same(attributes: dict[str, Any], offs
     converted(nodes, {"offset": np.array(offset, np.float32)}, X)
 
 
-@pytest.mark.parametrize("attributes", POOLS)
-@pytest.mark.parametrize("counts_padding", [0, 1])
+@cases("attributes", POOLS)
+@cases("counts_padding", [0, 1])
 def test_the_average_of_each_window_is_the_same(attributes: dict[str, Any], counts_padding: int) -> None:
     nodes = [
         node("AveragePool", ["x"], ["y"], kernel_shape=[3, 2], count_include_pad=counts_padding, **attributes)
@@ -160,7 +161,7 @@ def test_pooling_of_everything_is_the_same(kind: str, shape: list[int]) -> None:
     converted([node(kind, ["x"], ["y"])], {}, {"x": shape})
 
 
-@pytest.mark.parametrize(
+@cases(
     ("before", "attributes", "padding"),
     [
         ("Relu", {"pads": [1, 1, 1, 1], "strides": [2, 2]}, "PAD"),
@@ -169,7 +170,7 @@ def test_pooling_of_everything_is_the_same(kind: str, shape: list[int]) -> None:
         ("Relu", {"pads": [2, 2, 2, 2]}, "PAD"),
     ],
 )
-@pytest.mark.parametrize("offset", [0, -5])
+@cases("offset", [0, -5])
 def test_the_padding_before_maxima_has_a_range_where_it_can(
     before: str, attributes: dict[str, Any], padding: str, offset: float
 ) -> None:

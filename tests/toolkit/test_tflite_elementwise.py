@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from tests.toolkit.cases import cases
 
 pytest.importorskip("ai_edge_litert")
 from tests.toolkit.small_models import Array, model_of, node, random_weight
@@ -16,7 +17,7 @@ from edgekit_toolkit.tflite.convert import convert
 X = {"x": [2, 3, 7, 5]}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("operator", "attributes"),
     [
         ("Relu", {}),
@@ -101,9 +102,7 @@ def test_a_gelu_whose_inside_is_read_elsewhere_stays_written_out() -> None:
     assert "GELU" not in checked(model_of(nodes, weights, X, ("y", "p")))
 
 
-@pytest.mark.parametrize(
-    "limits", [(0, 6), (0, None), (-1, 1), (-0.3, 0.8), (None, 0.4), (0.2, None), (None, None)]
-)
+@cases("limits", [(0, 6), (0, None), (-1, 1), (-0.3, 0.8), (None, 0.4), (0.2, None), (None, None)])
 def test_a_clip_computes_the_same(limits: tuple[float | None, float | None]) -> None:
     given = {
         name: np.array(value, np.float32)
@@ -125,9 +124,9 @@ def test_prelu_with_slopes_of_any_shape_computes_the_same(slopes: tuple[int, ...
 SHAPES = [(2, 3, 7, 5), (3, 1, 1), (5,), (), (1, 3, 1, 5), (2, 1, 7, 1)]
 
 
-@pytest.mark.parametrize("operator", ["Add", "Sub", "Mul", "Div", "Max", "Min", "Pow"])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("swapped", [False, True])
+@cases("operator", ["Add", "Sub", "Mul", "Div", "Max", "Min", "Pow"])
+@cases("shape", SHAPES)
+@cases("swapped", [False, True])
 def test_arithmetic_with_a_constant_behind_a_convolution_computes_the_same(
     operator: str, shape: tuple[int, ...], swapped: bool
 ) -> None:
@@ -142,12 +141,12 @@ def test_arithmetic_with_a_constant_behind_a_convolution_computes_the_same(
     assert converted(nodes, weights, X)["TRANSPOSE"] == 2
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@cases("shape", SHAPES)
 def test_arithmetic_of_two_inputs_is_broadcast_as_in_onnx(shape: tuple[int, ...]) -> None:
     converted([node("Sub", ["x", "k"], ["y"])], {}, {**X, "k": list(shape)})
 
 
-@pytest.mark.parametrize("exponent", [1.0, 2.0, 3.0, 0.5, -1.0, 1.7])
+@cases("exponent", [1.0, 2.0, 3.0, 0.5, -1.0, 1.7])
 def test_a_power_computes_the_same(exponent: float) -> None:
     nodes = [node("Exp", ["x"], ["e"]), node("Pow", ["e", "p"], ["y"])]
     converted(nodes, {"p": np.array(exponent, np.float32)}, X)
@@ -157,8 +156,8 @@ def test_a_power_with_a_whole_exponent_computes_the_same() -> None:
     converted([node("Pow", ["x", "p"], ["y"])], {"p": np.array(4, np.int64)}, X)
 
 
-@pytest.mark.parametrize("operator", ["Sum", "Mean", "Max", "Min"])
-@pytest.mark.parametrize("count", [1, 2, 3])
+@cases("operator", ["Sum", "Mean", "Max", "Min"])
+@cases("count", [1, 2, 3])
 def test_operators_of_many_tensors_compute_the_same(operator: str, count: int) -> None:
     names = ["x", "k", "m"][:count]
     shapes = {"x": [2, 3, 7, 5], "k": [3, 1, 5], "m": [2, 1, 1, 1]}
@@ -198,8 +197,8 @@ def test_casts_there_and_back_compute_the_same(target: str) -> None:
     converted(nodes, {}, X)
 
 
-@pytest.mark.parametrize("operator", ["Add", "Sub", "Mul", "Max", "Min", "Mod"])
-@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@cases("operator", ["Add", "Sub", "Mul", "Max", "Min", "Mod"])
+@cases("dtype", [np.int32, np.int64])
 def test_arithmetic_of_integers_computes_the_same(operator: str, dtype: type) -> None:
     model = model_of(
         [node(operator, ["x", "k"], ["y"])],
@@ -217,9 +216,9 @@ REDUCTIONS = [
 ]
 
 
-@pytest.mark.parametrize("operator", REDUCTIONS)
-@pytest.mark.parametrize("axes", [None, [1], [-1], [2, 3], [0, 2]])
-@pytest.mark.parametrize("keepdims", [0, 1])
+@cases("operator", REDUCTIONS)
+@cases("axes", [None, [1], [-1], [2, 3], [0, 2]])
+@cases("keepdims", [0, 1])
 def test_reductions_behind_a_convolution_compute_the_same(
     operator: str, axes: list[int] | None, keepdims: int
 ) -> None:
@@ -248,9 +247,9 @@ def test_a_logarithm_of_a_sum_computes_the_same() -> None:
     converted(nodes, {}, X)
 
 
-@pytest.mark.parametrize("axis", [0, 1, -1])
-@pytest.mark.parametrize("keepdims", [0, 1])
-@pytest.mark.parametrize("operator", ["ArgMax", "ArgMin"])
+@cases("axis", [0, 1, -1])
+@cases("keepdims", [0, 1])
+@cases("operator", ["ArgMax", "ArgMin"])
 def test_places_of_extremes_are_the_same(operator: str, axis: int, keepdims: int) -> None:
     nodes = [
         node("Conv", ["x", "w"], ["c"]),

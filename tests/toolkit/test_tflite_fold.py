@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from tests.toolkit.cases import cases
 from tests.toolkit.small_tflite import Array, Lite
 
 from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
@@ -81,7 +82,7 @@ def first_filters(content: bytes) -> tuple[int, ...]:
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     ("row", "channels", "out", "width", "stride", "filters"),
     [
         (8, 3, 8, 3, 2, (16, 3, 2, 12)),  # MobileNet at a quarter of its width

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.toolkit.cases import cases
 from tests.toolkit.small_tflite import Lite, computed_shape, small_cnn
 
 from edgekit_runtime.errors import ModelError
@@ -171,7 +172,7 @@ def other_version(lite: Lite) -> None:
     lite.model.version = 2
 
 
-@pytest.mark.parametrize(
+@cases(
     ("damage", "words"),
     [
         (no_scales, ["'conv_w'", "quantized_dimension is 7", "0 to 3"]),
@@ -220,7 +221,7 @@ def test_division_by_zero_in_the_engine_ends_another_process() -> None:
         try_model(lite.content(), max_memory_bytes=16 << 30, time_limit_s=60)
 
 
-@pytest.mark.parametrize("kept", [0, 3, 8, 40, 400, 2000, -1])
+@cases("kept", [0, 3, 8, 40, 400, 2000, -1])
 def test_truncated_file_is_refused(kept: int, tmp_path: Path) -> None:
     content = small_cnn().content()
     with pytest.raises(ModelError, match=r"net\.tflite"):

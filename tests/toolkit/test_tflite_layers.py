@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.toolkit.cases import cases
 
 pytest.importorskip("ai_edge_litert")
 from tests.toolkit.small_models import Array, model_of, node, random_weight
@@ -17,11 +18,11 @@ def weights(**shapes: tuple[int, ...]) -> dict[str, Array]:
     return {name: random_weight(rng, *shape) for name, shape in shapes.items()}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("attributes", "shape"),
     [({}, (5, 4)), ({"transB": 1}, (4, 5)), ({"alpha": 0.5, "beta": 2.0}, (5, 4)), ({"transA": 1}, (3, 4))],
 )
-@pytest.mark.parametrize("bias", [None, (4,), (1, 4), (1,), (), "full", (3, 1)])
+@cases("bias", [None, (4,), (1, 4), (1,), (), "full", (3, 1)])
 def test_a_general_product_computes_the_same(
     attributes: dict[str, Any], shape: tuple[int, int], bias: Any
 ) -> None:
@@ -41,7 +42,7 @@ def test_a_general_product_of_inputs_computes_the_same(transposed: int) -> None:
     checked(model)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("left", "right"),
     [
         ([3, 5], (5, 4)),
@@ -53,7 +54,7 @@ def test_a_general_product_of_inputs_computes_the_same(transposed: int) -> None:
         ([2, 3, 5], (5,)),
     ],
 )
-@pytest.mark.parametrize("constant", [True, False])
+@cases("constant", [True, False])
 def test_a_product_computes_the_same(left: list[int], right: tuple[int, ...], constant: bool) -> None:
     nodes = [node("MatMul", ["x", "k"], ["y"])]
     if constant:
@@ -95,8 +96,8 @@ def test_instance_normalization_computes_the_same(shape: list[int]) -> None:
     converted([node("InstanceNormalization", ["x", "s", "b"], ["y"])], weights(s=(6,), b=(6,)), {"x": shape})
 
 
-@pytest.mark.parametrize("axis", [1, 2, -1])
-@pytest.mark.parametrize("biased", [True, False])
+@cases("axis", [1, 2, -1])
+@cases("biased", [True, False])
 def test_layer_normalization_computes_the_same(axis: int, biased: bool) -> None:
     shape = tuple(X["x"][axis:])
     inputs = ["c", "s", "b"][: 3 if biased else 2]
@@ -121,9 +122,9 @@ LAYERS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "gates", "attributes"), LAYERS)
-@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
-@pytest.mark.parametrize("started", [False, True])
+@cases(("kind", "gates", "attributes"), LAYERS)
+@cases("direction", ["forward", "reverse", "bidirectional"])
+@cases("started", [False, True])
 def test_recurrent_layers_compute_the_same(
     kind: str, gates: int, attributes: dict[str, Any], direction: str, started: bool
 ) -> None:

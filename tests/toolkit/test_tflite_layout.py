@@ -3,6 +3,7 @@
 import numpy as np
 import onnx
 import pytest
+from tests.toolkit.cases import cases
 
 pytest.importorskip("ai_edge_litert")
 from onnx import NodeProto
@@ -85,7 +86,7 @@ MIDDLES: dict[str, tuple[list[NodeProto], dict[str, Array]]] = {
 }
 
 
-@pytest.mark.parametrize("middle", MIDDLES)
+@cases("middle", MIDDLES)
 def test_nothing_between_convolutions_is_transposed(middle: str) -> None:
     nodes, constants = MIDDLES[middle]
     channels = 6
@@ -158,7 +159,7 @@ def test_free_signals_between_convolutions_stay_images_of_one_row() -> None:
     assert found["RESHAPE"] <= 2
 
 
-@pytest.mark.parametrize("seed", range(20))
+@cases("seed", range(20))
 def test_random_graphs_compute_the_same(seed: int) -> None:
     checked(_random_model(np.random.default_rng(seed)))
 

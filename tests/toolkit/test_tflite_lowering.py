@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from tests.toolkit.cases import cases
 
 pytest.importorskip("ai_edge_litert")
 from onnx import NodeProto, TensorProto, helper, numpy_helper
@@ -157,12 +158,12 @@ def model(made: Case, opset: int, outputs: Sequence[onnx.ValueInfoProto] = ()) -
     return onnx.shape_inference.infer_shapes(result)
 
 
-@pytest.mark.parametrize("name", CASES)
+@cases("name", CASES)
 def test_a_lowered_operator_computes_the_same(name: str) -> None:
     checked(model(CASES[name], 21), feeds=[CASES[name][1]])
 
 
-@pytest.mark.parametrize(
+@cases(
     "attributes",
     [
         {"mode": "cubic"},
@@ -172,9 +173,8 @@ def test_a_lowered_operator_computes_the_same(name: str) -> None:
         {"mode": "cubic", "antialias": 1},
         {"mode": "linear", "coordinate_transformation_mode": "half_pixel_symmetric"},
     ],
-    ids=str,
 )
-@pytest.mark.parametrize("scales", [(1, 1, 0.6, 0.7), (1, 1, 1.7, 2.2)])
+@cases("scales", [(1, 1, 0.6, 0.7), (1, 1, 1.7, 2.2)])
 def test_resizing_that_no_kernel_does_computes_the_same(
     attributes: dict[str, Any], scales: tuple[float, ...]
 ) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from tests.toolkit.cases import cases
 
 pytest.importorskip("ai_edge_litert")
 from onnx import numpy_helper
@@ -30,8 +31,8 @@ def converted(model: onnx.ModelProto, *, optimised: bool = True) -> bytes:
     return convert_checked(model, dims, feeds)
 
 
-@pytest.mark.parametrize("name", ["digits_cnn", "italy_power_mlp", "japanese_vowels_tcn", "mnist5k_dscnn"])
-@pytest.mark.parametrize("optimised", [True, False])
+@cases("name", ["digits_cnn", "italy_power_mlp", "japanese_vowels_tcn", "mnist5k_dscnn"])
+@cases("optimised", [True, False])
 def test_tiny_models_convert(name: str, optimised: bool) -> None:
     converted(load_onnx(ROOT / "models" / "tiny" / f"{name}.onnx").model.proto, optimised=optimised)
 

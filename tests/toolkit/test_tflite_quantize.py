@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.toolkit.cases import cases
 from tests.toolkit.small_tflite import Array, Lite, images, small_cnn
 
 from edgekit_runtime.errors import DataError, RecipeError
@@ -437,8 +438,8 @@ def elementwise(kind: str, constant_value: float, rank: int, count: int = 1) -> 
     return lite.content()
 
 
-@pytest.mark.parametrize("rank", [0, 1, 4])
-@pytest.mark.parametrize("kind", ["ADD", "MAXIMUM"])
+@cases("rank", [0, 1, 4])
+@cases("kind", ["ADD", "MAXIMUM"])
 def test_constant_that_operators_share_is_quantized(kind: str, rank: int) -> None:
     content = elementwise(kind, -0.25, rank, count=3)
     made = built(content, Form(forms.STATIC_INT8, static_plan(content)))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from tests.toolkit.cases import cases
 
 pytest.importorskip("ai_edge_litert")
 from onnx import TensorProto, helper, numpy_helper
@@ -61,7 +62,7 @@ def test_every_attribute_that_is_not_covered_is_named_with_its_node() -> None:
     assert re.search(r"even size 2.*keep_aspect_ratio_policy.*even size 4", str(error), re.DOTALL)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("made", "words"),
     [
         (node("Mod", ["x", "k"], ["y"], fmod=1), "fmod=1"),
@@ -90,7 +91,6 @@ def test_every_attribute_that_is_not_covered_is_named_with_its_node() -> None:
             "for auto_pad",
         ),
     ],
-    ids=lambda value: value.op_type if isinstance(value, onnx.NodeProto) else "",
 )
 def test_a_node_beyond_the_mapping_is_refused(made: onnx.NodeProto, words: str) -> None:
     weights = {

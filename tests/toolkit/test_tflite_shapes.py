@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from tests.toolkit.cases import cases
 
 pytest.importorskip("ai_edge_litert")
 from tests.toolkit.small_models import Array, node, random_weight
@@ -23,7 +24,7 @@ def integers(**values: list[int]) -> dict[str, Array]:
     return {name: np.array(value, np.int64) for name, value in values.items()}
 
 
-@pytest.mark.parametrize(
+@cases(
     "target",
     [
         [2, 210],
@@ -124,8 +125,8 @@ def test_triangles_compute_the_same(upper: int, k: int) -> None:
     converted(nodes, POINTWISE | {"k": np.array(k, np.int64)}, X)
 
 
-@pytest.mark.parametrize("axis", [0, 1, -1])
-@pytest.mark.parametrize("indices", [1, -1, [0, -1, 1, 1], [[0, 1], [-1, 0], [1, 1]]])
+@cases("axis", [0, 1, -1])
+@cases("indices", [1, -1, [0, -1, 1, 1], [[0, 1], [-1, 0], [1, 1]]])
 def test_elements_by_index_are_the_same(axis: int, indices: Any) -> None:
     nodes = behind_conv(node("Gather", ["c", "i"], ["y"], axis=axis))
     converted(nodes, POINTWISE | {"i": np.array(indices, np.int64)}, X)
@@ -166,8 +167,8 @@ def test_space_becomes_channels_as_in_onnx() -> None:
     converted([node("SpaceToDepth", ["x"], ["y"], blocksize=2)], {}, {"x": [2, 3, 4, 6]})
 
 
-@pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])
-@pytest.mark.parametrize("pads", [[0, 1, 2, 0, 0, 0, 1, 3], [0, 0, -1, 2, 0, 0, 2, -2]])
+@cases("mode", ["constant", "reflect", "edge"])
+@cases("pads", [[0, 1, 2, 0, 0, 0, 1, 3], [0, 0, -1, 2, 0, 0, 2, -2]])
 def test_padding_computes_the_same(mode: str, pads: list[int]) -> None:
     nodes = behind_conv(node("Pad", ["c", "p"], ["y"], mode=mode))
     converted(nodes, POINTWISE | integers(p=pads), X)
@@ -184,9 +185,9 @@ SCALES: list[list[float]] = [[1, 1, 2, 2], [1, 1, 3, 2], [1, 1, 0.5, 1.5], [1, 1
 PLACES = ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"]
 
 
-@pytest.mark.parametrize("scales", SCALES)
-@pytest.mark.parametrize("places", PLACES)
-@pytest.mark.parametrize("rounding", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
+@cases("scales", SCALES)
+@cases("places", PLACES)
+@cases("rounding", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
 def test_resizing_to_the_nearest_computes_the_same(scales: list[float], places: str, rounding: str) -> None:
     attributes = {"coordinate_transformation_mode": places, "nearest_mode": rounding}
     nodes = behind_conv(node("Resize", ["c", "", "s"], ["y"], mode="nearest", **attributes))
@@ -200,8 +201,8 @@ def test_resizing_to_places_half_way_between_elements_computes_the_same(rounding
     converted(nodes, integers(s=[1, 2, 15, 7]), {"x": [1, 2, 2, 4]})
 
 
-@pytest.mark.parametrize("sizes", [[2, 6, 14, 10], [2, 6, 5, 11]])
-@pytest.mark.parametrize("places", PLACES)
+@cases("sizes", [[2, 6, 14, 10], [2, 6, 5, 11]])
+@cases("places", PLACES)
 def test_linear_resizing_computes_the_same(sizes: list[int], places: str) -> None:
     nodes = behind_conv(
         node("Resize", ["c", "", "", "s"], ["y"], mode="linear", coordinate_transformation_mode=places)
@@ -214,8 +215,8 @@ def test_resizing_of_signals_computes_the_same() -> None:
     converted(nodes, {"s": np.array([1, 1, 3], np.float32)}, {"x": [2, 6, 7]})
 
 
-@pytest.mark.parametrize("axis", [0, 1, 2, -1])
-@pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax"])
+@cases("axis", [0, 1, 2, -1])
+@cases("operator", ["Softmax", "LogSoftmax"])
 def test_softmax_along_any_axis_computes_the_same(operator: str, axis: int) -> None:
     converted(behind_conv(node(operator, ["c"], ["y"], axis=axis)), POINTWISE, X)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from tests.toolkit.cases import cases
 from tests.toolkit.small_models import Array, model_of, node, random_weight
 
 from edgekit_runtime.errors import RecipeError
@@ -74,7 +75,7 @@ def test_form_is_the_same_after_json() -> None:
     assert first == again
 
 
-@pytest.mark.parametrize(
+@cases(
     "value",
     [
         changed(weights=None),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from tests.toolkit.cases import cases
 from tests.toolkit.small_models import model_of, node, random_weight, run, snr_db
 
 from edgekit_runtime.errors import RecipeError
@@ -191,7 +192,7 @@ def test_compression_of_channels_round_trips() -> None:
     assert "channels" not in Compression().to_json()
 
 
-@pytest.mark.parametrize(
+@cases(
     "channels",
     [{"c": []}, {"c": [1, 1]}, {"c": [2, 1]}, {"c": [-1]}, {"c": [True]}, {"c": [1.0]}, {"c": ["1"]},
      {"c": "12"}, {"c": 3}, {"c": None}, ["c"]],

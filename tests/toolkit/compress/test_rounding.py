@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tests.toolkit.cases import cases
 
 from edgekit_toolkit.compress.moments import Moments
 from edgekit_toolkit.compress.rounding import (
@@ -49,7 +50,7 @@ def test_error_is_well_below_that_of_nearest_codes(groups: int, rows: int, colum
     assert second_order.mean() < 0.7 * nearest.mean()
 
 
-@pytest.mark.parametrize("peak", [1, 3, 7, 31, 63, 127])
+@cases("peak", [1, 3, 7, 31, 63, 127])
 def test_codes_are_whole_numbers_within_the_bits(peak: int) -> None:
     rng = np.random.default_rng(SEED)
     weights = rng.normal(size=(1, 8, 20)) * 10.0 ** rng.integers(-6, 6, size=(1, 8, 1))

@@ -86,7 +86,7 @@ def hold_race(runs: Mapping[str, Run], request: Request, progress: Progress) -> 
     """
     entering = [contender for run in runs.values() for contender in _enter(run, request)]
     result = decide(_time(entering, progress))
-    if request.like is not None or not measures_here(request.target) or is_brief("times"):
+    if request.like is not None or not measures_here(request.target) or is_brief("races"):
         return result
     second = decide(_time(_find_rivals(runs, result.best), progress))
     return replace(second, reasons={**result.reasons, **second.reasons})
