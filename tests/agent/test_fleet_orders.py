@@ -12,12 +12,11 @@ from typing import BinaryIO
 import pytest
 from tests.waiting import wait_for
 
-from edgekit_runtime.agent.documents import LogRequest
+from edgekit_runtime.agent.documents import LogRequest, Logs
 from edgekit_runtime.agent.fleet_orders import (
     FIXED,
     DeviceLogs,
     DeviceSettings,
-    LogAnswer,
     pack_lines,
     unpack_lines,
 )
@@ -163,8 +162,8 @@ def test_text_of_others_adds_no_line_to_the_log() -> None:
     assert "\ufffd2026-11-30" in read_recent(1)[0]
 
 
-def answer(logs: DeviceLogs, request: LogRequest) -> LogAnswer:
-    answers: list[LogAnswer] = []
+def answer(logs: DeviceLogs, request: LogRequest) -> Logs:
+    answers: list[Logs] = []
 
     def has_come() -> bool:
         taken = logs.take(request, None)
@@ -180,19 +179,19 @@ def test_request_is_answered_once_with_the_last_lines(monkeypatch: pytest.Monkey
     keep_lines()
     for number in range(30):
         LOGGER.warning("line %s, password=hunter2", number)
-    logs, request = DeviceLogs("", is_allowed=True), LogRequest(request="r1", lines=10)
+    logs, request = DeviceLogs("d1", "", is_allowed=True), LogRequest(request="r1", lines=10)
     taken = answer(logs, request)
     lines = unpack_lines(taken.text, 1 << 20).splitlines()
     assert taken.source == "memory" and len(lines) == 10
     assert "line 29" in lines[-1] and "hunter2" not in str(lines)
     assert logs.take(request, None) is None and logs.take(LogRequest(), None) is None
-    assert DeviceLogs("r1", is_allowed=True).take(request, None) is None  # as after a restart
+    assert DeviceLogs("d1", "r1", is_allowed=True).take(request, None) is None  # as after a restart
 
 
 def test_owner_may_forbid_logs() -> None:
     keep_lines()
     LOGGER.warning("private")
-    taken = answer(DeviceLogs("", is_allowed=False), LogRequest(request="r1", lines=10))
+    taken = answer(DeviceLogs("d1", "", is_allowed=False), LogRequest(request="r1", lines=10))
     assert taken.text == "" and "owner does not show" in taken.refusal
 
 

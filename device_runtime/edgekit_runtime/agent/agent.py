@@ -29,12 +29,7 @@ from typing import Any, Final, Literal
 
 from edgekit_runtime import __version__
 from edgekit_runtime.agent.conditions import DeviceConditions
-from edgekit_runtime.agent.documents import (
-    Desired,
-    Event,
-    Execution,
-    Reported,
-)
+from edgekit_runtime.agent.documents import Desired, Event, Execution, Reported
 from edgekit_runtime.agent.execution.device_observer import DeviceObserver
 from edgekit_runtime.agent.execution.install import Installer
 from edgekit_runtime.agent.execution.step_result import StepCarrier, StepOrder, StepResult
@@ -67,6 +62,8 @@ _SAVE_S: Final = 60.0  # how much of an execution's age a power cut may lose
 _REPORT_S: Final = 0.25  # least time between two reports
 _DETAIL_S: Final = 5.0  # the same if only amounts have changed
 _AGAIN_S: Final = 30.0  # between two attempts to unload or remove a model
+
+_NO_ORDERS: Final = Desired(device="", version=0, issued_at=0.0, expires_at=0.0, epoch=0)
 
 _logger = logging.getLogger(__name__)
 
@@ -134,9 +131,10 @@ class Agent:
         """
         self._member, self._folder, self._installer = member, folder, installer
         self._device, self._clock = member.enrolment.device, clock
-        self._options = options or AgentOptions()
-        self._journal = Journal(folder / "journal.json", installer.slots.disk, clock)
-        self._documents = ObeyedDocuments(folder, member.enrolment.tuf_root, time.monotonic())
+        self._options = options = options or AgentOptions()
+        disk, now_s = installer.slots.disk, time.monotonic()
+        self._journal = Journal(folder / "journal.json", disk, clock)
+        self._documents = ObeyedDocuments(folder, member.enrolment.tuf_root, now_s)
         self._time = member.make_time(folder, clock, time.monotonic)
         self._last_action: Action | None = None
         self._desired = self._read_desired()
@@ -148,22 +146,19 @@ class Agent:
             from edgekit_runtime.agent.artifacts.download import Downloader, DownloadLimits
             from edgekit_runtime.agent.execution.local_steps import LocalSteps
 
-            limits = DownloadLimits(bytes_per_s=self._options.bytes_per_s)
-            downloader = Downloader(context, limits, installer.slots.disk)
+            downloader = Downloader(context, DownloadLimits(bytes_per_s=options.bytes_per_s), disk)
             carrier = LocalSteps(member, folder, installer, downloader, clock=clock)
         self._steps = StepRunner(folder, installer, carrier)
         self._link: DocumentLink = link or MqttLink(self._device, member.enrolment.brokers, context, b"")
         if self._desired is not None:  # else a whole site whose power comes back would use a narrow window
             self._link.reconnect_s = self._desired.reconnect_s
-        self._observer = DeviceObserver(installer, time.monotonic())
-        self._settings = DeviceSettings(
-            folder, installer.slots.disk, self._options.fixed, is_allowed=self._options.takes_settings
-        )
-        self._logs = DeviceLogs(self._journal.record.logs_request, is_allowed=self._options.shows_logs)
-        self._wishes = Wishes(folder, installer.slots.disk)
+        self._observer = DeviceObserver(installer, now_s)
+        self._settings = DeviceSettings(folder, disk, options.fixed, is_allowed=options.takes_settings)
+        answered = self._journal.record.logs_request
+        self._logs = DeviceLogs(self._device, answered, is_allowed=options.shows_logs)
+        self._wishes = Wishes(folder, disk)
         self._samples: Mapping[str, Any] = {}  # as the service states them
         self._presence = Presence(member, self._journal, self._link)
-        disk, now_s = installer.slots.disk, time.monotonic()
         self._watch = LinkWatch(member, folder, self._link, disk, renew=renew, pause=pause, now_s=now_s)
         self._again_s: dict[tuple[Action, str], float] = {}  # (action, model) -> time of the next try
         self._last: tuple[Any, Any] = (None, None)  # content of the last report
@@ -179,9 +174,7 @@ class Agent:
         last_s = time.monotonic()
         try:
             while not stop.is_set():
-                is_busy = self._steps.is_busy or any(
-                    not execution.has_ended for execution in self._executions
-                )
+                is_busy = self._steps.is_busy or _is_under_way(self._executions)
                 self._receive(_BUSY_TICK_S if is_busy else _TICK_S)
                 now_s = time.monotonic()
                 if not self.turn(now_s - last_s):
@@ -219,6 +212,10 @@ class Agent:
             return False
         return True
 
+    @property
+    def _orders(self) -> Desired:
+        return self._desired or _NO_ORDERS
+
     # Receiving
 
     def _receive(self, timeout_s: float) -> None:
@@ -235,14 +232,13 @@ class Agent:
         if message.kind == "hello":
             self._presence.own_address = message.payload.decode()
             self._send_hello(is_new_connection=True)
-            return
-        if message.kind == "event":
+        elif message.kind == "event":
             self._emit("attack", message.payload.decode())
-            return
-        try:
-            self._take_desired(message.payload)
-        except SignatureError as error:
-            self._emit("attack", f"{message.kind}: {error}")
+        else:
+            try:
+                self._take_desired(message.payload)
+            except SignatureError as error:
+                self._emit("attack", f"{message.kind}: {error}")
 
     def _take_desired(self, payload: bytes) -> None:
         desired = self._documents.unseal(payload, time.monotonic(), self._link.reconnect_s)
@@ -297,8 +293,7 @@ class Agent:
     # Sending
 
     def _send_hello(self, *, is_new_connection: bool = False) -> None:
-        version = 0 if self._desired is None else self._desired.version
-        self._presence.publish_hello(version, is_new_connection=is_new_connection)
+        self._presence.publish_hello(self._orders.version, is_new_connection=is_new_connection)
 
     def _emit(self, kind: str, text: str) -> None:
         _logger.warning("%s: %s", kind, text)
@@ -329,15 +324,17 @@ class Agent:
             self._wishes.write(self._desired)
             self._settings.follow(self._desired.settings)
             self._answer_logs(self._desired)
-        is_under_way = any(not execution.has_ended for execution in self._executions)
-        self._observer.look(time.monotonic(), is_step_running=self._steps.is_busy, is_under_way=is_under_way)
+        self._observer.look(
+            time.monotonic(),
+            is_step_running=self._steps.is_busy,
+            is_under_way=_is_under_way(self._executions),
+        )
         conditions = self._measure()
         plan = reconcile(self._add_window(self._desired), self._executions, self._observer.views, conditions)
         self._save(plan.executions)
         self._executions = plan.executions
         is_due = self._documents.is_refresh_due(time.monotonic())
-        orders = () if self._desired is None else self._desired.samples
-        held_orders = self._wishes.uploads.list_held(orders, conditions)
+        held_orders = self._wishes.uploads.list_held(self._orders.samples, conditions)
         may_upload = self._may_upload(held_orders, conditions)
         self._stop_needless(plan, is_urgent=is_due, may_upload=may_upload)
         step = None
@@ -367,12 +364,11 @@ class Agent:
         return replace(desired, models=models)
 
     def _answer_logs(self, desired: Desired) -> None:
-        answer = self._logs.take(desired.logs, self._installer.find_service())
-        if answer is None:
-            return
-        logs = answer.make_document(self._device, self._journal.next_sequence())
-        self._link.put("logs", seal(logs, "logs", self._member.key))
-        self._journal.write(replace(self._journal.record, logs_request=answer.request))
+        logs = self._logs.take(desired.logs, self._installer.find_service())
+        if logs is not None:
+            logs = replace(logs, sequence=self._journal.next_sequence())
+            self._link.put("logs", seal(logs, "logs", self._member.key))
+            self._journal.write(replace(self._journal.record, logs_request=logs.request))
 
     def _choose_step(self, plan: NextSteps) -> Step | None:
         """Return the step to do now; an `unload` or `remove` without effect comes again later."""
@@ -386,8 +382,7 @@ class Agent:
     def _may_upload(self, held_orders: tuple[str, ...], conditions: DeviceConditions) -> bool:
         """Return whether samples may be sent now; the service says whether the device's owner allows it."""
         now_s = time.monotonic()
-        has_orders = self._desired is not None and bool(self._desired.samples)
-        is_needed = has_orders or self._wishes.uploads.look(now_s)
+        is_needed = bool(self._orders.samples) or self._wishes.uploads.look(now_s)
         self._samples = self._observer.read_samples(now_s, is_needed=is_needed)
         return self._link.is_connected and self._wishes.uploads.may_send(
             now_s, held_orders, conditions, self._samples
@@ -400,13 +395,12 @@ class Agent:
         """
         if self._steps.action == "upload" and (is_urgent or plan.steps or not may_upload):
             self._steps.stop()
-        desired_models = () if self._desired is None else self._desired.models
         under_way = {execution.report.execution for execution in plan.executions if not execution.has_ended}
         self._steps.retain(
             set()
             if is_urgent
             else {step.desired_model.execution for step in plan.steps if step.desired_model is not None},
-            under_way & {model.execution for model in desired_models},
+            under_way & {model.execution for model in self._orders.models},
         )
 
     def _count_bytes(self) -> None:
@@ -420,16 +414,14 @@ class Agent:
             else progress
             for progress in self._executions
         )
-        record, month = self._journal.record, self._read_month()
-        before = record.metered_bytes if record.month == month else 0
-        self._journal.write(replace(record, month=month, metered_bytes=before + came_bytes))
+        month = self._read_month()
+        metered_bytes = self._journal.count_metered(month) + came_bytes
+        self._journal.write(replace(self._journal.record, month=month, metered_bytes=metered_bytes))
 
     def _save(self, executions: tuple[Progress, ...]) -> None:
         """Write the executions to the journal if a state has changed, or an age has grown much."""
         written = self._journal.record.executions
-        is_same = [_outline(execution) for execution in executions] == [
-            _outline(execution) for execution in written
-        ]
+        is_same = list(map(_outline, executions)) == list(map(_outline, written))
         is_old = any(
             execution.age_s - other.age_s > _SAVE_S
             for execution, other in zip(executions, written, strict=False)
@@ -444,11 +436,10 @@ class Agent:
             self._journal.write(replace(record, known_time_s=self._time.stated_s))
 
     def _measure(self) -> DeviceConditions:
-        record = self._journal.record
         local = time.localtime(max(0.0, self._clock()))
         month_mb = self._settings.find_number("month-mb")
         budget = None if month_mb is None else int(month_mb * 1e6)
-        used = record.metered_bytes if record.month == self._read_month() else 0
+        used = self._journal.count_metered(self._read_month())
         battery, is_charging = read_battery()
         return DeviceConditions(
             now_s=self._time.now_s,
@@ -475,20 +466,18 @@ class Agent:
         if not self._link.is_connected:
             return
         now_s = time.monotonic()
-        streams = self._observer.read_streams(now_s, {} if self._desired is None else self._desired.streams)
+        streams = self._observer.read_streams(now_s, self._orders.streams)
         settings = self._settings.list_states(self._installer.find_service(), now_s)
-        orders = () if self._desired is None else self._desired.samples
-        samples = self._wishes.uploads.report(orders, self._samples, self._clock())
+        samples = self._wishes.uploads.report(self._orders.samples, self._samples, self._clock())
         main = (
             plan.status,
             plan.because,
             plan.models,
             {name: replace(stream, fps=0.0) for name, stream in streams.items()},
             settings,
-            [_outline(execution) for execution in plan.executions],
+            list(map(_outline, plan.executions)),
         )
-        is_under_way = any(not execution.has_ended for execution in plan.executions)
-        figures = self._observer.read_figures(now_s, is_under_way=is_under_way)
+        figures = self._observer.read_figures(now_s, is_under_way=_is_under_way(plan.executions))
         # The charge of a battery alone is no news: it changes all the time.
         detail = (
             [execution.report for execution in plan.executions],
@@ -502,7 +491,7 @@ class Agent:
         reported = Reported(
             device=self._device,
             sequence=self._journal.next_sequence(),
-            desired_version=0 if self._desired is None else self._desired.version,
+            desired_version=self._orders.version,
             status=plan.status,
             because=_shorten(plan.because),
             models=tuple(replace(model, because=_shorten(model.because)) for model in plan.models),
@@ -536,6 +525,10 @@ class Agent:
         if battery is not None:
             facts["battery"] = f"{battery:.2f}{', charging' if is_charging else ''}"
         return facts
+
+
+def _is_under_way(executions: tuple[Progress, ...]) -> bool:
+    return any(not execution.has_ended for execution in executions)
 
 
 def _outline(progress: Progress) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ import logging
 import threading
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +28,6 @@ from edgekit_runtime.protocol.device_settings import SETTINGS, find_fault
 from edgekit_runtime.protocol.rest import SETTINGS_FILE
 from edgekit_runtime.protocol.samples import SAMPLES_FILE
 from edgekit_runtime.protocol.streams import STREAMS_FILE
-from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.atomic_files import Disk, write_atomically
 from edgekit_runtime.system.recent_log import mask_secrets, read_journal, read_recent
 
@@ -35,32 +35,7 @@ FIXED: Final = "this device's owner has fixed it"
 _MAX_TEXT_BYTES: Final = 20_000  # of a document of 32 KiB, after two codings in base64
 _ASK_S: Final = 10.0
 
-
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogAnswer:
-    """Lines for a request.
-
-    Attributes:
-        request, source, refusal, text: see `Logs`.
-    """
-
-    request: str
-    source: str = ""
-    refusal: str = ""
-    text: str = ""
-
-    def make_document(self, device: str, sequence: int) -> Logs:
-        return Logs(
-            device=device,
-            sequence=sequence,
-            request=self.request,
-            source=self.source,
-            refusal=self.refusal,
-            text=self.text,
-        )
 
 
 class WishFile:
@@ -182,14 +157,14 @@ class DeviceSettings:
 class DeviceLogs:
     """Answers each request for lines once, from a thread of its own: the journal may take seconds."""
 
-    def __init__(self, answered: str, *, is_allowed: bool) -> None:
-        """Answer nothing yet; `answered` is the last request that was answered."""
-        self._answered, self._is_allowed = answered, is_allowed
+    def __init__(self, device: str, answered: str, *, is_allowed: bool) -> None:
+        """Answer nothing yet; `answered` is the last request of `device` that was answered."""
+        self._device, self._answered, self._is_allowed = device, answered, is_allowed
         self._thread: threading.Thread | None = None
-        self._answer: LogAnswer | None = None
+        self._answer: Logs | None = None
 
-    def take(self, request: LogRequest, socket_path: Path | None) -> LogAnswer | None:
-        """Begin to answer a new request; return the answer once it is there."""
+    def take(self, request: LogRequest, socket_path: Path | None) -> Logs | None:
+        """Begin to answer a new request; return the answer, which has no number yet, once it is there."""
         if self._thread is not None:
             if self._thread.is_alive():
                 return None
@@ -203,18 +178,16 @@ class DeviceLogs:
         return None
 
     def _read(self, request: LogRequest, socket_path: Path | None) -> None:
+        answer = Logs(device=self._device, sequence=0, request=request.request)
         if not self._is_allowed:
-            refusal = "this device's owner does not show its logs to the fleet"
-            self._answer = LogAnswer(request=request.request, refusal=refusal)
+            self._answer = replace(answer, refusal="this device's owner does not show its logs to the fleet")
             return
         source, lines = "journal", read_journal(request.lines)
         if not lines:
             service = [] if socket_path is None else read_service_log(socket_path, request.lines)
             own = [f"agent: {line}" for line in read_recent(request.lines)]
             source, lines = "memory", [*(f"service: {line}" for line in service), *own]
-        self._answer = LogAnswer(
-            request=request.request, source=source, text=pack_lines(mask_secrets(lines), request.lines)
-        )
+        self._answer = replace(answer, source=source, text=pack_lines(mask_secrets(lines), request.lines))
 
 
 def pack_lines(lines: Sequence[str], count: int) -> str:

@@ -146,6 +146,10 @@ class Journal:
             file.write(encode_json({"record": body, "sha256": digest}))
         self.record = record
 
+    def count_metered(self, month: str) -> int:
+        """Return the bytes received in a month, such as `2026-11`."""
+        return self.record.metered_bytes if self.record.month == month else 0
+
     def raise_sequence(self, used: int) -> bool:
         """Number the next document above `taken`; return False if it is above already, or no real number."""
         if not self._sequence <= used < _MOST_TAKEN:
