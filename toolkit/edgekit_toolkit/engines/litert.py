@@ -88,7 +88,7 @@ SUPPORT: Final = register_support(
             codes_tool="ai-edge-quantizer",
             fixes_sizes=True,
         ),
-        kinds=frozenset(forms.KINDS),
+        kinds=frozenset(forms.KINDS) - {forms.BFLOAT16_ARITHMETIC},
         tools=("ai-edge-litert", "ai-edge-quantizer", "flatbuffers"),
         judged_on=LITERT.name,
         shares_cores=False,

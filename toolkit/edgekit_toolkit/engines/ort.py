@@ -53,7 +53,7 @@ SUPPORT: Final = register_support(
             convert=OnnxModel,
             convert_codes=take_codes,
         ),
-        kinds=frozenset(forms.KINDS),
+        kinds=frozenset(forms.KINDS) - {forms.BFLOAT16_ARITHMETIC},
         judged_on=ORT.name,
         competes=True,
     )
