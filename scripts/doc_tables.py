@@ -109,8 +109,8 @@ def _list_options(options: type[Any]) -> list[str]:
     for setting in list_settings(options):
         default = setting.default
         default = json.dumps(default) if isinstance(default, (bool, tuple)) else default
-        shown = "" if setting.is_needed or default in ("", None) else f"`{default}`"
-        lines.append(f"| `{setting.name}` | {setting.meaning} | {setting.values} | {shown} |")
+        default_cell = "" if setting.is_needed or default in ("", None) else f"`{default}`"
+        lines.append(f"| `{setting.name}` | {setting.meaning} | {setting.values} | {default_cell} |")
     return lines
 
 

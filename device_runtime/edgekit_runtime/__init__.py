@@ -26,7 +26,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 def __getattr__(name: str) -> Any:
-    """Import what applications use when they use it: each half needs what the other does not."""
+    """Import a name at its first use: applications often need only one half of the package."""
     if name == "Client":
         from edgekit_runtime.client import Client
 

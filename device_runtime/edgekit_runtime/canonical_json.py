@@ -75,12 +75,12 @@ def name_kind(value: object) -> str:
 class Fields:
     """The members of one JSON object: the known ones are taken out, the rest is kept as `extra`."""
 
-    __slots__ = ("_error", "_left", "where")
+    __slots__ = ("_error", "_unread", "where")
 
     def __init__(self, value: object, where: str, error: type[EdgekitError]) -> None:
         if not isinstance(value, dict):
             raise error(f"{where}: is {name_kind(value)}, expected an object")
-        self._left: dict[str, Any] = dict(value)
+        self._unread: dict[str, Any] = dict(value)
         self._error = error
         self.where = where
 
@@ -91,13 +91,13 @@ class Fields:
             EdgekitError: of the class given to the constructor, when the member is missing.
         """
         try:
-            return self._left.pop(key)
+            return self._unread.pop(key)
         except KeyError:
             raise self._error(f"{self.where}: field '{key}' is missing") from None
 
     def take_optional(self, key: str, default: JsonValue) -> Any:
         """Return and remove the member `key`, or return `default` where it is missing."""
-        return self._left.pop(key, default)
+        return self._unread.pop(key, default)
 
     def take_list(self, key: str) -> list[Any]:
         """Return and remove the member `key`, which must be a list.
@@ -122,7 +122,7 @@ class Fields:
 
     def rest(self) -> dict[str, Any]:
         """Return the members that were not taken."""
-        return self._left
+        return self._unread
 
 
 # Metadata of a field of a `Record`: the member is left out where it has its default.
@@ -185,7 +185,7 @@ class Record:
 def _list_members(
     record: type[Record],
 ) -> tuple[tuple[dataclasses.Field[Any], Callable[[Any, str], Any], bool], ...]:
-    """Return the fields but `extra`, with what reads a value of each, and whether they are several."""
+    """Return the fields except `extra`: for each its reader, and whether it holds several values."""
     members = []
     for field in dataclasses.fields(record):  # type: ignore[arg-type]  # a dataclass, see `Record`
         parts = (field.type, *get_args(field.type))  # of `Golden`, `Codes | None` or `tuple[Variant, ...]`

@@ -183,13 +183,13 @@ class _Shape:
 
 @functools.cache
 def _read_shapes(kind: type[Any]) -> dict[str, _Shape]:
-    """Return what the annotation of each field says; to hash an annotation takes longer than a check."""
+    """Return the shape of each field, cached by class: hashing an annotation takes longer than a check."""
     hints = get_type_hints(kind, include_extras=True)
     return {name: _read_shape(hint, range_of_unit(name)) for name, hint in hints.items()}
 
 
 def _read_shape(hint: Any, allowed: Range | None = None) -> _Shape:
-    """Return what an annotation says; `allowed` is for numbers where it says nothing of them."""
+    """Return the shape that an annotation states; `allowed`: range of numbers without a stated one."""
     is_optional = False
     if get_origin(hint) is Annotated:
         hint, allowed = get_args(hint)

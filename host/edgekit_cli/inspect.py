@@ -302,7 +302,7 @@ def _golden_rows(golden: Golden) -> Iterator[tuple[str, str, str]]:
 
 
 def _figure_rows(figures: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:
-    """Return the rows of figures; for `reference`, which holds tables for a device, only its presence."""
+    """Return the rows of figures; of `reference`, which holds tables for a device, only whether it exists."""
     yield from _free_rows({name: value for name, value in figures.items() if name != "reference"})
     if "reference" in figures:
         reference = figures["reference"]

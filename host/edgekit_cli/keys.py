@@ -37,7 +37,7 @@ def generate(name: str, *, as_json: bool) -> None:
 @command.command("list")
 @as_json_option
 def list_command(*, as_json: bool) -> None:
-    """List the keys that are trusted here, and how those that can sign do so."""
+    """List the trusted keys; for a key that can sign, say how."""
     from edgekit_toolkit.packaging.signing_keys import list_keys
 
     keys = list_keys()

@@ -163,8 +163,8 @@ def _check_limits(limits: Budget, figures: Mapping[str, float | None], costs: li
             f" '{lacking[0]}' states it; copy its .evidence.json beside it, or leave out the limit",
             binding=tuple(unknown),
         )
-    known = {name: value for name, value in figures.items() if value is not None}
-    if over := limits.violations(known):
+    stated = {name: value for name, value in figures.items() if value is not None}
+    if over := limits.violations(stated):
         rows = {row[0]: row for row in list_totals(figures, limits.limits)}
         texts = [" ".join(rows[title]) for title in rows if rows[title][2] != "no limit"]
         raise BudgetError(

@@ -105,7 +105,7 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
 
 
 def _thread_counts(target: Target, backend: str) -> tuple[int, ...]:
-    """Return the numbers of threads to time: 1, and the target's cores as far as they are here; or none."""
+    """Return the numbers of threads to time: 1 and the target's cores, at most the cores here; or none."""
     most = min(int(target.cpu.cores.value), count_cores())
     if most == 1 or is_brief("times") or (backend != "auto" and find_support(backend).on_gpu):
         return ()
@@ -113,7 +113,7 @@ def _thread_counts(target: Target, backend: str) -> tuple[int, ...]:
 
 
 def _form_for_other_weights(form: Form, earlier: EarlierModel | None) -> Form:
-    """Return a form without the codes of the earlier weights, which would replace the new ones.
+    """Return a form without the codes of earlier weights, which would replace the new weights.
 
     Raises:
         RecipeError: the form has fewer channels than the model.

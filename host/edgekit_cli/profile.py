@@ -113,7 +113,7 @@ def command(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredProfile:
-    """A profile as it was measured: facts about the device, the networks on both sides, the fit, the power.
+    """A measured profile: facts about the device, the networks on both sides, the fit, the power.
 
     Attributes:
         power: power of the device, or None.
@@ -225,7 +225,7 @@ def _measure(
     *,
     has_modes: bool,
 ) -> tuple[JobResult, MeasuredPower | None, str]:
-    """Return the times of graphs on a device, its power meanwhile, and what measured that or why nothing did.
+    """Return the times of graphs on a device, its power meanwhile, and the meter, or why there is none.
 
     A meter that fails costs the power alone.
     """

@@ -84,7 +84,7 @@ def print_section(console: Console, title: str, rows: Iterable[tuple[object, ...
 
 
 def _fit_columns(rows: Sequence[tuple[str, ...]], width: int) -> list[int]:
-    """Return widths of columns that suit as many of the shorter rows as fit side by side."""
+    """Return column widths that let as many rows as possible, shortest first, fit on one line."""
     widths = [0] * len(rows[0])
     for row in sorted(rows, key=lambda row: sum(map(cell_len, row))):
         wider = [max(width, cell_len(text)) for width, text in zip(widths, row, strict=True)]

@@ -257,7 +257,7 @@ def test_power_of_a_setting_that_is_not_yet_running_teaches_nothing() -> None:
     for second in range(1, 20):
         readings = Readings(at_s=float(second), power_w=9.0 + second / 100)
         governor.tick(float(second), readings, {"m": Seen(PAIR, BUSY, running=ModelSetting("small"))})
-    assert governor.state.models["m"].learned.energy.each == {}
+    assert governor.state.models["m"].learned.energy.by_setting == {}
 
 
 def test_stuck_power_is_not_believed_once_the_setting_has_changed() -> None:

@@ -143,16 +143,16 @@ def test_even_arrivals_have_no_bursts_and_random_ones_have_some() -> None:
         (random.poisson(30, 40).tolist(), 0.5, 1.7),
     ):
         meter, came, load = LoadMeter(), 0, Load()
-        meter.measure(0.0, came=0, answered=0, late=0)
+        meter.measure(0.0, arrived=0, answered=0, late=0)
         for at_s, count in enumerate(counts, 1):
             came += count
-            load = meter.measure(float(at_s), came=came, answered=came, late=0)
+            load = meter.measure(float(at_s), arrived=came, answered=came, late=0)
         assert low <= load.burstiness <= high
         assert load.rate_hz == counts[-1]
 
 
 def test_load_is_that_since_the_last_call() -> None:
     meter = LoadMeter()
-    assert meter.measure(10.0, came=1000, answered=900, late=50) == Load()
-    load = meter.measure(12.0, came=1100, answered=980, late=58, run_s=0.01)
+    assert meter.measure(10.0, arrived=1000, answered=900, late=50) == Load()
+    load = meter.measure(12.0, arrived=1100, answered=980, late=58, run_s=0.01)
     assert (load.rate_hz, load.missed, load.run_s) == (50.0, pytest.approx(0.1), 0.01)

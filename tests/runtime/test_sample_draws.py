@@ -41,10 +41,10 @@ def simulate(
     while number < count:
         if number % refresh_each == 0:
             draws.refresh(at_s(number))
-        step = min(draws.left, refresh_each - number % refresh_each, count - number)
-        draws.left -= step
+        step = min(draws.countdown, refresh_each - number % refresh_each, count - number)
+        draws.countdown -= step
         number += step
-        if draws.left > 0:
+        if draws.countdown > 0:
             continue
         draw = draws.draw(at_s(number - 1))
         fitting = [fits(line, number - 1) for line in draw.lines]
@@ -131,7 +131,7 @@ def test_probabilities_join_over_the_triggers_that_fit_whichever_drew() -> None:
     draws = make_draws(5, make_order("random", "uncertain"), make_order("random", order="o-2"))
     for line, probability in zip(draws.lines, (0.2, 0.5, 0.3), strict=True):
         line.probability = probability
-    draws.left = 1
+    draws.countdown = 1
     while not (draw := draws.draw(1e5)).hits[1] or draw.probabilities != (0.2, 0.5, 0.3):
         for line, probability in zip(draws.lines, (0.2, 0.5, 0.3), strict=True):
             line.probability = probability
@@ -176,4 +176,4 @@ def test_an_order_that_stays_goes_on_when_others_come_and_go() -> None:
     assert draws.lines[0] is line
     draws.set_orders((), 2.0)
     assert draws.lines == ()
-    assert draws.left > 1 << 60
+    assert draws.countdown > 1 << 60

@@ -51,7 +51,7 @@ class Processes:
     ) -> Sequence[float | str]:
         medians = self.medians[min(len(self.orders), len(self.medians) - 1)]
         self.orders.append(settings)
-        return [medians[setting.place] for setting in settings]
+        return [medians[setting.chain_index] for setting in settings]
 
 
 def hold(make: Callable[..., Path], measure: Processes, backend: BackendChoice = LITERT) -> Tournament:
@@ -128,7 +128,7 @@ class Crashing(Processes):
     def __call__(
         self, settings: Sequence[RunSetting], *, rounds: int, seconds: float, seed: int
     ) -> Sequence[float | str]:
-        if len(settings) > self.most or any(setting.place in self.places for setting in settings):
+        if len(settings) > self.most or any(setting.chain_index in self.places for setting in settings):
             raise BackendError("the measuring process ended by SIGKILL: it printed no message")
         return super().__call__(settings, rounds=rounds, seconds=seconds, seed=seed)
 

@@ -201,7 +201,7 @@ def test_batches_of_a_governed_model_are_those_that_it_may_choose(maker: Package
         wait_for(lambda: sum(traffic.counts.values()) > 200)
         found = setting(service)
         assert (found["batch"] in (1, 4), found["threads"] in (1, 2)) == (True, True)
-        ways = service.call(lambda: service.service.registry.models.find("linear", None).loaded.ways)
+        ways = service.call(lambda: service.service.registry.models.find("linear", None).loaded.settings)
         assert {(way.variant, way.threads) for way in ways} == {
             *(("default", 1), ("default", 2)),
             *(("frugal", 1), ("frugal", 2)),
@@ -268,7 +268,7 @@ def test_batches_are_such_as_every_variant_can_take(
     options = ModelOptions(governor=GovernorOptions(), scheduling=SchedulingLimits(max_batch=4))
     with read_package(path, maker.trust) as package:
         loaded = load(package, options)
-    unload([session for way in loaded.ways for session in way.instances])
+    unload([session for way in loaded.settings for session in way.instances])
     assert loaded.scheduling.max_batch == (1 if is_normed else 4)
 
 

@@ -70,7 +70,7 @@ class Site:
         def set_draws() -> None:
             sampler: Any = self.service.service.registry.models.find(model, None).sampler
             sampler.draws.refresh(time.monotonic())
-            sampler.draws.left = 1
+            sampler.draws.countdown = 1
             for line, probability in zip(sampler.draws.lines, probabilities, strict=True):
                 line.probability = probability
 

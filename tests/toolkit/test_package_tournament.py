@@ -98,8 +98,8 @@ def test_engine_that_crashes_in_its_own_process_is_neither_kept_nor_carried(
     monkeypatch.setattr(contest, "MODULE", "tests.runtime.rogue_contest")
     run = search_engines(auto_request(tmp_path), load_signer(), lambda *_: None)
     first, second = run.tournament
-    assert (first.backend, first.kept, first.reason) == ("ort", True, "")
-    assert (second.backend, second.kept, second.latency_ms) == ("litert", False, None)
+    assert (first.backend, first.is_packaged, first.reason) == ("ort", True, "")
+    assert (second.backend, second.is_packaged, second.latency_ms) == ("litert", False, None)
     assert "ended by SIGSEGV" in second.reason
     assert {one.run.request.backend for one in run.variants} <= {"ort"}
 

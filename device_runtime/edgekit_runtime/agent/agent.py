@@ -124,7 +124,7 @@ class Agent:
             link: used in place of a connection to the broker.
             carrier: downloads and installs; by default this process does.
             renew: see `Renewer`; None never renews.
-            pause: pause of the agent before this one.
+            pause: pause that an earlier agent of this process began.
 
         Raises:
             OutputError: the folder cannot be made or written.
@@ -532,7 +532,7 @@ def _is_under_way(executions: tuple[Progress, ...]) -> bool:
 
 
 def _outline(progress: Progress) -> tuple[Any, ...]:
-    """Return the part that must be on the disk before a step; amounts and ages may be older there."""
+    """Return the part that must be on the disk before a step; amounts and ages on the disk may be older."""
     report = progress.report
     return report.execution, report.state, report.code, report.reason, progress.failures
 

@@ -392,7 +392,7 @@ class Logs:
     Attributes:
         device, sequence: the same fields as in `Hello`.
         request: name of the request.
-        source: `journal`; or `memory`, where lines from before a restart are missing.
+        source: `journal`; or `memory`, which lacks lines from before a restart.
         refusal: why there are no lines, or empty.
         text: the lines, the oldest first, without secrets: deflated (zlib), in base64.
     """

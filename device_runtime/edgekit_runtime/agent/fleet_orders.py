@@ -1,4 +1,4 @@
-"""What a fleet asks of the device beside its models: streams, samples, settings, last lines of its logs.
+"""Orders of a fleet other than models: streams, samples, settings, last lines of the logs.
 
     document                   settings {"month-mb": "50", "power-w": "12"}
                                logs {"request": "r1", "lines": 200}
@@ -42,7 +42,7 @@ class WishFile:
     """Writes the file if it must change; only the user of agent and service can read it."""
 
     def __init__(self, path: Path, field: str, disk: Disk) -> None:
-        """Read what an earlier run wrote; `field` is that of the document in the file."""
+        """Read what an earlier run wrote; `field` names the document's field that the file holds."""
         self._path, self._field, self._disk = path, field, disk
         self._problem = ""
         try:
@@ -86,7 +86,7 @@ class Wishes:
 
 
 class DeviceSettings:
-    """Settings of the fleet as far as the owner leaves them to it."""
+    """The settings that the owner leaves to the fleet."""
 
     def __init__(self, folder: Path, disk: Disk, fixed: Mapping[str, str], *, is_allowed: bool) -> None:
         """Follow nothing yet.
@@ -105,7 +105,7 @@ class DeviceSettings:
         self._default_level = logging.getLogger("edgekit_runtime").level
 
     def follow(self, desired: Mapping[str, str]) -> None:
-        """Heed what the fleet wants now, and write the file for the service.
+        """Apply the fleet's present orders, and write the file for the service.
 
         On a full disk the agent heeds it, and the next call writes the file.
         """
@@ -192,12 +192,12 @@ class DeviceLogs:
 
 def pack_lines(lines: Sequence[str], count: int) -> str:
     """Return the last lines, deflated, in base64; fewer where so many do not fit into a document."""
-    kept = list(lines)[-2 * count :]
+    recent = list(lines)[-2 * count :]
     while True:
-        packed = base64.b64encode(zlib.compress("\n".join(kept).encode(), 9))
-        if len(packed) <= _MAX_TEXT_BYTES or not kept:
+        packed = base64.b64encode(zlib.compress("\n".join(recent).encode(), 9))
+        if len(packed) <= _MAX_TEXT_BYTES or not recent:
             return packed.decode()
-        del kept[: max(1, len(kept) // 8)]
+        del recent[: max(1, len(recent) // 8)]
 
 
 def unpack_lines(text: str, max_bytes: int) -> str:

@@ -155,7 +155,7 @@ class LinkWatch:
         pause: RefusalPause | None,
         now_s: float,
     ) -> None:
-        """Read the state that the last agent wrote; `renew` and `pause` are those of `Agent`."""
+        """Read the state that the last agent wrote; for `renew` and `pause` see `Agent`."""
         self._member, self._folder, self._link, self._disk = member, folder, link, disk
         self._renew, self._pause = renew, pause or RefusalPause()
         self._renewal_s = now_s + _FIRST_RENEWAL_S

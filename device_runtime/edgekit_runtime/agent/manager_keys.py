@@ -1,4 +1,4 @@
-"""The keys of the manager that this device obeys, as the newest root that it has followed names them.
+"""The keys of the manager that this device obeys: named by the newest root that it verified.
 
 The root's own keys sign that, and they may be kept offline, so neither the fleet's server nor a thief of a
 manager's key can change whom a device obeys. A device begins with the root that it got when it enrolled. The
@@ -63,7 +63,7 @@ class ManagerKeys:
         self._first_root_sha256 = hashlib.sha256(first_root.encode()).hexdigest()
 
     def read(self) -> dict[str, Ed25519PublicKey]:
-        """Return key id -> key; nothing if the root names none, or the file is damaged."""
+        """Return key id -> key; empty if the root names no key, or the file is damaged."""
         followed = self._read_file()
         return read_named(self._first_root) if followed is None else _load(followed.keys)
 
@@ -87,7 +87,7 @@ class ManagerKeys:
             file.write(encode_json(to_plain(followed)))
 
     def _read_file(self) -> _KeyFile | None:
-        """Return what is in the file, no keys if it is damaged; None if there is none, or of another fleet.
+        """Return the file's content, no keys if it is damaged; None if it is missing or of another fleet.
 
         A damaged file may have named a new key, and the one of the first root may be stolen.
         """

@@ -1,4 +1,4 @@
-"""The documents that this device obeys: those by the manager's keys, which a newer root may exchange.
+"""The documents that this device obeys: signed by the manager's keys, which a newer root may exchange.
 
 A process of its own verifies the repository's metadata and follows the root: at each download, and when this
 module asks for it. It asks once a day, and when a document names an unknown key, since the manager's key may

@@ -303,7 +303,7 @@ def choose_step(steps: Sequence[Step], put_off: Collection[tuple[Action, str]]) 
 
 
 def count_time(executions: tuple[Progress, ...], elapsed_s: float) -> tuple[Progress, ...]:
-    """Return the executions after `elapsed_s` more; ended ones do not change."""
+    """Return the executions `elapsed_s` later; those that have ended do not age."""
     return tuple(
         progress if progress.has_ended else replace(progress, age_s=progress.age_s + elapsed_s)
         for progress in executions

@@ -41,7 +41,7 @@ class SampleUploads:
         return tuple(order.id for order in orders if check_window(order.window, conditions) is not None)
 
     def may_send(
-        self, now_s: float, held: Sequence[str], conditions: DeviceConditions, stated: Mapping[str, Any]
+        self, now_s: float, orders: Sequence[str], conditions: DeviceConditions, stated: Mapping[str, Any]
     ) -> bool:
         """Return whether there is something to send now, and the service says that the owner allows it."""
         return (
@@ -50,7 +50,7 @@ class SampleUploads:
             and now_s >= self._due_s
             and has_power(conditions)
             and conditions.budget_left_bytes != 0
-            and any(sample.order not in held for sample in self._waiting)
+            and any(sample.order not in orders for sample in self._waiting)
         )
 
     def note_end(self, result: StepResult, now_s: float) -> None:
@@ -63,7 +63,7 @@ class SampleUploads:
     def report(
         self, orders: Sequence[SampleOrder], stated: Mapping[str, Any], now: float
     ) -> Mapping[str, ReportedSamples]:
-        """Return what came of each order; `now` is in seconds since 1970."""
+        """Return the state of each order; `now` is in seconds since 1970."""
         counts: Counter[str] = Counter()
         sizes: Counter[str] = Counter()
         for sample in self._waiting:

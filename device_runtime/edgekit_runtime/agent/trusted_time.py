@@ -64,7 +64,7 @@ class TrustedTime:
         self.note(0.0)
 
     def note(self, issued_s: float) -> None:
-        """Take the time of the manager's newest document; 0 if none counts."""
+        """Set the time of the manager's newest document; 0 without a valid document."""
         self._issued_s, self._noted_s = issued_s, self._monotonic()
         self._signed_s = _read_signed(self._timestamp)
 

@@ -34,14 +34,14 @@ class RunSetting:
     """One way to run a package.
 
     Attributes:
-        place: position of the backend in the variant's chain.
+        chain_index: position of the backend in the variant's chain.
         options: options of the backend that differ from the package's.
         instances: number of runs at once.
         batch: rows of a run.
     """
 
     variant: str = DEFAULT_VARIANT
-    place: int = 0
+    chain_index: int = 0
     options: tuple[tuple[str, JsonValue], ...] = ()
     instances: int = 1
     batch: int = 1
@@ -56,7 +56,7 @@ class RunSetting:
 
     def find_choice(self, manifest: Manifest) -> BackendChoice:
         """Return the backend with its options and without its fallbacks."""
-        choice = manifest.select(self.variant).backend.chain[self.place]
+        choice = manifest.select(self.variant).backend.chain[self.chain_index]
         return replace(choice, options={**choice.options, **dict(self.options)}, fallback=None)
 
 

@@ -123,7 +123,7 @@ def _model_of(entrant: Entrant) -> tuple[str, str, dict[str, JsonValue]]:
 
 
 def _is_decided(latencies: Mapping[RunSetting, Latency]) -> bool:
-    """Return whether one was far ahead of all others in every process."""
+    """Return whether one setting was far ahead of all others in every process."""
     fastest = min(latencies.values(), key=lambda latency: latency.median_s, default=None)
     return fastest is None or all(
         latency is fastest or latency.ratio_interval_to(fastest)[0] >= 1 + _CLEAR_SHARE

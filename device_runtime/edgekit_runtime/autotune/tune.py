@@ -143,7 +143,7 @@ def tune(
         may_batch = rows_are_independent(session, read_golden_inputs(package))
         session.close()
     settings = [
-        replace(setting, variant=own.variant, place=own.place)
+        replace(setting, variant=own.variant, chain_index=own.chain_index)
         for setting in list_settings(choice, objective, count_cores(), may_batch=may_batch)
     ]
     measure = measure_afresh(package, keys)

@@ -121,7 +121,7 @@ def read_metrics(socket_path: Path, *, timeout_s: float = _TIMEOUT_S) -> str:
 
 
 def read_fleet_streams(socket_path: Path) -> dict[str, Any]:
-    """Return how the streams do that the fleet wants, by name; none without an answer in time."""
+    """Return the states of the fleet's streams, by name; none without an answer in time."""
     stated = _read_own(socket_path, STREAMS).get("fleet", {})
     return stated if isinstance(stated, dict) else {}
 
@@ -179,7 +179,7 @@ def _request(
     """Return status and body of the response.
 
     Raises:
-        TransportError: there is none, not in time, a torn one, or one over the limit.
+        TransportError: the response is missing, late, torn, or over the limit.
     """
     with _connected(socket_path, timeout_s) as connection:
         connection.request(method, path, content or None)

@@ -153,7 +153,7 @@ class Link:
     """
 
     __slots__ = (
-        *("_made", "_max_body_bytes", "_socket", "_timeout_s", "_was_used"),
+        *("_connection_count", "_max_body_bytes", "_socket", "_timeout_s", "_was_used"),
         *("address", "connection", "first_read", "memory"),
     )
 
@@ -164,7 +164,7 @@ class Link:
         self._socket: socket.socket | None = None
         self._timeout_s = 0.0
         self._was_used = False
-        self._made = self.connection = 0
+        self._connection_count = self.connection = 0
         self.memory = bytearray(_READ_BYTES)
         self.first_read = (0.0, 0)
 
@@ -178,8 +178,8 @@ class Link:
             self._socket = open_connection(self.address, timeout_s)
             self._was_used = False
             self._timeout_s = 0.0
-            self._made += 1
-            self.connection = self._made
+            self._connection_count += 1
+            self.connection = self._connection_count
 
     def close(self) -> None:
         if self._socket is not None:
@@ -211,7 +211,7 @@ class Link:
             self.close()
 
     def read_tcp_info(self) -> bytes | None:
-        """Return the kernel's `tcp_info` of the connection, or None where there is none; from any thread."""
+        """Return the kernel's `tcp_info`, or None if the system has none. Callable from any thread."""
         connected = self._socket
         if connected is None or self.address.path is not None:
             return None
@@ -411,7 +411,7 @@ def _connect(address: Address, until_s: float) -> socket.socket:
 
 
 def _find_places(address: Address, until_s: float) -> list[Any]:
-    """Return what `getaddrinfo` does; a thread that waits for a name server is left behind."""
+    """Return the result of `getaddrinfo`; a thread that waits for a name server is abandoned."""
     try:
         ip_address(address.host)
     except ValueError:
@@ -455,7 +455,7 @@ def _left_s(until_s: float) -> float:
 
 
 def _join_small(parts: Sequence[Any]) -> list[Any]:
-    """Return parts of which short ones in a row are one: TLS makes a record and a packet of each."""
+    """Join successive short parts: TLS makes a record and a packet of each part."""
     joined: list[Any] = []
     for part in parts:
         content = part if type(part) is bytes else part.reshape(-1).view(np.uint8)

@@ -1,4 +1,4 @@
-"""Inference requests as bytes: what precedes the binary data is made once for all requests that are alike."""
+"""Inference requests as bytes: the part before the binary data is made once for all equal requests."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple

@@ -152,7 +152,7 @@ def read_response(
 
 @functools.lru_cache(_MAX_KEPT)
 def _decode_cached(text: bytes) -> list[InferTensor]:
-    """Return the outputs that JSON describes which the service repeats; values in it are read-only."""
+    """Return the outputs that repeated JSON of the service describes; values in the JSON are read-only."""
     outputs = decode_response(text)
     for output in outputs:
         if isinstance(output.values, np.ndarray):

@@ -97,7 +97,7 @@ def decompress(data: "bytes | memoryview", coding: str, *, max_bytes: int) -> by
 
 
 def decompress_frame(data: "bytes | memoryview", coding: str, *, max_bytes: int) -> bytes | None:
-    """Return the content of a body that is one sound frame of at most `max_bytes`; otherwise maybe None.
+    """Return the content of a body of one valid frame, at most `max_bytes`; any other body may give None.
 
     Unlike `decompress`, it never expands more than that, whatever the body holds or states. It raises what
     `read_size` does.

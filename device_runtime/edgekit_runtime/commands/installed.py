@@ -44,7 +44,7 @@ def open_slots(arguments: argparse.Namespace) -> Slots:
 
 
 def switch(arguments: argparse.Namespace, slots: Slots, model: str) -> bool:
-    """Let the running service open what is active now; return whether there is one.
+    """Let the running service open the active version; return whether a service runs.
 
     Raises:
         SlotError: the version failed there, and the one before is back; or the service did not answer.

@@ -41,7 +41,7 @@ def open_package(arguments: argparse.Namespace) -> OpenedPackage:
 
 
 def keep(write: Callable[[], Path]) -> str | None:
-    """Return where `write` has kept a result; None if it cannot: what was measured is worth printing."""
+    """Return the path of the result that `write` stored; None if it failed: the result is printed anyway."""
     try:
         return str(write())
     except OutputError as cause:

@@ -1,4 +1,4 @@
-"""`edgekit-device samples`: what waits for the fleet here, and what it ordered."""
+"""`edgekit-device samples`: the samples that wait for the fleet, and its orders."""
 
 import argparse
 from pathlib import Path

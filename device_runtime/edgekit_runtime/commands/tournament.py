@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
             reasons = "; ".join(f"{entrant.name}: {entrant.reason}" for entrant in result.entrants)
             raise BackendError(f"{package.path}: no engine of the package runs it here: {reasons}")
         setting = winner.setting
-        saved_in = keep(lambda: keep_winner(package.manifest, setting.variant, setting.place))
+        saved_in = keep(lambda: keep_winner(package.manifest, setting.variant, setting.chain_index))
     return Outcome(_document(package.path, result, saved_in), _lines(result, saved_in))
 
 

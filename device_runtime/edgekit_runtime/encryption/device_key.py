@@ -73,7 +73,7 @@ class DeviceKey:
 
 
 def name_public_key(public_key: bytes) -> str:
-    """Return the id of a device's public key: the sha256 of its DER form, as of other keys."""
+    """Return the id of a device's public key: the sha256 of its DER form."""
     return hashlib.sha256(_DER_PREFIX + public_key).hexdigest()
 
 

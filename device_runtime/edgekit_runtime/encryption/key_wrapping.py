@@ -101,7 +101,7 @@ def unseal(
 
 
 def make_exchange(private: "EllipticCurvePrivateKey") -> Exchange:
-    """Return the exchange of a private key in memory; it raises `EncryptionError` for what is no point."""
+    """Return the exchange of a private key in memory; it raises `EncryptionError` for a malformed point."""
 
     def exchange(point: bytes) -> bytes:
         from cryptography.hazmat.primitives.asymmetric import ec
@@ -124,7 +124,7 @@ def encode_point(key: "EllipticCurvePublicKey") -> bytes:
 def _schedule(
     product: bytes, encapsulated: bytes, public_key: bytes, info: bytes, aead: Aead = AES_256_GCM
 ) -> "tuple[AESGCM, bytes]":
-    """Return cipher and nonce of the one message."""
+    """Return the cipher and the nonce. A key encrypts one message only, so there is one nonce."""
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     pseudorandom = _extract(_KEM, b"", b"eae_prk", product)

@@ -186,7 +186,7 @@ def _find_goal(table: CutTable, preference: Preference) -> tuple[str, float]:
 def _list_plans(
     table: CutTable, forced: str | None, usable: Collection[str] | None, cause: str
 ) -> tuple[list[OffloadPlan], str]:
-    """Return the plans that can run, or the one requested by name; and why no others.
+    """Return the plans that can run, or the plan requested by name, and why the others cannot.
 
     If the device cannot run the model, plans with a server that failed or is loaded are returned too. If the
     server has proved no plan at all, all are returned; a session lets it prove one before it sends anything.

@@ -209,7 +209,7 @@ class LinkEstimate:
 
 
 def _solve(moving_s: float, rtt_s: float, window_bytes: float, sizes_bytes: tuple[float, ...]) -> float:
-    """Return the bandwidth at which the bodies, one by one, take this long, in bits per second.
+    """Return the bandwidth at which sending the bodies in sequence takes this long, in bits per second.
 
     Args:
         moving_s: time of their transfers by the latency model.

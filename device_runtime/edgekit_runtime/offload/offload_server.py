@@ -209,7 +209,7 @@ class Pending:
 
     @property
     def sent_bytes(self) -> int | None:
-        """The bytes of the request that the server's machine has acknowledged; None if not known yet."""
+        """Bytes of the request that the server's machine has acknowledged; None if unknown."""
         if self._sent_bytes is not None:
             return self._sent_bytes
         base, link = self._base, self._connection.link
@@ -226,7 +226,7 @@ class Pending:
 
     @property
     def acked_s(self) -> float | None:
-        """How long some of it was not acknowledged; None if not known."""
+        """How long a part of the request has been unacknowledged; None if unknown."""
         busy_us = _read_counter(self._connection.link, _BUSY_AT)
         if self._base is None or busy_us is None or busy_us <= self._base[1]:
             return None
@@ -253,7 +253,7 @@ class Pending:
         return reply
 
     def connect(self, timeout_s: float) -> None:
-        """Connect if need be, so that the following times are this request's alone.
+        """Connect if necessary, so that later times exclude the connection.
 
         Raises:
             TransportError: the server cannot be reached, or the request was aborted meanwhile.

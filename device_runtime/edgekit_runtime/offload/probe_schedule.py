@@ -123,7 +123,7 @@ class ProbeSchedule:
         self.due_s = now_s + min(pause_s, _MOST_S)
 
     def postpone(self, now_s: float) -> None:
-        """Note that a probe would be of no use, so that requests do not each cause another look."""
+        """Record that a probe would be useless, so that requests do not check again and again."""
         self.due_s = now_s + _LEAST_PAUSE_S
 
     def spend(self, now_s: float, size_bytes: float) -> None:
@@ -199,7 +199,7 @@ class HedgePolicy:
 
 
 class ReplyWait:
-    """How long one request waits for its reply, by the bytes that the link has carried so far.
+    """How long a request waits for its reply, extended as the link carries bytes.
 
     A link that carries nothing is noticed after half of the allowed time, or when its first acknowledgement
     is late. A link that is only slow gets more time, if at its rate the reply comes before the end of a local

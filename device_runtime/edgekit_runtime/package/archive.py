@@ -168,7 +168,7 @@ class OpenedPackage:
             raise PackageError(f"{self.path}: '{artifact_path}' was asked for after close()") from cause
 
     def copy_to(self, file: BinaryIO) -> None:
-        """Write the whole package to `file`, as it was stored, whatever lies at `path` by now.
+        """Write the opened package to `file`, even if `path` holds another file by now.
 
         Raises:
             OSError: the file cannot be read.
@@ -253,7 +253,7 @@ class OpenedPackage:
         return view
 
     def share(self) -> "OpenedPackage":
-        """Return this package once more; it stays open when this one is closed, and is closed by itself."""
+        """Return a second handle of the package; each handle is closed separately."""
         shared = self._show(self.manifest, self.submodel)
         shared._view = self._view[:]
         return shared

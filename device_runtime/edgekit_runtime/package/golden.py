@@ -428,7 +428,7 @@ class Golden(Record):
         return sizes
 
     def check(self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
-        """Check that there is a golden tensor for each input and at least one output, and all fit.
+        """Check that each input and at least one output has a golden tensor, and that all fit.
 
         Raises:
             DataError: a tensor is missing, unknown, there twice, or of another dtype or shape; or the

@@ -159,12 +159,12 @@ class BackendChoice(Record):
         return cls(name, artifact, options, fallback, fields.rest())
 
     def to_json(self, *, is_fallback: bool = False) -> dict[str, JsonValue]:
-        known: dict[str, JsonValue] = {"name": self.name, "artifact": self.artifact, "options": self.options}
+        fields: dict[str, JsonValue] = {"name": self.name, "artifact": self.artifact, "options": self.options}
         if self.fallback is not None:
-            known["fallback"] = self.fallback.to_json(is_fallback=True)
+            fields["fallback"] = self.fallback.to_json(is_fallback=True)
         elif not is_fallback:
-            known["fallback"] = None
-        return {**self.extra, **known}
+            fields["fallback"] = None
+        return {**self.extra, **fields}
 
 
 @dataclass(frozen=True, slots=True)

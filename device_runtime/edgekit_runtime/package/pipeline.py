@@ -102,7 +102,7 @@ class Stage(Record):
 
     @property
     def selection(self) -> tuple[object, ...]:
-        """What decides which pictures it takes; stages with equal ones take the same."""
+        """The fields that select pictures; stages with equal fields take the same pictures."""
         return (self.input, self.crop, self.margin, self.max_crops, self.when)
 
     @property
@@ -118,7 +118,7 @@ class Stage(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline(Record):
-    """The stages, each behind those that it needs, and the stages whose answers are shown.
+    """The stages, each after the stages that it needs, and the stages whose answers are shown.
 
     Raises:
         ManifestError: they do not fit together.
@@ -144,7 +144,7 @@ def member_folder(stage: str) -> str:
 
 
 def sort_stages(stages: Iterable[Stage]) -> tuple[Stage, ...]:
-    """Return stages in an order in which each stands behind those that it needs.
+    """Return stages in an order in which each follows the stages that it needs.
 
     Raises:
         CycleError: there is none.
@@ -213,6 +213,6 @@ def _list_needs(stage: Stage) -> list[str]:
     return [name for name in (stage.input, *stage.stages) if name != SOURCE]
 
 
-def _require_share(value: object, what: str) -> None:
+def _require_share(value: object, label: str) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    require(is_number and 0 <= value <= 1, f"{what} is {value!r}, expected a number from 0 to 1")  # type: ignore[operator]
+    require(is_number and 0 <= value <= 1, f"{label} is {value!r}, expected a number from 0 to 1")  # type: ignore[operator]

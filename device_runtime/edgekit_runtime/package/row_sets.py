@@ -100,17 +100,21 @@ def row_similarity(outputs: Arrays, reference: Arrays, axes: Mapping[str, int]) 
     aligned = align_rows(outputs, reference, axes)
     scores = {}
     for name, axis in axes.items():
-        want, got = (np.moveaxis(values, axis, 0) for values in (reference[name], aligned.outputs[name]))
-        want, got = (values.reshape(len(values), math.prod(values.shape[1:])) for values in (want, got))
-        if want.dtype.kind == "f":
-            want = want.astype(np.float64)
+        expected, actual = (
+            np.moveaxis(values, axis, 0) for values in (reference[name], aligned.outputs[name])
+        )
+        expected, actual = (
+            values.reshape(len(values), math.prod(values.shape[1:])) for values in (expected, actual)
+        )
+        if expected.dtype.kind == "f":
+            expected = expected.astype(np.float64)
             with np.errstate(invalid="ignore", over="ignore"):
-                error = np.where(got == want, 0.0, got - want)
-                sizes = np.maximum(np.linalg.norm(want, axis=1), 1e-12)
+                error = np.where(actual == expected, 0.0, actual - expected)
+                sizes = np.maximum(np.linalg.norm(expected, axis=1), 1e-12)
                 rows = np.nan_to_num(np.clip(1 - np.linalg.norm(error, axis=1) / sizes, 0, 1), nan=0.0)
         else:
-            rows = (got == want).all(axis=1) & ~aligned.missing[name]
-        count = len(want) + aligned.extra[name]
+            rows = (actual == expected).all(axis=1) & ~aligned.missing[name]
+        count = len(expected) + aligned.extra[name]
         scores[name] = float(rows.sum()) / count if count else math.nan
     return scores
 

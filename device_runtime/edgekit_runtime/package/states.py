@@ -115,7 +115,7 @@ class StateInputs:
     def complete(
         self, inputs: Mapping[str, Array], stored: Mapping[str, Array] | None = None
     ) -> dict[str, Array]:
-        """Return all inputs of a run: those of `inputs`, and for states that it lacks those stored, or zeros.
+        """Return all inputs of a run: `inputs`, and for missing states the stored values, or zeros.
 
         Raises:
             DataError: a stored state was made for other sizes.

@@ -66,7 +66,7 @@ class Submodel(Record):
         )
 
     def list_figures(self, artifacts: Mapping[str, Artifact]) -> dict[str, JsonValue]:
-        """Return its figures as those of a model."""
+        """Return the submodel's figures in the form of a model's figures."""
         figures: dict[str, JsonValue] = {SUBMODEL_BYTES_FIGURE: self._count_bytes(artifacts)}
         if self.divides_integers is not None:
             figures[INTEGER_DIVISION_FIGURE] = self.divides_integers

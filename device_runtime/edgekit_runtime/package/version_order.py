@@ -28,7 +28,7 @@ def sort_key(version: str) -> SortKey:
 
 
 def is_older(version: str, other: str) -> bool:
-    """Return whether `version` comes before `other`; neither of `1.0+a` and `1.0+b` does."""
+    """Return whether `version` is older than `other`; `1.0+a` and `1.0+b` are equally old."""
     return sort_key(version) < sort_key(other)
 
 

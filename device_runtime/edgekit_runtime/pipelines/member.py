@@ -30,16 +30,16 @@ class PipelineMember:
     __slots__ = ("_answerer", "_batches", "_whole_answerer", "rules", "session", "task")
 
     def __init__(self, answerer: Answerer, session: Session, *, batches: bool) -> None:
-        """Join them; `batches` says whether samples in one batch get the answers that they get alone."""
+        """Join the members; `batches`: whether samples in one batch get the same answers as alone."""
         self._answerer, self.session, self._batches = answerer, session, batches
         if answerer.rules is None or answerer.task is None:
             lack = "task" if answerer.task is None else "preprocessing"
             raise PackageError(f"its package states no {lack}; package it with --{lack}")
         self.rules: MediaRules = answerer.rules
         self.task: Task = answerer.task
-        known = self.task.options.__dataclass_fields__
+        option_names = self.task.options.__dataclass_fields__
         self._whole_answerer = answerer.with_options(
-            {name: value for name, value in _ALL_ENTRIES.items() if name in known}
+            {name: value for name, value in _ALL_ENTRIES.items() if name in option_names}
         )
 
     def with_session(self, session: Session) -> "PipelineMember":

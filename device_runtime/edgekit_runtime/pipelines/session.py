@@ -77,7 +77,7 @@ class PipelineSession:
                 self._tasks[stage.name] = self._check_stage(stage)
         self._combined = {name for stage in pipeline.stages for name in stage.stages}
         of_source = [stage.name for stage in pipeline.stages if stage.input == SOURCE]
-        self._shown = [name for name in of_source if name in pipeline.output]
+        self._output_names = [name for name in of_source if name in pipeline.output]
         rates = {
             member.rules.sample_rate if isinstance(member.rules, AudioRules) else None
             for member in members.values()
@@ -172,8 +172,8 @@ class PipelineSession:
         for name in self._pipeline.output:
             for item in items[name]:
                 item.holder[name] = item.answer
-        alone: Any = root[self._shown[0]]
-        return root if len(self._shown) > 1 else alone
+        alone: Any = root[self._output_names[0]]
+        return root if len(self._output_names) > 1 else alone
 
     def _combine(self, stage: Stage, items: Mapping[str, Sequence[_Item]]) -> list[Decoded]:
         parts = [[item.answer for item in items[name]] for name in stage.stages]

@@ -8,7 +8,7 @@ requests, sessions or HTTP; docs/explanation/power.md describes how the service 
         while True:  # every second; now_s is time.monotonic(), as in readings.at_s
             readings = sampling.latest
             meter.add(readings, {"kws": Work(busy_s, requests)})
-            load = loads.measure(now_s, came=..., answered=..., late=..., run_s=..., fill=...)
+            load = loads.measure(now_s, arrived=..., answered=..., late=..., run_s=..., fill=...)
             observations = {"kws": Seen(profile, load, running=setting)}  # one LoadMeter for each model
             for name, decision in governor.tick(now_s, readings, observations).items():
                 ...  # open decision.setting, admit decision.admit of the requests

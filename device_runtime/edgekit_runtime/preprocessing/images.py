@@ -133,7 +133,7 @@ class ImageRules:
     def _middle_resized(
         self, image: "Image.Image", placement: Placement, longer: int
     ) -> "tuple[Image.Image, Placement]":
-        """Return what the crop takes of a picture whose longer side would take too much memory."""
+        """Return the crop of a picture that would take too much memory if it were resized whole."""
         assert self.resize is not None  # noqa: S101  # for the type checker
         (side,) = self.resize
         if self.center_crop is None:

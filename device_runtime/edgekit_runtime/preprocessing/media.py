@@ -46,8 +46,8 @@ class MediaType:
 
     def __post_init__(self) -> None:
         if self.name not in (*_IMAGE_FILES, *_SOUND_FILES, _RAW_FRAME, _RAW_SOUND):
-            known = ", ".join((*_IMAGE_FILES, _SOUND_FILES[0], _RAW_FRAME, _RAW_SOUND))
-            raise RequestError(415, f"the media type is {self.name[:60]!r}, expected one of {known}")
+            supported = ", ".join((*_IMAGE_FILES, _SOUND_FILES[0], _RAW_FRAME, _RAW_SOUND))
+            raise RequestError(415, f"the media type is {self.name[:60]!r}, expected one of {supported}")
 
     @classmethod
     def parse(cls, text: str) -> "MediaType":

@@ -37,7 +37,7 @@ class Placement:
 
     @classmethod
     def of(cls, width: int, height: int) -> "Placement":
-        """Return the placement of a picture that is the input as it is."""
+        """Return the placement of a picture that has the size of the input."""
         return cls(width=width, height=height, input_width=width, input_height=height)
 
     @classmethod

@@ -150,7 +150,7 @@ class InferRequest:
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether the next request with the same JSON means the same: it contains no values."""
+        """Whether the JSON holds no values, so that a request with the same JSON has the same meaning."""
         return all(tensor.values is None for tensor in self.inputs)
 
 
@@ -426,11 +426,11 @@ def _decode_outputs(
         if classes > _MAX_CLASSES:
             raise RequestError(400, f"{where}: classification is {classes}, expected at most {_MAX_CLASSES}")
         wants_binary = take_field(parameters, "binary_data", where, bool, default=is_binary)
-        place = _take_place(parameters, where)
+        shared = _take_place(parameters, where)
         is_answer = has_answer and name == ANSWER
-        if (place is not None) + (classes > 0) + is_answer > 1:
+        if (shared is not None) + (classes > 0) + is_answer > 1:
             raise RequestError(400, f"{where}: byte strings have no classes and do not go to shared memory")
-        outputs[name] = RequestedOutput(name, wants_binary, place, classes)
+        outputs[name] = RequestedOutput(name, wants_binary, shared, classes)
     return tuple(outputs.values())
 
 

@@ -24,7 +24,7 @@ _MAX_REST_BYTES: Final = 64 << 10  # limit of a document without its long arrays
 _MAX_VALUE_BYTES: Final = 64 << 10  # limit of one number with the spaces around it
 _PIECE_BYTES: Final = 2 << 10
 _STRINGS_AT_ONCE: Final = 64
-_PLACE: Final = b"Infinity"  # not JSON, so no client can have written it
+_MARK: Final = b"Infinity"  # not JSON, so no client can have written it
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 # Brackets are blanked before the numbers are read, so their places are checked separately.
 _BLANKED: Final = bytes.maketrans(b"[]", b"  ")
@@ -212,7 +212,7 @@ def _cut_array(data: bytes, gap: tuple[int, int], arrays: list[NumberArray], whe
         end = data.rfind(b"]", begin, stop if brace < 0 else brace) + 1
         if begin >= 0 and end - begin > _LONG_BYTES:
             arrays.append(NumberArray(data, begin, end))
-            return _refuse_place(data[start:begin], where) + _PLACE + _refuse_place(data[end:stop], where)
+            return _refuse_place(data[start:begin], where) + _MARK + _refuse_place(data[end:stop], where)
     return _refuse_place(data[start:stop], where)
 
 
@@ -223,7 +223,7 @@ def _refuse_place(gap: bytes, where: str) -> bytes:
 
 
 def _list_marks(shape: tuple[int, ...]) -> bytes:
-    """Return the brackets and commas of an array of that shape; without axes, of a list of one value."""
+    """Return the brackets and commas of an array of this shape; a scalar becomes a list of one value."""
     marks = b""
     for size in reversed(shape or (1,)):
         marks = b"[" + (marks + b",") * (size - 1) + marks + b"]"

@@ -51,7 +51,7 @@ def region_path(name: str, action: str) -> str:
 
 @functools.lru_cache(256)
 def parse_infer_path(path: str) -> tuple[str, str | None] | None:
-    """Return the name and version of the model whose process a path is for, or None for another path."""
+    """Return the model name and version in a path of inference; None for another path."""
     match [unquote(part) for part in path.strip("/").split("/")]:
         case ["v2", "models", name, "infer" | "answer" | "keep"]:
             return name, None

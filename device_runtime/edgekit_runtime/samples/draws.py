@@ -94,7 +94,7 @@ class Line:
 
     @property
     def max_bytes(self) -> int:
-        """Its share of the disk: no sample of another trigger takes it."""
+        """Its part of the disk, which no other trigger may use."""
         return self.order.max_bytes // len(self.order.triggers)
 
     def spend(self, samples: float) -> None:
@@ -107,7 +107,7 @@ class Line:
         self.looks, self.fits = self.looks + 1, self.fits + is_fit
 
     def choose_probability(self, requests_per_s: float, now_s: float) -> float:
-        """Return the probability of the next request; while nothing is known, all are taken to fit."""
+        """Return the probability to draw the next request; without observations, every request fits."""
         self.own.grow(now_s)
         self.of_order.grow(now_s)
         if self.trigger.kind == KEPT or not self.has_room:
@@ -172,21 +172,21 @@ class Draws:
     """The draws of one model.
 
     Attributes:
-        left: requests up to the next one that is drawn; its user counts it down.
+        countdown: requests up to the next one that is drawn; its user counts it down.
         lines: the triggers of all orders.
     """
 
-    __slots__ = ("_begin", "_chance", "_looked_s", "_requests", "_seconds", "left", "lines")
+    __slots__ = ("_begin", "_chance", "_looked_s", "_requests", "_seconds", "countdown", "lines")
 
     def __init__(self, now_s: float, chance: Callable[[], float] = draw_uniform) -> None:
         """Begin without orders."""
         self.lines: tuple[Line, ...] = ()
-        self.left = self._begin = _NEVER
+        self.countdown = self._begin = _NEVER
         self._requests = self._seconds = 0.0
         self._looked_s, self._chance = now_s, chance
 
     def set_orders(self, orders: Iterable[SampleOrder], now_s: float) -> None:
-        """Draw for these orders from now on; those that are there already go on."""
+        """Draw for these orders from now on; orders that are set already continue."""
         before = {(line.order, line.trigger): line for line in self.lines}
         lines = []
         for order in orders:
@@ -205,20 +205,20 @@ class Draws:
         """Fix the probabilities of the requests up to the next call."""
         elapsed_s = max(0.0, now_s - self._looked_s)
         memory = math.exp(-elapsed_s / _MEMORY_S)
-        self._requests = self._requests * memory + self._begin - self.left
+        self._requests = self._requests * memory + self._begin - self.countdown
         self._seconds = self._seconds * memory + elapsed_s
         self._looked_s = now_s
         per_s = (self._requests + 1) / max(self._seconds, 1e-3)
         for line in self.lines:
             line.probability = line.choose_probability(per_s, now_s)
         log_none = self._sum_logs(per_s, 0)
-        self.left = _NEVER
+        self.countdown = _NEVER
         if log_none < 0:
-            self.left = 1 + min(_NEVER, int(math.log(1 - self._chance()) / log_none))
-        self._begin = self.left
+            self.countdown = 1 + min(_NEVER, int(math.log(1 - self._chance()) / log_none))
+        self._begin = self.countdown
 
     def draw(self, now_s: float) -> Draw:
-        """Return which lines drew the request at which `left` came to 0; new probabilities hold after it."""
+        """Return which lines drew the request at which `countdown` reached 0, and count down anew."""
         per_s = (self._requests + 1) / max(self._seconds, 1e-3)
         hits: list[bool] = []
         for index, line in enumerate(self.lines):

@@ -61,8 +61,8 @@ class SampleFolder:
     def _list_model(self, folder: "os.DirEntry[str]") -> Iterable[StoredSample]:
         with contextlib.suppress(OSError):
             for entry in os.scandir(folder):
-                order, _, rest = entry.name.partition(".")
-                kind, _, sample_id = rest.partition(".")
+                order, _, kind_and_id = entry.name.partition(".")
+                kind, _, sample_id = kind_and_id.partition(".")
                 is_named = ORDER_ID.fullmatch(order) and kind in TRIGGERS and SAMPLE_ID.fullmatch(sample_id)
                 status = entry.stat(follow_symlinks=False)
                 if not is_named or not entry.is_file(follow_symlinks=False):

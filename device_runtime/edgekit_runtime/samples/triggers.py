@@ -122,9 +122,9 @@ def _is_new_class(reference: ClassReference, array: Array, count: int) -> bool:
     sketch = ClassSketch(count, reference)
     for row in array:
         sketch.add(row)
-    seen = [*zip(sketch.classes, reference.classes, strict=True)]
-    seen += zip(sketch.confidence, reference.confidence, strict=True)
-    return any(observed and not share for observed, share in seen)
+    counts_and_shares = [*zip(sketch.classes, reference.classes, strict=True)]
+    counts_and_shares += zip(sketch.confidence, reference.confidence, strict=True)
+    return any(observed and not share for observed, share in counts_and_shares)
 
 
 def _is_disputed(observation: Observation, _trigger: SampleTrigger) -> bool | None:

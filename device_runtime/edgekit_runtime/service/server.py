@@ -117,7 +117,7 @@ class Service:
         return self._listening.open(self._router, self.registry, token=self._token)
 
     async def stop(self) -> bool:
-        """Answer what is under way, then free everything.
+        """Answer the requests under way, then free everything.
 
         Returns:
             whether all work has ended; the rest continues on its threads until the process ends.
@@ -165,7 +165,7 @@ class Service:
         ).encode()
 
     def find_streams(self) -> "StreamsHandler":
-        """Return what handles streams, which is made when it is needed first: most services have none."""
+        """Return the handler of streams, created at its first use: most services have no streams."""
         if self._streams is None:
             from edgekit_runtime.service.api.streams import open_streams
 
@@ -173,7 +173,7 @@ class Service:
         return self._streams
 
     def watch(self) -> None:
-        """Look at trials, sensors, governors and what the fleet wants once a second from now on."""
+        """Check trials, sensors, governors and the fleet's orders once a second from now on."""
         if self._monitor is None:
             power, loop = self._config.power, self.http.loop
             self._monitor = Monitor(self.registry.models, self.metrics, power, loop, self._follow_fleet)

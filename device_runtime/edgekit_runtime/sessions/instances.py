@@ -98,7 +98,7 @@ def _grow(inputs: Mapping[str, Array], max_batch: int) -> list[Mapping[str, Arra
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class LoadedWay:
+class LoadedSetting:
     """A variant that is open with a number of threads, for a governor to choose.
 
     Attributes:

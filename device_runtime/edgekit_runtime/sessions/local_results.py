@@ -96,18 +96,18 @@ def apply_tuned(manifest: Manifest, choice: BackendChoice) -> BackendChoice:
     return replace(choice, options=options, fallback=fallback)
 
 
-def keep_winner(manifest: Manifest, variant: str, place: int) -> Path:
+def keep_winner(manifest: Manifest, variant: str, chain_index: int) -> Path:
     """Store a backend as the first choice for exactly this package here; return the path.
 
     Args:
         manifest: manifest of the package.
         variant: name of the variant.
-        place: position of the backend in the variant's chain; two sets of options may have one backend name.
+        chain_index: position of the backend in the variant's chain; its name alone may stand there twice.
 
     Raises:
         OutputError: the cache folder cannot be created or written.
     """
-    return _keep(_find_winner(manifest), {"variant": variant, "place": place})
+    return _keep(_find_winner(manifest), {"variant": variant, "place": chain_index})
 
 
 def recall_order(manifest: Manifest) -> tuple[Variant, ...]:

@@ -188,7 +188,7 @@ class OrtSession:
         return shared
 
     def interrupt(self) -> None:
-        """End all runs with an error, those under way at their next node; call it from any thread."""
+        """End all runs with an error; a run under way ends at its next node. Callable from any thread."""
         self._settings.terminate = True
 
     def cancel_runs(self) -> None:
@@ -318,9 +318,9 @@ def with_weights(
     import tempfile  # the service imports nothing that it does not use
 
     with tempfile.TemporaryDirectory(prefix="edgekit-submodel-") as folder, _memory_file(weights) as content:
-        place = Path(folder, "weights", name)
-        place.parent.mkdir(parents=True)
-        place.symlink_to(content)
+        link = Path(folder, "weights", name)
+        link.parent.mkdir(parents=True)
+        link.symlink_to(content)
         graph = Path(folder, "weights", "_graph.onnx")
         graph.symlink_to(path)
         yield str(graph)

@@ -64,12 +64,12 @@ _Row: TypeAlias = dict[str, Array]
 def _vary(
     inputs: Mapping[str, Array], random: "np.random.Generator"
 ) -> tuple[tuple[_Row, ...], tuple[_Row, ...]]:
-    """Return rows to judge, the first of which is the given one, and rows to run beside them."""
+    """Return rows to judge, the first unchanged, and rows to run in the same batch."""
     first = {name: array[:1] for name, array in inputs.items()}
     mixed = {name: random.permutation(a.reshape(-1)).reshape(a.shape) for name, a in first.items()}
 
     def scale(row: _Row, factor: float, pick: "Callable[[Array], Any] | None" = None) -> _Row:
-        """Return a row with scaled values; `pick` returns new integers, which otherwise stay as they are."""
+        """Return a row with scaled floats; `pick` chooses the integers, by default the old ones."""
         scaled = {}
         for name, array in row.items():
             if array.dtype.kind != "f":

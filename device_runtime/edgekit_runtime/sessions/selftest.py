@@ -102,9 +102,9 @@ def read_golden(package: OpenedPackage) -> GoldenCase:
     golden = package.manifest.golden
     expected = tuple((output, output.decode(package.read(output.path))) for output in golden.outputs)
     rows: list[tuple[int, Expected]] = []
-    for place, seed in enumerate(golden.rows.seeds if golden.rows is not None else ()):
-        row = [outputs[place] for outputs in golden.row_outputs()]
-        rows.append((seed, tuple((output, _decode_row(package, output, place)) for output in row)))
+    for index, seed in enumerate(golden.rows.seeds if golden.rows is not None else ()):
+        row = [outputs[index] for outputs in golden.row_outputs()]
+        rows.append((seed, tuple((output, _decode_row(package, output, index)) for output in row)))
     members = {name: read_golden(member) for name, member in package.list_members().items()}
     return GoldenCase(read_golden_inputs(package), expected, tuple(rows), find_answerer(package), members)
 
@@ -119,7 +119,7 @@ def find_answerer(package: OpenedPackage) -> "Answerer | None":
 
 
 def _decode_row(package: OpenedPackage, output: GoldenOutput, row: int) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return the stored values of the row at this place among the further ones."""
+    """Return the stored values of the row at this index among the further ones."""
     begin = row * output.size_bytes
     return output.decode(package.read(output.path)[begin : begin + output.size_bytes])
 
@@ -146,7 +146,7 @@ def run_selftest(session: Session, package: OpenedPackage) -> SelfTest:
 
 
 def _join(first: OutputCheck, row: OutputCheck, where: str) -> OutputCheck:
-    """Return the check of an output over one more row; the message is the first failure's."""
+    """Return the check of an output extended by a row; the message is that of the first failure."""
     if first.max_abs_error is None or first.wrong_count is None or row.wrong_count is None:
         return first if not first.passed else replace(row, message=where + row.message)
     return OutputCheck(

@@ -45,7 +45,7 @@ class Session(Protocol):
 
 
 class OpenBackend(Protocol):
-    """What `open` of an engine's record is: it opens the model of a package."""
+    """The type of `open` in an engine's record: opens the model of a package."""
 
     def __call__(self, package: OpenedPackage, choice: BackendChoice, threads: int | None) -> Session:
         """Return a session for `choice.artifact` of `package`.

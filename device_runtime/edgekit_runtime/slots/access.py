@@ -75,7 +75,7 @@ def check_private(folder: Path, *, may_be_link: bool = False) -> None:
 
 @contextlib.contextmanager
 def hold_for_service(folder: Path) -> Iterator[None]:
-    """Hold a state folder as the one service that counts starts and verdicts there.
+    """Lock a state folder: only one service may count starts and verdicts there.
 
     Installations go on meanwhile: they hold other folders. Without locks in the file system nothing is held.
 

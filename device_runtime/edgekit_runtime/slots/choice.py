@@ -35,9 +35,9 @@ class Choice:
         model, version: name and version of the package.
         sha256: digest of the package's manifest.
         package: verified; an installation may remove its file later, so open the model from this.
-        health: `unproven` on trial, `healthy`, or `rejected` where nothing better is whole: open a
-            rejected one last, and in a process of its own if you can.
-        begun: starts without a confirmation, with this one after `begin_start`.
+        health: `unproven` on trial, `healthy`, or `rejected` where every better version is damaged: open a
+            rejected version last, if possible in a separate process.
+        begun: number of starts without a confirmation; includes this start after `begin_start`.
         why: the reason for this choice, as text to show.
         is_counted: whether this very start was counted on the disk.
     """

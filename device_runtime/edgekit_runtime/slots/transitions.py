@@ -232,7 +232,7 @@ def _check_encrypted(state: ModelState, new: Installed, allowed: Permissions) ->
 def _change(
     state: ModelState, version: str, change: _Change, *, only: tuple[str, ...] = (UNPROVEN, HEALTHY, REJECTED)
 ) -> ModelState:
-    """Return the state with `change` made to the slots that hold `version` in one of the healths `only`."""
+    """Return the state with `change` applied to the slots with `version` whose health is in `only`."""
 
     def changed(item: Installed | None) -> Installed | None:
         applies = item is not None and item.version == version and item.health in only

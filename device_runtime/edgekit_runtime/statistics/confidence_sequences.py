@@ -91,7 +91,7 @@ def rank_interval(count: int, quantile: float, alpha: float) -> tuple[int, int]:
 
 
 def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """Return the first of low..high - 1 for which `holds`, which stays true from there on; else `high`."""
+    """Return the first of low..high - 1 for which the monotonic `holds` is true, else `high`."""
     while low < high:
         middle = (low + high) // 2
         if holds(middle):

@@ -73,10 +73,10 @@ def read_journal(count: int) -> list[str]:
     units = [f"--unit={unit}" for unit in _UNITS]
     command = ["journalctl", *units, f"--lines={count}", "--output=short-iso", "--no-pager", "--quiet"]
     try:
-        shown = subprocess.run(command, capture_output=True, timeout=_JOURNAL_S, check=True)  # no shell
+        result = subprocess.run(command, capture_output=True, timeout=_JOURNAL_S, check=True)  # no shell
     except (OSError, subprocess.SubprocessError):
         return []
-    return shown.stdout.decode(errors="replace").splitlines()[-count:]
+    return result.stdout.decode(errors="replace").splitlines()[-count:]
 
 
 def mask_secrets(lines: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Coroutines that run beside others on the loop: each is held until it ends, and its failure is told."""
+"""Background coroutines on the loop: each is referenced until it ends, and its failure is reported."""
 
 import asyncio
 import functools
@@ -15,14 +15,14 @@ class Tasks:
     def start(
         self, work: Coroutine[Any, Any, None], on_error: Callable[[BaseException], None]
     ) -> "asyncio.Task[None]":
-        """Do `work`; `on_error` gets what it raises."""
+        """Run `work`; `on_error` gets its exception."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(functools.partial(self._finish, on_error))
         return task
 
     def cancel(self) -> "asyncio.Future[Any]":
-        """Cancel all; return what is done once they have ended."""
+        """Cancel all tasks; return a future that is done once they have ended."""
         for task in self._tasks:
             task.cancel()
         return asyncio.gather(*self._tasks, return_exceptions=True)

@@ -82,7 +82,7 @@ class Answerer:
         return MediaType("image/jpeg" if isinstance(self.rules, ImageRules) else "audio/wav")
 
     def with_options(self, changes: Mapping[str, JsonValue]) -> "Answerer":
-        """Return it with other options of the task, also beyond the ranges that users have."""
+        """Return an answerer with other options of the task, also beyond the ranges for users."""
         options = replace(self._options, **changes)
         return Answerer(self._spec, rules=self.rules, task=self.task, options=options, labels=self.labels)
 
@@ -167,7 +167,7 @@ class Answerer:
 
 
 def open_answerer(package: OpenedPackage) -> Answerer:
-    """Return the way to answers of a package; without preprocessing, task and labels it has no use.
+    """Return the answerer of a package, which is useless without preprocessing, task and labels.
 
     Raises:
         PackageError: the preprocessing or the task is malformed or does not fit the model.

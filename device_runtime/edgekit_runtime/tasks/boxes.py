@@ -55,7 +55,7 @@ def choose_best(boxes: Boxes, *, overlap: float, max_boxes: int, max_candidates:
 
 
 def find_best(boxes: Boxes, *, overlap: float, max_boxes: int, max_candidates: int = 1000) -> Array:
-    """Return where the best boxes are, the best first; of boxes of one class that overlap only the best one.
+    """Return the indices of the best boxes, best first; of overlapping boxes of a class, only the best.
 
     Args:
         boxes: boxes of one picture; those with a NaN, without an area, or with an infinite one are left out.
@@ -98,7 +98,7 @@ def _rank(boxes: Boxes, max_candidates: int) -> Array:
 
 
 def _suppress(better: Boxes, others: Boxes, overlap: float) -> Array:
-    """Return where a better box [J] suppresses another one [K], bool [J, K]."""
+    """Return which better boxes [J] suppress which other boxes [K], bool [J, K]."""
     is_near = find_overlaps(better.corners, others.corners) > overlap
     is_near &= better.classes[:, None] == others.classes
     return is_near

@@ -205,7 +205,7 @@ def _name(envelope: bytes, predicate_type: str) -> str:
 
 
 def _check_answer(answer: Any, about: str, descriptors: list[int]) -> _Answer:
-    """Return an answer of the process; a yes names its question, so that it passes for no other one.
+    """Return the process's answer; a positive answer must name its question, so that it fits no other.
 
     Raises:
         ValueError: it is no answer to this question.

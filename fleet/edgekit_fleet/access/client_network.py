@@ -1,4 +1,4 @@
-"""What counts as one client where limits count addresses."""
+"""The network of a client's address: limits count all addresses of one network as one client."""
 
 import ipaddress
 from typing import Final

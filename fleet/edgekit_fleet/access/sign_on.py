@@ -119,7 +119,7 @@ class SignOn:
 
 
 def open_signed_on(session: Session, identity: Identity, now: float) -> str:
-    """Return the secret of a new login of a user of a proxy, who is made or changed if need be.
+    """Log a proxy's user in, created or changed if necessary; return the secret of the login.
 
     Raises:
         RequestError: 403, a user with a password has this name; 429, the user logs in all the time.

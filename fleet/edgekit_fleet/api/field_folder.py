@@ -41,7 +41,7 @@ _SUFFIXES: Final = {
     "video/x-raw": ".png",
     "audio/x-raw": ".wav",
 }
-_KEPT: Final = ("kept",)
+_BY_APPLICATION: Final = ("kept",)
 _MAX_PIXELS: Final = 89_000_000
 _MAX_LABEL: Final = 128
 _FORMULA: Final = ("=", "+", "-", "@")  # with which a spreadsheet would compute
@@ -99,11 +99,14 @@ def _leave_out_repeated(summaries: list[SampleSummary]) -> list[SampleSummary]:
 
     Those kept are all there, each for itself alone; drawn, such a request would count a second time.
     """
-    kept = {(summary.device, summary.taken_at) for summary in summaries if summary.triggers == _KEPT}
+    application_samples = {
+        (summary.device, summary.taken_at) for summary in summaries if summary.triggers == _BY_APPLICATION
+    }
     return [
         summary
         for summary in summaries
-        if summary.triggers == _KEPT or (summary.device, summary.taken_at) not in kept
+        if summary.triggers == _BY_APPLICATION
+        or (summary.device, summary.taken_at) not in application_samples
     ]
 
 

@@ -31,7 +31,7 @@ class SamplePages:
     """The pages, and what they have shown to whom: the audit log has each page once, not each picture."""
 
     def __init__(self) -> None:
-        self._shown: dict[tuple[str, str], float] = {}
+        self._viewed_s: dict[tuple[str, str], float] = {}
 
     def show_all(self, console: Console, request: Request) -> Response:
         """Show orders and counts, and to those who may see them the newest samples that match."""
@@ -77,7 +77,7 @@ class SamplePages:
         sample_id, actor = request.path_params["id"], request.state.principal.name
         side = SIDES.get(request.query_params.get("size", ""), SIDES["small"])
         vault = open_vault(console)
-        if self._shown.get((actor, sample_id), float("-inf")) > time.monotonic() - _SHOWN_S:
+        if self._viewed_s.get((actor, sample_id), float("-inf")) > time.monotonic() - _SHOWN_S:
             sample = samples.open_sample(vault, sample_id)
         else:
             _, sample = samples.read(console.store, vault, sample_id, actor=actor)
@@ -93,9 +93,9 @@ class SamplePages:
             self._note(actor, ids)
 
     def _note(self, actor: str, ids: list[str]) -> None:
-        if len(self._shown) > _MAX_SHOWN:
-            self._shown.clear()
-        self._shown.update(dict.fromkeys(((actor, sample_id) for sample_id in ids), time.monotonic()))
+        if len(self._viewed_s) > _MAX_SHOWN:
+            self._viewed_s.clear()
+        self._viewed_s.update(dict.fromkeys(((actor, sample_id) for sample_id in ids), time.monotonic()))
 
 
 def delete_one(console: Console, request: Request) -> Response:

@@ -269,7 +269,7 @@ class ControlLoop:
         self._turned_at = now
 
     def _settle(self) -> None:
-        """After a turn whose commit was not confirmed: forget what it wrote, if it was committed."""
+        """Check whether an unconfirmed commit succeeded; if so, forget the writes of its turn."""
         with self._store.concurrent_transaction() as session:
             was_committed = self.shards.check(session).turned_at == self._unsure
         if was_committed:

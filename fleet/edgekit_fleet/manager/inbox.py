@@ -555,7 +555,7 @@ class Inbox:
     def _alarm(self, device: KnownDevice, action: str, text: str, now: float, **counts: int) -> bool:
         """Write an alarm, at most once a minute for a device and action; returns whether it was written.
 
-        Of a flood, and of a device that has many entries today, it is at most one an hour.
+        The limit is one an hour for a flood, and for a device that has many entries today.
         """
         device.begin_day(now)
         is_rare = action == "alarm.flood" or device.entries >= _ENTRIES_A_DAY

@@ -79,7 +79,7 @@ class Publisher:
         self._longest_s = desired_life_s + CLOCK_STEP_S
 
     def follow_key(self) -> bool:
-        """Sign with the manager's key as it is now; returns whether it is another one than before.
+        """Sign with the manager's current key; return whether the key has changed.
 
         Raises:
             PackageError: there is no key.

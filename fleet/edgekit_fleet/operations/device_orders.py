@@ -25,7 +25,7 @@ class DeviceLog:
 
     Attributes:
         device, lines, asked_at, asked_by, answered_at: see `DeviceLogRow`.
-        source: `journal`; or `memory`, where lines from before a restart are missing.
+        source: `journal`; or `memory`, which lacks lines from before a restart.
         refusal: why the device gives none, or empty.
         text: the lines, the oldest first, without secrets; foreign text.
     """

@@ -53,9 +53,9 @@ def find_expiries(folder: FleetFolder) -> list[Expiry]:
 
 
 def probe_own() -> list[Finding]:
-    """Return the findings of the checks of a mosquitto with the configuration of `fleet up`.
+    """Check a mosquitto that has the configuration of `fleet up`; return the findings.
 
-    It is started for the checks, on a free port, with an authority of its own.
+    It is started for the checks on a free port, with its own certificate authority.
 
     Raises:
         ConfigError: mosquitto is not installed.

@@ -158,7 +158,7 @@ class WebhookSender:
         self._thread.join(self._answer_limit_s + 1)
 
     def turn(self) -> int:
-        """Send what is due; returns the number of messages that have arrived.
+        """Send the messages that are due; return how many arrived.
 
         Raises:
             OutputError: the store cannot be written.

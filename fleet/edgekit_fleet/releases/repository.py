@@ -301,7 +301,7 @@ class TufRepository:
             return True
 
     def remove_unused(self, now: float) -> int:
-        """Delete what neither the metadata nor that of the last day names, here and in the storage.
+        """Delete files that no metadata of the last day names, here and in the storage.
 
         These are files of withdrawn releases, metadata that newer one has replaced, and what a killed process
         left. The root stays: a device may be any number of versions behind. What only the storage has stays,

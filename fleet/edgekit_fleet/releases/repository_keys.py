@@ -60,7 +60,7 @@ class RepositoryKeys:
         return self._make(self._path(role))
 
     def next(self, role: str) -> CryptoSigner:
-        """Return the key that will replace the one of a role; makes it if there is none.
+        """Return the next key of a role; create it if it is missing.
 
         Raises:
             SignatureError: its file holds no key.
@@ -69,7 +69,7 @@ class RepositoryKeys:
         return self._make(self._path(role, _NEXT))
 
     def renew_next(self, role: str) -> CryptoSigner:
-        """Return a new key to replace the one of a role; a next key that an older exchange left is lost.
+        """Return a new next key of a role; the next key of an interrupted exchange is deleted.
 
         Raises:
             OutputError: it cannot be written.

@@ -146,7 +146,7 @@ class GateTest:
 
     Attributes:
         gate: its row in the table.
-        limit: limit of the mean, as evidence of the gate.
+        limit: limit of the mean, in the unit of the gate's evidence.
         alpha: its share of the chance of a wrong stop.
         model, stage: model and stage of a figure, see `Sample.measures`.
         of_model: empty if the release has one model, else ` of MODEL`.

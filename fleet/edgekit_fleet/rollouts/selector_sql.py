@@ -108,7 +108,7 @@ class _Compiler:
             self._device = UnaryExpression(self._device, operator=_WITHOUT_INDEX)
 
     def compile(self, test: Test) -> ColumnElement[bool]:
-        """Return the condition that a device matches."""
+        """Return the SQL condition that is true for devices that match `test`."""
         match test:
             case Everything():
                 return true()

@@ -183,7 +183,7 @@ def _make_situation(
 def read_before(
     session: Session, devices: list[DeviceView], models: frozenset[str]
 ) -> dict[str, dict[str, Any]]:
-    """Return device -> model -> the `DesiredModel`, as plain values, of what it runs now; empty if nothing.
+    """Return device -> model -> `DesiredModel` of the version that runs, as plain values; empty if none runs.
 
     A device that has not reported is left out: it may have models of its image.
     """

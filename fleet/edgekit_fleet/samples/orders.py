@@ -30,7 +30,7 @@ def list_orders(session: Session, since: float) -> list[SampleOrderRow]:
 
 
 def list_wishes(session: Session, devices: Sequence[str], now: float) -> dict[str, list[dict[str, Any]]]:
-    """Return device -> its orders as plain values, for its desired document; not those without any."""
+    """Return device -> its orders as plain values, for its desired document; only devices with orders."""
     setting = read_setting(session)
     wishes: dict[str, list[dict[str, Any]]] = {}
     for row in list_orders(session, now) if setting is not None else ():

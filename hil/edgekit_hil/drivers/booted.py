@@ -1,4 +1,4 @@
-"""The booted ARM64 machine: labgrid's QEMUDriver on disks of its own, copied from those of an image."""
+"""The booted ARM64 machine: labgrid's QEMUDriver on copies of an image's disks."""
 
 import contextlib
 import shutil

@@ -278,7 +278,7 @@ def limit_memory(machine: ServiceMachine, _: random.Random) -> Expectation:
 
 
 def _find_expected(machine: ServiceMachine, share: float) -> Expectation:
-    """Return what is expected after the machine went down at a share of the time of an installation."""
+    """Return the expected state after a power cut at this share of an installation's time."""
     code = machine.run("cat /srv/installed 2>/dev/null || true")
     if code not in ("", "0"):
         raise BenchError(f"the installation ended with {code} before the machine went down")

@@ -42,7 +42,7 @@ class Recorder:
         )
 
     def curve(self, name: str, labels: tuple[str, str], points: Sequence[tuple[float, float]]) -> None:
-        """Record a curve, see `Curve`: of many points in turn only the one with the greatest y.
+        """Record a curve, see `Curve`; of many successive points, only the point with the greatest y.
 
         Args:
             name: what was measured.

@@ -137,7 +137,7 @@ def prepare(folder: Path, packed: DemoPackage, *, is_tls: bool) -> DemoSetup:
 
 
 def _open_browser(url: str) -> None:
-    """Open a page if there is a screen: with only a terminal, a text browser would take it over."""
+    """Open a page if there is a screen: on a bare terminal, a text browser would take over the terminal."""
     import os
     import sys
     import webbrowser

@@ -100,7 +100,7 @@ def _read_sample_rate(package: OpenedPackage) -> float | None:
 
 
 def _read_with_weights(path: Path) -> RunnableGraph:
-    """Return an ONNX file with its external data inside, or beside it if it is too large for one file."""
+    """Return an ONNX file with its external data included, or beside it if one file would be too large."""
     model, content = _read_onnx(path)
     files = external_files(model, path)
     total_bytes = len(content) + sum(file.stat().st_size for file in files.values())

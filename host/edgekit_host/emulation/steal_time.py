@@ -1,4 +1,4 @@
-"""Take one processor away from others for a share of each half of a millisecond: `steal_time CPU SHARE`.
+"""Take a processor away from others for a share of each half millisecond: `steal_time CPU SHARE`.
 
 `CpuQuota` starts it. It computes nothing, and has a priority above all normal processes.
 """

@@ -67,7 +67,7 @@ def scale_axis(quantity: Quantity) -> Axis:
 
 
 def focus_axis(quantity: Quantity) -> Axis:
-    """Return the axis for scores: a collapsed candidate (1 % among 55 %) does not flatten the others.
+    """Return the axis for scores; a collapsed candidate (1 % among 55 %) must not flatten the others.
 
     Values below the range are drawn on its lower edge by the caller.
     """

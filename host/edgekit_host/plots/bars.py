@@ -30,7 +30,7 @@ def bar(share: float, style: str, *, back: float | None = None) -> Markup:
 
 
 def budget_bar(share: float, state: str, *, title: str) -> Markup:
-    """Return a value against its limit: the limit is the tick at 80 % of the width, so excess shows.
+    """Draw a value against its limit: the limit is the tick at 80 % of the width, so excess shows.
 
     Args:
         share: value / limit; limited to 0..1.25.

@@ -83,7 +83,7 @@ class Frame:
         return line(x, self.top, x, self.bottom, style)
 
     def grid(self, x_ticks: Ticks, y_ticks: Ticks, *, has_columns: bool = False) -> list[Markup]:
-        """Return the lines and texts of the ticks; `has_columns` if those of x have lines too."""
+        """Return the lines and texts of the ticks; with `has_columns`, ticks of x have lines, too."""
         parts = []
         for value, words in y_ticks:
             parts.append(self.across(value, "grid"))

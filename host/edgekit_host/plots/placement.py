@@ -42,18 +42,18 @@ class Room:
     right: float
     top: float
     bottom: float
-    taken: list[_Box] = field(default_factory=list)
+    occupied: list[_Box] = field(default_factory=list)
 
     def take_point(self, x: float, y: float, reach: float) -> None:
         """Keep texts off a point that extends by `reach` on every side."""
-        self.taken.append((x - reach, y - reach, x + reach, y + reach))
+        self.occupied.append((x - reach, y - reach, x + reach, y + reach))
 
     def place_label(self, text: str, px: float, py: float) -> Spot | None:
         """Return the place of a point's label; None if there is none left."""
         for dx, dy in (*_NEAR, *_RINGS):
             box = _box(px + dx, py + dy, text, dx)
             if self._is_free(box):
-                self.taken.append(box)
+                self.occupied.append(box)
                 return Spot(box[0] + _GAP, py + dy, near=(dx, dy) in _NEAR)
         return None
 
@@ -66,13 +66,13 @@ class Room:
         ends = ((self.left + 5, 2.0), (self.right - 5, -2.0), ((self.left + self.right) / 2, 0.0))
         boxes = [(_box(x, y + dy, text, dx), dy) for x, dx in ends for dy in sides]
         box, dy = next((candidate for candidate in boxes if self._is_free(candidate[0])), boxes[0])
-        self.taken.append(box)
+        self.occupied.append(box)
         return Spot(box[0] + _GAP, y + dy)
 
     def _is_free(self, box: _Box) -> bool:
         inside = self.left <= box[0] and box[2] <= self.right + 6
         inside = inside and self.top - 12 <= box[1] and box[3] <= self.bottom
-        return inside and not any(_overlap(box, other) for other in self.taken)
+        return inside and not any(_overlap(box, other) for other in self.occupied)
 
 
 def _box(x: float, y: float, text: str, dx: float) -> _Box:

@@ -1,4 +1,4 @@
-"""Codes packages for their way to devices: as deltas from other ones, and as files that need no other one.
+"""Codes packages for their way to devices: as deltas from other packages, and as independent files.
 
 Both are runs over the tensors of the model. What predictions leave of a tensor is coded by `rans_encoder` or
 by LZMA, whichever is estimated to be smaller; small packages are coded by three such choices.
@@ -22,6 +22,7 @@ from edgekit_runtime.agent.artifacts.deltas import (
     BLOCK_BYTES,
     BYTES,
     CODED,
+    FIXED_POINT_ONE,
     LITERAL,
     MAGIC,
     MAX_CHANNELS,
@@ -32,7 +33,6 @@ from edgekit_runtime.agent.artifacts.deltas import (
     NEW_INT32,
     NEW_MULTIPLES,
     NEW_NOISE,
-    ONE,
     PRODUCT,
     SCALED_INT8,
     SCALED_UINT8,
@@ -210,7 +210,7 @@ def _trim(packed: bytes, data: bytes, model: int) -> bytes:
 
 
 def _measure_packed(content: NDArray[np.uint8]) -> float:
-    """Return the size of some bytes as a part of what LZMA packs; of many, that of a piece, in proportion."""
+    """Return the size of bytes within a stream packed by LZMA; for many bytes, extrapolated from a piece."""
     begin = max(0, (len(content) - _SAMPLE_BYTES) // 2)
     piece = content[begin : begin + _SAMPLE_BYTES].tobytes()
     filters = [{**list_lzma_filters(0)[0], "dict_size": _SAMPLE_BYTES}]
@@ -259,13 +259,13 @@ def _estimate(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]) -> _Es
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """The runs that can make a tensor, and the size of its bytes as they are if they may stay so."""
+    """The runs that can make a tensor, and its size in bytes if it may be stored uncoded."""
 
     estimates: Sequence[_Estimate]
     literal_bytes: float = math.inf
 
     def choose(self, codes_factor: float) -> _Run | None:
-        """Return the smallest run with the coding that suits it; None if a literal does as well."""
+        """Return the smallest run with its coding; None if a literal is as small."""
         best = min(self.estimates, key=lambda estimate: estimate.bytes(codes_factor))
         size = best.bytes(codes_factor)
         if self.literal_bytes <= size + _RUN_BYTES or (
@@ -295,7 +295,7 @@ def _draw_noise_heads() -> NDArray[np.uint8]:
 
 
 def _find_noise(content: NDArray[np.uint8]) -> int | None:
-    """Return the seed whose noise some bytes are, if there is one."""
+    """Return the seed whose noise equals these bytes, if there is one."""
     head = content[:_GRAM_BYTES]
     for seed in np.flatnonzero((_draw_noise_heads()[:, : len(head)] == head).all(axis=1)):
         if np.array_equal(draw_bytes(int(seed), 0, len(content)), content):
@@ -304,7 +304,7 @@ def _find_noise(content: NDArray[np.uint8]) -> int | None:
 
 
 def _find_step(content: NDArray[np.uint8]) -> int:
-    """Return the bits of the largest power of two of which float32 words are few multiples; 0 if none is."""
+    """Return the bits of the largest power of two of which all float32 words are small multiples, or 0."""
     floats = np.ascontiguousarray(content).view("<f4")
     if not np.isfinite(floats).all() or not floats.any():
         return 0
@@ -408,7 +408,7 @@ class _RunFinder:
 
 
 def list_tensors(package: bytes) -> Iterator[TensorPosition]:
-    """Yield the tensors of all models of a package, and large other members as if they were one."""
+    """Yield the tensors of all models of a package, and other large members as tensors."""
     view = memoryview(package)
     for member in read_members(view, "package", DEFAULT_LIMITS.max_members):
         tensors = find_tensors(view[member.payload_offset : member.end_offset], member.name)
@@ -507,7 +507,7 @@ def _choose_run(
         tries.append(_Run(kind, twin.offset, tensor.offset, tensor.length, multipliers, step))
         if scales is not None and len(scales[0]) == len(scales[1]) == channels:
             with np.errstate(all="ignore"):
-                ratio = np.nan_to_num(ONE * scales[0] / scales[1])
+                ratio = np.nan_to_num(FIXED_POINT_ONE * scales[0] / scales[1])
             multipliers = _as_multipliers(ratio)
             tries.append(_Run(kind, twin.offset, tensor.offset, tensor.length, multipliers, step))
     return min(tries, key=lambda run: _estimate_bytes(run, base, new))
@@ -560,7 +560,7 @@ def _find_products(
 
 
 def _list_layouts(shape: tuple[int, ...], length: int) -> Iterator[tuple[int, int]]:
-    """Yield step and number of channels: one for all, along the first axis, along the last."""
+    """Yield step and channel count of each layout: one channel, or channels along the first or last axis."""
     yield length, 1
     if len(shape) > 1 and 1 < shape[0] <= MAX_CHANNELS:
         yield length // shape[0], shape[0]
@@ -586,7 +586,7 @@ def _fit(
     old, new_floats = read(base, twin.offset), read(new, tensor.offset)
     power = (old * old).sum(axis=(0, 2))
     ratio = np.divide((old * new_floats).sum(axis=(0, 2)), power, out=np.ones(channels), where=power > 0)
-    return _as_multipliers(ratio * ONE)
+    return _as_multipliers(ratio * FIXED_POINT_ONE)
 
 
 def _as_multipliers(ratio: NDArray[np.float64]) -> NDArray[np.int32]:
@@ -610,7 +610,7 @@ def _estimate_bytes(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]) 
 def _read_pair(
     run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return the prediction of a run, and the bytes that it makes."""
+    """Return the predicted bytes of a run, and its actual bytes."""
     new_words = np.ascontiguousarray(new[run.begin : run.begin + run.length])
     if run.kind is PRODUCT:
         return multiply(new[run.base : run.base + run.length].tobytes(), run.step), new_words

@@ -51,8 +51,8 @@ def _code_by_lane(
                 word = state & (1 << WORD_BITS) - 1
                 state >>= WORD_BITS
             lane_words.append(word)
-            quotient, rest = divmod(state, frequency)
-            state = (quotient << PRECISION_BITS) + rest + begin
+            quotient, remainder = divmod(state, frequency)
+            state = (quotient << PRECISION_BITS) + remainder + begin
         states[lane] = state
         words[::-1, lane] = lane_words
     return states, words[words >= 0]
@@ -68,13 +68,13 @@ def _code_by_step(
         full = np.flatnonzero(states >= frequency << (2 * WORD_BITS - PRECISION_BITS))
         words.append(states[full][::-1] & (1 << WORD_BITS) - 1)
         states[full] >>= WORD_BITS
-        quotient, rest = np.divmod(states, frequency)
-        states = (quotient << PRECISION_BITS) + rest + begins[step]
+        quotient, remainder = np.divmod(states, frequency)
+        states = (quotient << PRECISION_BITS) + remainder + begins[step]
     return states, np.concatenate(words)[::-1]
 
 
 def _model(content: NDArray[np.uint8], lanes: int) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
-    """Return frequency of each symbol, and of those before it: uint16 [steps, lanes]."""
+    """Return the frequency of each symbol and the sum of frequencies before it: uint16 [steps, lanes]."""
     tables, sums = Tables(int(content.max()) + 1), np.full(lanes, FIRST_SUM, np.int64)
     frequencies, begins = [], []
     for number, (count, epochs) in enumerate(split(len(content))):
@@ -91,7 +91,7 @@ def _model(content: NDArray[np.uint8], lanes: int) -> tuple[NDArray[np.uint16], 
 
 
 def _follow_sums(symbols: NDArray[np.int64], sums: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the sums of `Levels` before each symbol [lanes, steps], as [steps, lanes]; `sums` go on."""
+    """Return the sums of `Levels` before each symbol [lanes, steps], as [steps, lanes]; updates `sums`."""
     before = np.empty(symbols.shape[::-1], np.int64)
     if len(sums) > _FEW_LANES:
         for step, step_symbols in enumerate(symbols.T):

@@ -139,7 +139,7 @@ def _package(
 def choose_plans(result: PlanningResult) -> list[Candidate]:
     """Return the candidates that the demo measures: local, the uploads as a photograph, and the best cut.
 
-    They are in its package even if they are the best under no condition, since the page compares them; but
+    They are in its package even where they are never the best, since the page compares them. It holds
     only candidates that the plan offers, and whose codings lose little on its few samples.
     """
     offered = [

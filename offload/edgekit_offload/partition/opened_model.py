@@ -44,7 +44,7 @@ class OpenedModel:
 
     @cached_property
     def source(self) -> SourceModel:
-        """The model as it is cut.
+        """The model that is cut.
 
         Raises:
             CutError: it can only run whole.

@@ -148,7 +148,7 @@ def _find_opset(proto: onnx.ModelProto) -> int:
 def _sent_specs(
     specs: Mapping[str, TensorSpec], coded: Mapping[str, CodedTensor | None]
 ) -> tuple[TensorSpec, ...]:
-    """Return what is sent for tensors, some of which are coded."""
+    """Return the specs of the values sent for tensors, some of which are coded."""
     sent = [(specs[name],) if tensor is None else tensor.sent for name, tensor in coded.items()]
     return tuple(spec for parts in sent for spec in parts)
 

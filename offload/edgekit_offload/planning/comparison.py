@@ -185,7 +185,7 @@ def _find_reserve(
 
 
 def _carries_all(candidate: Candidate, sample: Feeds) -> bool:
-    """Return whether it can send inputs of any values; integers are their own codes."""
+    """Return whether a candidate can send inputs with any values; integers need no codes."""
     return all(
         tensor.coding in CUT_CODINGS or (tensor.name in sample and sample[tensor.name].dtype.kind != "f")
         for tensor in candidate.sent

@@ -85,7 +85,7 @@ class SentSamples:
 
 @dataclass(frozen=True, slots=True)
 class _SplitPlan:
-    """A candidate that works on the samples."""
+    """A candidate whose submodels ran on the samples."""
 
     plan: OffloadPlan
     split: SplitModels

@@ -24,7 +24,7 @@ MAX_LOSS: Final = 1e-3  # expected loss of accuracy by a coding that is allowed 
 
 @dataclass(frozen=True, slots=True)
 class ExtractedPlan:
-    """A plan that was extracted, and run as it is.
+    """A plan that was extracted and ran.
 
     Attributes:
         plan: plan with measured costs, or with modelled ones if it was not measured.

@@ -306,7 +306,7 @@ def _plan_cascade(
 def _finish(
     inputs: PlanInputs, candidate: Candidate, input_forms: frozenset[str], meter: LeakageMeter | None
 ) -> Candidate:
-    """Return a candidate with its energy, and with the leakage of what it sends beside the input."""
+    """Return a candidate with its energy, and with the leakage of its sent tensors other than the input."""
     sends_input = any(tensor.name in input_forms for tensor in candidate.sent)
     candidate = replace(candidate, plan=add_energy(candidate.plan, inputs.power), sends_input=sends_input)
     leakage = None

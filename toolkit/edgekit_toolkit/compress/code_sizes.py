@@ -57,7 +57,7 @@ class CodeSizes:
         return self._sum(choose)
 
     def find_strength(self, max_bytes: float) -> float:
-        """Return the least strength whose codes take no more; the largest one if all take more."""
+        """Return the least strength whose codes have at most the allowed bytes, else the largest strength."""
         low, high = MIN_STRENGTH, MAX_STRENGTH
         for _ in range(_HALVINGS):
             middle = math.sqrt(low * high)

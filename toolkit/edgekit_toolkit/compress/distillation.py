@@ -1,4 +1,4 @@
-"""Trains a pruned model to give the float model's outputs again, without labels and without torch.
+"""Trains a pruned model to reproduce the float model's outputs, without labels and without torch.
 
 One ONNX graph holds the forward pass of the student, the slope of its error, and the adjoint of each weight
 and bias (`onnx_graph.adjoint`). onnxruntime runs it, and Adam moves the weights here. The error is the power
@@ -107,7 +107,7 @@ def distil(
     targets = _Targets(teacher, own)
     room = _MAX_BYTES // max(sum(value.nbytes for value in targets.outputs[0]), 1)
     mixes = _Mixes(own, min(_MIXES * len(own), room), rng)
-    wanted = targets.outputs + [targets.run(mixes.feeds(i)) for i in range(len(own), mixes.count)]
+    target_outputs = targets.outputs + [targets.run(mixes.feeds(i)) for i in range(len(own), mixes.count)]
     wanted_back = [targets.run(feeds) for feeds in held_back]
     network = _Network(student, targets, own)
 
@@ -125,7 +125,7 @@ def distil(
     for step in range(steps):
         batch = draws[step * BATCH : (step + 1) * BATCH]
         parts = (
-            network.gradients(weights, [mixes.feeds(i) for i in part], [wanted[i] for i in part])
+            network.gradients(weights, [mixes.feeds(i) for i in part], [target_outputs[i] for i in part])
             for part in np.split(batch, BATCH // network.batch)
         )
         gradients = functools.reduce(_add, parts)  # each as it comes: all of them are as large as 32 models
@@ -141,7 +141,7 @@ def distil(
 
 
 def _hold_back(samples: Sequence[Feeds], rng: np.random.Generator) -> tuple[list[Feeds], list[Feeds]]:
-    """Return samples of the first one's shapes in two parts: those held back, and the others."""
+    """Split the samples with the shapes of the first: held back, and the others."""
     alike = [feeds for feeds in samples if _shapes(feeds) == _shapes(samples[0])]
     if len(alike) < _MIN_SAMPLES:
         raise DataError(f"{len(alike)} samples are too few, at least {_MIN_SAMPLES} are needed")
@@ -151,7 +151,7 @@ def _hold_back(samples: Sequence[Feeds], rng: np.random.Generator) -> tuple[list
 
 
 def _find_rate(step: int, steps: int) -> float:
-    """Return the rate of a step: it rises in a warm-up, and falls to 0 as a cosine does."""
+    """Return the rate of a step: it rises in a warm-up, then falls to 0 along a cosine."""
     return _RATE * min(1, (step + 1) / (_WARM_UP * steps)) * (1 + math.cos(math.pi * step / steps)) / 2
 
 
@@ -234,9 +234,11 @@ class _Targets:
             for value, axis in zip(outputs, self.axes.values(), strict=True)
         ]
 
-    def error(self, outputs: Sequence[Array], wanted: Sequence[Array]) -> float:
+    def error(self, outputs: Sequence[Array], target_outputs: Sequence[Array]) -> float:
         """Return the noise of the outputs of a sample, as a share of their power."""
-        squares = [np.square(a - b, dtype=np.float64).sum() for a, b in zip(outputs, wanted, strict=True)]
+        squares = [
+            np.square(a - b, dtype=np.float64).sum() for a, b in zip(outputs, target_outputs, strict=True)
+        ]
         return float(np.dot(self.scales, squares))
 
 
@@ -276,11 +278,11 @@ class _Network:
         adjoint = Adjoint(program.graph, shapes, floats, exact=True)
         slopes = {}
         for number, (name, axis) in enumerate(targets.axes.items()):
-            wanted = helper.make_tensor_value_info(
+            target = helper.make_tensor_value_info(
                 f"edgekit_wanted_{number}", TensorProto.FLOAT, shapes[name]
             )
-            program.graph.input.append(wanted)
-            difference = adjoint.add("Sub", [name, wanted.name])
+            program.graph.input.append(target)
+            difference = adjoint.add("Sub", [name, target.name])
             if axis is not None:
                 total = adjoint.add("ReduceSum", [difference, adjoint.constant([axis])], keepdims=1)
                 mean = adjoint.add("Div", [total, adjoint.constant(float(shapes[name][axis]))])
@@ -298,12 +300,12 @@ class _Network:
         return self._targets.centre(run_session(self._forward, {**feeds, **weights}))
 
     def gradients(
-        self, weights: Weights, rows: Sequence[Feeds], wanted: Sequence[Sequence[Array]]
+        self, weights: Weights, rows: Sequence[Feeds], target_outputs: Sequence[Sequence[Array]]
     ) -> Weights:
         """Return the gradients of the mean error of the samples of a step, summed over some of them."""
         named = {
             f"edgekit_wanted_{number}": np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
-            for number, arrays in enumerate(zip(*wanted, strict=True))
+            for number, arrays in enumerate(zip(*target_outputs, strict=True))
         }
         values = run_session(self._backward, {**_stack(rows), **weights, **named})
         return dict(zip(self._names, values, strict=True))
@@ -324,7 +326,7 @@ class _Network:
 
 
 class _Adam:
-    """Moves weights along gradients by steps that suit how they vary; D. Kingma and J. Ba, 2015."""
+    """Adam: moves weights along gradients, with steps by their variance; D. Kingma and J. Ba, 2015."""
 
     def __init__(self, weights: Weights) -> None:
         self._sizes = {
@@ -350,7 +352,7 @@ class _Adam:
 
 
 def _trained_names(model: onnx.ModelProto) -> list[str]:
-    """Return the weights, and the biases of one layer alone, that rounding stores in a recipe."""
+    """Return the weights, and the biases that only one layer reads, that rounding stores in a recipe."""
     readers = Counter(name for node in model.graph.node for name in node.input)
     layers = [layer for layer in find_layers(model) if layer.columns <= MAX_COLUMNS]
     biases = [layer.bias for layer in layers if layer.bias and readers[layer.bias] == 1]

@@ -51,8 +51,8 @@ class Moments:
         Args:
             patches: of the compressed network.
             float_patches: of the float network.
-            centred: whether means are taken off, as the layer's bias takes them up.
-            columns: those of the float network's patches that the compressed network has, by default all.
+            centred: whether means are subtracted, since the layer's bias can add them.
+            columns: the float network's columns that the compressed network still has; by default all.
         """
         if columns is None:
             columns = np.arange(float_patches.shape[-1])

@@ -202,7 +202,7 @@ def _rank_group(
 
 
 class _Reader:
-    """The error at one layer while channels go and its rows adapt, as a share of its output's power."""
+    """The error of one layer, as a share of its output's power, while its input channels are removed."""
 
     def __init__(self, rows: Floats, moment: Floats, columns: NDArray[np.int64], size: int) -> None:
         self._rows = rows.copy()
@@ -221,7 +221,7 @@ class _Reader:
         return costs
 
     def remove(self, channels: NDArray[np.intp]) -> None:
-        """Set the columns of channels to 0; the others take up what they can."""
+        """Set the columns of channels to 0; the other columns compensate as far as they can."""
         own = self._columns[channels].reshape(-1)
         spread = np.linalg.solve(self._inverse[own[:, None], own], self._inverse[own])
         self._rows -= self._rows[:, own] @ spread
@@ -288,14 +288,14 @@ def _choose(
     removed, total = dict.fromkeys(range(len(rankings)), 0), sum(macs.values())
 
     def remaining(counts: Mapping[int, int]) -> float:
-        rest = {name: float(count) for name, count in macs.items()}
+        layer_macs = {name: float(count) for name, count in macs.items()}
         for number, ranking in enumerate(rankings):
             share, tensors = counts[number] / ranking.group.size, ranking.group.tensors
             for layer in ranking.group.producers:
-                rest[layer.name] *= 1 - share
+                layer_macs[layer.name] *= 1 - share
             for layer in (*ranking.group.depthwise, *ranking.group.consumers):
-                rest[layer.name] *= 1 - share * float((tensors[layer.input].channels != FOREIGN).mean())
-        return sum(rest.values())
+                layer_macs[layer.name] *= 1 - share * float((tensors[layer.input].channels != FOREIGN).mean())
+        return sum(layer_macs.values())
 
     choices = []
     now = remaining(removed)
@@ -328,7 +328,7 @@ def _repair(
     *,
     threads: int,
 ) -> onnx.ModelProto:
-    """Return the pruned model whose layers are fitted to what the layers of `model` compute."""
+    """Return the pruned model, with layers fitted to the outputs of the layers of `model`."""
     result = copy_model(pruned)
     weights, source = _OwnWeights(result), _OwnWeights(model)
     layers = find_layers(model)

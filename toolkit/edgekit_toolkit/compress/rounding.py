@@ -72,8 +72,8 @@ def choose_scale(rows: Floats, moment: Floats, peak: int) -> Floats:
     error = np.full(largest.shape, np.inf)
     for share in _RANGE_SHARES:
         scale = largest * share
-        rest = np.clip(np.rint(rows / scale), *limits(peak)) * scale - rows
-        new = measure_errors(rest, moment)
+        residual = np.clip(np.rint(rows / scale), *limits(peak)) * scale - rows
+        new = measure_errors(residual, moment)
         best, error = np.where(new < error, scale, best), np.minimum(new, error)
     return best
 
@@ -105,8 +105,8 @@ def measure_errors(differences: Floats, moment: Floats) -> Floats:
 
 def fit_scale(codes: Floats, rows: Floats, moment: Floats, scale: Floats) -> Floats:
     """Return the step of each row [G, R, 1] with which its codes come nearest; `scale` for rows of zeros."""
-    seen = codes @ moment
-    power, product = ((values * seen).sum(axis=2, keepdims=True) for values in (codes, rows))
+    projected_codes = codes @ moment
+    power, product = ((values * projected_codes).sum(axis=2, keepdims=True) for values in (codes, rows))
     return np.where((power > 0) & (product > 0), product / np.where(power > 0, power, 1), scale)
 
 

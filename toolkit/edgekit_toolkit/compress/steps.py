@@ -1,4 +1,4 @@
-"""Steps of a model's weights for a size in transport: one number chooses those of all layers.
+"""Steps of a model's weights for a size in transport: one number sets the steps of all layers.
 
 With rounding steps d of n weights, a layer takes about -n log2(d) bits and adds c d^2 to the output's noise.
 For all layers together this is least where c d^2 / n is equal everywhere: d = strength x sqrt(n / c).
@@ -47,7 +47,7 @@ class EqualSlopeSteps:
         }
 
     def choose(self, layer: Layer, rows: Floats, strength: float) -> Floats:
-        """Return the step of each row, [G, R, 1]: the same for all but those that need a longer one.
+        """Return the step of each row, [G, R, 1]: equal except for rows that need a longer step.
 
         Args:
             layer: the layer.

@@ -79,9 +79,9 @@ class TwinRun:
         return segment[::-1], others[::-1]
 
     def _run(self, segment: Sequence[int], waiting: Sequence[int]) -> None:
-        made = {name for position in segment for name in self._nodes[position].output if name}
+        produced = {name for position in segment for name in self._nodes[position].output if name}
         needed_later = {name for position in waiting for name in reads(self._nodes[position])}
-        outputs = sorted(made & needed_later)
+        outputs = sorted(produced & needed_later)
         if segment and outputs:
             session = self._floats.open(segment, outputs, threads=self._threads)
             self._floats.run(session, outputs)

@@ -82,7 +82,7 @@ class ThreadSharing:
     share: float = 1.0
 
     def shorten(self, kernel: KernelTime) -> float:
-        """Return the time here of a kernel as if threads of the device shared it."""
+        """Return the time of a kernel on this machine, divided among the threads of the device."""
         if self.share == 1 or kernel.kind in _UNSHARED:
             return kernel.seconds
         alone_s = -self.alone_s * math.expm1(-kernel.seconds / self.alone_s)
@@ -100,7 +100,7 @@ _MOST_LEFT: Final = 0.5  # of the squared error by one thread, if threads help; 
 
 @dataclass(frozen=True, slots=True)
 class FittedRatios:
-    """What turns a run here into a time on a device.
+    """Ratios that convert a run on this machine into a time on a device.
 
     Attributes:
         ratios: time there over time here, for each kind of kernel.
@@ -190,7 +190,7 @@ def _fit(
 
 
 def _sum_squares(fitted: FittedRatios) -> float:
-    """Return the squared errors of a fit, as logarithms, so that half and twice as long weigh the same."""
+    """Return the squared errors of a fit in logarithms: half and twice the time weigh the same."""
     return float(np.square(np.log1p(fitted.errors)).sum())
 
 
@@ -202,7 +202,7 @@ def _errors_left_out(parts: npt.NDArray[np.float64], pull: float) -> npt.NDArray
 
 
 def _solve(parts: npt.NDArray[np.float64], pull: float) -> npt.NDArray[np.float64]:
-    """Return factors f that bring `parts @ f` near 1: ratios near one common ratio, then the spill's, near 0.
+    """Return factors f that bring `parts @ f` near 1: ratios near a common ratio, and a spill factor near 0.
 
     Args:
         parts: float64 [..., networks, kinds + 1], times here over the time there; the last one is that of

@@ -287,7 +287,7 @@ class _Counter:
         return self._elements(name) * size
 
     def _weight_bytes(self, name: str) -> int:
-        """Bytes of a constant as it is stored: behind a DequantizeLinear, the quantized ones."""
+        """Bytes of a constant in the file; with a DequantizeLinear, bytes of the quantized constant."""
         node = self._index.producers.get(name)
         stored = node.input[0] if node is not None and node.op_type == "DequantizeLinear" else name
         return self._elements(stored) * self._dtype(stored).itemsize

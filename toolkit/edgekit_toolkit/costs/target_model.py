@@ -1,4 +1,4 @@
-"""Modelled latency and energy of a network on a target, for an early choice; they replace no measurement.
+"""Modelled latency and energy of a network on a target, for early choices; no replacement for measurements.
 
 Each kernel takes the longer of its arithmetic and its memory traffic, plus a fixed start; kernels run one
 after another. Caches, overlap and thermal throttling are not modelled, which is why a result carries a range.

@@ -105,7 +105,7 @@ def _free_sizes(graph: SubGraph) -> list[int]:
 
 
 def _runs_every_time(model: Model, graph: SubGraph, operator: Operator) -> bool:
-    """Whether an operator has a computed input; others widen constants, once."""
+    """Whether an operator has a computed input; operators on constants run only once."""
     return any(not stored_bytes(model, tensor) for tensor in _tensors(graph, operator.inputs))
 
 

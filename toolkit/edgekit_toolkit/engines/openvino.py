@@ -26,7 +26,7 @@ class _OpenVinoQuantizer(OnnxQuantizer):
         return None if built is None else _model_of(built.proto, form)
 
     def why_no_static_int8(self) -> str | None:
-        """Return why no static int8 form is made: its outputs here may not be those of the target."""
+        """Return why no static int8 form is made: its outputs on the target may differ from those here."""
         if saturates() and not self.scheme.is_narrow:
             return (
                 "OpenVINO's 8-bit products saturate on this machine, which has no VNNI; package on one that"
@@ -35,7 +35,7 @@ class _OpenVinoQuantizer(OnnxQuantizer):
         return super().why_no_static_int8()
 
     def wrong_rewrites(self, form: Form, noise: Callable[[Model], float]) -> None:
-        """None: those that are looked for are onnxruntime's."""
+        """None: the rewrites to look for are onnxruntime's."""
 
 
 def _model_of(built: onnx.ModelProto, form: Form) -> OpenVinoModel:

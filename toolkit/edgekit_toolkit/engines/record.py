@@ -67,7 +67,7 @@ class ModelMaker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UntimedForm:
-    """A form that only some processors compute, and none of a host.
+    """A form that only some devices' processors compute, and no host's.
 
     Attributes:
         label: name in reports.

@@ -122,7 +122,7 @@ def check_tensorrt(
 
 
 def _with_suspects(errors: tuple[str, ...], model: onnx.ModelProto) -> tuple[str, ...]:
-    """Return the builder's errors; to an internal one, which names no node, add the model's control flow.
+    """Return the builder's errors; an internal error names no node, so the model's control flow is added.
 
     TensorRT-RTX 1.7 takes conditions and loops apart before it looks for kernels, and fails there without
     naming the place.

@@ -57,9 +57,9 @@ def match_boxes(boxes: Boxes, truth: TrueBoxes) -> MatchedBoxes:
     for kind in np.unique(ranked.classes):
         rows = np.flatnonzero(ranked.classes == kind)[:_MAX_DETECTIONS]
         chosen[rows] = True
-        places = np.flatnonzero(truth.classes == kind)
-        if len(places):
-            hits[:, rows], ignored[:, rows] = _match_class(ranked.corners[rows], truth, places)
+        positions = np.flatnonzero(truth.classes == kind)
+        if len(positions):
+            hits[:, rows], ignored[:, rows] = _match_class(ranked.corners[rows], truth, positions)
     return MatchedBoxes(
         scores=ranked.scores[chosen],
         classes=ranked.classes[chosen],
@@ -70,18 +70,18 @@ def match_boxes(boxes: Boxes, truth: TrueBoxes) -> MatchedBoxes:
 
 
 def _match_class(
-    corners: NDArray[np.float32], truth: TrueBoxes, places: NDArray[np.intp]
+    corners: NDArray[np.float32], truth: TrueBoxes, positions: NDArray[np.intp]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return hits and ignored detections of one class, each bool [overlaps, K].
 
     Args:
         corners: [K, 4], the best first.
         truth: all true boxes of the sample.
-        places: the true boxes of the class.
+        positions: the true boxes of the class.
     """
-    crowds, leaves = truth.crowds[places], truth.ignored[places]
-    overlaps = _find_overlaps(corners.astype(np.float64), truth.corners[places], crowds)
-    free = np.ones((len(OVERLAPS), len(places)), np.bool_)
+    crowds, leaves = truth.crowds[positions], truth.ignored[positions]
+    overlaps = _find_overlaps(corners.astype(np.float64), truth.corners[positions], crowds)
+    free = np.ones((len(OVERLAPS), len(positions)), np.bool_)
     limits = np.minimum(OVERLAPS, _EXACT)[:, None]
     rows = np.arange(len(OVERLAPS))
     hits = np.zeros((len(OVERLAPS), len(corners)), np.bool_)
@@ -90,7 +90,7 @@ def _match_class(
         allowed = (overlaps[index] >= limits) & (free | crowds)
         # One that counts goes before one that is ignored, and of equal overlaps the last.
         ranks = np.where(allowed, overlaps[index] - 2 * leaves, -np.inf)[:, ::-1]
-        best = len(places) - 1 - ranks.argmax(axis=1)
+        best = len(positions) - 1 - ranks.argmax(axis=1)
         is_match = allowed[rows, best]
         hits[:, index] = is_match & ~leaves[best]
         ignored[:, index] = is_match & leaves[best]
@@ -125,15 +125,15 @@ def mean_precisions(matches: Sequence[MatchedBoxes]) -> NDArray[np.float64]:
     ranks = np.searchsorted(kinds, classes[order])
     hits = np.concatenate([match.hits for match in matches], axis=1)[:, order]
     counted = ~np.concatenate([match.ignored for match in matches], axis=1)[:, order]
-    found = _sums_in_classes(hits, ranks)
-    precisions = found / (_sums_in_classes(counted, ranks) + _EPSILON)
+    hit_counts = _sums_in_classes(hits, ranks)
+    precisions = hit_counts / (_sums_in_classes(counted, ranks) + _EPSILON)
     # The best of this and all later precisions of the class: other classes lie lower, or are passed.
     offsets = 2.0 * ranks
     best = np.maximum.accumulate((precisions - offsets)[:, ::-1], axis=1)[:, ::-1] + offsets
     weights = [_recall_weights(int(count)) for count in counts]
     starts = np.cumsum([0, *(len(weight) for weight in weights[:-1])])
     table = np.concatenate(weights)
-    shares = hits * table[starts[ranks] + found] * best
+    shares = hits * table[starts[ranks] + hit_counts] * best
     is_first = np.append(True, ranks[1:] != ranks[:-1])[: len(ranks)]
     shares[:, is_first] += table[starts[ranks[is_first]]] * best[:, is_first]
     return np.asarray(shares.sum(axis=1) / (len(_RECALLS) * len(kinds)))

@@ -176,7 +176,7 @@ def decode_answers(package: OpenedPackage, result: Inference) -> list[Decoded]:
 def _find_placement(
     answerer: Answerer, inputs: Sequence[TensorSpec], result: Inference, index: int
 ) -> Placement | None:
-    """Return where the photograph of a sample lies in the input; a picture in an array is all of it."""
+    """Return where the photograph of a sample lies in the input; a picture from an array fills the input."""
     suffix = Path(result.names[index]).suffix.lower() if result.names else ""
     if suffix in SUFFIXES:
         media_type = MediaType(f"image/{suffix.lstrip('.').replace('jpg', 'jpeg')}")

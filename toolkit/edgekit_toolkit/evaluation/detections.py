@@ -55,7 +55,7 @@ class BoxLayout:
     Attributes:
         options: how the task `detection` reads them.
         input_size: height and width of the input.
-        labels: number of classes that have a label, which tells boxes from classes; None if there are none.
+        labels: number of labels, by which class scores are recognised; None without labels.
     """
 
     options: DetectionOptions
@@ -166,7 +166,7 @@ def find_layout(
 def _find_form(
     options: DetectionOptions, runs: Sequence[Outputs], input_size: Size | None, labels: int
 ) -> BoxLayout | None:
-    """Return the layout with the form of its boxes; None if they are boxes in no form."""
+    """Return the layout with the form of its boxes; None if no form fits."""
     forms: tuple[Literal["corners", "centre"], ...] = ("corners", "centre")
     for form in forms:
         stated = replace(options, boxes=form)
@@ -227,7 +227,7 @@ def _find_joined(
 
 
 def _has_objectness(scores: Array, classes: int, *, is_turned: bool) -> bool:
-    """Whether the first score is that of any object: a row that has it has a class too."""
+    """Whether the first score is objectness: rows in which it is high have a high class score, too."""
     if scores.shape[1] < 2 or classes == scores.shape[1]:
         return False
     if classes == scores.shape[1] - 1:
@@ -256,9 +256,9 @@ def _fits_columns(rows: Array, columns: Sequence[str]) -> bool:
     if not len(rows) or rows.shape[1] != len(columns) + 3:
         return False
     # After the box, columns are three further to the right.
-    places = {name: index + 3 * ("box" in columns[:index]) for index, name in enumerate(columns)}
-    scores = rows[:, places["score"]]
-    whole = rows[:, [places[name] for name in ("batch", "class") if name in places]]
+    starts = {name: index + 3 * ("box" in columns[:index]) for index, name in enumerate(columns)}
+    scores = rows[:, starts["score"]]
+    whole = rows[:, [starts[name] for name in ("batch", "class") if name in starts]]
     return bool(
         (whole == np.round(whole)).all()
         and whole.min() >= -1
@@ -342,7 +342,7 @@ def _score_kind(runs: Sequence[Outputs], name: str) -> DetectionOptions:
 
 
 def _find_anchors(runs: Sequence[Outputs], input_size: Size) -> BoxLayout | None:
-    """Return the layout of raw offsets from as many anchors as a well-known detector has on such an input."""
+    """Return the layout of raw offsets, if the number of anchors is that of a well-known detector."""
     floats = {name: value for name, value in runs[0].items() if value.dtype.kind == "f" and value.ndim == 3}
     boxes = next((name for name, value in floats.items() if value.shape[2] in (4, 16, 18)), None)
     scores = next((name for name in floats if name != boxes), None)

@@ -86,7 +86,7 @@ class Drop:
 
     @property
     def standard_error(self) -> float:
-        """Standard error of the drop in points; as the interval, it reckons with one more sample lost."""
+        """Standard error of the drop in points; like the interval, it assumes one more lost sample."""
         changes, counts = np.append(self.changes, 1.0), np.append(self.counts, self.heaviest)
         deviations = changes - np.average(changes, weights=counts)
         return 100 * math.sqrt(np.average(deviations**2, weights=counts) / counts.sum())
@@ -113,7 +113,7 @@ class Drop:
         return high
 
     def _upper_end(self, changes: Floats, error: float, factor: float = 1.0, *, unseen: float = 1.0) -> float:
-        """Return the upper end in points if there were `factor` times as many samples with these changes.
+        """Return the upper end in points, were there `factor` times as many samples with the same changes.
 
         `error` is the chance of a mean above it, `unseen` the least change of the sample that is added.
         """
@@ -219,11 +219,11 @@ def _weighted_drop(changes: Floats, weights: Floats, max_gain: float) -> Drop:
     is_same = variance <= 0  # then the weights alone count, see `count_effective`
     effective = 1 / float(shares @ shares) if is_same else float(shares @ (changes - mean) ** 2) / variance
     effective = max(1.0, effective)
-    distinct, places = np.unique(changes, return_inverse=True)
+    distinct, positions = np.unique(changes, return_inverse=True)
     return Drop(
         points=round(100 * mean, 4),
         changes=distinct,
-        counts=np.asarray(effective * np.bincount(places.ravel(), shares), np.float64),
+        counts=np.asarray(effective * np.bincount(positions.ravel(), shares), np.float64),
         samples=len(changes),
         max_gain=max_gain,
         effective=effective,
@@ -243,7 +243,7 @@ def _drop(points: float, changes: Floats, samples: int, max_gain: float = 1.0) -
 
 
 def leave_out(score: Callable[[NDArray[np.int64]], float], count: int) -> Floats:
-    """Return a score over a whole set without one group of samples after the other; all models share groups.
+    """Return the scores of a set, each time without one group of samples; all models share the groups.
 
     Args:
         score: called with the positions of the other samples; it raises DataError where there is no score.

@@ -1,4 +1,4 @@
-"""What is said of evaluation samples from the field: how many they are, how they count, what they show."""
+"""Notes on evaluation samples from the field: their number, their weights, what they show."""
 
 from collections.abc import Iterator
 

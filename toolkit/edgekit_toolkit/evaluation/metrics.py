@@ -63,7 +63,7 @@ _MIN_VARIANCE: Final = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """Outputs of the source model by which a metric tells what they are.
+    """Outputs of the source model, from which a metric infers their meaning.
 
     Attributes:
         runs: outputs of each run.
@@ -79,7 +79,7 @@ class Probes:
 
     @property
     def stacked(self) -> Outputs:
-        """The outputs as those of a batch; only the first where shapes differ."""
+        """The outputs stacked as a batch; only the first sample if shapes differ."""
         shapes = {tuple((name, value.shape) for name, value in run.items()) for run in self.runs}
         if len(shapes) > 1 or not all(value.ndim for value in self.runs[0].values()):
             return self.runs[0]
@@ -310,7 +310,7 @@ def _are_probabilities(values: NDArray[Any], axis: int) -> bool:
 
 
 def _have_layout(rows: NDArray[Any]) -> bool:
-    """Whether columns differ far more than samples do, as coordinates of one object do."""
+    """Whether columns differ far more than samples, as the coordinates of an object would."""
     if len(rows) < _MIN_ROWS:
         return False
     rows = rows.astype(np.float64)
@@ -459,7 +459,7 @@ def _value_similarity(output: NDArray[Any], want: NDArray[Any]) -> NDArray[np.fl
 
 
 def _mean_of_outputs(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Mean score of each sample over the outputs; one in all where they do not share their first axis.
+    """Mean score of each sample over the outputs; a single score if the first axes differ.
 
     It is NaN without outputs: no model gave a value.
     """
@@ -561,7 +561,7 @@ def _auc_of_steps(rows: Sequence[Any], _reference: Sequence[Any], _labels: Label
 
 
 def _recall_at_one(rows: Sequence[NDArray[np.float64]], _reference: Sequence[Any], labels: Labels) -> float:
-    """Return the share of samples whose nearest other one, by cosine, has their class.
+    """Return the share of samples whose nearest neighbour by cosine has the same class.
 
     Samples of a class of their own do not count.
 

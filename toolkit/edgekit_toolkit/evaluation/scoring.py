@@ -44,7 +44,7 @@ _ROUNDING: Final = 1e-6
 # Of each sample on average, for a metric over the whole set; more take longer, and round less.
 _COPIES: Final = 4
 
-Places = NDArray[np.int64]
+Positions = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ def take_probes(
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
 ) -> Probes:
-    """Return the source model's outputs on some samples, by which a metric and a task tell what they are."""
+    """Return the source model's outputs on some samples, from which metric and task infer their meaning."""
     run = _named(source, [spec.name for spec in outputs])
     probed = [run(sample) for sample in feeds]
     stacked = Batching.of(inputs, in_front=part.in_front).stacked
@@ -245,7 +245,7 @@ def _named(run: Runner, names: Sequence[str]) -> Callable[[Feeds], Outputs]:
 
 @dataclass(slots=True)
 class _ScoreCollector:
-    """One pass over the samples, or one for each model.
+    """Collects scores in one pass over the samples, or in one pass for each model.
 
     Attributes:
         batch: samples at once if the model leaves that free.
@@ -293,12 +293,12 @@ class _ScoreCollector:
         return replace(judged, spoiled=self._reasons(table.shape[1]))
 
     def by_set(self, runs: Sequence[Callable[[Feeds], Outputs]], metric: SetMetric) -> Scores:
-        """Return scores over whole sets; what is reduced of the outputs of two models is held at a time."""
+        """Return scores over whole sets. Reduced outputs of only two models are in memory at a time."""
         count = self.part.count
         labels: list[Any] = []
         finite: list[Outputs] = []  # where the source model's outputs are
         references: list[Any] = []
-        parts: list[Places] = []
+        parts: list[Positions] = []
         scores_of_parts: list[list[tuple[float, Floats]]] = []
         weights = self.part.weights
         copies = _draw_copies(weights) if weights is not None and metric.weighs_copies else None
@@ -357,7 +357,7 @@ def _scores_of_outcomes(
 def scores_of_table(
     metric: Metric, table: Floats, *, weights: Floats | None = None, hold_back: bool
 ) -> Scores:
-    """Return the scores of a table of outcomes, half of them held back where there are enough.
+    """Return the scores of a table of outcomes; half of the samples are held back if there are enough.
 
     Args:
         metric: the metric of the scores.
@@ -375,8 +375,8 @@ def scores_of_table(
     return Scores(metric, parts[0], parts[1] if parts[1:] else None)
 
 
-def split_evaluation(count: int, *, hold_back: bool) -> list[Places]:
-    """Return the places of the samples that choose, and of those held back where there are enough."""
+def split_evaluation(count: int, *, hold_back: bool) -> list[Positions]:
+    """Return the indices of the samples that choose, and, if there are enough, of those held back."""
     if count < LEAST_TO_HOLD_BACK or not hold_back:
         return [np.arange(count)]
     held_back = draw_mask(count, CONFIRMATION_SHARE, _SPLIT_SEED)
@@ -453,10 +453,10 @@ def _score_set(
     outputs: Sequence[Any],
     references: Sequence[Any],
     labels: NDArray[Any] | None,
-    part: Places,
-    copies: Places | None = None,
+    part: Positions,
+    copies: Positions | None = None,
 ) -> tuple[float, Floats]:
-    """Return the score on a part of the samples, and without one group of them after the other.
+    """Return the score on a part of the samples, and the scores without each of its groups.
 
     AUC has no score where a class is left out.
 
@@ -464,7 +464,7 @@ def _score_set(
         DataError: more than half of the scores without a group are missing.
     """
 
-    def score(positions: Places) -> float:
+    def score(positions: Positions) -> float:
         rows = part[positions]
         if copies is not None:
             rows = np.repeat(rows, copies[rows])
@@ -478,7 +478,7 @@ def _score_set(
     return whole, leave_out(score, len(part)) if len(part) > 1 else np.array([whole])
 
 
-def _draw_copies(weights: Floats) -> Places:
+def _draw_copies(weights: Floats) -> Positions:
     """Return how often a metric over the whole set sees each sample, so that it counts by its weight.
 
     Systematic rounding: each number is the weight's share, rounded up or down, and right in the mean.

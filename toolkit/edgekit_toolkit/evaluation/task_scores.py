@@ -23,7 +23,7 @@ _MAX_SIDE: Final = 1 << 14
 
 
 def count_pixels(options: SegmentationOptions) -> Callable[[Outputs, TrueMask], Counts]:
-    """Return a step that counts the pixels of each class: common ones, found ones and true ones, [3, 255]."""
+    """Return a step that counts the pixels of each class: common, predicted and true, [3, 255]."""
     options = replace(options, max_side=_MAX_SIDE)
 
     def reduce(outputs: Outputs, truth: TrueMask) -> Counts:
@@ -47,8 +47,8 @@ def mean_overlap(counts: Sequence[Counts], _reference: Sequence[Counts], _labels
     Raises:
         DataError: no pixel counts.
     """
-    common, found, true = np.sum(counts, axis=0)
-    union = found + true - common
+    common, predicted, true = np.sum(counts, axis=0)
+    union = predicted + true - common
     if not true.any():
         raise DataError("no pixel of the masks has a class: 255 counts nowhere")
     return float((common[union > 0] / union[union > 0]).mean())

@@ -168,7 +168,7 @@ def _read_flavors(text: str) -> dict[str, dict[str, str]]:
 
 
 def _find_in_model_package(folder: Path) -> LocalModel:
-    """Return the model of the one component's variant for the processor, or of its only variant."""
+    """Return the model in the component's variant for the processor, or in its only variant."""
     source = str(folder)
     component, variants = _read_component(folder, source)
     on_processor = [
@@ -190,7 +190,7 @@ def _find_in_model_package(folder: Path) -> LocalModel:
 
 
 def _read_component(folder: Path, source: str) -> tuple[str, dict[str, Any]]:
-    """Return the folder of the one component, and its variants: in the manifest, or in a file of its own."""
+    """Return the component's folder, and its variants: from the manifest, or from a separate file."""
     components = _parse_json(folder, "manifest.json", source).get("components")
     if isinstance(components, list) and all(isinstance(name, str) for name in components):
         components = {name: f"models/{name}/metadata.json" for name in components}  # Olive before 0.14
@@ -199,11 +199,11 @@ def _read_component(folder: Path, source: str) -> tuple[str, dict[str, Any]]:
             f"{source}: its manifest names {components!r} as components, expected one; give the .onnx file"
             " of a component"
         )
-    (place,) = components.values()
-    if isinstance(place, dict):
-        component, body = "", place
+    (location,) = components.values()
+    if isinstance(location, dict):
+        component, body = "", location
     else:
-        file = PurePosixPath(_expect_name(place, source))
+        file = PurePosixPath(_expect_name(location, source))
         file = file if file.suffix == ".json" else file / "component.json"
         component, body = file.parent.as_posix(), _parse_json(folder, file.as_posix(), source)
     variants = body.get("variants")

@@ -172,7 +172,7 @@ def _loadable(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _in_older_set(model: onnx.ModelProto, reason: str) -> onnx.ModelProto | None:
-    """Return the model in the newest operator set that the engine reads; None if the set is not its reason.
+    """Return the model in the newest operator set that the engine reads; None if another reason stops it.
 
     Raises:
         ModelError: ONNX's converter has no way back for an operator.
@@ -181,8 +181,8 @@ def _in_older_set(model: onnx.ModelProto, reason: str) -> onnx.ModelProto | None
     if ir := re.search(r"max supported IR version: (\d+)", reason):
         older = range(stated - 1, 0, -1)
         newest = next(v for v in older if _ir_version([helper.make_opsetid("", v)]) <= int(ir[1]))
-    elif known := re.search(r"under development.*domain ai.onnx is till opset (\d+)", reason, re.DOTALL):
-        newest = int(known[1])
+    elif match := re.search(r"under development.*domain ai.onnx is till opset (\d+)", reason, re.DOTALL):
+        newest = int(match[1])
     else:
         return None
     try:

@@ -43,7 +43,7 @@ def infer_outputs(model: onnx.ModelProto) -> list[str]:
 
 
 def correct_outputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
-    """Set free each axis of these outputs whose size the runs refute, in place; the model has been loaded."""
+    """Make each axis of these outputs free, in place, if runs gave another size; the model can be loaded."""
     if not names:
         return
     shapes = {spec.name: spec.shape for spec in tensor_specs(model)[1]}

@@ -79,7 +79,7 @@ def propose_states(
 
 
 def _stems(name: str, affixes: Sequence[re.Pattern[str]]) -> set[str]:
-    """Return a name as it is and without an affix."""
+    """Return a name, and the name without its affix."""
     return {name.lower(), *(affix.sub("", name.lower()) for affix in affixes)} - {""}
 
 

@@ -43,7 +43,7 @@ def arithmetic_facts() -> dict[str, Any]:
 
 
 def measures_here(target: Target) -> bool:
-    """Whether latency here holds for the target, a generic one whose processor has the kernels of this one.
+    """Whether latency here holds for the target: a generic one whose processor has the same kernels.
 
     Without VNNI, int8 kernels take several times as long.
     """

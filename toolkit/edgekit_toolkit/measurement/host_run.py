@@ -163,7 +163,7 @@ _KernelEvents: TypeAlias = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
 
 @functools.cache
 def _find_shortest_us() -> float:
-    """Return what onnxruntime's profile states for a kernel that does nothing, of one value."""
+    """Return the time in onnxruntime's profile of a kernel on one value, which does next to nothing."""
     model = make_calibration_models("ort")[_CALL]
     assert isinstance(model, OnnxModel)  # noqa: S101  # for the type checker
     (events,) = _profile(model.proto, _make_feeds(model))[0].values()

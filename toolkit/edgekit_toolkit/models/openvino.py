@@ -56,5 +56,5 @@ class BFloat16Model(OpenVinoModel):
         return {"precision": "bfloat16"}
 
     def computes_in_codes(self) -> bool:
-        """True: its outputs are as far from those of float32 as those of 8-bit codes."""
+        """True: its outputs differ from float32 as much as outputs of 8-bit codes do."""
         return True

@@ -122,7 +122,7 @@ class Adjoint:
         return add_constant(self._index, "adjoint_constant", array)
 
     def again(self, node: onnx.NodeProto, inputs: Mapping[int, str]) -> onnx.NodeProto:
-        """Append a copy of a node that reads other tensors at some positions; returns the copy."""
+        """Append a copy of a node with other inputs at some positions; return the copy."""
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
         for position, name in inputs.items():
@@ -508,7 +508,7 @@ class Adjoint:
         return self.add("Conv", [self._grad(node), node.input[1]], **attributes)
 
     def _white(self, node: onnx.NodeProto, position: int) -> str | None:
-        """Return white noise with the power of the adjoint, which a random change of the input shows."""
+        """Return white noise with the power of the adjoint, estimated from a random change of the input."""
         if self._exact:
             raise ModelError(f"{node.op_type} has no exact gradient here")
         name = node.input[position]

@@ -107,7 +107,7 @@ def find_groups(model: onnx.ModelProto) -> list[ChannelGroup]:
 
 
 def slice_channels(model: onnx.ModelProto, channels: Channels) -> onnx.ModelProto:
-    """Return the model with these channels of some groups alone; nodes and tensors keep order and names.
+    """Return the model with only these channels of some groups; nodes and tensors keep order and names.
 
     Raises:
         ValueError: a group does not exist, or has not these channels.
@@ -197,18 +197,18 @@ class _ChannelSearch:
             name = self._open.pop()
             for node in [self.index.producers[name], *self.index.consumers(name)]:
                 self._pass(node, name)
-        for found in (self._group.producers, self._group.depthwise, self._group.consumers):
-            found.sort(key=lambda member: self._positions[id(member.node)])
+        for members in (self._group.producers, self._group.depthwise, self._group.consumers):
+            members.sort(key=lambda member: self._positions[id(member.node)])
         self._group.name = self._group.producers[0].name
         return self._group
 
     def reach(self, name: str, where: ChannelAxis) -> None:
         """Note that the channels of the group lie in a tensor."""
-        known = self._group.tensors.get(name)
-        if known is None and name in self.index.producers and name not in self.index.outputs:
+        previous = self._group.tensors.get(name)
+        if previous is None and name in self.index.producers and name not in self.index.outputs:
             self._group.tensors[name] = where
             self._open.append(name)
-        elif known is None or not known.equals(where):
+        elif previous is None or not previous.equals(where):
             raise _ChannelsStayError
 
     def cut(self, node: onnx.NodeProto, operand: int, where: ChannelAxis) -> None:
@@ -352,12 +352,16 @@ def _reshape(search: _ChannelSearch, node: onnx.NodeProto, name: str) -> None:
     if not tails:
         raise _ChannelsStayError
     axis = tails[-1]
-    rest, places = after[axis + 1 :], (after[axis] or 0) // len(where.channels)
-    if places < 1 or behind[len(behind) - len(rest) :] != rest or places * len(where.channels) != after[axis]:
+    tail, repeats = after[axis + 1 :], (after[axis] or 0) // len(where.channels)
+    if (
+        repeats < 1
+        or behind[len(behind) - len(tail) :] != tail
+        or repeats * len(where.channels) != after[axis]
+    ):
         raise _ChannelsStayError
     if node.op_type == "Reshape":
         search.through_reshape(node, axis)
-    search.reach(node.output[0], ChannelAxis(axis, np.repeat(where.channels, places)))
+    search.reach(node.output[0], ChannelAxis(axis, np.repeat(where.channels, repeats)))
 
 
 def _move(moved: Callable[[GraphIndex, onnx.NodeProto, int], Sequence[int | None]]) -> "_Rule":
@@ -366,14 +370,14 @@ def _move(moved: Callable[[GraphIndex, onnx.NodeProto, int], Sequence[int | None
     def rule(search: _ChannelSearch, node: onnx.NodeProto, name: str) -> None:
         where = search.where(name)
         source, result = node.input[0], node.output[0]
-        places = moved(search.index, node, len(search.shape(source)))
+        axes = moved(search.index, node, len(search.shape(source)))
         if name == source:
-            place = places[where.axis]
-            if place is None:
+            axis = axes[where.axis]
+            if axis is None:
                 raise _ChannelsStayError
-            search.reach(result, ChannelAxis(place, where.channels))
-        elif name == result and where.axis in places:
-            search.reach(source, ChannelAxis(places.index(where.axis), where.channels))
+            search.reach(result, ChannelAxis(axis, where.channels))
+        elif name == result and where.axis in axes:
+            search.reach(source, ChannelAxis(axes.index(where.axis), where.channels))
         else:
             raise _ChannelsStayError
 

@@ -140,7 +140,7 @@ def output_types(
     types: Types,
     initializers: Mapping[str, onnx.TensorProto],
 ) -> dict[str, onnx.TypeProto]:
-    """Return the types of those outputs of control flow whose sizes are known.
+    """Return the types of the outputs of control flow with known sizes.
 
     Args:
         node: an If, Loop or Scan.

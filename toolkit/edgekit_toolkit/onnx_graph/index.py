@@ -65,7 +65,7 @@ class GraphIndex:
 
     @cached_property
     def names(self) -> set[str]:
-        """All tensor names of the graph and of those inside it, with the ones that `fresh_name` gave out."""
+        """All tensor names of the graph and its inner graphs, and the names reserved by `fresh_name`."""
         names = self._consumers.keys() | self.producers.keys() | self.initializers.keys()
         names |= {value.name for value in (*self.graph.input, *self.graph.output)}
         for inner in islice(graphs(self.graph), 1, None):  # what they read is among the consumers

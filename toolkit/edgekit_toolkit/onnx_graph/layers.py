@@ -72,7 +72,7 @@ class Layer:
 
     @property
     def max_patches(self) -> int:
-        """About as many patches are gathered at most."""
+        """Approximate limit of the patches that are gathered."""
         affordable = _MAX_PATCH_VALUES // (self.groups * self.columns)
         return min(max(affordable, _COLUMN_PATCHES * self.columns, _MIN_PATCHES), _MAX_PATCHES)
 
@@ -128,8 +128,10 @@ class Layer:
         batch, sizes = windows.shape[0], windows.shape[2 : len(self.shape)]
         picks = np.unravel_index(positions, (batch, *sizes))
         chosen: Any = (picks[0], slice(None), *picks[1:])
-        taken = windows[chosen]  # [positions, channels, kernel]
-        patches: Patches = taken.astype(np.float32, copy=False).reshape(len(taken), self.groups, -1)
+        chosen_patches = windows[chosen]  # [positions, channels, kernel]
+        patches: Patches = chosen_patches.astype(np.float32, copy=False).reshape(
+            len(chosen_patches), self.groups, -1
+        )
         return patches
 
     def _pads(

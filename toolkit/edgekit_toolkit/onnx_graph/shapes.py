@@ -128,7 +128,7 @@ def _bind(graph: onnx.GraphProto, dims: Mapping[str, int]) -> None:
 
 
 def _fold(model: onnx.ModelProto) -> bool:
-    """Replace shape arithmetic whose inputs are known by constants, in place; False if there is none."""
+    """Replace shape arithmetic with known inputs by constants, in place; False if there is none."""
     graph = model.graph
     shapes = {
         value.name: value.type.tensor_type.shape

@@ -49,7 +49,7 @@ class Openings:
     def check(
         self, engine: str, content: bytes, options: Mapping[str, JsonValue], samples: Sequence[Feeds] = ()
     ) -> None:
-        """Do so as `check_opening` says."""
+        """See `check_opening`."""
         stated = json.dumps([engine, dict(options)], sort_keys=True).encode()
         digest = hashlib.sha256(stated + hashlib.sha256(content).digest()).digest()
         with self._lock:

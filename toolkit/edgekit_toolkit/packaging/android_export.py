@@ -136,7 +136,7 @@ def write_rules(name: str, rules: MediaRules) -> Iterator[str]:
 
 
 def write_task(choice: TaskChoice, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Iterator[str]:
-    """Yield the lines of a task; none for those that the Kotlin does not decode.
+    """Yield the lines of a task; none for tasks that the Kotlin does not decode.
 
     Args:
         choice: the task.

@@ -121,7 +121,7 @@ def _row_axes(run: Runner, first: Feeds, names: Sequence[str]) -> dict[str, int]
 
 
 def _without(run: Runner, names: Sequence[str], axes: Mapping[str, int]) -> Runner:
-    """Return a runner of the outputs that have fixed sizes: only those are compared in further rows."""
+    """Return a runner that returns only outputs of fixed sizes, which further rows compare."""
     return lambda feeds: [value for name, value in zip(names, run(feeds), strict=True) if name not in axes]
 
 

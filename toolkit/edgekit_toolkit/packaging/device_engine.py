@@ -118,7 +118,7 @@ def prove(
 
 
 def find_device_engine(engine: str, show: Callable[[str], None]) -> DeviceEngine:
-    """Return the release of an engine that devices run, for this Python; fetch it if need be, and say so."""
+    """Return the engine release that devices run, for this Python; if missing, download it."""
     name = find_engine(engine).installation.distributions[0]
     try:
         pinned = read_pinned(engine, platform.machine(), platform.python_version())

@@ -88,7 +88,7 @@ def _write_tflite(package: OpenedPackage, folder: Path) -> list[Path]:
 
 
 def _write_model_package(package: OpenedPackage, folder: Path) -> list[Path]:
-    """Write a component with a variant for each model; the first for a provider is the one that it gets."""
+    """Write a component with a variant for each model; a provider gets its first variant."""
     manifest = package.manifest
     root = folder / f"{manifest.name}-{manifest.version}{MODEL_PACKAGE_SUFFIX}"
     component = root / manifest.name

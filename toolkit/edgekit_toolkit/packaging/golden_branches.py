@@ -1,4 +1,4 @@
-"""The branches of `If` that golden rows take: a self-test does not check a branch that none of them takes."""
+"""The branches of `If` that golden rows take: the self-test checks no other branch."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -44,17 +44,17 @@ def find_untested(model: Model, first: Feeds, seeds: Iterable[int]) -> list[str]
         seeds: seeds of the further rows.
     """
     read = open_conditions(model)
-    taken = [read(first), *(read(resample(first, seed)) for seed in seeds)]
+    conditions = [read(first), *(read(resample(first, seed)) for seed in seeds)]
     untaken = [
         f"{branch} branch of If '{name}'"
-        for name in taken[0]
+        for name in conditions[0]
         for branch, condition in (("then", True), ("else", False))
-        if all(row[name] != condition for row in taken)
+        if all(row[name] != condition for row in conditions)
     ]
     inner = [
         f"'{_name(node)}'"
         for node in (nodes(model.proto) if isinstance(model, OnnxModel) else ())
-        if node.op_type == "If" and _name(node) not in taken[0]
+        if node.op_type == "If" and _name(node) not in conditions[0]
     ]
     notes = []
     if untaken:

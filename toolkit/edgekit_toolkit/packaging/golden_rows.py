@@ -79,12 +79,14 @@ def choose_seeds(
         try:
             outputs = run(feeds)
             noisy = [run(add_steps(feeds, jitter)) for jitter in jitters]
-            taken = conditions(feeds)
+            branch_values = conditions(feeds)
         except BackendError:  # values that the model does not take together
             continue
         if all(_comparable(row, reference) for row in (outputs, *noisy)):
             contrasts = _contrasts(outputs, reference, noisy)
-            others = [np.log1p(_ENOUGH) * (taken[name] != branch) for name, branch in branches.items()]
+            others = [
+                np.log1p(_ENOUGH) * (branch_values[name] != branch) for name, branch in branches.items()
+            ]
             rows.append(np.concatenate([contrasts, np.repeat(others, contrasts.size)]))
             seeds.append(seed)
     return tuple(seeds[position] for position in _cover(np.asarray(rows), count)) if rows else ()
@@ -214,7 +216,7 @@ def _size(value: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def distance(value: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the distance of finite values, and 0 of others, at least one number."""
+    """Return the distance of finite values, 0 for others; at least one number."""
     if value.shape != other.shape or not value.size:
         return np.zeros(1)
     with np.errstate(invalid="ignore"):
@@ -246,7 +248,7 @@ def add_steps(feeds: Feeds, steps: Feeds) -> Feeds:
 
 
 def _contrasts(outputs: Outputs, reference: Outputs, noisy: Sequence[Outputs]) -> NDArray[np.float64]:
-    """Return what a row would show, in tolerances and as logarithms, float64 [contrasts].
+    """Return the differences that a row would reveal, as logarithms of tolerances, float64 [contrasts].
 
     Swapped values of the last axis (classes), and outputs that stay as they are in the first row.
     """
@@ -268,7 +270,7 @@ def _contrasts(outputs: Outputs, reference: Outputs, noisy: Sequence[Outputs]) -
 
 
 def _cover(contrasts: NDArray[np.float64], count: int) -> list[int]:
-    """Return places of rows [rows, contrasts], each chosen for what those before it do not show."""
+    """Return indices of rows [rows, contrasts]; each row reveals differences that earlier rows do not."""
     covered, chosen = np.zeros(contrasts.shape[1]), list[int]()
     while len(chosen) < min(count, len(contrasts)):
         gains = np.maximum(contrasts, covered).sum(axis=1)

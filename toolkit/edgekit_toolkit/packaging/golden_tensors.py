@@ -182,7 +182,7 @@ def _loosen(golden: GoldenOutput, value: Array, moved: Sequence[AlignedRows]) ->
 
 
 def _allow(noise: float, rows: int) -> int:
-    """Return twice the noise, in rows; a quarter of them at most, or wrong models would pass."""
+    """Return twice the noise, as a number of rows; at most a quarter of them, or wrong models pass."""
     return min(max(1, math.ceil(2 * noise)), -(-rows // 4), rows // 2)
 
 

@@ -76,9 +76,9 @@ def _read_document(document: dict[str, Any], path: Path) -> PipelineFile:
     return PipelineFile(name=name, output=output, stages=sort_stages(stages), sources=present)
 
 
-def _check_names(rest: Mapping[str, Any], output: object, tables: object) -> None:
-    if rest:
-        raise DataError(f"unknown setting '{next(iter(rest))}', known are name, output, stages")
+def _check_names(unknown: Mapping[str, Any], output: object, tables: object) -> None:
+    if unknown:
+        raise DataError(f"unknown setting '{next(iter(unknown))}', known are name, output, stages")
     if not isinstance(output, list) or not all(isinstance(name, str) for name in output):
         raise DataError("output must be a list of stages' names")
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):

@@ -70,8 +70,8 @@ def add_costs(stages: Sequence[StageCosts], size_bytes: int) -> dict[str, float 
     """
 
     def add(values: Sequence[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
-        return sum(known) if len(known) == len(values) else None
+        known_values = [value for value in values if value is not None]
+        return sum(known_values) if len(known_values) == len(values) else None
 
     latency = add([s.latency_ms and s.latency_ms * s.count for s in stages])
     above = add([stage.memory_bytes for stage in stages])
@@ -192,7 +192,7 @@ def assemble_pipeline(
 
 
 def _input_rules(session: PipelineSession) -> dict[str, JsonValue]:
-    """Return the preprocessing of the whole: pixels or amplitudes as they are."""
+    """Return the preprocessing of the whole pipeline: unscaled pixels or amplitudes."""
     if session.sample_rate is not None:
         return {"type": "audio", "sample_rate": session.sample_rate}
     return {"scale": 1, "layout": "NHWC", "colour": "RGB"}
@@ -229,7 +229,7 @@ def _check_labels(stages: Sequence[Stage], packages: Mapping[str, OpenedPackage]
 
 
 def _list_files(package: OpenedPackage, folder: str) -> list[File]:
-    """Return what the only variant of a package needs, its manifest included, in a folder of the pipeline."""
+    """Return the files of a package's only variant, with its manifest, in a folder of the pipeline."""
     manifest = package.manifest
     needed = {choice.artifact for choice in manifest.backend.chain}
     needed |= {path for _, path, _, _ in manifest.golden.artifact_sizes()}
@@ -274,13 +274,13 @@ def _make_golden(session: PipelineSession) -> tuple[Golden, list[File]]:
 
 def _figures(session: PipelineSession, costs: Sequence[StageCosts]) -> dict[str, JsonValue]:
     above = [stage.memory_bytes for stage in costs]
-    known = [size for size in above if size is not None]
+    known_sizes = [size for size in above if size is not None]
     memory: dict[str, JsonValue] = {
-        "bytes_above_engine": sum(known),
+        "bytes_above_engine": sum(known_sizes),
         RUN_MEMORY_FIGURE: _RUN_BYTES_PER_INPUT_BYTE,
         "label": "estimated",
     }
     return {
         ANSWER_OUTPUT_FIGURE: session.outputs[0].name,
-        **({"memory_estimate": memory} if len(known) == len(above) else {}),
+        **({"memory_estimate": memory} if len(known_sizes) == len(above) else {}),
     }

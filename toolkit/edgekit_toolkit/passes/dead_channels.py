@@ -73,7 +73,7 @@ def remove_dead_channels(model: onnx.ModelProto, *, multiple: int = 1) -> Sliced
 
 
 def _remove_once(model: onnx.ModelProto, multiple: int) -> SlicedModel | None:
-    """Remove what is dead while all else is there; other channels may be dead then."""
+    """Remove the channels that are dead now; then others may be dead."""
     groups, weights = find_groups(model), _LayerConstants(model)
     bounds = _bounds(weights, groups)
     result = copy_model(model)

@@ -67,7 +67,7 @@ def _area(space: onnx.NodeProto) -> int:
 
 
 def _pays(index: GraphIndex, space: onnx.NodeProto, conv: onnx.NodeProto) -> bool:
-    """Whether the wider convolution has no more outputs than the narrow one has inputs, and few of them.
+    """Whether the wider convolution has few outputs, and at most as many as the narrow one has inputs.
 
     It makes all pixels of a block at once, from weights that are mostly zero: the work grows by the block's
     area, while fewer values are moved.
@@ -120,7 +120,7 @@ def _merge(index: GraphIndex, conv: onnx.NodeProto, first: onnx.NodeProto, secon
 
 
 def _merged_order(channels: int, inner: int, two: int) -> NDArray[np.intp]:
-    """Where each channel for a block of one * two is found among those for `one`, then `two`."""
+    """Return for each channel of a block of one * two its index in the order of `one`, then `two`."""
     # Channels for two steps: [c, second row, second column, first row, first column]; the second step cuts
     # each pixel of the first, so the first is the coarser digit of the merged block.
     channel_order = np.arange(channels).reshape(-1, two, two, inner, inner)

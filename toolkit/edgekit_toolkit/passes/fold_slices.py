@@ -1,4 +1,4 @@
-"""Write a convolution of every second row and column, one channel behind the other, as one of stride 2.
+"""Write a convolution over slices of every second row and column as a convolution of stride 2.
 
 Detectors such as YOLOX and the first five YOLOv5 begin so ("focus"). The slices and the join copy the whole
 picture; a kernel of twice the size with stride 2 reads it where it lies, with the same products:
@@ -74,7 +74,7 @@ def _is_plain(conv: onnx.NodeProto) -> bool:
 
 
 def _offsets(index: GraphIndex, name: str) -> tuple[str, int, int]:
-    """Return the tensor of which another one is every second row and column, and the first of both.
+    """Return the tensor that a slice takes every second row and column of, and the first row and column.
 
     A row of -1 is none: it is not such a part.
     """

@@ -44,7 +44,7 @@ def _fuse_one(graph: onnx.GraphProto) -> bool:
 
 
 def _write(index: GraphIndex, add: onnx.NodeProto, clip: onnx.NodeProto, source: str) -> None:
-    """Replace clip(source + 3, 0, 6), and the x * and / 6 after it if they are its only readers."""
+    """Replace clip(source + 3, 0, 6), and a following x * and / 6 if they are its only readers."""
     gate = fresh_name(index, f"{clip.output[0]}_gate")
     sigmoid = helper.make_node("HardSigmoid", [source], [gate], name=clip.name, alpha=1 / 6, beta=0.5)
     readers = index.consumers(clip.output[0])

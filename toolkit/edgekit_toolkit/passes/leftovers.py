@@ -1,4 +1,4 @@
-"""What a graph stores without need: equal weights, and what contributes to no output."""
+"""Removes what a graph stores without need: duplicate weights, and parts that no output needs."""
 
 import hashlib
 from typing import Final
@@ -40,7 +40,7 @@ def share_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _fixed_names(main: onnx.GraphProto) -> set[str]:
-    """Names that must stay: outputs of any graph, and names that an inner graph defines again."""
+    """Names that must stay: outputs of all graphs, and names that an inner graph redefines."""
     inner = [graph for graph in graphs(main) if graph is not main]
     names = {value.name for graph in (main, *inner) for value in graph.output}
     for graph in inner:

@@ -144,7 +144,7 @@ def find_wrong_in_codes(
 
 
 def _search(difference: Callable[[Sequence[str]], str]) -> WrongRewrites | None:
-    """Return as few rewrites as explain how the model differs while none is off; None if it does not."""
+    """Return a minimal set of rewrites that explains the model's difference; None without a difference."""
     reason = difference(())
     if not reason:
         return None
@@ -170,7 +170,7 @@ class PlainRun:
                 continue
 
     def difference(self, content: bytes, options: OrtOptions) -> str:
-        """Return how a session with these options differs; nothing if it does not."""
+        """Return how a session with these options differs; empty if it is equal."""
         try:
             session = open_ort(content, options)
             for case in list(self._cases):

@@ -107,7 +107,7 @@ class CandidateSet:
         return candidate
 
     def build(self, label: str, quantizer: Quantizer, form: Form, fidelity: Fidelity) -> Candidate | None:
-        """Return a form as a candidate; None if it changes nothing, or fails, as `dropped` then says."""
+        """Return a form as a candidate; None if it changes nothing or fails: `dropped` has the reason."""
         try:
             built = quantizer.build(form)
             if built is None:
@@ -124,7 +124,7 @@ class CandidateSet:
 
     @property
     def needed_s(self) -> float:
-        """Limit of the search that would have allowed all that is known to be left out; 0 if nothing is."""
+        """Limit of the search that would have allowed all forms known to be left out; 0 if there are none."""
         return max((stop.needed_s for stop in self.stops), default=0.0)
 
     def undo(self, candidate: Candidate | None) -> None:
@@ -250,7 +250,7 @@ class _Search:
     calibration: Callable[[], Iterator[Feeds]]
     fidelity: Fidelity
     per_channel: bool
-    found: CandidateSet
+    candidate_set: CandidateSet
     progress: Progress
     work: SearchWork
 
@@ -259,12 +259,12 @@ class _Search:
         for kind, label in self.quantizer.labels.items():
             if kind in kinds:
                 self.progress(f"building: {label}", None, None)
-                self.found.add(label, self.quantizer, Form(kind), self.fidelity)
+                self.candidate_set.add(label, self.quantizer, Form(kind), self.fidelity)
         if forms.STATIC_INT8 in kinds:
             if (reason := self.quantizer.why_no_static_int8()) is None:
                 self.add_static_forms()
             else:
-                self.found.dropped.append(f"static int8: {reason}")
+                self.candidate_set.dropped.append(f"static int8: {reason}")
         if forms.INT8_WEIGHTS in kinds:
             self.mix_weights()
 
@@ -279,7 +279,7 @@ class _Search:
             self.progress("measuring weights", len(costs), len(layers))
         unknown = frozenset(layers) - {cost.layer for cost in costs}
         if unknown:  # they stay int8
-            self.found.dropped.append(
+            self.candidate_set.dropped.append(
                 f"sensitivity of the weights of {len(unknown)} of {len(layers)} layers: limit of the search"
             )
         for mix in mixes(costs):
@@ -287,12 +287,18 @@ class _Search:
             released = len(layers) - len(chosen)
             label = f"int8 weights, {released} of {len(layers)} layers in float16"
             self.progress(f"building: {label}", None, None)
-            self.found.add(label, self.quantizer, Form(forms.INT8_WEIGHTS, layers=chosen), self.fidelity)
+            self.candidate_set.add(
+                label, self.quantizer, Form(forms.INT8_WEIGHTS, layers=chosen), self.fidelity
+            )
 
     def _weights_need_mixing(self) -> bool:
         """Whether int8 weights alone make visible noise."""
         whole = next(
-            (candidate for candidate in self.found.candidates if candidate.form.kind == forms.INT8_WEIGHTS),
+            (
+                candidate
+                for candidate in self.candidate_set.candidates
+                if candidate.form.kind == forms.INT8_WEIGHTS
+            ),
             None,
         )
         return whole is not None and whole.snr_db < _CLEAR_DB
@@ -325,7 +331,7 @@ class _Search:
                 if candidate is not None:
                     rivals.append(candidate)
                     disabled = (candidate.form.plan or plan).disabled_optimizers
-            static.extend(_best(rivals, self.found))
+            static.extend(_best(rivals, self.candidate_set))
         bases = [candidate for candidate in static if _is_per_channel(candidate) == self.per_channel]
         if bases:
             # Quantizing all layers is tried first and runs fastest; only products are the base if the rest
@@ -345,7 +351,7 @@ class _Search:
 
     def _add_static(self, label: str, form: Form, plan: Plan) -> Candidate | None:
         """Add a form; without rewrites of the engine where those are wrong for it."""
-        candidate = self.found.add(label, self.quantizer, form, self.fidelity)
+        candidate = self.candidate_set.add(label, self.quantizer, form, self.fidelity)
         if candidate is not None and candidate.snr_db >= _DOUBTFUL_DB:
             return candidate
         try:
@@ -354,10 +360,10 @@ class _Search:
             return candidate
         if wrong is None:
             return candidate
-        self.found.undo(candidate)
-        self.found.wrong_rewrites.append(f"{label}: {wrong}")
+        self.candidate_set.undo(candidate)
+        self.candidate_set.wrong_rewrites.append(f"{label}: {wrong}")
         plan = replace(plan, disabled_optimizers=(*plan.disabled_optimizers, *wrong.names))
-        return self.found.add(label, self.quantizer, replace(form, plan=plan), self.fidelity)
+        return self.candidate_set.add(label, self.quantizer, replace(form, plan=plan), self.fidelity)
 
     def _kernel_sets(
         self, everything: Sequence[str], products: Sequence[str], ranges: Ranges
@@ -388,12 +394,12 @@ class _Search:
         return self.quantizer.ranges(kernels, self.calibration, count)
 
     def _with_ranges(self, kernels: Sequence[str], ranges: Mapping[str, Range]) -> tuple[str, ...]:
-        """Return the kernels whose activations all have a range; the others stay in float, as is noted."""
+        """Return the kernels whose activations all have a range; record the others, which stay in float."""
         missing = set(self.quantizer.touched(kernels)) - ranges.keys()
         if not missing:
             return tuple(kernels)
         usable = tuple(name for name in kernels if missing.isdisjoint(self.quantizer.touched([name])))
-        self.found.dropped.append(
+        self.candidate_set.dropped.append(
             f"static int8 of {len(kernels) - len(usable)} of {len(kernels)} layers: on calibration samples"
             f" '{min(missing)}' may be empty or holds values beyond 1e30, which have no code; they stay in"
             " float"
@@ -422,7 +428,7 @@ class _Search:
 
     def _mix_kernels(self, best: Candidate, limit_s: float) -> None:
         """Add mixed-precision forms: the best static one with its noisiest blocks in float."""
-        plan, candidate_set = best.form.plan, self.found
+        plan, candidate_set = best.form.plan, self.candidate_set
         if plan is None:
             raise ValueError(f"{best.label} is not a static int8 form")
         write = self.quantizer.writer(best.form.factors)
@@ -454,7 +460,7 @@ class _Search:
 def narrow_ranges(
     quantizer: Quantizer, kernels: Sequence[str], samples: Sequence[Feeds], whole: Ranges
 ) -> dict[str, Ranges]:
-    """Return ranges without rare extremes, by label; `whole` are those with them."""
+    """Return ranges without rare extremes, by label; `whole` has the ranges with them."""
     histograms = quantizer.histograms(kernels, samples, whole)
     symmetric = quantizer.scheme.symmetric
     ranges: dict[str, Ranges] = {}

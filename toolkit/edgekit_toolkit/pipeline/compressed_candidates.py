@@ -236,7 +236,7 @@ def _prune(
 
 
 def _with_own_ranges(task: CompressionTask, quantizer: Quantizer, form: Form, fidelity: Fidelity) -> Form:
-    """Return a form with the ranges of another model's activations, those that make the least noise."""
+    """Return a form with the ranges of another model's activations that cause the least noise."""
     plan = form.plan
     if plan is None:
         return form
@@ -264,9 +264,9 @@ def _draw_samples(task: CompressionTask) -> list[Feeds]:
     """Return samples for moments, as many as fit in memory with their activations."""
     try:
         estimate = OnnxModel(task.floats).estimate_memory(task.dims, blocked_layout=False)
-        each = 1 if estimate is None else estimate.activations_bytes
+        sample_bytes = 1 if estimate is None else estimate.activations_bytes
     except EdgekitError:
-        each = 1
+        sample_bytes = 1
     # Both runs keep the tensors between two layers, which are less than an engine holds at once.
-    count = int(np.clip(_ACTIVATION_BYTES // max(2 * each, 1), _LEAST_SAMPLES, _SAMPLES))
+    count = int(np.clip(_ACTIVATION_BYTES // max(2 * sample_bytes, 1), _LEAST_SAMPLES, _SAMPLES))
     return list(islice(task.calibration(), count))

@@ -393,7 +393,7 @@ class FormCompressor:
         self._set.dropped.append(f"{label}: none travels within the limit; {reason}")
 
     def _layer_noises(self) -> dict[str, float]:
-        """Return the output noise of each layer alone at the probe step; nothing for an odd graph."""
+        """Return the output noise of each layer alone at the probe step; empty if it cannot be analysed."""
         threads = self._task.quantizer.threads
         probes = round_weights(
             self._start.floats,
@@ -456,7 +456,7 @@ class _StepSearch:
 
 
 def in_turns(searches: Iterable[Iterator[None]]) -> Iterator[None]:
-    """Advance each iterator once, then again those that have not ended."""
+    """Advance the iterators in turns until all have ended."""
     waiting = deque(searches)
     while waiting:
         search = waiting.popleft()

@@ -1,4 +1,4 @@
-"""The race of what the engines chose: each with one thread and with several, then beside its rivals.
+"""The race of the engines' choices: each with one thread and with several, then against its rivals.
 
 It decides what a clock alone can tell: the engine, its threads, and which of the forms that the search holds
 for equally fast is the fastest. On a target whose kernels this machine has, nothing slower than float32 wins
@@ -139,7 +139,7 @@ def _enter(run: Run, request: Request) -> Iterator[Contender]:
 
 
 def _find_rivals(runs: Mapping[str, Run], best: Mapping[str, Contender]) -> list[Contender]:
-    """Return each engine's choice, its float model, and as many of its fastest candidates as have room."""
+    """Return each engine's choice, its float model, and as many of its fastest candidates as allowed."""
     limit_s = _CLOSE_ENGINE * min(map(_median_s, best.values()))
     engines = sorted(best, key=lambda engine: _median_s(best[engine]))
     by_engine = [list(_rank_rivals(runs[engine], best[engine], limit_s)) for engine in engines]
@@ -173,7 +173,7 @@ def _keeps_limits(candidate: JudgedCandidate, run: Run) -> bool:
 
 
 def decide(contenders: Sequence[Contender]) -> RaceResult:
-    """Return the outcome of a race; those of one engine are in the order of preference.
+    """Return the outcome of a race. Contenders of one engine must be in the order of preference.
 
     Raises:
         BackendError: none of them ran.
@@ -244,7 +244,7 @@ def packaged_threads(contender: Contender, cores: int) -> int | None:
 
 
 def describe_faster(result: RaceResult) -> str:
-    """Return what the winner is slower than, or an empty text."""
+    """Return which float model is faster than the winner, and by what factor; empty if there is none."""
     winner, faster = result.best[result.winner], result.faster_float
     if faster is None or faster.latency is None or winner.latency is None:
         return ""

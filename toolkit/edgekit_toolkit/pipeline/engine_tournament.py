@@ -76,7 +76,7 @@ def search_engines(request: Request, signer: StatementSigner, progress: Progress
             runs[name].chosen,
             contender.latency.median_s * 1e3,
             "",
-            kept=False,
+            is_packaged=False,
             threads=contender.threads,
         )
     failed = {name for name in choosing if name not in race.best}
@@ -93,13 +93,13 @@ def search_engines(request: Request, signer: StatementSigner, progress: Progress
 
 def _finish(winner: str, runs: Mapping[str, Run], results: Mapping[str, EngineResult]) -> Run:
     """Return the winner's run, with the results of all engines if there are several."""
-    rows = tuple(replace(result, kept=name == winner) for name, result in results.items())
+    rows = tuple(replace(result, is_packaged=name == winner) for name, result in results.items())
     return replace(runs[winner], tournament=rows if len(rows) > 1 else ())
 
 
 def _refusal(name: str, runs: Mapping[str, Run], refused: Mapping[str, EdgekitError]) -> EngineResult:
     reason = " ".join(str(refused[name]).split()) if name in refused else runs[name].choice.reason
-    return EngineResult(name, None, None, reason, kept=False)
+    return EngineResult(name, None, None, reason, is_packaged=False)
 
 
 def _take(run: Run, contender: Contender, signer: StatementSigner) -> Run:
@@ -139,9 +139,9 @@ def _search_each(
     refused: dict[str, EdgekitError] = {}
     for name in names:
         share = replace(request, backend=name, search_s=request.search_s / shares, search_shares=shares)
-        shown = _named(progress, name) if len(names) > 1 else progress
+        engine_progress = _named(progress, name) if len(names) > 1 else progress
         try:
-            runs[name] = search(share, signer, shown, prepared)
+            runs[name] = search(share, signer, engine_progress, prepared)
             prepared = runs[name].prepared
         except (ModelError, EngineMissingError, BudgetError) as error:
             refused[name] = error

@@ -54,7 +54,7 @@ class Distiller:
     def improve(
         self, pruned: Sequence[onnx.ModelProto], samples: Sequence[Feeds]
     ) -> tuple[list[onnx.ModelProto | None], list[str]]:
-        """Return a better model for each pruned one, or None, and why near misses have none."""
+        """Return an improved model for each pruned model, or None, and why near misses have none."""
         better: list[onnx.ModelProto | None] = [None] * len(pruned)
         reasons: list[str] = []
         if not pruned or not math.isfinite(self.max_drop):

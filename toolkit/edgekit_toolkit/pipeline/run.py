@@ -68,14 +68,14 @@ class EngineResult:
         latency_ms: latency of that candidate, measured here in turns in several fresh processes; the median
             of their medians.
         threads: threads of that latency.
-        kept: whether the package is for this engine.
+        is_packaged: whether the package is for this engine.
     """
 
     backend: str
     candidate: JudgedCandidate | None
     latency_ms: float | None
     reason: str
-    kept: bool
+    is_packaged: bool
     threads: int | None = None
 
 
@@ -94,7 +94,7 @@ class Run:
     """All results of one run.
 
     Attributes:
-        found: outcome of the forms that are not candidates, and the noise of single layers.
+        candidate_set: outcome of the forms that are not candidates, and the noise of single layers.
         candidates: the float model first.
         scores: metric and sample counts; those of the candidates are in `candidates`.
         source_latency: latency of the source model here, measured in turns with the candidates.
@@ -110,7 +110,7 @@ class Run:
     request: Request
     prepared: Preparation
     quantizer: Quantizer
-    found: CandidateSet
+    candidate_set: CandidateSet
     candidates: tuple[JudgedCandidate, ...]
     scores: Scores
     source_latency: Latency

@@ -71,7 +71,7 @@ def search(
         request=request,
         prepared=prepared,
         quantizer=quantizer,
-        found=candidate_set,
+        candidate_set=candidate_set,
         candidates=candidates,
         scores=judged.scores,
         source_latency=judged.source_latency,
@@ -163,9 +163,9 @@ def _with_hint(
 
 
 def _find_binding(judging: Judging, judged: JudgedSet | None) -> frozenset[str]:
-    """Return the limits that keep out every candidate; none if one keeps them all.
+    """Return the limits that together exclude every candidate; empty if a candidate meets all limits.
 
-    A candidate that breaks further limits than another one says nothing.
+    A candidate is ignored if another candidate breaks only some of its limits.
 
     Samples that are held back do not count: they must not decide what is searched.
 

@@ -161,7 +161,7 @@ def _shortfall(run: Run) -> list[str]:
 
 
 def _narrowing(run: Run, chosen: JudgedCandidate) -> list[str]:
-    """Return a note if the default alone would take more shapes than all variants together."""
+    """Return a note if the default variant alone would accept more shapes than all variants together."""
     if run.whole is None:
         return []
     own, stated = chosen.package.manifest.inputs, run.whole.package.manifest.inputs

@@ -56,7 +56,7 @@ def find_warnings(run: Run) -> list[str]:
         )
     if prepared.wrong_rewrites is not None:
         notes.append(str(prepared.wrong_rewrites))
-    notes.extend(run.found.wrong_rewrites)
+    notes.extend(run.candidate_set.wrong_rewrites)
     notes.extend(f"left out: {text}" for text in _list_left_out(run))
     notes.extend(_find_other_engine(request))
     notes.extend(_find_untested(run))
@@ -99,9 +99,12 @@ def _find_other_engine(request: Request) -> Iterator[str]:
 
 def _list_left_out(run: Run) -> list[str]:
     """Return the forms that are no candidates, and why."""
-    stops = dict.fromkeys(stop.subject for stop in run.found.stops)
-    option = run.request.option_for(run.found.needed_s)
-    return [*run.found.dropped, *(f"{subject}: limit of the search; try {option}" for subject in stops)]
+    stops = dict.fromkeys(stop.subject for stop in run.candidate_set.stops)
+    option = run.request.option_for(run.candidate_set.needed_s)
+    return [
+        *run.candidate_set.dropped,
+        *(f"{subject}: limit of the search; try {option}" for subject in stops),
+    ]
 
 
 def _find_single_steps(model: Model) -> Iterator[str]:

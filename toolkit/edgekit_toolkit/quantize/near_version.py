@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 _LARGEST_SHARE: Final = 0.9  # of the root mean square of the change
 _LARGEST_STEP: Final = 6  # leaves more than five bits of eight
-_ONE: Final = 4096
+_FIXED_POINT_ONE: Final = 4096
 """A delta predicts a code as (code * multiplier + 2048) >> 12: docs/reference/fleet-deltas.md."""
 _RATIOS: Final = 64
 """New scales are the earlier ones times 64 / j, so that a multiplier of a delta is exact."""
@@ -74,8 +74,10 @@ def near_weight(new: WeightCodes, earlier: WeightCodes) -> tuple[WeightCodes, in
     is_near = (ratio >= _LEAST_RATIO) & (ratio <= _MOST_RATIO)
     scales = np.where(is_near, was * _RATIOS / steps, now).astype(np.float32)
     exact = scales.astype(np.float64)
-    multipliers = np.clip(np.rint(_ONE * np.divide(was, exact)), 0, 0xFFFF).astype(np.int64)
-    base = np.clip((earlier.codes.astype(np.int64) * new.along(multipliers) + _ONE // 2) >> 12, -128, 127)
+    multipliers = np.clip(np.rint(_FIXED_POINT_ONE * np.divide(was, exact)), 0, 0xFFFF).astype(np.int64)
+    base = np.clip(
+        (earlier.codes.astype(np.int64) * new.along(multipliers) + _FIXED_POINT_ONE // 2) >> 12, -128, 127
+    )
     exact_codes = new.codes * new.along(now / exact)
     codes = base + step * np.rint((exact_codes - base) / step)
     over = np.ceil(np.maximum(np.abs(codes) - peak, 0) / step)

@@ -87,13 +87,13 @@ def _precise(index: GraphIndex) -> set[str]:
 
 
 def tail_kernels(model: onnx.ModelProto, kernels: Sequence[str]) -> frozenset[str]:
-    """Return those of the kernels that no matrix product follows."""
+    """Return the kernels that no matrix product follows."""
     behind = operators_behind_products(_operator_nodes(GraphIndex(model.graph)))
     return frozenset(kernels).intersection(name for node in behind for name in node.outputs)
 
 
 def unlike_joins(model: onnx.ModelProto, kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
-    """Return those of the kernels that join tensors of unlike ranges, which one scale cannot hold."""
+    """Return the kernels that join tensors of unlike ranges, which one scale cannot hold."""
     index = GraphIndex(model.graph)
     joins = ((name, index.producers[name]) for name in kernels)
     return frozenset(

@@ -101,10 +101,10 @@ class Quantizer(Protocol):
         """Return the operators that can become integer kernels, in order: all, or only matrix products."""
 
     def tail(self, kernels: Sequence[str]) -> frozenset[str]:
-        """Return those of the kernels that no matrix product follows: the decoding of boxes and scores."""
+        """Return the kernels that no matrix product follows: the decoding of boxes and scores."""
 
     def unlike_joins(self, kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
-        """Return those of the kernels that join tensors of ranges too unlike for one scale."""
+        """Return the kernels that join tensors of ranges too unlike for one scale."""
 
     def touched(self, kernels: Sequence[str]) -> list[str]:
         """Return the activations whose range a plan with these kernels needs."""

@@ -142,7 +142,7 @@ def activation_reader(
 
 
 def split_by_bytes(sizes: Mapping[str, int], most: int) -> list[list[str]]:
-    """Return the names in groups, in order, of at most `most` bytes together, unless one alone has more."""
+    """Split the names, in order, into groups of at most `most` bytes; a larger tensor is a group alone."""
     groups: list[list[str]] = []
     total = 0
     for name, size in sizes.items():

@@ -49,7 +49,7 @@ class SearchWork:
         return is_allowed
 
     def part(self, share: float, limit_s: float) -> float:
-        """Return the limit that leaves a share of the work from now to another limit."""
+        """Return the limit at which a share of the work from now to `limit_s` is spent."""
         return self.spent_s + share * (limit_s - self.spent_s)
 
     def reaches(self, limit_s: float) -> Callable[[], bool]:

@@ -168,7 +168,7 @@ def _to_logits(probe: NDArray[Any], softmax: NDArray[Any], axis: int) -> NDArray
 
 
 def _group(parts: Parts | None, values: Sequence[NDArray[np.float64]]) -> Parts | None:
-    """Return the number of the group of each value: parts whose mean powers are alike are in one group."""
+    """Return the group number of each value: parts with similar mean power form a group."""
     if parts is None or any(value.shape != parts.shape for value in values):
         return None
     count = np.maximum(np.bincount(parts.reshape(-1)), 1)  # a part may be empty

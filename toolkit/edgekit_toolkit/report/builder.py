@@ -45,7 +45,7 @@ def describe(
         "target": _target(run),
         "source": _source(run),
         "warnings": list(run.warnings),
-        "set_aside": list(run.found.set_aside),
+        "set_aside": list(run.candidate_set.set_aside),
         "tournament": [_engine_result(result, _drop_limit(run)) for result in run.tournament],
         "variants": [_variant(carried) for carried in run.variants],
         "data": _data(run),
@@ -135,7 +135,7 @@ def _engine_result(result: EngineResult, limit: float | None) -> dict[str, Any]:
         "latency_ms": result.latency_ms,
         "threads": result.threads,
         "reason": result.reason,
-        "kept": result.kept,
+        "kept": result.is_packaged,
     }
 
 
@@ -227,7 +227,7 @@ def _data(run: Run) -> dict[str, Any]:
             "kind": calibration.kind,
             "samples": calibration.count,
             "sha256": calibration.sha256,
-            "noise_samples": run.found.noise_samples,
+            "noise_samples": run.candidate_set.noise_samples,
         },
         "evaluation": {
             "kind": evaluation.kind,

@@ -1,4 +1,4 @@
-"""What each family of compression gave: the bytes after each step to a compressed candidate."""
+"""The gain of each family of compression: the bytes after each step to a compressed candidate."""
 
 from typing import Any
 

@@ -19,8 +19,8 @@ def describe_layers(run: Run, candidate: JudgedCandidate) -> list[dict[str, Any]
     stored_by_layer, quantizer = stored(run, candidate), run.quantizer
     layers = quantizer.float_layers()
     work = {cost.name: cost for cost in cost_of_nodes(quantizer.model, run.prepared.dims)}
-    total = sum(item.noise for item in run.found.noises)
-    shares = {item.block[0]: item.noise / total for item in run.found.noises} if total > 0 else {}
+    total = sum(item.noise for item in run.candidate_set.noises)
+    shares = {item.block[0]: item.noise / total for item in run.candidate_set.noises} if total > 0 else {}
     labels = _short_names([layer.label for layer in layers.values()])
     return [
         {

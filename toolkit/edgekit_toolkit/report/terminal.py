@@ -112,7 +112,7 @@ def _print_decision(report: Report, console: Console) -> None:
 
 
 def _print_accuracy(accuracy: Accuracy, console: Console) -> None:
-    """Print what the samples show about the drop; first a limit that they do not show to be kept."""
+    """Print what the samples show about the drop; first the limits that they do not confirm."""
     text = describe_accuracy(accuracy)
     if accuracy["state"] in ("not resolved", "not checked"):
         word = accuracy["state"].upper()
@@ -226,7 +226,7 @@ def _print_stacked(
     shared: Mapping[str, ReportedFigure | None],
     console: Console,
 ) -> None:
-    """Print each candidate on lines of its own: its name, then its figures with theirs."""
+    """Print each candidate on several lines: its name, then one line for each figure."""
     origins = [
         f"{_SHORT[name]}: {origin['label']}, {origin['on']}"
         for name, origin in shared.items()

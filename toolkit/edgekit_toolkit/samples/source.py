@@ -87,7 +87,7 @@ class DataSource:
 
     @property
     def probabilities(self) -> Weights | None:
-        """Of the selection of each sample, NaN where it is not from the field; None where none is."""
+        """Probability that each sample was drawn; NaN for samples not from the field, None if none is."""
         if all(shard.probabilities is None for shard in self._shards):
             return None
         rows = [

@@ -58,7 +58,7 @@ class Part:
 
     @property
     def weights(self) -> Weights | None:
-        """For how many requests each sample stands; None where all count alike."""
+        """Number of requests that each sample represents; None if all count alike."""
         return None if self.probabilities is None else weigh(self.probabilities)
 
     @property

@@ -1,4 +1,4 @@
-"""What a sample is known to hold, where that is more than a class number."""
+"""The truth of a sample, if it is more than a class number."""
 
 import hashlib
 import zlib

@@ -26,7 +26,7 @@ class CandidateFigures:
 
     Attributes:
         figures: cost name -> value in the unit of `budget.UNITS`; every name of `COSTS`, and `transport` if
-            that is limited. An unknown cost is infinite, so that no limit on it is kept.
+            that is limited. An unknown cost is infinite, so that it exceeds every limit.
         latency_uncertainty: factor by which the latency may be off relative to another candidate's; 1 if it
             was measured on the target.
         host_ratio: processor time measured on this machine as a multiple of the source model's; infinite if
@@ -52,7 +52,7 @@ class CandidateFigures:
 
     @property
     def alike(self) -> float:
-        """Ratio of latencies on the target up to which another candidate counts as equal."""
+        """Ratio of latencies on the target up to which candidates count as equally fast."""
         return max(1 + SAME_LATENCY, self.latency_uncertainty)
 
 
@@ -75,7 +75,7 @@ class Choice:
 
 
 def pareto_front(candidates: Sequence[CandidateFigures]) -> frozenset[str]:
-    """Return ids of the candidates that no other one matches or beats in all costs and beats in one.
+    """Return the Pareto front's ids: no other candidate is as good in all costs and better in one.
 
     The latency on this machine counts as a cost too: among those alike on the target it decides the choice.
     """
@@ -161,7 +161,7 @@ def _most_accurate(candidates: Sequence[CandidateFigures]) -> list[CandidateFigu
 
 
 def _rank(candidate: CandidateFigures) -> tuple[float, ...]:
-    """Return what is least in the best of equally fast candidates: its size, then its drop.
+    """Return the sort key of equally fast candidates: size, then drop.
 
     Where transport is limited, accuracy counts first: a limit is there to be used, and forms of fewer bits
     always travel in fewer bytes. The noise of the outputs tells more of it than a few right answers.
@@ -182,7 +182,7 @@ def _superlative(candidates: Sequence[CandidateFigures]) -> str:
 def _find_fastest(
     candidates: Sequence[CandidateFigures], *, on_gpu: bool
 ) -> tuple[Sequence[CandidateFigures], str]:
-    """Return the candidates that nothing shows to be slower than another, and words for the smallest."""
+    """Return the candidates not shown to be slower than another, and a reason to choose the smallest."""
     modelled = [candidate for candidate in candidates if math.isfinite(candidate.figures["latency"])]
     unmodelled = [candidate for candidate in candidates if math.isinf(candidate.figures["latency"])]
     least = min((candidate.figures["latency"] for candidate in modelled), default=math.inf)
@@ -224,7 +224,7 @@ def _find_fastest(
 def _fastest(
     candidates: Sequence[CandidateFigures], times: Sequence[float]
 ) -> tuple[Sequence[CandidateFigures], str]:
-    """Return the candidates whose times here are alike with the least, and words for the smallest."""
+    """Return the candidates about as fast here as the fastest, and a reason to choose the smallest."""
     is_transport_limited = any("transport" in candidate.figures for candidate in candidates)
     same = SAME_TIME_FOR_TRANSPORT if is_transport_limited else SAME_HOST_TIME
     limit = (1 + same) * min(times)
@@ -266,7 +266,7 @@ def _needed(closest: CandidateFigures, budget: Budget) -> str:
 
 
 def _binding(candidates: Sequence[CandidateFigures], budget: Budget) -> tuple[str, ...]:
-    """Return limits that alone keep out a candidate; without any, those that the closest one exceeds."""
+    """Return limits that alone exclude a candidate, or else the limits that the closest candidate exceeds."""
     alone = tuple(
         name
         for name in budget.limits
@@ -279,7 +279,7 @@ def _binding(candidates: Sequence[CandidateFigures], budget: Budget) -> tuple[st
 
 
 def _gap(name: str, candidates: Sequence[CandidateFigures], budget: Budget) -> str:
-    """Return the limit, and the best value of any candidate, alone and with the other limits kept."""
+    """Return a text with the limit and the best value, if possible of a candidate within the other limits."""
     others = [candidate for candidate in candidates if set(budget.violations(candidate.figures)) <= {name}]
     least = min(others or candidates, key=lambda candidate: (candidate.figures[name], candidate.id))
     where = "with the other limits kept" if others else "of any candidate"

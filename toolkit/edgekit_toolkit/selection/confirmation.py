@@ -43,7 +43,7 @@ class HeldDrop:
         return self.drop.interval(self.confidence)
 
     def state(self, limit_points: float) -> State:
-        """Return what the samples show about a limit; those that chose can show nothing to be kept."""
+        """Return how the drop relates to a limit; samples that chose the candidate cannot show `ok`."""
         low = self.drop.points
         if self.held_back:
             low = self.drop.interval(_REJECTION_CONFIDENCE).low

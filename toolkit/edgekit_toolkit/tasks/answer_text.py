@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 _FIGURES: Final = ("label", "text", "score", "share", "value", "begin_s", "end_s")
-_PLACES: Final = ("box", "point")
+_POSITIONS: Final = ("box", "point")
 
 
 def list_entries(answer: Mapping[str, Any], *, with_places: bool) -> list[str]:
@@ -14,7 +14,7 @@ def list_entries(answer: Mapping[str, Any], *, with_places: bool) -> list[str]:
         answer: of any task.
         with_places: whether boxes and points are written.
     """
-    names = _FIGURES + (_PLACES if with_places else ())
+    names = _FIGURES + (_POSITIONS if with_places else ())
     entries: list[str] = []
     for key, value in answer.items():
         if not isinstance(value, (list, dict)):

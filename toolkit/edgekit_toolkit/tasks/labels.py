@@ -69,7 +69,7 @@ def _read_options(choice: TaskChoice | None) -> object:
 
 
 def _row_lengths(options: DetectionOptions, outputs: Sequence[TensorSpec]) -> tuple[int, ...]:
-    """Return the lengths of two axes of which one counts boxes and the other one holds their classes."""
+    """Return the lengths of two axes: one counts boxes, the other holds their classes."""
     shapes = {spec.name: spec.shape for spec in outputs}
     sizes = shapes.get(options.output or outputs[0].name, ())[-2:]
     return tuple(size for size in sizes if isinstance(size, int)) if LAYOUTS[options.layout].leading else ()
@@ -83,7 +83,7 @@ def _labelled_length(labels: int, options: DetectionOptions, lengths: Sequence[i
 
 
 def _count_classes(labels: int, choice: TaskChoice | None, outputs: Sequence[TensorSpec]) -> int | None:
-    """Return the number of classes that have a name, by the shapes of outputs; None if they do not tell."""
+    """Return the number of named classes, inferred from the shapes of outputs; None if it is ambiguous."""
     options, shapes = _read_options(choice), {spec.name: spec.shape for spec in outputs}
     if isinstance(options, ClassificationOptions):
         size = shapes.get(options.output or outputs[0].name, (0,))[-1]

@@ -55,8 +55,8 @@ def parse_task(text: str) -> TaskChoice | None:
         except ValueError:
             options[key.strip()] = value
     if name not in load_tasks():
-        known = ", ".join((AUTO, NONE, *sorted(load_tasks())))
-        raise DataError(f"--task {text}: there is no task '{name}', expected one of {known}")
+        names = ", ".join((AUTO, NONE, *sorted(load_tasks())))
+        raise DataError(f"--task {text}: there is no task '{name}', expected one of {names}")
     choice = TaskChoice(name, options)
     read_task(choice, DataError)
     return choice

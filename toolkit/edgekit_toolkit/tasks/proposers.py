@@ -64,7 +64,7 @@ class Evidence:
 
     @property
     def is_alone(self) -> bool:
-        """Whether the other outputs are at most single numbers, such as a score of all."""
+        """Whether each other output is a single number at most, such as an overall score."""
         return all(value.size <= 1 for value in [*self.probes.runs[0].values()][1:])
 
 

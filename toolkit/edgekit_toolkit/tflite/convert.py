@@ -82,7 +82,7 @@ def _convert(model: onnx.ModelProto, dims: Mapping[str, int]) -> bytes:
 
 
 def _rules(graph: Graph, views: Mapping[str, View]) -> tuple[list[Rule | None], dict[int, Refusal]]:
-    """Return the rule of each node, None for a view and for a refused node; and the refusals by place.
+    """Return the rule of each node (None for views and refused nodes), and the refusals by index.
 
     A node is not refused for a tensor that is unknown only because another node was refused.
     """

@@ -131,7 +131,7 @@ def tensor_name(tensor: Tensor) -> str:
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
-    """Return the sizes; a free size is the one that the file has for a first allocation (mostly 1)."""
+    """Return the sizes; a free size has the value in the file for the first allocation (mostly 1)."""
     return () if tensor.shape is None else tuple(int(size) for size in tensor.shape)
 
 

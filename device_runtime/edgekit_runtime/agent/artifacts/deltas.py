@@ -89,7 +89,7 @@ KINDS: Final = {
 }
 CODED: Final = 0x80
 """Added to the kind of a run whose residuals are in the codes."""
-ONE: Final = 1 << 12
+FIXED_POINT_ONE: Final = 1 << 12
 """The multiplier that changes nothing."""
 BLOCK_BYTES: Final = 1 << 16
 MAX_RUNS: Final = 1 << 16
@@ -125,7 +125,7 @@ def list_lzma_filters(model: int) -> list[dict[str, Any]]:
 
 
 def read_words() -> bytes:
-    """Return the begin of a packed stream, of words that most packages have."""
+    """Return the common first bytes of packed streams: words that most packages contain."""
     return files(__package__).joinpath("words.lzma").read_bytes()
 
 
@@ -214,14 +214,14 @@ def apply_delta(
 
 
 def _make_reader(pieces: Iterator[bytes]) -> Callable[[int], bytes]:
-    """Return what reads the next bytes of `pieces` as of a file: fewer than requested only at the end."""
-    rest = bytearray()
+    """Return a file's `read` over `pieces`: it returns fewer bytes than requested only at the end."""
+    buffer = bytearray()
 
     def read(size_bytes: int) -> bytes:
-        while len(rest) < size_bytes and (piece := next(pieces, b"")):
-            rest.extend(piece)
-        content = bytes(rest[:size_bytes])
-        del rest[:size_bytes]
+        while len(buffer) < size_bytes and (piece := next(pieces, b"")):
+            buffer.extend(piece)
+        content = bytes(buffer[:size_bytes])
+        del buffer[:size_bytes]
         return content
 
     return read
@@ -402,7 +402,7 @@ def predict(
 
     Args:
         old: uint8 [n], bytes of the base; signed, or with the zero point 128.
-        multipliers: int32 [channels], of `ONE`.
+        multipliers: int32 [channels], of `FIXED_POINT_ONE`.
         step: elements before the channel changes.
         start: number of the first element in its tensor.
         is_signed: see `old`.
@@ -410,7 +410,7 @@ def predict(
     channel = (np.arange(start, start + len(old)) // step) % len(multipliers)
     flip = np.uint8(0 if is_signed else 0x80)
     signed = (old ^ flip).view(np.int8).astype(np.int32)
-    scaled = (signed * multipliers[channel] + ONE // 2) >> 12
+    scaled = (signed * multipliers[channel] + FIXED_POINT_ONE // 2) >> 12
     return np.asarray(np.clip(scaled, -128, 127).astype(np.int8).view(np.uint8) ^ flip)
 
 

@@ -1,4 +1,4 @@
-"""Downloads over HTTPS that resume after interruptions, keep a cap, and end if nothing comes.
+"""Downloads over HTTPS that resume after interruptions, have a size limit, and fail if no bytes arrive.
 
 A file grows under its own name plus `.part`; bytes that are there after an interruption or a restart are not
 fetched again.

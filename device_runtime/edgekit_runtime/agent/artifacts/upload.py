@@ -56,7 +56,7 @@ def send_samples(
         TransportError: there is no connection, or the manager takes none now.
         OutputError: a sample that was taken cannot be deleted.
     """
-    taken, sent_bytes, is_first = 0, 0, True
+    accepted, sent_bytes, is_first = 0, 0, True
     for sample in samples:
         path, offset = f"/samples/{sample.id}", 0
         requests_left = _MAX_REPEATS + 2 * sample.size_bytes // _PART_BYTES
@@ -80,7 +80,7 @@ def send_samples(
             stretch = f"bytes {offset}-{offset + len(part) - 1}/{len(data)}"
             reply = ask("PUT", path, {"Content-Range": stretch}, part)
             if reply.status in (*_DURABLE, *_REFUSED):
-                taken += reply.status in _DURABLE
+                accepted += reply.status in _DURABLE
                 folder.remove(sample)
                 break
             if reply.status not in _GO_ON or reply.offset is None:
@@ -88,7 +88,7 @@ def send_samples(
             offset = reply.offset
         if stop.is_set():
             break
-    return taken
+    return accepted
 
 
 class SampleLink:

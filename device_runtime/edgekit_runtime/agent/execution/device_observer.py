@@ -44,7 +44,7 @@ class DeviceObserver:
         self._samples: Mapping[str, Any] = {}
 
     def forget(self) -> None:
-        """Read slots and service again at the next look: a step has ended."""
+        """Read slots and service again at the next look, since a step has ended."""
         self._fingerprint, self._service_s = {}, 0.0
 
     def look(self, now_s: float, *, is_step_running: bool, is_under_way: bool) -> None:
@@ -84,7 +84,7 @@ class DeviceObserver:
     def read_streams(
         self, now_s: float, desired: Mapping[str, StreamOptions]
     ) -> Mapping[str, ReportedStream]:
-        """Return the streams that the fleet wants as the service states them, asked every few seconds."""
+        """Return the states of the fleet's streams; the service is asked every few seconds."""
         if desired and now_s >= self._streams_s:
             self._streams_s = now_s + _SERVICE_S
             socket_path = self._installer.find_service() if self._service[0] else None

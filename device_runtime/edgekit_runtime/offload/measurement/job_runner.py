@@ -249,7 +249,7 @@ def _encode(coding: TransferCoding, tensors: Mapping[str, Array]) -> list[bytes 
 def _decode(
     coding: TransferCoding, tensors: Mapping[str, Array], parts: Sequence[bytes | memoryview]
 ) -> list[object]:
-    """Undo `_encode`; tensors that arrive as they are cost nothing."""
+    """Undo `_encode`; uncoded tensors cost nothing."""
     if coding.compression == "zstd":
         return [decompress(parts[0], "zstd", max_bytes=MAX_BLOBS_BYTES)]
     files = {name: part for name, part in zip(coding.tensors, parts, strict=True) if name in coding.media}
@@ -418,7 +418,7 @@ class _Clock:
         self._sort(self._runs[-1])
 
     def sort_again(self) -> None:
-        """Decide for all runs again whether they count: another speed is the usual one now."""
+        """Decide again which runs count, since the usual speed has changed."""
         self.seconds, self.others = [], []
         for timed in self._runs:
             self._sort(timed)

@@ -123,11 +123,11 @@ class OffloadState:
             return decision[1] if decision is not None and decision[0] == self._moment() else self._choose(1)
 
     def _moment(self) -> _Moment:
-        """Return the basis of a choice; once it differs, the choice is made again."""
+        """Return the facts that a choice depends on; when they change, the choice is made again."""
         return self._epoch, self.estimate.is_warm(time.monotonic()), self.connect_s
 
     def _choose(self, rows: int, only: CutTable | None = None) -> PlanChoice:
-        """Return the present choice; with `only`, for one request that has other plans than usual."""
+        """Return the present choice; with `only`, a choice among these plans for one request."""
         previous = self._decisions.get(rows) if only is None else None
         preference, now_s = self._preference, time.monotonic()
         usable = {name for name, runner in self.runners.items() if runner.is_proved}
@@ -347,7 +347,7 @@ class OffloadState:
             self.fail(f"the server failed: {error}", runner)
 
     def fail(self, cause: str, runner: PlanRunner | None = None, at_least_s: float = 0.0) -> None:
-        """Leave the server until it has answered golden inputs: those of `runner`, if that is to blame."""
+        """Leave the server until it answers golden inputs; `runner`: the plan that failed the application."""
         with self.lock:
             if runner is not None:
                 self._leave(runner, cause)

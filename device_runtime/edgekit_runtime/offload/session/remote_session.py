@@ -176,7 +176,7 @@ class RemoteSession:
         self._package.close()
 
     def _choose_for(self, inputs: Mapping[str, Array], rows: int) -> PlanChoice:
-        """Return the choice for these inputs: not the usual plan if its head would change them.
+        """Return the choice for these inputs, without plans whose head would change them.
 
         Raises:
             DataError: they do not fit the model, or no plan of this package can carry them.
@@ -370,11 +370,10 @@ class RemoteSession:
         return self._take(pending, plan)
 
     def _settle(self, hedge: _Hedge, *, took_s: float | None = None, is_waste: bool | None = None) -> None:
-        """Charge a local run once its time and the request's outcome are known, in either order.
+        """Charge a local run once both its time and the request's outcome are known.
 
-        A local run that replaces a server that is silent or fails is no waste, and costs no credit: the
-            breaker
-        opens, so there are few.
+        A local run in place of a silent or failing server is no waste, and costs no credit: the breaker opens
+        soon, so such runs are few.
         """
         with self.state.lock:
             hedge.took_s = took_s if hedge.took_s is None else hedge.took_s

@@ -42,30 +42,32 @@ class Factor:
     """Ratio of observed to stated cost, for all settings and for each used one, with its readings."""
 
     overall: float = 1.0
-    each: Mapping[ModelSetting, tuple[float, float]] = field(default_factory=dict, hash=False)
+    by_setting: Mapping[ModelSetting, tuple[float, float]] = field(default_factory=dict, hash=False)
 
     def of(self, setting: ModelSetting) -> float:
-        return self.each[setting][0] if setting in self.each else self.overall
+        return self.by_setting[setting][0] if setting in self.by_setting else self.overall
 
     def age(self, dt_s: float) -> "Factor":
         """Return the factors after `dt_s` seconds: older readings count less."""
         retention = max(0.0, 1 - dt_s / _FORGOTTEN_S)
         return replace(
             self,
-            each={setting: (factor, retention * count) for setting, (factor, count) in self.each.items()},
+            by_setting={
+                setting: (factor, retention * count) for setting, (factor, count) in self.by_setting.items()
+            },
         )
 
     def gain(self, setting: ModelSetting, least: float = _LEAST_GAIN) -> float:
         """Return the weight of the next observation of a setting."""
         # The forecast counts as one reading: a mean at first, later a mean that forgets.
-        return max(least, 1 / (self.each.get(setting, (0.0, 0.0))[1] + 2))
+        return max(least, 1 / (self.by_setting.get(setting, (0.0, 0.0))[1] + 2))
 
     def learn(self, setting: ModelSetting, ratio: float, gain: float) -> "Factor":
         """Return the factors after one observation of a setting."""
         ratio = min(max(ratio, _RATIO_BOUNDS[0]), _RATIO_BOUNDS[1])
-        learned_factor, count = self.of(setting), self.each.get(setting, (0.0, 0.0))[1]
+        learned_factor, count = self.of(setting), self.by_setting.get(setting, (0.0, 0.0))[1]
         factors = {
-            **self.each,
+            **self.by_setting,
             setting: (learned_factor + gain * (ratio - learned_factor), min(count + 1, 1 / gain)),
         }
         return Factor(

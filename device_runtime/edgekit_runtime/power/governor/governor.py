@@ -196,7 +196,7 @@ class Governor:
     def _used_w(self) -> float:
         expected_w, measured_w = self._expected_w(), self.power_w
         is_known = all(
-            model.decision is not None and model.decision.setting in model.learned.energy.each
+            model.decision is not None and model.decision.setting in model.learned.energy.by_setting
             for model in self.state.models.values()
         )
         if not is_known:

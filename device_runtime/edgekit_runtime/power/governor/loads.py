@@ -23,14 +23,14 @@ class LoadMeter:
 
     def __init__(self) -> None:
         self._at_s: float | None = None
-        self._came = self._answered = self._late = 0
+        self._arrived = self._answered = self._late = 0
         self._counts: deque[int] = deque(maxlen=_TICKS)
 
     def measure(
         self,
         now_s: float,
         *,
-        came: int,
+        arrived: int,
         answered: int,
         late: int,
         run_s: float | None = None,
@@ -40,15 +40,15 @@ class LoadMeter:
 
         Args:
             now_s: time on a monotonic clock.
-            came: requests since the start, refused ones included.
+            arrived: requests since the start, refused ones included.
             answered: requests that got outputs.
             late: requests that missed their deadline.
             run_s: mean time of the runs since the last call, if there were any.
             fill: mean number of requests in one of them.
         """
         seconds = 0.0 if self._at_s is None else now_s - self._at_s
-        new, done, missed = came - self._came, answered - self._answered, late - self._late
-        self._at_s, self._came, self._answered, self._late = now_s, came, answered, late
+        new, done, missed = arrived - self._arrived, answered - self._answered, late - self._late
+        self._at_s, self._arrived, self._answered, self._late = now_s, arrived, answered, late
         if seconds <= 0:
             return Load()
         self._counts.append(new)

@@ -105,7 +105,7 @@ def _keep_best(choices: Iterable[Choice]) -> list[Choice]:
 
 
 def _is_above(middle: Plan, previous: Plan, right: Plan) -> bool:
-    """Whether turns of the outer two lose no more than the middle one, at its power."""
+    """Return True if alternating the outer plans loses no more than the middle plan, at equal mean power."""
     return (middle.loss - previous.loss) * (right.power_w - previous.power_w) >= (
         right.loss - previous.loss
     ) * (middle.power_w - previous.power_w)

@@ -11,7 +11,7 @@ from typing import Final
 from edgekit_runtime.records import dataclass
 
 _MOVED: Final = 0.25  # share by which the expected power must have moved
-_KEPT: Final = 5  # number of readings
+_READINGS: Final = 5  # number of readings
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,10 @@ class SensorFilter:
         if value is None:
             return replace(self, recent=())
         if not self.recent or value != self.recent[-1]:
-            return SensorFilter(self.patience, (*self.recent, value)[-_KEPT:], 0, expected_w, expected_w)
+            return SensorFilter(self.patience, (*self.recent, value)[-_READINGS:], 0, expected_w, expected_w)
         return SensorFilter(
             self.patience,
-            (*self.recent, value)[-_KEPT:],
+            (*self.recent, value)[-_READINGS:],
             self.repeats + 1,
             min(self.least_w, expected_w),
             max(self.most_w, expected_w),

@@ -172,7 +172,7 @@ class AnswerRequest:
         self.reply(error)
 
     def _note(self, step: str) -> None:
-        """Note the time since the step before; of one that is done again, for another version, all of it."""
+        """Record the time since the previous step; a step repeated for another version adds all its times."""
         self._times_s.pop(step, None)
         self._times_s[step] = time.monotonic() - self.began_s - sum(self._times_s.values())
 

@@ -20,7 +20,7 @@ def describe_model(served: Served) -> dict[str, Any]:
 
 
 def describe_versions(served: Sequence[Served]) -> dict[str, Any]:
-    """Return Triton's statistics of versions, each with its own beside them."""
+    """Return Triton's statistics of versions, with our own figures for each."""
     document = describe_statistics(version.metrics for version in served)
     for entry, version in zip(document["model_stats"], served, strict=True):
         entry.update(version.to_json())

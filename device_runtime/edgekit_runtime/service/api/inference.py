@@ -17,7 +17,7 @@ from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.http.send_buffer import Buffer
 from edgekit_runtime.service.models.catalogue import Catalogue, EvictedError
-from edgekit_runtime.service.oip.codec import Held, is_long
+from edgekit_runtime.service.oip.codec import RegionMap, is_long
 from edgekit_runtime.service.oip.time_slices import Slicer
 from edgekit_runtime.service.scheduling.call import Answer, Call
 from edgekit_runtime.service.serving.served_version import Served
@@ -25,7 +25,7 @@ from edgekit_runtime.tensors import Array
 
 WhenLoaded: TypeAlias = Callable[[str, Connection, Callable[[], None]], None]
 
-_NONE_HELD: Final[Held] = {}
+_NONE_HELD: Final[RegionMap] = {}
 _TIMES_JSON: Final = 4  # tensors may take so many times the memory of their JSON: `1,` becomes an FP64
 
 
@@ -141,18 +141,18 @@ class InferenceHandler:
             if isinstance(answered, BaseException):
                 connection.respond_error(answered)
                 return
-            asked = request
+            parsed = request
             try:
                 if answered.served is not served:  # its responses state another version
                     is_local = connection.is_local
-                    asked = answered.served.codec.decode(body, head.json_bytes, is_local=is_local)[0]
+                    parsed = answered.served.codec.decode(body, head.json_bytes, is_local=is_local)[0]
             except EdgekitError as error:
                 connection.respond_error(error)
                 return
             outputs = dict(answered.outputs)
             if request.wants_answer:
                 outputs[ANSWER] = np.array([encode_json(answered.decoded)], object)
-            InferenceHandler._respond(self, connection, answered.served, asked, regions, outputs)
+            InferenceHandler._respond(self, connection, answered.served, parsed, regions, outputs)
 
         file = next((tensor for tensor in request.inputs if tensor.is_media), None)
         self._answers.submit(
@@ -193,7 +193,12 @@ class InferenceHandler:
             self._respond(connection, served, request, regions, answer)
 
     def _respond(
-        self, connection: "Responder", served: Served, request: InferRequest, regions: Held, answer: Answer
+        self,
+        connection: "Responder",
+        served: Served,
+        request: InferRequest,
+        regions: RegionMap,
+        answer: Answer,
     ) -> None:
         if isinstance(answer, EdgekitError):
             connection.respond_error(answer)
@@ -240,7 +245,7 @@ def _send_encoded(encoding: Sliced[tuple[Buffer, ...]], connection: Responder) -
 
 
 def _while_open(connection: Responder, work: Sliced[None]) -> Sliced[None]:
-    """Do `work` until the client goes; respond with what it raises."""
+    """Run `work` until it ends or the client disconnects; respond with its error."""
     try:
         for _ in work:
             yield

@@ -252,7 +252,7 @@ class Router:
         return {"name": "edgekit", "version": __version__, "extensions": extensions}
 
     def _find_samples(self) -> "FleetSamples":
-        """Return what takes samples, which is made when it is needed first: most services take none."""
+        """Return the sampler, created at its first use: most services take no samples."""
         if self._samples is None:
             from edgekit_runtime.service.samples.fleet_samples import FleetSamples
 
@@ -263,7 +263,7 @@ class Router:
         return self._find_samples().to_json()
 
     def _keep(self, name: str, connection: Connection, _head: RequestHead, body: memoryview) -> None:
-        """Store a recent request as a sample: that with the identifier in the body, or the last one."""
+        """Store a recent request as a sample: by the identifier in the body, or the last one."""
         request_id = take_field(load_small(body), "id", "the request", str, "") if len(body) else ""
         sample_id = self._find_samples().keep(name, request_id or None)
         connection.respond(*make_json({"sample": sample_id}))

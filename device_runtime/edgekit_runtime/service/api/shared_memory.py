@@ -27,7 +27,7 @@ class _OwnedRegions:
         self.regions: list[Region] = []
 
     def __call__(self) -> None:
-        """Unregister them when the connection ends: a client that dies unregisters nothing."""
+        """Unregister the regions when the connection ends: a client that dies unregisters nothing."""
         for region in self.regions:
             self._registered.remove(region)
 
@@ -89,7 +89,7 @@ class SharedMemoryHandler:
     def unregister(
         self, name: str | None, connection: Connection, _head: RequestHead, _body: memoryview
     ) -> None:
-        """Unregister one region, or all but the memfds of other connections.
+        """Unregister one region, or all regions except the memfds of other connections.
 
         Regions that this client cannot use stay. Segments by key have no owner: a client of the protocol has
         several connections, and registers and unregisters on any of them.

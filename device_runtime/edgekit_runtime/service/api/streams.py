@@ -47,7 +47,7 @@ class StreamsHandler:
         self._numbers = iter(range(1, 1 << 62))
 
     def follow_fleet(self) -> None:
-        """Start and stop streams as the fleet wants by now."""
+        """Start and stop streams to match the fleet's orders."""
         if self._fleet is not None:
             self._fleet.look()
 
@@ -147,7 +147,7 @@ def open_streams(
 
 @functools.cache
 def _read_page() -> tuple[bytes, str]:
-    """Return the live page, and the policy by which it runs its own script alone."""
+    """Return the live page, and the policy that lets it run only its own script."""
     page = resources.files("edgekit_runtime.service.streams").joinpath("live.html").read_bytes()
     sources = {
         kind: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

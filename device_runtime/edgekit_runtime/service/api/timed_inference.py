@@ -13,7 +13,7 @@ from edgekit_runtime.service.http.send_buffer import Buffer
 from edgekit_runtime.service.models.catalogue import Catalogue
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.observability.server_timing import RunTimes, UtilizationMeter, format_fields
-from edgekit_runtime.service.oip.codec import Held
+from edgekit_runtime.service.oip.codec import RegionMap
 from edgekit_runtime.service.oip.time_slices import Slicer
 from edgekit_runtime.service.scheduling.call import Answer
 from edgekit_runtime.service.serving.served_version import Served
@@ -77,7 +77,7 @@ class TimedInferenceHandler(InferenceHandler):
             connection.respond_error(error, format_fields(None, load))
 
     def _respond(
-        self, connection: Responder, served: Served, request: InferRequest, regions: Held, answer: Answer
+        self, connection: Responder, served: Served, request: InferRequest, regions: RegionMap, answer: Answer
     ) -> None:
         times = self._times.take()
         asker = id(connection)

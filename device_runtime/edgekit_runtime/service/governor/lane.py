@@ -1,7 +1,7 @@
-"""The lane of a governed model, which switches between several ways to run it.
+"""The lane of a governed model, which switches between several settings.
 
-All ways are loaded and warm before the first call, so a switch is one assignment and no call waits for it.
-Calls that an earlier way accepted are answered by that way.
+All settings are loaded and warm before the first call: a switch is one assignment, and no call waits for it.
+Calls that an earlier setting accepted are answered by its lane.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from edgekit_runtime.service.scheduling.golden_ratio import GOLDEN
 from edgekit_runtime.service.scheduling.scheduler import Scheduler
 from edgekit_runtime.tensors import Array
 
-Way: TypeAlias = tuple[str, int]  # variant and threads; 0 stands for those of the package
+LaneKey: TypeAlias = tuple[str, int]  # variant and threads; 0 stands for those of the package
 
 _RETRY_S = 1.0  # a governor decides once a second
 
@@ -32,7 +32,7 @@ class GovernedLane(Lane):
 
     __slots__ = ("_lanes", "_metrics", "_now", "_phase", "_reason", "admit", "changes", "setting")
 
-    def __init__(self, lanes: Mapping[Way, Scheduler], first: ModelSetting, metrics: LaneMetrics) -> None:
+    def __init__(self, lanes: Mapping[LaneKey, Scheduler], first: ModelSetting, metrics: LaneMetrics) -> None:
         """Make a lane that accepts all calls with the setting `first`.
 
         Args:
@@ -75,7 +75,7 @@ class GovernedLane(Lane):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call waits, is under way or is being answered in any of the ways."""
+        """Whether no call waits, is under way or is being answered in any setting."""
         return all(lane.is_idle for lane in self._lanes.values())
 
     def drain(self, done: Callable[[], None]) -> None:

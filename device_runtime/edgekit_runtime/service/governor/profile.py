@@ -14,14 +14,14 @@ from edgekit_runtime.power.governor.settings import Cost, ModelSetting, Profile,
 from edgekit_runtime.service.governor.lane import GovernedLane
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.options.model import GovernorOptions, SchedulingLimits
-from edgekit_runtime.sessions.instances import LoadedWay
+from edgekit_runtime.sessions.instances import LoadedSetting
 
 _WATTS: Final = 1.0  # of one busy thread: a guess that the governor corrects by a common factor
 _NO_SCORE: Final = 0.5
 
 
 def make_profile(
-    ways: tuple[LoadedWay, ...], options: GovernorOptions, scheduling: SchedulingLimits
+    loaded_settings: tuple[LoadedSetting, ...], options: GovernorOptions, scheduling: SchedulingLimits
 ) -> Profile:
     """Return the loaded settings with their costs, as far as known.
 
@@ -29,21 +29,21 @@ def make_profile(
     threads: a governor learns the factor. Accuracy is the score in the package.
     """
     costs = {}
-    for way in ways:
+    for loaded in loaded_settings:
         for batch in sorted({min(batch, scheduling.max_batch) for batch in options.batches}):
-            run_s = _run_s(way, batch)
-            energy_j = run_s * max(1, way.threads) * _WATTS / batch
-            setting = ModelSetting(way.variant, batch, way.threads)
-            costs[setting] = Cost(run_s, energy_j, _score(way.figures))
+            run_s = _run_s(loaded, batch)
+            energy_j = run_s * max(1, loaded.threads) * _WATTS / batch
+            setting = ModelSetting(loaded.variant, batch, loaded.threads)
+            costs[setting] = Cost(run_s, energy_j, _score(loaded.figures))
     deadline_s = None if options.deadline_ms is None else options.deadline_ms / 1e3
     return Profile(costs, deadline_s, hold_s=scheduling.max_delay_s)
 
 
-def _run_s(way: LoadedWay, batch: int) -> float:
-    sizes = sorted({run.size_bytes for run in way.warm_runs})
+def _run_s(loaded: LoadedSetting, batch: int) -> float:
+    sizes = sorted({run.size_bytes for run in loaded.warm_runs})
     # The golden inputs are the first size; a batch of n has about n times its bytes.
     size = sizes[min(bisect_left(sizes, sizes[0] * batch), len(sizes) - 1)]
-    return max(1e-6, median(run.seconds for run in way.warm_runs if run.size_bytes == size))
+    return max(1e-6, median(run.seconds for run in loaded.warm_runs if run.size_bytes == size))
 
 
 def _score(figures: Mapping[str, JsonValue]) -> float:
@@ -84,7 +84,7 @@ class GovernedModel:
         run_s, fill = self._measure_runs()
         load = self._loads.measure(
             now_s,
-            came=answered + metrics.shed + metrics.late + metrics.waiting,
+            arrived=answered + metrics.shed + metrics.late + metrics.waiting,
             answered=answered,
             late=metrics.late + self._overdue(),
             run_s=run_s,

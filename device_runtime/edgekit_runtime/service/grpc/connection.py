@@ -98,7 +98,7 @@ class GrpcConnection:
             self._advance()
 
     def _advance(self) -> None:
-        """Handle a part of what was received; the rest once other connections had their turn."""
+        """Handle a part of the received bytes; the rest follows after other connections had their turn."""
         self._is_yielding = False
         self._is_advancing = True  # what is to be sent goes out together, at the end
         try:
@@ -216,7 +216,7 @@ class GrpcConnection:
         self.deadline_tick = self.server.tick + ticks(after_s)
 
     def on_timeout(self) -> None:
-        """Close a client that moves too little of what it owes, or with which nothing happens."""
+        """Close a connection whose client sends or reads too slowly, or that is idle."""
         limits, http2 = self.server.limits, self.http2
         if self._is_lingering or self.on_admit is not None:
             self.close()
@@ -235,7 +235,7 @@ class GrpcConnection:
         self.flush()
 
     def _find_debt(self) -> tuple[str, int] | None:
-        """Return what only the client can bring on, or None."""
+        """Return what the connection waits for from the client, or None."""
         if self._sending_bytes:
             return "responses", 0
         partial = [rpc.stream.stream_id for rpc in self.rpcs if rpc.is_in_message]
@@ -244,7 +244,7 @@ class GrpcConnection:
         return ("frame", self.http2.frames) if self.http2.is_in_frame else None
 
     def _end_idle(self) -> None:
-        """Ask a client with open RPCs for a sign of life; let any other one go."""
+        """Ping an idle client with open RPCs; close the connection of any other idle client."""
         limits = self.server.limits
         self._idle_checks += 1
         idle_s = self._idle_checks * limits.read_timeout_s
@@ -259,7 +259,7 @@ class GrpcConnection:
     # Ending
 
     def _refuse(self, error: Http2Error) -> None:
-        """Say why the connection ends; what the client still sends is thrown away."""
+        """Send the reason for the end of the connection; discard what the client still sends."""
         self.server.error_counts[400] += 1
         for rpc in list(self.rpcs):
             rpc.cancel()

@@ -133,13 +133,13 @@ class _Kind(NamedTuple):
 
     Attributes:
         handle: takes flags, stream and payload.
-        places: where one may come.
+        states: where one may come.
         cost: what one takes of the budget for frames that ask for nothing.
         size_bytes: length of the payload, or None for any.
     """
 
     handle: "Callable[[Http2, int, int, memoryview], Event | None]"
-    places: int
+    states: int
     cost: float = 0.0
     size_bytes: int | None = None
 
@@ -215,7 +215,7 @@ class Http2:
         self._unread = b""
         self._at = 0  # in `_unread`
         self._has_preface = self._has_settings = False
-        self._rest: tuple[int, int, int] | None = None  # flags, stream and length of the rest of DATA
+        self._unread_data: tuple[int, int, int] | None = None  # flags, stream and length of the rest of DATA
         self._block_id: int | None = None  # stream of a field block whose end is missing
         self._block, self._fragments, self._ends_stream = bytearray(), 0, False
         self._last_stream_id = 0
@@ -235,7 +235,7 @@ class Http2:
     @property
     def is_in_frame(self) -> bool:
         """Whether a part of something was received whose rest is missing, or no preface was."""
-        is_partial = len(self._unread) > self._at or self._rest is not None
+        is_partial = len(self._unread) > self._at or self._unread_data is not None
         return is_partial or self._block_id is not None or not self._has_settings
 
     def receive_data(self, data: bytes) -> None:
@@ -252,8 +252,8 @@ class Http2:
             return None
         while True:
             data, start = self._unread, self._at
-            if self._rest is not None:
-                kind, rules, (flags, stream_id, length) = _DATA, self.KINDS[_DATA], self._rest
+            if self._unread_data is not None:
+                kind, rules, (flags, stream_id, length) = _DATA, self.KINDS[_DATA], self._unread_data
             elif len(data) - start >= _HEAD.size:
                 length_and_kind, flags, stream_id = _HEAD.unpack_from(data, start)
                 length, kind, stream_id = length_and_kind >> 8, length_and_kind & 0xFF, stream_id & 0x7FFFFFFF
@@ -263,10 +263,10 @@ class Http2:
                 return None
             size = min(length, len(data) - start)
             if size == length:
-                self._rest = None
+                self._unread_data = None
                 self.frames += 1
             elif size and kind == _DATA and not flags & _PADDED:
-                self._rest = flags, stream_id, length - size
+                self._unread_data = flags, stream_id, length - size
                 flags &= ~_END_STREAM
             else:
                 return None
@@ -305,8 +305,8 @@ class Http2:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         if self._block_id != (stream_id if kind == _CONTINUATION else None):
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a field block in pieces, and other frames between")
-        place = _CONNECTION if not stream_id else _OPENED if stream_id <= self._last_stream_id else _IDLE
-        if not rules.places & place:
+        state = _CONNECTION if not stream_id else _OPENED if stream_id <= self._last_stream_id else _IDLE
+        if not rules.states & state:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"a frame of type {kind} on stream {stream_id}")
         is_collected = kind != _DATA or flags & _PADDED
         if length > self._max_collected_bytes and is_collected:
@@ -462,7 +462,7 @@ class Http2:
     def respond(
         self, stream: Http2Stream, head: bytes, parts: Sequence[Buffer], trailers: bytes | None
     ) -> None:
-        """Send a response, or a further part of one, behind what waits already.
+        """Queue a response, or a further part of a response.
 
         Args:
             stream: the stream of the request.

@@ -51,7 +51,7 @@ _CONTENTS: Final[Mapping[str, str]] = {
 
 
 class _RequestHead(NamedTuple):
-    """What a message says beside its tensors: of the head of a request over HTTP, handlers read `json_bytes`.
+    """Stands in for the head of an HTTP request, of which handlers read `json_bytes`.
 
     Attributes:
         name, version: the model; None is its default version.
@@ -194,7 +194,7 @@ def _join(text: bytes, tensors: Sequence[memoryview]) -> "bytes | memoryview":
 
 
 def _describe_request(message: Mapping[str, Any], sizes: Sequence[int]) -> dict[str, Any]:
-    """Return what a request over HTTP states in its JSON, with tensors of `sizes` behind it.
+    """Return the JSON of an equal request over HTTP, whose tensors of `sizes` follow as binary data.
 
     Raises:
         RequestError: there are not as many tensors as inputs outside of shared memory.

@@ -182,7 +182,7 @@ def _read_value(kind: str, data: memoryview, budget: Iterator[int]) -> Any:
 
 
 def write_message(message: str, values: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a message; values that have no field are left out, as in JSON from elsewhere."""
+    """Return the bytes of a message; values without a field, which foreign JSON may hold, are left out."""
     output = bytearray()
     for field in _FIELDS[message].values():
         number, kind, elements = field.number, field.kind, values.get(field.name)

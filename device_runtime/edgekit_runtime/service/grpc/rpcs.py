@@ -160,7 +160,7 @@ class RpcHead:
 
 
 class MessageResponder:
-    """Takes the response to one message of a client; what handlers of HTTP take for a connection.
+    """Takes the response to one message of a client; stands in for the connection in handlers of HTTP.
 
     Attributes:
         rpc: the RPC that it is part of.
@@ -325,7 +325,7 @@ class Rpc:
         self._send_responses()
 
     def _collect(self) -> memoryview | None:
-        """Take what has arrived of the next message; return the message once that is all of it.
+        """Take the received bytes of the next message; return the message once it is complete.
 
         Raises:
             RequestError: the message is refused.
@@ -390,7 +390,7 @@ class Rpc:
             self.owner.flush()
 
     def _send_responses(self) -> None:
-        """Send what is due, and end the RPC if that was all."""
+        """Send the responses that are due; end the RPC after its last."""
         responders = self._responders
         parts: list[Buffer] = []
         while responders and (response := responders[0].response) is not None:

@@ -58,7 +58,7 @@ _ENDPOINTS: Final[Mapping[str, _Endpoint]] = {
 
 
 def _find_path(template: str, values: Mapping[str, Any]) -> str:
-    """Return a path with strings of a request in it; without a name, it is that of all models or regions."""
+    """Return the path for the strings of a request; without a name, the path of all models or regions."""
     names = {key: quote_segment(text) for key, text in values.items() if isinstance(text, str)}
     name, version = values.get("name", ""), values.get("version", "")
     names["model"] = model_path(name, version or None) if name else "/v2/models"

@@ -375,7 +375,7 @@ class Connection:
             self._queue(SendBuffer(parts, sent))
 
     def _fit(self, request: RequestHead | None, head: Buffer, *body: Buffer) -> tuple[Buffer, ...]:
-        """Return the response as the client understands it, and decide whether it is the last one."""
+        """Return the response in the client's version of HTTP, and decide whether it ends the connection."""
         is_last = request is None or not request.keeps_alive or self._owner.is_draining
         if is_last or (self._has_ended and not self._parser.unread):
             self.closes = True
@@ -439,7 +439,7 @@ class Connection:
         self.deadline_tick = self._owner.tick + ticks(after_s)
 
     def _watch_progress(self, moved_bytes: int) -> None:
-        """Look later at how much of a body or a response has moved; it is `moved_bytes` now."""
+        """Check later how many bytes of a body or response have moved since `moved_bytes`."""
         self._moved_bytes = moved_bytes
         self._set_deadline(self._owner.limits.read_timeout_s)
 
@@ -476,7 +476,7 @@ class Connection:
 
     @property
     def has_left(self) -> bool:
-        """Whether the client has gone, as far as that can be known.
+        """Whether the client is known to have disconnected.
 
         Over TCP, a client that sends nothing more counts as gone: the system does not tell it from one that
         has closed.
@@ -514,7 +514,7 @@ class Connection:
         return self.is_open and not self.closes and not self.is_busy and self._parser.body_bytes is None
 
     def close_when_idle(self) -> None:
-        """Close unless a request is under way, which is the last one then."""
+        """Close at once, or after the request under way."""
         if not self.is_busy and self._parser.body_bytes is None and not self._parser.unread:
             self.close()
 

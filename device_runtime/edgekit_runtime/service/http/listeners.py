@@ -144,7 +144,7 @@ def inherit_listeners() -> list[socket.socket]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep other services out while this one checks, removes or binds a socket in `folder`."""
+    """Lock `folder` against other services while this service checks, removes or binds a socket there."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         for _ in range(_LOCK_TRIES):  # not for ever: every process that may read the folder can hold the lock

@@ -16,7 +16,7 @@ from edgekit_runtime.codecs.compression import IDENTITY, list_codings
 from edgekit_runtime.errors import RequestError
 
 MAX_HEADERS: Final = 100
-_MAX_KEPT: Final = 256
+_MAX_HEADS: Final = 256
 _MAX_KEPT_BYTES: Final = 2048  # of one head; longer ones are rare and would fill memory
 _ONE_OF_A_KIND: Final = frozenset(
     (
@@ -114,10 +114,10 @@ class RequestHead:
 class HeadCache:
     """Parses heads and remembers the last few hundred; shared by the connections of a server."""
 
-    __slots__ = ("_kept",)
+    __slots__ = ("_heads",)
 
     def __init__(self) -> None:
-        self._kept: dict[bytes, RequestHead] = {}
+        self._heads: dict[bytes, RequestHead] = {}
 
     def parse(self, data: bytes) -> RequestHead:
         """Return the head whose bytes are `data`.
@@ -128,13 +128,13 @@ class HeadCache:
         Raises:
             RequestError: malformed, or the length of the body is ambiguous.
         """
-        head = self._kept.get(data)
+        head = self._heads.get(data)
         if head is None:
             head = _parse(data)
             if len(data) <= _MAX_KEPT_BYTES:
-                if len(self._kept) >= _MAX_KEPT:
-                    self._kept.clear()  # simpler than dropping the oldest, and as good
-                self._kept[data] = head
+                if len(self._heads) >= _MAX_HEADS:
+                    self._heads.clear()  # simpler than dropping the oldest, and as good
+                self._heads[data] = head
         return head
 
 

@@ -59,7 +59,7 @@ class ModelEntry:
         self.lock = asyncio.Lock()
 
     def publish(self, fresh: Sequence[Served]) -> None:
-        """Let requests find `fresh`; the first answers those that name no version."""
+        """Let requests find `fresh`; its first version answers requests that name none."""
         self.versions = {served.version: served for served in fresh}
         self.default = fresh[0]
         self.is_evicted = False
@@ -68,7 +68,7 @@ class ModelEntry:
             self.failed.pop(version, None)
 
     def withdraw(self) -> list[Served]:
-        """Let requests find no version, and return those that they found; a trial ends without a verdict."""
+        """Hide all versions from requests, and return them; a trial ends without a verdict."""
         if self.trial is not None:
             self.trial.end()
             self.trial = None

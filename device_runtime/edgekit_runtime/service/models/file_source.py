@@ -41,7 +41,7 @@ class PackageFiles(Source):
     """
 
     __slots__ = (
-        *("_damaged", "_opened", "_paths", "_rejected", "_seen", "_tails", "_trust", "_unreadable"),
+        *("_damaged", "_opened", "_paths", "_rejected", "_manifests", "_tails", "_trust", "_unreadable"),
         "limits",
     )
 
@@ -55,7 +55,7 @@ class PackageFiles(Source):
             _stat(path)
         self._paths, self._tails = tuple(paths), tuple(tails)
         self._trust, self.limits = trust, DEFAULT_LIMITS
-        self._seen: dict[_Key, Manifest] = {}
+        self._manifests: dict[_Key, Manifest] = {}
         self._rejected: set[_ModelKey] = set()
         self._damaged: dict[_Key, PackageError] = {}
         self._unreadable: dict[Path, str] = {}
@@ -76,7 +76,7 @@ class PackageFiles(Source):
         return policy.choose(name, list(self._list(name).values()))
 
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
-        """Return what is to be served of `name`, see `Source`."""
+        """Return the versions of `name` to serve, see `Source`."""
         loaded: list[Loaded] = []
         with contextlib.ExitStack() as packages, contextlib.ExitStack() as undo:
             opened = [packages.enter_context(package) for package in self._open_packages(name, policy)]
@@ -164,7 +164,7 @@ class PackageFiles(Source):
                 if self._unreadable.get(path) != str(error):
                     _logger.warning("%s", error)
         # Only of the files that are there now: each swap may bring another one.
-        self._seen, self._unreadable = manifests, unreadable
+        self._manifests, self._unreadable = manifests, unreadable
         if problem is not None and not servables:
             raise problem
         return {key: package for key, package in servables.items() if key not in self._rejected}
@@ -176,7 +176,7 @@ class PackageFiles(Source):
         key = (path, status.st_mtime_ns, status.st_ino)
         if key in self._damaged:
             raise self._damaged[key].with_traceback(None)
-        manifest = self._seen.get(key)
+        manifest = self._manifests.get(key)
         if manifest is None:
             manifest = read_unverified_manifest(path, check_artifacts=False).manifest
         return key, manifest

@@ -91,7 +91,7 @@ class Registry:
             return None
 
     def report_crash(self, name: str, version: str, reason: str, *, is_loop: bool) -> None:
-        """Wait again before a version that crashed counts as good; replace one that crashes in a loop."""
+        """Restart the wait after which a version counts as good; replace a version that crashes in a loop."""
         self._lifecycle.confirmations.postpone(name, version)
         if is_loop:
             self._start(self.give_up(name, version, f"crash: {reason}"))
@@ -297,7 +297,7 @@ class Registry:
     async def _unload_and_open(
         self, model: ModelEntry, options: ModelOptions, plan: LoadPlan
     ) -> list[Served]:
-        """Unload first; if the new version cannot be opened, the old one is opened again."""
+        """Unload the old version, then open the new version; if that fails, open the old version again."""
         # Not within a reservation: no other model waits for the calls of this one.
         before = model.withdraw()
         await self._lifecycle.retire(before)

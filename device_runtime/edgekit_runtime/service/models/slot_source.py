@@ -63,7 +63,7 @@ class InstalledModels(Source):
         return None if current is None or current.health != UNPROVEN else current.trial or None
 
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
-        """Return what is to be served of `name`, see `Source`."""
+        """Return the versions of `name` to serve, see `Source`."""
         if not policy.specific:
             return [self._open_active(name, load)]
         opened: list[Loaded] = []

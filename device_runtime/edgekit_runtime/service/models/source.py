@@ -49,7 +49,7 @@ class Source(Protocol):
         return None
 
     def find_trial(self, _name: str) -> str | None:
-        """Return how the newest version is to be tried, as an installation asked for it, or None.
+        """Return the kind of trial that an installation requested for the newest version, or None.
 
         Raises:
             EdgekitError: it cannot be found out.
@@ -57,7 +57,7 @@ class Source(Protocol):
         return None
 
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
-        """Verify the packages that `policy` chooses, each once, and return what `load` makes of them.
+        """Verify each package that `policy` chooses once, and return the results of `load`.
 
         The first answers requests that name no version.
 

@@ -28,7 +28,7 @@ class RunTimes:
         self.queue_s = self.compute_s = 0.0
 
     def take(self) -> tuple[float, float]:
-        """Return both times and reset them to 0, since a response from the cache notes none."""
+        """Return both times and reset them to 0: a response from the cache sets no times."""
         durations = self.queue_s, self.compute_s
         self.queue_s = self.compute_s = 0.0
         return durations
@@ -62,7 +62,7 @@ class TimedMetrics(LaneMetrics):
 
 
 class UtilizationMeter:
-    """Measures which share of execution slots (of one model, or processors) other clients use."""
+    """Measures the share of execution slots (of one model) or processors that other clients use."""
 
     __slots__ = ("_askers", "_began_s", "_busy_s", "_clock", "_own", "_share", "_slots")
 

@@ -11,7 +11,7 @@ from typing import Final
 from edgekit_runtime.system.shown_text import log_lines
 
 _PERIOD_S: Final = 60.0
-_MAX_SAID: Final = 64  # a client may have a say in what messages are about
+_MAX_LOGGED: Final = 64  # a client may have a say in what messages are about
 
 
 def log_limited(prefix: str) -> None:
@@ -39,7 +39,7 @@ class TracebackLimiter(logging.Filter):
         super().__init__()
         self._handler, self._clock = handler, clock
         self._lock = threading.Lock()  # filters run outside the lock of their handler
-        self._said: dict[Hashable, tuple[float, int]] = {}  # fault -> when it was said, how often not since
+        self._logged: dict[Hashable, tuple[float, int]] = {}  # fault -> when it was said, how often not since
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is to be written; records without a traceback are."""
@@ -62,15 +62,17 @@ class TracebackLimiter(logging.Filter):
         Called with the lock held.
         """
         now_s = self._clock()
-        if fault not in self._said and len(self._said) >= _MAX_SAID:
-            self._said = {key: report for key, report in self._said.items() if now_s - report[0] < _PERIOD_S}
-            if len(self._said) >= _MAX_SAID:
+        if fault not in self._logged and len(self._logged) >= _MAX_LOGGED:
+            self._logged = {
+                key: report for key, report in self._logged.items() if now_s - report[0] < _PERIOD_S
+            }
+            if len(self._logged) >= _MAX_LOGGED:
                 fault = None  # all others together
-        at_s, left_out = self._said.get(fault, (-_PERIOD_S, 0))
+        at_s, left_out = self._logged.get(fault, (-_PERIOD_S, 0))
         if now_s - at_s < _PERIOD_S:
-            self._said[fault] = (at_s, left_out + 1)
+            self._logged[fault] = (at_s, left_out + 1)
             return None
-        self._said[fault] = (now_s, 0)
+        self._logged[fault] = (now_s, 0)
         return left_out
 
     def _write(self, record: logging.LogRecord) -> None:

@@ -41,7 +41,7 @@ _FEW_VALUES: Final = 128  # are written to JSON at once
 _MAX_VALUE_CHARACTERS: Final = 26  # of a number in JSON, with its comma
 _MAX_KEPT_HEADS: Final = 32  # of one request: a model with free sizes has responses of many shapes
 
-Held: TypeAlias = Mapping[str, Region]
+RegionMap: TypeAlias = Mapping[str, Region]
 """Output name -> the region that it goes to."""
 
 
@@ -140,8 +140,8 @@ class Codec:
                 inputs[tensor.name] = self._read(tensor, body, len(text), is_local)
         return request, inputs
 
-    def hold(self, request: InferRequest, *, is_local: bool) -> Held:
-        """Return the regions that outputs go to; later their names may belong to other regions.
+    def hold(self, request: InferRequest, *, is_local: bool) -> RegionMap:
+        """Return the regions for outputs, held for this request: their names may be reused meanwhile.
 
         Raises:
             RequestError: there is no region of that name, or an output's place is not within it.
@@ -155,7 +155,7 @@ class Codec:
         return regions
 
     def encode(
-        self, request: InferRequest, outputs: Mapping[str, Array], regions: Held
+        self, request: InferRequest, outputs: Mapping[str, Array], regions: RegionMap
     ) -> tuple[Buffer, ...]:
         """Return the parts of the response: its head with the JSON, and the binary data that follow.
 
@@ -181,7 +181,7 @@ class Codec:
         return head, *data
 
     def encode_in_slices(
-        self, request: InferRequest, outputs: Mapping[str, Array], regions: Held
+        self, request: InferRequest, outputs: Mapping[str, Array], regions: RegionMap
     ) -> Sliced[tuple[Buffer, ...]]:
         """Return the same for a response with values in its JSON, in slices; see `measure_json`."""
         arrays, data = self._sort_outputs(request, outputs, regions)
@@ -230,7 +230,7 @@ class Codec:
         return request
 
     def check_inputs(self, inputs: Mapping[str, Array]) -> None:
-        """Check inputs that were made from a file as those of a request are checked.
+        """Check inputs made from a file by the same rules as inputs of a request.
 
         Raises:
             RequestError: they are too large.
@@ -265,7 +265,7 @@ class Codec:
         return array
 
     def _sort_outputs(
-        self, request: InferRequest, outputs: Mapping[str, Array], regions: Held
+        self, request: InferRequest, outputs: Mapping[str, Array], regions: RegionMap
     ) -> tuple[list[Array], list[Array]]:
         """Return the outputs asked for, and those that follow the JSON; the others go to shared memory."""
         arrays, data = [], []

@@ -105,7 +105,7 @@ class Isolation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GovernorOptions:
-    """What a governor may change about one model to hold the limits of the device.
+    """The settings of one model that a governor may change to hold the limits of the device.
 
     Attributes:
         deadline_ms: time limit that 99 of 100 requests must keep, from arrival to response; or None.

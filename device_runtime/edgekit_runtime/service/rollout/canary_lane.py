@@ -88,7 +88,7 @@ class CanaryLane(Lane):
         self._measured = min(2 * options.share, 1.0)
 
     def submit(self, call: Call) -> None:
-        """Accept `call`, which one of the two versions answers; raises nothing."""
+        """Accept `call` and let one of the two versions answer it; raises nothing."""
         self._phase = phase = (self._phase + GOLDEN) % 1.0
         verdict = self._observer.verdict
         if call.sequence is not None and not isinstance(verdict, Rollback):
@@ -109,7 +109,7 @@ class CanaryLane(Lane):
             self._measure_current(call)
 
     def _submit_step(self, call: Call, step: SequenceStep) -> None:
-        """Let the version answer with which the sequence began: a share of them begin with the candidate."""
+        """Send a step to the version that began its sequence; a share of sequences begin at the candidate."""
         current, candidate = (lane is not None and lane.holds(step.id) for lane in self._sequences)
         may_begin = self._phase < self._share and self._unpaired < self._most_unpaired
         if not candidate and (current or not step.start or not may_begin):

@@ -125,18 +125,18 @@ class PairedRuns:
         max_run_s: float,
         complete: Callable[[Inputs], Inputs] = lambda inputs: inputs,
     ) -> None:
-        """Begin without a thread.
+        """Prepare the runs; the first pair starts the thread.
 
         Args:
             current: session of the version in use.
-            candidate: session of the one on trial.
+            candidate: session of the version on trial.
             compare: compares their answers.
             call_soon: calls something on the loop's thread, such as `loop.call_soon_threadsafe`.
             is_busy: whether real calls need the processors, so that no pair is made.
             defer: calls something on the loop's thread later, such as `loop.call_later`.
             max_run_s: time limit of the runs of a pair; 0 for no limit.
-            complete: adds the states that inputs lack, as at the start of a sequence: those of one version
-                mean nothing to the other.
+            complete: adds the states that inputs lack, as at the start of a sequence: one version cannot read
+                the states of the other.
         """
         self._complete = complete
         self._sessions: tuple[Session, ...] = (share_session(current), share_session(candidate))
@@ -171,7 +171,7 @@ class PairedRuns:
             self._alarm = self._defer(self._max_run_s, self._stop)
 
     def close(self) -> None:
-        """Make no more pairs; the one under way is stopped and not reported, and its thread ends after it."""
+        """Make no more pairs. The pair under way is stopped and not reported, then the thread ends."""
         self._is_over = True
         self._queue.put(None)
         self._stop()
@@ -179,7 +179,7 @@ class PairedRuns:
             self._sessions = self._own = ()
 
     def _stop(self) -> None:
-        """End the pair under way: again and again, since one run follows the other.
+        """Stop the pair under way; repeated, since a second run may follow the first.
 
         After the trial only runs of sessions of its own are ended: others also run calls.
         """

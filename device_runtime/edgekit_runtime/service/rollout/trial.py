@@ -132,7 +132,7 @@ def _describe_parts(manifest: Manifest) -> dict[str, object]:
 
 
 def _without(states: Collection[str], compare: Compare) -> Compare:
-    """Return a comparison of all outputs but states: two versions may keep the same in different ways."""
+    """Return a comparison of all outputs except states, which two versions may represent differently."""
     if not states:
         return compare
 

@@ -40,13 +40,13 @@ class Writer:
     """A thread for all models of a process; what does not fit into its queue is dropped."""
 
     def __init__(self) -> None:
-        """Begin without a thread."""
+        """Prepare the runs; the first pair starts the thread."""
         self._jobs: queue.Queue[tuple[int, Callable[[], None]] | None] = queue.Queue(_MAX_QUEUED)
         self._lock, self._queued_bytes = threading.Lock(), 0
         self._thread: threading.Thread | None = None
 
     def put(self, size_bytes: int, job: Callable[[], None]) -> bool:
-        """Have a job done that holds so many bytes; return False if it is dropped."""
+        """Queue a job that holds so many bytes; return False if it is dropped."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="edgekit-samples", daemon=True)
             self._thread.start()
@@ -61,7 +61,7 @@ class Writer:
         return True
 
     def close(self) -> bool:
-        """Do what is queued; return whether that has ended in time."""
+        """Finish the queued jobs; return whether they ended in time."""
         if self._thread is None:
             return True
         with contextlib.suppress(queue.Full):
@@ -82,7 +82,7 @@ class Writer:
 
 
 class ModelSampler:
-    """Samples of one model, on the thread of the loop but for what `Writer` does."""
+    """Samples of one model; used on the thread of the loop, except by `Writer`."""
 
     __slots__ = (
         *("_clock", "_dropped", "_folder", "_largest_bytes", "_loop", "_max_bytes", "_model", "_options"),
@@ -141,10 +141,10 @@ class ModelSampler:
     ) -> None:
         """Take a request, see `served_version.Sampler`."""
         draws = self.draws
-        draws.left -= 1
-        if draws.left > 0 and self._recent is None:
+        draws.countdown -= 1
+        if draws.countdown > 0 and self._recent is None:
             return
-        draw = draws.draw(self._clock()) if draws.left <= 0 else None
+        draw = draws.draw(self._clock()) if draws.countdown <= 0 else None
         size_bytes = len(file[0]) if file is not None else sum(array.nbytes for array in inputs.values())
         if size_bytes > self._max_bytes:
             if draw is not None:
@@ -217,7 +217,7 @@ class ModelSampler:
             self._recent_bytes -= self._recent.popleft().size_bytes
 
     def _put(self, request: ServedRequest, draw: Draw) -> str | None:
-        """Have a request looked at and stored; return the sample's id, or None if it is dropped."""
+        """Queue a request to be judged and stored; return the sample's id, or None if it is dropped."""
         sample_id = os.urandom(16).hex()
         if self._writer.put(request.size_bytes, lambda: self._store(request, draw, sample_id)):
             return sample_id
@@ -292,7 +292,7 @@ def _judge(observation: Observation, line: Line) -> bool | None:
 
 
 def copy_borrowed(arrays: Mapping[str, Array], own: str | None) -> Mapping[str, Array]:
-    """Return arrays that stay valid: those whose memory others write to are copied, but for the one `own`."""
+    """Return arrays that stay valid: copies of all whose memory others may write to, except `own`."""
     return {
         name: array if name == own or array.flags.owndata else array.copy() for name, array in arrays.items()
     }

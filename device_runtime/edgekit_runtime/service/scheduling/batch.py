@@ -18,7 +18,7 @@ from edgekit_runtime.tensors import Array
 
 
 def find_kind(session: Session, inputs: Mapping[str, Array]) -> tuple[Hashable | None, int]:
-    """Return what calls of one batch have in common, and the number of rows.
+    """Return the kind of a call, equal for all calls of a batch, and its number of rows.
 
     The kind is None if inputs have no rows or different numbers of rows; such a call fits no batch.
 

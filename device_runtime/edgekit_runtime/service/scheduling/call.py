@@ -17,7 +17,7 @@ Run: TypeAlias = Callable[[Mapping[str, Array]], Answer]
 
 
 class Reused(Mapping[str, Array]):
-    """Outputs that were computed for another call; they are no evidence of what a version does."""
+    """Outputs that were computed for another call, and so no evidence about a version."""
 
     __slots__ = ("_outputs",)
 
@@ -35,7 +35,7 @@ class Reused(Mapping[str, Array]):
 
 
 def never() -> bool:
-    """Return False: the client of such a call does not go."""
+    """Return False: such a call has no client that can disconnect."""
     return False
 
 
@@ -67,7 +67,7 @@ class Call:
     work: "Callable[[Run], Answer] | None" = None
 
     def own_inputs(self) -> Mapping[str, Array]:
-        """Return inputs that stay valid after `reply`: arrays that others may write to are copied."""
+        """Return inputs that stay valid after `reply`: arrays in foreign memory are copied."""
         return {name: array if array.flags.owndata else array.copy() for name, array in self.inputs.items()}
 
     def answered_by(self, reply: Callable[[Answer], None]) -> "Call":

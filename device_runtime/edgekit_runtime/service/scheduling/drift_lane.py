@@ -35,7 +35,7 @@ def make_drift(
 class DriftLane(Lane):
     """Collects statistics of some calls; it stands in front of a cache, which would hide equal inputs."""
 
-    __slots__ = ("_budget_s", "_clock", "_cost_s", "_drift", "_lane", "_left", "_phase")
+    __slots__ = ("_budget_s", "_clock", "_cost_s", "_countdown", "_drift", "_lane", "_phase")
 
     def __init__(
         self,
@@ -59,27 +59,27 @@ class DriftLane(Lane):
         self._drift = drift
         self._lane = lane
         self._clock = clock
-        self._left = 1
+        self._countdown = 1
 
     def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":
         """Let the lane behind answer, unless this call is counted."""
-        if self._left <= 1:
+        if self._countdown <= 1:
             return None
         answer = self._lane.attempt(inputs)
         if answer is not None:
-            self._left -= 1
+            self._countdown -= 1
         return answer
 
     def takes_work(self, inputs: Mapping[str, Array]) -> bool:
-        return self._left > 1 and self._lane.takes_work(inputs)
+        return self._countdown > 1 and self._lane.takes_work(inputs)
 
     def submit(self, call: Call) -> None:
         """Pass `call` to the lane behind, and sample it if its turn has come; raises nothing."""
-        self._left -= 1
-        if self._left > 0:
+        self._countdown -= 1
+        if self._countdown > 0:
             self._lane.submit(call)
             return
-        self._left = 1
+        self._countdown = 1
         drift, clock = self._drift, self._clock
         begin_s = clock()
         # Wrong inputs must not fail here: the session says what is wrong with them.
@@ -100,7 +100,7 @@ class DriftLane(Lane):
             call.reply(answer)
             again_s = clock()
             drift.add(picked, answer, self._phase)
-            self._left = self._count_skipped(picked_s + judged_s + clock() - again_s)
+            self._countdown = self._count_skipped(picked_s + judged_s + clock() - again_s)
 
         self._lane.submit(call.answered_by(take))
 

@@ -110,7 +110,7 @@ class Flow(Protocol):
         """Count a batch that has run; returns a function that answers its calls."""
 
     def look(self, batch: Batch, seconds: float) -> bool:
-        """Stop a batch that runs too long or for nobody; returns whether others may have its place."""
+        """Stop a batch that runs too long or without clients; return whether its place is free."""
 
 
 class Pool:

@@ -39,7 +39,16 @@ class RunPlacement:
         mean_s: moving mean over the runs, 0 before the first.
     """
 
-    __slots__ = ("_freeze_s", "_least_s", "_left", "_limit_s", "_patience", "_upper_s", "mean_s", "short")
+    __slots__ = (
+        "_countdown",
+        "_freeze_s",
+        "_least_s",
+        "_limit_s",
+        "_patience",
+        "_upper_s",
+        "mean_s",
+        "short",
+    )
 
     def __init__(self, limit_s: float) -> None:
         """Make a placement without measurements, on threads.
@@ -51,7 +60,7 @@ class RunPlacement:
         self.mean_s = 0.0
         self._limit_s, self._upper_s = limit_s, limit_s * _HYSTERESIS
         self._freeze_s = max(_FREEZE_S, limit_s * _HICCUP)
-        self._patience = self._left = _FIRST_PATIENCE
+        self._patience = self._countdown = _FIRST_PATIENCE
         self._least_s = float("inf")
 
     def note_on_loop(self, seconds: float) -> None:
@@ -67,22 +76,22 @@ class RunPlacement:
             self._leave(0.0)
 
     def note_on_thread(self, seconds: float) -> None:
-        """Count a run that was on a thread; after some of them, the shortest decides on the next place."""
+        """Count a run on a thread; after several, the shortest decides where the next runs take place."""
         self.mean_s = move_mean(self.mean_s, seconds)
         if seconds >= self._freeze_s:  # it would have frozen the loop
             due = min(self._patience, math.ceil(seconds / _SAVED_S))
-            self._left, self._least_s = max(self._left, due), float("inf")
+            self._countdown, self._least_s = max(self._countdown, due), float("inf")
             return
         self._least_s = min(self._least_s, seconds)
-        self._left -= 1
-        if self._left <= 0:
+        self._countdown -= 1
+        if self._countdown <= 0:
             self.short = self._least_s < self._limit_s
             if self.short:
                 self.mean_s = self._least_s
-            self._left, self._least_s = self._patience, float("inf")
+            self._countdown, self._least_s = self._patience, float("inf")
 
     def _leave(self, due: float) -> None:
         """Run on threads from now on, for at least `due` runs, and longer each time that it comes back."""
         self.short = False
         most = max(_LAST_PATIENCE, _REPEATS * due)
-        self._patience = self._left = math.ceil(max(due, min(2 * self._patience, most)))
+        self._patience = self._countdown = math.ceil(max(due, min(2 * self._patience, most)))

@@ -265,7 +265,7 @@ class CacheLane(Lane):
 
 @dataclass(slots=True, eq=False)
 class _UnderWay:
-    """The first of some equal calls, and those that wait for its answer.
+    """A call under way, and the equal calls that wait for its answer.
 
     Attributes:
         since_s: when it came.

@@ -1,4 +1,4 @@
-"""The lane in front of one model's sessions: what runs when, where, together with what, and what is refused.
+"""The lane in front of one model's sessions: when, where and in which batch calls run, and which are refused.
 
 A short model runs on the thread of the event loop, at once; a longer one on the pool of threads, where calls
 that came meanwhile may share a batch. Whatever happens, each call is answered exactly once. It neither opens
@@ -286,7 +286,7 @@ class Scheduler(Lane):
             self._loop.call_soon(self._answer_dropped)  # later, for the same reason as what is late
 
     def look(self, batch: Batch, seconds: float) -> bool:
-        """Stop a batch that runs too long or for nobody; for the pool, several times a second.
+        """Stop a batch that runs too long or without clients; the pool calls this several times a second.
 
         Returns:
             whether other models may have its place: it may have no end.
@@ -422,7 +422,7 @@ class Scheduler(Lane):
         return len(next(iter(inputs.values()))) if self._has_rows else 1
 
     def _wait_s(self) -> float:
-        """Return how long the waiting calls will take, by the time that calls have taken so far."""
+        """Estimate how long the waiting calls will take, from the mean time of earlier calls."""
         return self._per_call_s * len(self._waiting) / self._instances
 
 

@@ -25,7 +25,7 @@ class Alarm:
         self._at_s = math.inf
 
     def set(self, action: Callable[[], None], at_s: float, now_s: float, *, is_exact: bool) -> None:
-        """Call `action` at `at_s`; if an earlier time is set already, the owner sets it again then.
+        """Call `action` at `at_s`, unless an earlier time is set: at that time the owner sets a new one.
 
         Args:
             action: what to call, always the same.

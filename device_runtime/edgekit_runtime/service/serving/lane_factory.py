@@ -18,7 +18,7 @@ from edgekit_runtime.service.scheduling.scheduler import Scheduler
 from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.service.serving.memory_estimate import sequence_bytes
 from edgekit_runtime.service.serving.served_version import Served
-from edgekit_runtime.sessions.instances import LoadedWay
+from edgekit_runtime.sessions.instances import LoadedSetting
 
 if TYPE_CHECKING:
     from edgekit_runtime.service.governor.profile import GovernedModel
@@ -57,7 +57,7 @@ class LaneFactory:
             governed = self._make_governed(loaded, options.governor, metrics)
             own_lane = governed.lane
         else:
-            own_lane = self._schedule(loaded, loaded.ways[0], metrics)
+            own_lane = self._schedule(loaded, loaded.settings[0], metrics)
         stack: Lane = own_lane
         cache = None
         if options.cache:
@@ -126,18 +126,21 @@ class LaneFactory:
         from edgekit_runtime.service.governor.lane import GovernedLane
         from edgekit_runtime.service.governor.profile import GovernedModel, make_profile
 
-        lanes = {(way.variant, way.threads): self._schedule(loaded, way, metrics) for way in loaded.ways}
-        first = loaded.ways[0]
+        lanes = {
+            (setting.variant, setting.threads): self._schedule(loaded, setting, metrics)
+            for setting in loaded.settings
+        }
+        first = loaded.settings[0]
         batch = min(options.batches[0], loaded.scheduling.max_batch)
         lane = GovernedLane(lanes, ModelSetting(first.variant, batch, first.threads), metrics)
-        profile = make_profile(loaded.ways, options, loaded.scheduling)
+        profile = make_profile(loaded.settings, options, loaded.scheduling)
         return GovernedModel(lane, metrics, profile)
 
-    def _schedule(self, loaded: Loaded, way: LoadedWay, metrics: LaneMetrics) -> Scheduler:
+    def _schedule(self, loaded: Loaded, setting: LoadedSetting, metrics: LaneMetrics) -> Scheduler:
         memory = estimate_run_memory(loaded.manifest, loaded.variant)
         most_bytes = memory.most_input_bytes(self._allowed_run_bytes(loaded))
         lane = Scheduler(
-            way.instances,
+            setting.instances,
             loaded.scheduling,
             pool=self._pool,
             loop=self._loop,
@@ -145,6 +148,6 @@ class LaneFactory:
             memory=memory,
             max_batch_bytes=max(most_bytes, loaded.scheduling.max_batch * memory.usual_bytes),
         )
-        for run in way.warm_runs:
+        for run in setting.warm_runs:
             lane.learn(run.shapes, run.seconds)
         return lane

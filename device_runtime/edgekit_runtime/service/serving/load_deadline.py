@@ -36,7 +36,7 @@ class LoadAttempt(Generic[Result]):
             discard: frees a result that comes too late.
         """
         self._thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
-        self._what, self._work, self._discard = description, work, discard
+        self._description, self._work, self._discard = description, work, discard
         self._lock = threading.Lock()
         self._sessions: list[Session] = []
         self._future: Future[Result] = Future()  # cancelled when the load is abandoned
@@ -54,7 +54,7 @@ class LoadAttempt(Generic[Result]):
             is_late = self._future.cancel()
             opened = tuple(self._sessions)
         if is_late:
-            raise BackendError(f"{self._what}: {self._stop(opened, limit_s)}")
+            raise BackendError(f"{self._description}: {self._stop(opened, limit_s)}")
         return self._future.result()
 
     def note(self, session: Session) -> Session:
@@ -68,7 +68,7 @@ class LoadAttempt(Generic[Result]):
                 self._sessions.append(session)
                 return session
         session.close()
-        raise BackendError(f"{self._what}: its load was given up: it took too long")
+        raise BackendError(f"{self._description}: its load was given up: it took too long")
 
     def _run(self) -> None:
         result: Result | None = None

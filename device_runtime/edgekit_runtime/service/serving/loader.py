@@ -23,7 +23,7 @@ from edgekit_runtime.service.serving.load_deadline import LoadAttempt
 from edgekit_runtime.service.serving.memory_estimate import count_sessions, model_bytes
 from edgekit_runtime.service.serving.remote import IsolatedVersion
 from edgekit_runtime.sessions.backends import open_preferred, open_session
-from edgekit_runtime.sessions.instances import LoadedWay, open_instances, warm_up
+from edgekit_runtime.sessions.instances import LoadedSetting, open_instances, warm_up
 from edgekit_runtime.sessions.local_results import recall_order, recall_tuned
 from edgekit_runtime.sessions.row_independence import rows_are_independent
 from edgekit_runtime.sessions.selftest import GoldenCase, find_answerer, read_golden
@@ -52,9 +52,9 @@ class Loaded:
 
     Attributes:
         scheduling: how its calls are scheduled; without batches where rows change each other's answers.
-        ways: how it can be run here, the usual one first; a governor chooses among several.
+        settings: how it can be run here, the usual one first; a governor chooses among several.
         answerer: its preprocessing and task; None if it has neither, or runs in worker processes.
-        remote: the version in worker processes, if there are no `ways`; or None.
+        remote: the version in worker processes, if there are no `settings`; or None.
         memory_bytes: about how much memory all of it takes.
         sessions_counted: number of sessions that `memory_bytes` counts, for each process with the model.
     """
@@ -62,7 +62,7 @@ class Loaded:
     manifest: Manifest
     path: Path
     scheduling: SchedulingLimits
-    ways: tuple[LoadedWay, ...] = ()
+    settings: tuple[LoadedSetting, ...] = ()
     answerer: "Answerer | None" = None
     remote: IsolatedVersion | None = None
     memory_bytes: int = 0
@@ -70,13 +70,13 @@ class Loaded:
 
     @property
     def instances(self) -> tuple[Session, ...]:
-        """The sessions of the usual way; one may be there several times."""
-        return self.ways[0].instances if self.ways else ()
+        """The sessions of the usual setting; one may be there several times."""
+        return self.settings[0].instances if self.settings else ()
 
     @property
     def variant(self) -> str:
-        """The variant of the usual way."""
-        return self.ways[0].variant if self.ways else self.manifest.all_variants[0].name
+        """The variant of the usual setting."""
+        return self.settings[0].variant if self.settings else self.manifest.all_variants[0].name
 
     @property
     def platform(self) -> str:
@@ -88,12 +88,12 @@ class Loaded:
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """What the usual session takes; of a remote version, what the package states."""
-        return self.instances[0].inputs if self.ways else self.manifest.inputs
+        return self.instances[0].inputs if self.settings else self.manifest.inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """What the usual session returns; of a remote version, what the package states."""
-        return self.instances[0].outputs if self.ways else self.manifest.outputs
+        return self.instances[0].outputs if self.settings else self.manifest.outputs
 
     @property
     def session_count(self) -> int:
@@ -105,7 +105,7 @@ class Loaded:
         if self.remote is not None:
             self.remote.close()
         else:
-            unload([session for way in self.ways for session in way.instances])
+            unload([session for setting in self.settings for session in setting.instances])
 
 
 @contextlib.contextmanager
@@ -235,20 +235,20 @@ def _load_here(package: OpenedPackage, options: ModelOptions, attempt: LoadAttem
     try:
         scheduling = options.scheduling
         if governor is not None:
-            for name, count in _list_ways(package, (variant, threads), governor):
+            for name, count in _list_settings(package, (variant, threads), governor):
                 try:
                     settings.append(_prove(package, (name, count), options, attempt))
                 except EngineMissingError as cause:  # noqa: PERF203  # the others do
                     _logger.warning("the governor cannot choose the variant '%s': %s", name, cause)
         scheduling = _limit_batches(scheduling, settings, package.path)
     except BaseException:
-        unload([session for way in settings for session in way.instances])
+        unload([session for setting in settings for session in setting.instances])
         raise
     return Loaded(
         manifest=package.manifest,
         path=package.path,
         scheduling=scheduling,
-        ways=tuple(settings),
+        settings=tuple(settings),
         answerer=answerer,
     )
 
@@ -269,13 +269,13 @@ def unload(sessions: Sequence[Session]) -> None:
 
 def _prove(
     package: OpenedPackage,
-    way: tuple[str, int],
+    setting: tuple[str, int],
     options: ModelOptions,
     attempt: LoadAttempt[Loaded],
     first: Session | None = None,
-) -> LoadedWay:
+) -> LoadedSetting:
     """Open a variant with a number of threads (0 for that of the options), and test it."""
-    variant, threads = way
+    variant, threads = setting
     selected = package.select(variant)
     golden = read_golden(selected)
     opened = [] if first is None else [first]
@@ -299,7 +299,7 @@ def _prove(
     except BaseException:
         unload(instances)
         raise
-    return LoadedWay(
+    return LoadedSetting(
         variant=variant,
         threads=threads,
         instances=instances,
@@ -310,7 +310,7 @@ def _prove(
 
 
 def _apply_tuned(package: OpenedPackage, variant: str, options: ModelOptions) -> ModelOptions:
-    """Return the options, with what `tune` found for throughput if they do not set that."""
+    """Return the options, completed by the results of `tune` for throughput."""
     backend = next(entry.backend for entry in recall_order(package.manifest) if entry.name == variant)
     tuned = recall_tuned(package.manifest, backend)
     if tuned is None:
@@ -322,7 +322,7 @@ def _apply_tuned(package: OpenedPackage, variant: str, options: ModelOptions) ->
     return dataclasses.replace(options, scheduling=scheduling, instances=instances)
 
 
-def _list_ways(
+def _list_settings(
     package: OpenedPackage, first: tuple[str, int], governor: GovernorOptions
 ) -> list[tuple[str, int]]:
     """Return the variants and threads that a governor may choose, without `first`, which is open."""
@@ -333,16 +333,18 @@ def _list_ways(
             f" {', '.join(variant_names)}"
         )
     names = dict.fromkeys((first[0], *(governor.variants or variant_names)))
-    ways = [(name, threads) for name in names for threads in governor.threads or (0,)]
-    return [way for way in ways if way != first]
+    settings = [(name, threads) for name in names for threads in governor.threads or (0,)]
+    return [setting for setting in settings if setting != first]
 
 
-def _limit_batches(limits: SchedulingLimits, ways: Sequence[LoadedWay], path: Path) -> SchedulingLimits:
-    """Return the limits with batches that every way can run, since a governor may change it at any time."""
-    for way in ways:
-        if way.max_batch < limits.max_batch:
+def _limit_batches(
+    limits: SchedulingLimits, settings: Sequence[LoadedSetting], path: Path
+) -> SchedulingLimits:
+    """Return the limits with batches that every setting can run: a governor may change it at any time."""
+    for setting in settings:
+        if setting.max_batch < limits.max_batch:
             _logger.warning(
-                "%s: rows of the variant '%s' cannot share a batch, so max_batch is 1", path, way.variant
+                "%s: rows of the variant '%s' cannot share a batch, so max_batch is 1", path, setting.variant
             )
             return dataclasses.replace(limits, max_batch=1)
     return limits

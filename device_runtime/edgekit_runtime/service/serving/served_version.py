@@ -78,9 +78,9 @@ class Served:
 
     @property
     def memory_bytes(self) -> int:
-        """About how much memory it takes; a worker may have opened more sessions than were expected.
+        """Memory of this version, in bytes: an estimate by the number of sessions that its worker opened.
 
-        Of those, no more count than `tune` may choose, one a processor: a faulty worker could otherwise push
+        `tune` opens at most one session a processor. More do not count: a faulty worker could otherwise push
         out all other models.
         """
         loaded = self.loaded

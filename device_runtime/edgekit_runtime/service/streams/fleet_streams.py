@@ -70,8 +70,8 @@ class FleetStreams:
         """Return model, state, answers in a second and error of each stream that the fleet wants, by name."""
         entries = {}
         for name, options in sorted(self._desired.items()):
-            taken = "the service's configuration or a client has a stream of this name"
-            entry = {"model": options.model, "state": "failed", "fps": 0.0, "error": taken}
+            error = "the service's configuration or a client has a stream of this name"
+            entry = {"model": options.model, "state": "failed", "fps": 0.0, "error": error}
             if name in self._running:
                 stream = self._streams.find(name)
                 entry |= {"state": stream.state, "fps": round(stream.fps, 2), "error": stream.error}

@@ -108,7 +108,7 @@ class MqttSink(Sink):
         self._serve(lambda: not self._unacknowledged)
 
     def _serve(self, is_done: Callable[[], bool]) -> None:
-        """Send and receive until `is_done`; at least what is there now.
+        """Send and receive until `is_done`, at least once.
 
         Raises:
             OSError: it is not done in time, or the connection ended.
@@ -134,7 +134,7 @@ class MqttSink(Sink):
                 raise TimeoutError(f"{self._host} did not answer within {_TIMEOUT_S:g} s")
 
     def _drop(self) -> None:
-        """Close the connection without a word, so that the broker sets the status."""
+        """Close the connection without DISCONNECT, so that the broker publishes the will."""
         client, self._client = self._client, None
         connection = None if client is None else client.socket()
         if connection is not None:

@@ -131,7 +131,7 @@ class FrameSource:
         return min(self.options.open_s, least_s * _GROWTH ** min(max(self._failures - 4, 0), 99))
 
     def want_pictures(self, max_side: int) -> None:
-        """Let the frames carry their pictures, whose sides are so long at most; 0 for none."""
+        """Let frames carry a picture with sides of at most this length; 0 for no pictures."""
         self._max_side = max_side
         if self._process is not None:
             self._process.send({"max_side": max_side})
@@ -213,7 +213,7 @@ class _CaptureProcess:
         self._began_s, self.opening_s = loop.time(), 0.0
         self.is_finite = not find_kind(SOURCES, options.source).is_endless
         self.ended: asyncio.Future[None] = loop.create_future()
-        self._held: set[int] = set()
+        self._held_slots: set[int] = set()
         self._is_open = True
         with contextlib.ExitStack() as undo:
             near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -240,7 +240,7 @@ class _CaptureProcess:
         loop.add_reader(near.fileno(), self._on_readable)
 
     def send(self, document: Mapping[str, Any]) -> None:
-        """Send a document; a process that does not read is ended as one that stalls."""
+        """Send a document; end a process that does not read, as if it stalled."""
         with contextlib.suppress(OSError):
             self._near.send(json.dumps(document).encode("ascii"))
 
@@ -264,7 +264,7 @@ class _CaptureProcess:
         return self._loop.time() - self._began_s
 
     def note(self, number: int) -> None:
-        """Note that so many frames were read: from now on the next must come about as soon as these."""
+        """Count frames that were read; the next must follow at about the same rate."""
         age_s = self.age_s
         self.opening_s = self.opening_s or age_s
         if self._number and number > self._number:
@@ -290,12 +290,12 @@ class _CaptureProcess:
         if not is_frame or not all(type(size) is int and size > 0 for size in shape):
             raise ValueError(f"a frame of the shape {str(shape)[:60]} and the rate {rate}")
         array = self._memory.frame(slot, shape)
-        if slot in self._held:
+        if slot in self._held_slots:
             raise ValueError(f"slot {slot} is in use")
         array.flags.writeable = False
         picture = bytes(self._memory.picture(slot, size_bytes)) if size_bytes else b""
         self.note(int(document["number"]))
-        self._held.add(slot)
+        self._held_slots.add(slot)
         return Frame(
             number=int(document["number"]),
             captured_at=float(document["at"]),
@@ -306,7 +306,7 @@ class _CaptureProcess:
         )
 
     def _release(self, slot: int) -> None:
-        self._held.discard(slot)
+        self._held_slots.discard(slot)
         if self._is_open:
             self._wait()
             self.send({"free": slot})
@@ -337,8 +337,8 @@ class _CaptureProcess:
             self._source.fail(f"the capture process ended {self._child.explain_end()}")
 
     def _look(self) -> None:
-        """End a process from which nothing has come for too long, unless all it may do is wait."""
-        if self._held:
+        """End a process that has been silent for too long, unless it waits for a free slot."""
+        if self._held_slots:
             self._wait()
             return
         self._source.fail(f"no frame for {self._limit_s:.3g} s")

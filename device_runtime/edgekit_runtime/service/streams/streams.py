@@ -80,7 +80,7 @@ class Streams:
                 raise ConfigError(f"streams.{name}: {cause}") from cause
 
     def remove(self, name: str) -> None:
-        """Stop a stream; there may be none of this name."""
+        """Stop the stream of this name, if there is one."""
         stream = self._streams.pop(name, None)
         if stream is not None:
             task = self._loop.create_task(stream.stop())

@@ -12,7 +12,7 @@ _MAX_HEAD_BYTES: Final = 16 << 10  # of an answer in the head of a part
 
 
 class Viewer:
-    """One client; what it does not read in time is dropped, the oldest first."""
+    """One client; messages that it does not read in time are dropped, the oldest first."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Viewer:
         self._on_close(self)
 
     def _send(self) -> None:
-        """Send what the socket takes; wait for it where something is left."""
+        """Send as much as the socket takes; wait for the socket if bytes remain."""
         self._stop_waiting()
         try:
             while self._unsent or self._queued:

@@ -175,7 +175,7 @@ class _Worker:
         self._channel.send(Kind.WORKER_RETURNS, INDEX.pack(index) + unread + waiting)
 
     def _retire(self) -> None:
-        """Return all connections, those that are in use after their answers."""
+        """Return all connections; a connection in use follows after its answer."""
         self._is_retired = True
         self._http.on_response_sent = self._return
         for connection in list(self._indices):
@@ -190,7 +190,7 @@ class _Worker:
         self._send_snapshots()
 
     def _send_snapshots(self) -> None:
-        """Send what is known of all versions, if it has changed; before any verdict that depends on it."""
+        """Send the state of all versions if it has changed, before any verdict that depends on it."""
         snapshots = write_snapshots(self._registry.models.served())
         self._channel.send(Kind.WORKER_HEARTBEAT, b"" if snapshots == self._sent else snapshots)
         self._sent = snapshots

@@ -93,7 +93,7 @@ class Channel:
 
     @property
     def is_full(self) -> bool:
-        """Whether the other process should get no more work, as it is far behind or has closed its end."""
+        """Whether the other process should get no more work: it is far behind, or has closed the channel."""
         return not self._is_open or self._queued_bytes > _MAX_QUEUED_BYTES
 
     def send(self, kind: Kind, payload: bytes = b"", passed: Passed | None = None) -> None:

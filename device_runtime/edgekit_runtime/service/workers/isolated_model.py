@@ -96,7 +96,7 @@ class IsolatedModel(IsolatedVersion):
 
     @property
     def ready(self) -> list[WorkerHandle]:
-        """The workers that have loaded the model, its own or its host's; the last one may stand by."""
+        """The workers that have loaded the model; of a trial, its host's workers. The last may stand by."""
         workers = self.workers if self._trial is None else self._trial.host.workers
         return [worker for worker in workers if worker.is_ready]
 
@@ -205,7 +205,7 @@ class IsolatedModel(IsolatedVersion):
             self._loop.call_soon_threadsafe(self.end)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the statistics of the first worker beyond its counts; empty until one arrives."""
+        """Return the first worker's statistics other than counts; empty until a message arrives."""
         snapshot = self._snapshots.get(self.ready[0]) if self.ready else None
         return {} if snapshot is None else snapshot.details
 
@@ -247,7 +247,7 @@ class IsolatedModel(IsolatedVersion):
             trial.handle_message(message)
 
     def on_end(self, worker: WorkerHandle, end: End, reason: str) -> None:
-        """Start another worker, when and if the restart policy says so."""
+        """Start another worker if the restart policy allows it, at the time that it states."""
         ended = self._snapshots.pop(worker, None)
         if ended is not None:
             total = LaneMetrics("", "")
@@ -437,7 +437,7 @@ class WorkerTrialRunner(TrialRunner):
             report(self._verdict)
 
     def look(self) -> None:
-        """Do nothing: the worker judges by itself."""
+        """Do nothing: the worker judges the canary."""
 
     def add_energy(self, candidate_j: float, current_j: float) -> None:
         """Send the worker the energy of a request to each version, in joules."""

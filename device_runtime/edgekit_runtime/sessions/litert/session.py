@@ -123,13 +123,13 @@ class LiteRtSession:
                 for tensor, value in zip(self._inputs, values, strict=True):
                     interpreter.set_tensor(tensor.index, value)
                 interpreter.invoke()
-                found = [interpreter.get_tensor(tensor.index) for tensor in self._outputs]  # copies
+                results = [interpreter.get_tensor(tensor.index) for tensor in self._outputs]  # copies
             except (ValueError, RuntimeError) as cause:
                 self._shapes = []
                 raise RefusedInputError(f"backend 'litert': running the model failed: {cause}") from cause
         return {
             tensor.spec.name: value if tensor.codes is None else tensor.codes.decode(value)
-            for tensor, value in zip(self._outputs, found, strict=True)
+            for tensor, value in zip(self._outputs, results, strict=True)
         }
 
     def _fit(self, shapes: list[tuple[int, ...]]) -> None:

@@ -70,9 +70,9 @@ def build_engines(
         answer: dict[str, Any] = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
         plans = {precision: (folder / f"{precision}.plan").read_bytes() for precision in answer["built"]}
         timing_path = folder / "timing.cache"
-        found = timing_path.read_bytes() if timing_path.exists() else None
+        timing_cache = timing_path.read_bytes() if timing_path.exists() else None
     refused = {precision: "; ".join(messages) for precision, messages in answer["refused"].items()}
-    return BuiltEngines(plans, refused, found)
+    return BuiltEngines(plans, refused, timing_cache)
 
 
 @contextlib.contextmanager

@@ -77,7 +77,7 @@ def _build(trt: Any, request: Mapping[str, Any], folder: Path, model: bytes, pre
     parse(trt, log, network, model)
     config = builder.create_builder_config()
     # TensorRT refers to these values while it builds.
-    kept = [] if precision == "int8" else remove_quantization(trt, network)
+    constants = [] if precision == "int8" else remove_quantization(trt, network)
     _set_precision(trt, config, precision)
     profile = make_profile(builder, network, request["shapes"])
     if profile is not None:
@@ -89,7 +89,7 @@ def _build(trt: Any, request: Mapping[str, Any], folder: Path, model: bytes, pre
         config.set_compute_capability(getattr(trt.ComputeCapability, request["compute_capability"]), 0)
     timing = _add_timing(config, folder)
     plan = builder.build_serialized_network(network, config)
-    del kept
+    del constants
     if plan is None:
         raise RefusedError(*(log.errors or ["the builder gave no engine and no reason"]))
     if timing is not None:

@@ -124,17 +124,17 @@ def remove_quantization(trt: Any, network: Any) -> list[Any]:
         layer.get_output(i).name: layer for layer in _layers(network) for i in range(layer.num_outputs)
     }
     marked = {network.get_output(index).name for index in range(network.num_outputs)}
-    kept: list[Any] = []
+    constants: list[Any] = []
     for layer in [layer for layer in _layers(network) if layer.type == trt.LayerType.DEQUANTIZE]:
         source = producers.get(layer.get_input(0).name)
         if source is not None and source.type == trt.LayerType.QUANTIZE:
             plain = source.get_input(0)
         elif source is not None and source.type == trt.LayerType.CONSTANT:
-            plain = _add_values(trt, network, layer, producers, kept)
+            plain = _add_values(trt, network, layer, producers, constants)
         else:
             raise RefusedError(f"'{layer.name}' dequantizes neither a quantized tensor nor a constant")
         _replace(network, layer.get_output(0), plain, marked)
-    return kept
+    return constants
 
 
 def _replace(network: Any, old: Any, new: Any, marked: set[str]) -> None:
@@ -152,7 +152,9 @@ def _replace(network: Any, old: Any, new: Any, marked: set[str]) -> None:
         network.mark_output(copy)
 
 
-def _add_values(trt: Any, network: Any, layer: Any, producers: Mapping[str, Any], kept: list[Any]) -> Any:
+def _add_values(
+    trt: Any, network: Any, layer: Any, producers: Mapping[str, Any], constants: list[Any]
+) -> Any:
     """Return a constant tensor with the output of a `DequantizeLinear` of stored codes."""
     codes, scale = (_stored(trt, producers.get(layer.get_input(index).name)) for index in (0, 1))
     zero_point = np.float32(0)
@@ -167,7 +169,7 @@ def _add_values(trt: Any, network: Any, layer: Any, producers: Mapping[str, Any]
         zero_point = np.broadcast_to(zero_point, scale.size).reshape(along)
     values = (codes.astype(np.float32) - zero_point) * scale.reshape(along if scale.size > 1 else ())
     values = np.ascontiguousarray(values, np.float32).reshape(codes.shape)
-    kept.append(values)  # TensorRT keeps the address, not the values
+    constants.append(values)  # TensorRT keeps the address, not the values
     return network.add_constant(codes.shape, trt.Weights(values)).get_output(0)
 
 

@@ -1,4 +1,4 @@
-"""Prepares an engine for traffic: loads or builds engines, checks them, and takes the fastest right one.
+"""Prepares an engine for traffic: loads or builds engines, checks them, and takes the fastest correct engine.
 
 `Machine` provides all access to a GPU, a process or a library.
 """

@@ -109,7 +109,7 @@ class OutputLayout:
         options: the options that it reads beside those that all layouts read.
         leading: values in a row before its scores, where one output holds all and either of its axes may
             count the boxes; the fifth, if there is one, is the score of an object. 0 for outputs apart.
-        place: (places [A, 4 or more], rows that were chosen, options, size of the input) -> corners of the
+        find_corners: (coords [A, 4 or more], chosen rows, options, size of the input) -> corners of the
             chosen boxes in pixels of the input.
         read: reads all of the boxes instead, for a detector that has chosen classes by itself.
     """
@@ -117,7 +117,7 @@ class OutputLayout:
     sentence: str
     options: tuple[str, ...]
     leading: int = 0
-    place: "Callable[[Array, Array, DetectionOptions, Size], Floats] | None" = None
+    find_corners: "Callable[[Array, Array, DetectionOptions, Size], Floats] | None" = None
     read: "Callable[[Outputs, DetectionOptions, Size], Boxes] | None" = None
 
 
@@ -146,20 +146,20 @@ def read_boxes(
     """Return the boxes of one sample before suppression, see `find_boxes`; some may have no finite area."""
     layout = LAYOUTS[options.layout]
     with np.errstate(over="ignore", invalid="ignore"):
-        if layout.place is None:
+        if layout.find_corners is None:
             assert layout.read is not None  # noqa: S101  # for the type checker
             return layout.read(outputs, options, input_size)
         objects, shape = None, None
         if layout.leading:
             rows, is_certain = _orient(outputs, options, layout.leading, labels or 0)
-            places, values = rows[:, :4], rows[:, layout.leading :]
+            coords, values = rows[:, :4], rows[:, layout.leading :]
             objects = rows[:, 4] if layout.leading > 4 else None
             shape = None if is_certain or labels is None else rows.shape
         else:
-            name, places = _boxes_apart(outputs, options)
-            values = _scores_apart(outputs, options, name, len(places))
+            name, coords = _boxes_apart(outputs, options)
+            values = _scores_apart(outputs, options, name, len(coords))
         chosen, scores, classes = _best_classes(values, options, objects)
-        boxes = Boxes(layout.place(places, chosen, options, input_size), scores, classes)
+        boxes = Boxes(layout.find_corners(coords, chosen, options, input_size), scores, classes)
     if shape and options.scores == "probabilities" and scores.max(initial=0) > _MAX_PROBABILITY:
         raise DataError(
             f"task detection: a score is {scores.max():.4g}, expected 0 to 1: the longer axis of"
@@ -259,28 +259,28 @@ def _best_classes(
     )
 
 
-def _corners(places: Array, options: DetectionOptions, size: Size) -> Floats:
-    """Return boxes [K, 4] as the options state them as corners in pixels of the input."""
-    places = places.astype(np.float32)
+def _corners(coords: Array, options: DetectionOptions, size: Size) -> Floats:
+    """Convert boxes [K, 4] from the form that the options state to corners in pixels of the input."""
+    coords = coords.astype(np.float32)
     if options.boxes.endswith("-yx"):
-        places = places[:, [1, 0, 3, 2]]
+        coords = coords[:, [1, 0, 3, 2]]
     if options.boxes.startswith("centre"):
-        half = places[:, 2:] / 2
-        places = np.concatenate([places[:, :2] - half, places[:, :2] + half], axis=1)
+        half = coords[:, 2:] / 2
+        coords = np.concatenate([coords[:, :2] - half, coords[:, :2] + half], axis=1)
     if options.unit == "shares":
         height, width = size
-        places = places * np.array([width, height, width, height], np.float32)
-    return places
+        coords = coords * np.array([width, height, width, height], np.float32)
+    return coords
 
 
-def _place_stated(places: Array, chosen: Array, options: DetectionOptions, size: Size) -> Floats:
-    return _corners(places[chosen, :4], options, size)
+def _place_stated(coords: Array, chosen: Array, options: DetectionOptions, size: Size) -> Floats:
+    return _corners(coords[chosen, :4], options, size)
 
 
-def _place_on_grid(places: Array, chosen: Array, options: DetectionOptions, size: Size) -> Floats:
+def _place_on_grid(coords: Array, chosen: Array, options: DetectionOptions, size: Size) -> Floats:
     count = sum((size[0] // stride) * (size[1] // stride) for stride in options.strides)
-    _check_count(len(places), count, options, size)
-    offsets, cells = places[chosen].astype(np.float32), _grid_cells(size, options.strides)[chosen]
+    _check_count(len(coords), count, options, size)
+    offsets, cells = coords[chosen].astype(np.float32), _grid_cells(size, options.strides)[chosen]
     centres = (offsets[:, :2] + cells[:, :2]) * cells[:, 2:]
     half = np.exp(offsets[:, 2:]) * cells[:, 2:] / 2
     return np.concatenate([centres - half, centres + half], axis=1)
@@ -305,10 +305,10 @@ def _grid_cells(size: Size, strides: tuple[int, ...]) -> Floats:
     return np.concatenate(grids).astype(np.float32)
 
 
-def _place_on_anchors(places: Array, chosen: Array, options: DetectionOptions, size: Size) -> Floats:
+def _place_on_anchors(coords: Array, chosen: Array, options: DetectionOptions, size: Size) -> Floats:
     count = sum(rows * columns * len(sides) for rows, columns, sides in _anchor_layers(size, options))
-    _check_count(len(places), count, options, size)
-    raw = places[chosen, :4].astype(np.float32) / [divisor or float(size[1]) for divisor in options.divisors]
+    _check_count(len(coords), count, options, size)
+    raw = coords[chosen, :4].astype(np.float32) / [divisor or float(size[1]) for divisor in options.divisors]
     raw = raw[:, [1, 0, 3, 2]] if options.boxes.endswith("-yx") else raw
     anchors = make_anchors(size, options)[chosen]
     sides = np.exp(raw[:, 2:]) if options.sizes == "exponential" else raw[:, 2:]
@@ -360,21 +360,21 @@ def _anchor_sides(options: DetectionOptions, layer: int) -> list[tuple[float, fl
 
 
 def _read_listed(outputs: Outputs, options: DetectionOptions, size: Size) -> Boxes:
-    name, places = _boxes_apart(outputs, options)
-    others = (other for other, value in outputs.items() if other != name and value.size == len(places))
+    name, coords = _boxes_apart(outputs, options)
+    others = (other for other, value in outputs.items() if other != name and value.size == len(coords))
     scores = _get(outputs, options.scores_output or next(others, "of scores")).reshape(-1)
     classes = (
         _get(outputs, options.classes_output).reshape(-1) if options.classes_output else np.zeros(len(scores))
     )
-    if not len(places) == len(scores) == len(classes):
+    if not len(coords) == len(scores) == len(classes):
         raise DataError(
-            f"task detection: there are {len(places)} boxes, {len(scores)} scores and {len(classes)} classes"
+            f"task detection: there are {len(coords)} boxes, {len(scores)} scores and {len(classes)} classes"
         )
     if options.count_output:
         count = _get(outputs, options.count_output).reshape(-1)
-        limit = int(np.clip(np.nan_to_num(count[:1].astype(np.float64)), 0, len(places)).sum())
-        places, scores, classes = places[:limit], scores[:limit], classes[:limit]
-    return _list_boxes(places, scores, classes, options, size)
+        limit = int(np.clip(np.nan_to_num(count[:1].astype(np.float64)), 0, len(coords)).sum())
+        coords, scores, classes = coords[:limit], scores[:limit], classes[:limit]
+    return _list_boxes(coords, scores, classes, options, size)
 
 
 def _read_rows(outputs: Outputs, options: DetectionOptions, size: Size) -> Boxes:
@@ -391,17 +391,17 @@ def _read_rows(outputs: Outputs, options: DetectionOptions, size: Size) -> Boxes
             f"task detection: output '{name}' is {list(outputs[name].shape)}, expected rows of {width} values"
             f" ({options.columns})"
         )
-    places = rows[:, starts["box"] : starts["box"] + 4]
-    return _list_boxes(places, rows[:, starts["score"]], rows[:, starts["class"]], options, size)
+    coords = rows[:, starts["box"] : starts["box"] + 4]
+    return _list_boxes(coords, rows[:, starts["score"]], rows[:, starts["class"]], options, size)
 
 
-def _list_boxes(places: Array, scores: Array, classes: Array, options: DetectionOptions, size: Size) -> Boxes:
+def _list_boxes(coords: Array, scores: Array, classes: Array, options: DetectionOptions, size: Size) -> Boxes:
     """Return the boxes of `min_score` and more, each with its class as a number; -1 is the class of none."""
     first = int(options.background == "first")
     numbers = np.nan_to_num(classes.astype(np.float64), nan=-1).clip(-1, _MAX_CLASS).round() - first
     chosen = (scores >= options.min_score) & (numbers >= 0)
     return Boxes(
-        _corners(places[chosen], options, size),
+        _corners(coords[chosen], options, size),
         scores[chosen].astype(np.float32),
         numbers[chosen].astype(np.int64),
     )
@@ -414,26 +414,26 @@ LAYOUTS: Final[dict[str, OutputLayout]] = {
         " later.",
         options=("boxes", "unit", *_KIND_OF_SCORES),
         leading=4,
-        place=_place_stated,
+        find_corners=_place_stated,
     ),
     "objectness": OutputLayout(
         sentence="One output [N, A, 5 + C]: a box, the score of an object, one for each class, as YOLOv5 and"
         " YOLOv7.",
         options=("boxes", "unit", *_KIND_OF_SCORES),
         leading=5,
-        place=_place_stated,
+        find_corners=_place_stated,
     ),
     "grid": OutputLayout(
         sentence="The same with offsets from the cells of grids, and logarithms of sizes in cells, as YOLOX.",
         options=("strides", *_KIND_OF_SCORES),
         leading=5,
-        place=_place_on_grid,
+        find_corners=_place_on_grid,
     ),
     "apart": OutputLayout(
         sentence="An output [N, A, 4] of boxes and one [N, A, C] of scores, as DETR, RT-DETR and"
         " torchvision's heads.",
         options=("boxes", "unit", "scores_output", *_KIND_OF_SCORES),
-        place=_place_stated,
+        find_corners=_place_stated,
     ),
     "listed": OutputLayout(
         sentence="Outputs of boxes [N, K, 4], scores [N, K], classes [N, K] and perhaps their count, as"
@@ -453,7 +453,7 @@ LAYOUTS: Final[dict[str, OutputLayout]] = {
             *("boxes", "scores_output", *_KIND_OF_SCORES, "strides", "scales", "aspects", "interpolated"),
             *("reduced", "unit_anchors", "divisors", "sizes"),
         ),
-        place=_place_on_anchors,
+        find_corners=_place_on_anchors,
     ),
 }
 

@@ -32,7 +32,7 @@ class TextOptions:
 
 
 def read_text(outputs: Outputs, options: TextOptions, labels: Sequence[str]) -> tuple[str, float]:
-    """Return the text and its score; repeated characters count once, blanks part them.
+    """Return the text and its score; repeated characters count once, unless a blank separates them.
 
     The score is the mean over the characters of the text, as CTCLabelDecode of PaddleOCR has it.
 

@@ -45,7 +45,7 @@ def _main(limit_bytes: int) -> None:
 def _run(
     interpreter: Any, inputs: list[dict[str, Any]], outputs: dict[int, list[int]], *, noise: bool
 ) -> dict[int, list[int]]:
-    """Return the shape of each output; integers are always zeros, as they may be places in a table."""
+    """Return the shape of each output; integer inputs are zeros, since they may be indices."""
     for detail in inputs:
         value = np.zeros(detail["shape"], detail["dtype"] if detail["dtype"] is not np.bytes_ else np.float32)
         if noise and value.dtype.kind == "f":

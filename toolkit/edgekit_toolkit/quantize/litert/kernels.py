@@ -87,7 +87,7 @@ def _precise(model: Model) -> set[int]:
 
 
 def tail_kernels(model: Model, kernels: Sequence[str]) -> frozenset[str]:
-    """Return those of the kernels that no matrix product follows."""
+    """Return the kernels that no matrix product follows."""
     tensors = model.subgraphs[0].tensors
     behind = operators_behind_products(_operator_nodes(model))
     return frozenset(kernels).intersection(
@@ -96,7 +96,7 @@ def tail_kernels(model: Model, kernels: Sequence[str]) -> frozenset[str]:
 
 
 def unlike_joins(model: Model, kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
-    """Return those of the kernels that join tensors of unlike ranges, which one scale cannot hold."""
+    """Return the kernels that join tensors of unlike ranges, which one scale cannot hold."""
     chosen = frozenset(kernels)
     joins = (
         (tensor_name(graph.tensors[operator.outputs[0]]), graph, operator)
@@ -127,7 +127,7 @@ def _operator_nodes(model: Model) -> list[OperatorNode[int]]:
 
 
 def _unbounded(model: Model) -> set[int]:
-    """Tensors that were padded with the lowest float, as for a maximum: no scale holds their values."""
+    """Tensors padded with the lowest float, as before a maximum: no scale can represent their values."""
     return {
         int(operator.outputs[0])
         for graph, _, operator in operators(model)

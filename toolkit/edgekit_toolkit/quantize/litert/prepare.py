@@ -36,7 +36,7 @@ _RESHAPES: Final = frozenset({"SQUEEZE", "EXPAND_DIMS"})
 
 
 def prepare(content: bytes) -> bytes:
-    """Return an equal model with one way to name an operator, and tensors that each have a name of their own.
+    """Return an equal model whose operators are named in one form, and whose tensors have unique names.
 
     Names of inputs and outputs stay as they are.
     """
@@ -64,7 +64,7 @@ def prepare(content: bytes) -> bytes:
 
 
 def read_outputs(graph: SubGraph) -> list[int]:
-    """Return the outputs, by place, that one operator makes and another one reads."""
+    """Return the outputs, by index, that an operator makes and another operator reads."""
     produced = {int(index) for operator in graph.operators for index in operator.outputs}
     return [index for index in dict.fromkeys(map(int, graph.outputs)) if index in produced & _read(graph)]
 
@@ -194,7 +194,7 @@ def _reshape(model: Model, graph: SubGraph, operator: Operator) -> None:
 
 
 def _level_ranks(model: Model, graph: SubGraph, operator: Operator) -> None:
-    """Give constants the rank of the output: the library applies the output's scale to them unchanged."""
+    """Give constants the rank of the output, since the library copies the output's scale to them."""
     rank = len(shape_of(graph.tensors[operator.outputs[0]]))
     for index in operator.inputs:
         tensor = graph.tensors[index]

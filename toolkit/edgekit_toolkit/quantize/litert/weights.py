@@ -29,7 +29,7 @@ _LARGEST_BIAS_CODE: Final = 2.0**29
 _SMALLEST_SPAN: Final = 1e-9
 
 
-class _Places(NamedTuple):
+class _Operands(NamedTuple):
     """Places of an operator's weight, activation and bias, and the weight's axis of output channels."""
 
     weight: int
@@ -38,11 +38,11 @@ class _Places(NamedTuple):
     axis: int
 
 
-_PLACES: Final[Mapping[str, _Places]] = {
-    "CONV_2D": _Places(1, 0, 2, 0),
-    "DEPTHWISE_CONV_2D": _Places(1, 0, 2, 3),
-    "FULLY_CONNECTED": _Places(1, 0, 2, 0),
-    "TRANSPOSE_CONV": _Places(1, 2, 3, 0),
+_OPERANDS: Final[Mapping[str, _Operands]] = {
+    "CONV_2D": _Operands(1, 0, 2, 0),
+    "DEPTHWISE_CONV_2D": _Operands(1, 0, 2, 3),
+    "FULLY_CONNECTED": _Operands(1, 0, 2, 0),
+    "TRANSPOSE_CONV": _Operands(1, 2, 3, 0),
 }
 
 
@@ -64,7 +64,7 @@ def weight_bounds(
     """
     weights: dict[str, NDArray[np.float32]] = {}
     for graph, _, operator in operators(model):
-        inputs = _PLACES.get(operator_name(model, operator))
+        inputs = _OPERANDS.get(operator_name(model, operator))
         output = tensor_name(graph.tensors[operator.outputs[0]])
         if inputs is None or output not in plan.kernels:
             continue
@@ -79,7 +79,7 @@ def _bounds(
     model: Model,
     graph: SubGraph,
     operator: Operator,
-    inputs: _Places,
+    inputs: _Operands,
     plan: Plan,
     coded: NDArray[np.float32] | None,
 ) -> NDArray[np.float32] | None:

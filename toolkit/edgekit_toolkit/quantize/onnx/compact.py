@@ -1,4 +1,4 @@
-"""Smaller files of the same model: short names, no defaults, and no constants that others tell.
+"""Makes the file of a model smaller: short names, no defaults, and no constants that others imply.
 
 In a model of 50 kB, names are a quarter of the file. In an int8 detector of 1.1 MB, scales of biases are 3 %,
 zeros and the upper halves of biases 2 %.
@@ -78,7 +78,7 @@ def shorten_names(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _drop_defaults(graph: onnx.GraphProto) -> None:
-    """Remove attributes of convolutions that only say what is the default, or what their weights tell."""
+    """Remove attributes of convolutions that state a default, or that the weights' shape implies."""
     for node in graph.node:
         if node.op_type != "Conv":
             continue
@@ -90,7 +90,7 @@ def _drop_defaults(graph: onnx.GraphProto) -> None:
 
 
 def _share_parameters(graph: onnx.GraphProto) -> None:
-    """Keep one of equal scales and zero points of activations; names stay, so that versions correspond.
+    """Store equal scales and zero points of activations once; names stay, so that versions correspond.
 
     Parameters of weights stay separate: the next version may change those of one layer, and onnxruntime's
     exact products (docs/adr/0018-exact-products.md) refuse int8 zero points that layers share.

@@ -138,7 +138,7 @@ class _Writer:
         return node.op_type != "Resize" or node.input[0] not in self.rereads
 
     def _reread(self, node: onnx.NodeProto) -> bool:
-        """Record an operator whose output is a kernel's codes with other parameters; return if it is one."""
+        """Record an operator that only reinterprets a kernel's codes; return whether it is one."""
         source_and_reread = self._reread_shifted(node) or self._reread_hard_sigmoid(node)
         if source_and_reread is None:
             return False
@@ -213,7 +213,7 @@ class _Writer:
             )
 
     def _shield_channels(self, node: onnx.NodeProto) -> int | None:
-        """Return how many input channels a float product has whose weights would become codes, or None."""
+        """Return the input channels of a float product whose weights would become codes, or None."""
         weight = self.index.constant(node.input[1]) if node.op_type in _REQUANTIZED else None
         if weight is None or not self._leads_to_codes(node):
             return None
@@ -250,7 +250,7 @@ class _Writer:
         return self.pairs[key]
 
     def _write_output(self, copy: onnx.NodeProto, position: int, name: str) -> None:
-        """Write the pair behind a kernel that makes a graph's output, whose name stays on the float side."""
+        """Write Q and DQ after a kernel that makes a graph's output; its float side keeps the name."""
         if name not in self.index.outputs:
             return
         copy.output[position] = fresh_name(self.index, f"{name}_raw")

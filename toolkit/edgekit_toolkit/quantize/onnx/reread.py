@@ -1,4 +1,4 @@
-"""Operators that are free on codes: the same codes are read with another scale and zero point.
+"""Operators that cost nothing on codes: the same codes are read with another scale and zero point.
 
 Pure arithmetic on `QuantizationParams`. The kernel's own scale is enlarged if that makes the result exact: by
 at most an eighth for a whole number of steps, and for a hard sigmoid by a quarter more so that the codes

@@ -116,7 +116,7 @@ def _can_halve(index: GraphIndex, tensor: onnx.TensorProto) -> bool:
 
 
 def _readers(nodes: Iterable[onnx.NodeProto], name: str) -> Iterator[onnx.NodeProto]:
-    """Yield those of some nodes that read a tensor, also inside their bodies, and whose bodies return it."""
+    """Yield the nodes that read a tensor, also inside their bodies, or whose bodies return it."""
     for node in nodes:
         if name in node.input:
             yield node

@@ -43,7 +43,7 @@ def _figure(number: int, sample: ReportedSample, picture: str) -> Markup:
 
 
 def _draw(key: str, picture: str, size: tuple[int, int], answer: Mapping[str, Any], title: str) -> Markup:
-    """Return the picture with the boxes of an answer; without `picture` that of an earlier drawing."""
+    """Return the picture with the boxes of an answer; without `picture`, that of an earlier drawing."""
     width, height = size
     unit = max(size) / 100
     if picture:
@@ -104,8 +104,8 @@ def _skeleton(answer: Mapping[str, Any], unit: float) -> list[Markup]:
     ]
 
 
-def _point(place: Sequence[float], unit: float) -> Markup:
-    return el("circle", cx=place[0], cy=place[1], r=unit, class_="box", stroke_width=0.7 * unit)
+def _point(point: Sequence[float], unit: float) -> Markup:
+    return el("circle", cx=point[0], cy=point[1], r=unit, class_="box", stroke_width=0.7 * unit)
 
 
 def _describe(answer: Mapping[str, Any]) -> Markup:

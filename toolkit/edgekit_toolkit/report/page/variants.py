@@ -5,7 +5,7 @@ from edgekit_toolkit.report.document import CarriedVariant
 from edgekit_toolkit.report.figures import FIGURES, show, show_drop
 from edgekit_toolkit.report.page.pieces import figure_cell
 
-_SHOWN = ("latency", "host_latency", "size", "drop")
+_FIGURE_NAMES = ("latency", "host_latency", "size", "drop")
 
 
 def variant_table(variants: list[CarriedVariant]) -> Markup | None:
@@ -24,14 +24,14 @@ def variant_table(variants: list[CarriedVariant]) -> Markup | None:
                     labelled=True,
                     interval=variant["drop"] if name == "drop" else None,
                 )
-                for name in _SHOWN
+                for name in _FIGURE_NAMES
             ),
         )
         for variant in variants
     ]
-    head = ("Variant", "Its candidate", *(FIGURES[name][0] for name in _SHOWN))
+    head = ("Variant", "Its candidate", *(FIGURES[name][0] for name in _FIGURE_NAMES))
     caption = "Further variants in the package"
-    numeric = frozenset(range(2, 2 + len(_SHOWN)))
+    numeric = frozenset(range(2, 2 + len(_FIGURE_NAMES)))
     note = "Each keeps every limit; its size is that of a package with nothing else."
     return join(
         el("h3", caption),

@@ -38,7 +38,7 @@ def is_coco(path: Path) -> bool:
 
 
 def read_coco(path: Path) -> BoxSet:
-    """Return the pictures of a file of annotations; they lie beside it, above it, or in `images` there.
+    """Return the pictures of a file of annotations: in its folder, the folder above, or `images` in either.
 
     Raises:
         DataError: an entry is malformed, or an image is missing.
@@ -114,9 +114,9 @@ def _read_box(entry: Mapping[str, Any], category: str, where: str) -> StatedBox:
 
 
 def _find_image(path: Path, name: str) -> Path | None:
-    """Return the image of an entry; COCO's own lie in a folder named as the end of the file's name."""
+    """Return the image of an entry; COCO's own folders are named like the end of the file's name."""
     split = path.stem.rpartition("_")[2]
-    places = [
+    candidates = [
         folder / inner / name for folder in (path.parent, path.parent.parent) for inner in (*_FOLDERS, split)
     ]
-    return next((place for place in places if name and place.is_file()), None)
+    return next((candidate for candidate in candidates if name and candidate.is_file()), None)

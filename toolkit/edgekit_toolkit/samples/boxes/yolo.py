@@ -46,14 +46,14 @@ def read_yolo(path: Path, split: str) -> BoxSet:
         DataError: a file is missing or malformed; the message names the line.
     """
     if path.is_dir():
-        sheet = next((found for parent in [path, *path.parents[:3]] if (found := find_sheet(parent))), None)
+        sheet = next((file for parent in [path, *path.parents[:3]] if (file := find_sheet(parent))), None)
         names = () if sheet is None else read_sheet(sheet)["names"]
         return _read_pictures(list_images(path), tuple(names or _listed_names(path)), path)
     fields = read_sheet(path)
-    places = next((fields[key] for key in _SPLITS[split] if fields[key]), None)
-    if places is None:
+    entries = next((fields[key] for key in _SPLITS[split] if fields[key]), None)
+    if entries is None:
         raise DataError(f"{path}: names no pictures; expected train: and val: with folders of images")
-    images = [image for place in places for image in _images_at(path, fields["path"], place)]
+    images = [image for entry in entries for image in _images_at(path, fields["path"], entry)]
     return _read_pictures(images, tuple(fields["names"]), path)
 
 
@@ -89,7 +89,7 @@ def read_sheet(path: Path) -> dict[str, list[str]]:
 
 
 def _blocks(path: Path) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Yield each key with its line and those below it up to the next key: where they are, and their texts."""
+    """Yield each key with its lines up to the next key, each as line number and text."""
     key, lines = "", list[tuple[str, str]]()
     for number_of_line, line in enumerate(read_text(path).splitlines(), 1):
         matched = _COMMENT.match(line)
@@ -150,14 +150,14 @@ def _listed_names(folder: Path) -> tuple[str, ...]:
     return ()
 
 
-def _images_at(sheet: Path, root: Sequence[str], place: str) -> list[Path]:
+def _images_at(sheet: Path, root: Sequence[str], entry: str) -> list[Path]:
     """Return the images of a folder or a list that a `data.yaml` names."""
     folders = [sheet.parent / root[0], sheet.parent] if root else [sheet.parent]
     # Roboflow writes paths that begin one folder too high.
-    paths = [folder / name for folder in folders for name in (place, place.removeprefix("../"))]
+    paths = [folder / name for folder in folders for name in (entry, entry.removeprefix("../"))]
     path = next((path for path in paths if path.exists()), None)
     if path is None:
-        raise DataError(f"{sheet}: there is no {place} in {' or '.join(dict.fromkeys(map(str, folders)))}")
+        raise DataError(f"{sheet}: there is no {entry} in {' or '.join(dict.fromkeys(map(str, folders)))}")
     if path.is_dir():
         return list_images(path)
     images = [path.parent / line.strip() for line in read_text(path).splitlines() if line.strip()]
@@ -194,8 +194,8 @@ def _read_line(values: Sequence[str], where: str, names: Sequence[str]) -> State
         )
     index = number(values[0], where)
     if index != int(index) or not 0 <= index < (len(names) or 1 << 31):
-        known = f"0 to {len(names) - 1}, as the data set has {len(names)} names" if names else "0 or more"
-        raise DataError(f"{where}: the class is {values[0]}, expected {known}")
+        expected = f"0 to {len(names) - 1}, as the data set has {len(names)} names" if names else "0 or more"
+        raise DataError(f"{where}: the class is {values[0]}, expected {expected}")
     first, *others = (number(value, where) for value in values[1:])
     if len(values) == 5:
         y, width, height = others

@@ -128,7 +128,7 @@ class DecodedFiles:
         self._rules = rules
         self._in_steps = decoding.in_steps
         self._progress = decoding.progress
-        self._kept: dict[int, NDArray[Any]] = {}
+        self._cache: dict[int, NDArray[Any]] = {}
         self._placements: dict[int, Placement] = {}
         self._kept_bytes = 0
         self._decoded: set[int] = set()
@@ -159,7 +159,7 @@ class DecodedFiles:
         return self._placements[index]
 
     def time_steps(self, index: int) -> NDArray[np.float64]:
-        """Return begin and end of what is new in each step of a recording, in seconds, [steps, 2]."""
+        """Return begin and end of the new part of each step of a recording, in seconds, [steps, 2]."""
         if not (self._in_steps and isinstance(self._rules, AudioRules) and self._rules.samples):
             raise DataError(
                 f"{self.path}: lists times of events, which suit a model with states (--state) and a"
@@ -175,8 +175,8 @@ class DecodedFiles:
         return np.stack([self._rules.finish(step) for step in loaded])
 
     def _load(self, index: int) -> NDArray[Any]:
-        if index in self._kept:
-            return self._kept[index]
+        if index in self._cache:
+            return self._cache[index]
         loaded: NDArray[Any]
         if isinstance(self._rules, ImageRules):
             loaded, self._placements[index] = self._rules.fit(decode_image(self._files[index]))
@@ -187,7 +187,7 @@ class DecodedFiles:
         shape = self._rules.finish(loaded[0] if self._in_steps else loaded).shape
         self._check_shape(shape, self._files[index])
         if self._kept_bytes + loaded.nbytes <= KEPT_BYTES:
-            self._kept[index] = loaded
+            self._cache[index] = loaded
             self._kept_bytes += loaded.nbytes
         if index not in self._decoded:
             self._decoded.add(index)
@@ -243,7 +243,7 @@ def _cut_steps(file: Path, rules: AudioRules) -> NDArray[Any]:
 
 
 def _true_steps(path: Path, media: MediaFiles, column: DecodedFiles, decoding: Decoding) -> "_Truths":
-    """Return which classes sound in each step: those of an event that covers half of what is new or more."""
+    """Return which classes sound in each step: their event covers at least half of the step's new part."""
     events, classes = media.events or (), decoding.classes or tuple(sorted(media.class_names))
     if unknown := sorted(media.class_names - set(classes)):
         raise DataError(f"{path}: class '{unknown[0]}' is none of the labels ({_few(classes)})")

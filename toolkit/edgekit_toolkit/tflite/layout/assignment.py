@@ -49,11 +49,11 @@ class _Plan:
                 if name and not graph.is_constant(name):
                     self._readers.setdefault(self._root(name), []).append((index, slot))
         # The caller reads outputs in ONNX's order.
-        self._seen: dict[str, list[Form]] = {}
+        self._root_forms: dict[str, list[Form]] = {}
         for name in graph.outputs:
             if name in graph.shapes:
                 root_form = self._to_root(name, plain(len(graph.shapes[name])))
-                self._seen.setdefault(self._root(name), []).append(root_form)
+                self._root_forms.setdefault(self._root(name), []).append(root_form)
 
     def improve(self, index: int, *, planned: int) -> bool:
         """Give a node its best form; returns whether it changed. Nodes from `planned` on have no form yet."""
@@ -67,7 +67,7 @@ class _Plan:
         return self.forms[index] != before
 
     def _candidates(self, index: int) -> Iterator[Form]:
-        """Yield the possible work forms that neighbours have, those of the inputs first."""
+        """Yield the possible work forms that neighbours have; forms of the inputs come first."""
         rule, node = self._rules[index], self._graph.nodes[index]
         if rule is None or rule.allows is None:
             return
@@ -118,10 +118,10 @@ class _Plan:
         return plain(0) if rule is None else rule.writes(self.forms[producer])[slot]
 
     def _wanted(self, root: str, planned: int) -> list[Form]:
-        return [*(form for _, form in self._reading(root, planned)), *self._seen.get(root, ())]
+        return [*(form for _, form in self._reading(root, planned)), *self._root_forms.get(root, ())]
 
     def _reading(self, root: str, planned: int) -> list[tuple[int, Form]]:
-        """Return the forms in which nodes read a value, without nodes with a choice and no plan yet."""
+        """Return the forms in which nodes read a value, without nodes that have yet to choose their form."""
         affected = []
         for reader, slot in self._readers.get(root, ()):
             rule = self._rules[reader]

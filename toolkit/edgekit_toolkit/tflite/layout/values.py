@@ -85,7 +85,7 @@ class Values:
         self._graph = graph
         self._views = views
         self._builder = builder
-        self._held: dict[str, dict[Form, Tensor]] = {}
+        self._tensors: dict[str, dict[Form, Tensor]] = {}
 
     def give(self, name: str, form: Form, tensor: Tensor) -> None:
         """Record that `tensor` holds the value `name` in `form`.
@@ -102,12 +102,12 @@ class Values:
         if not tensor.name:
             letters = "".join("_" if axis == NEW else str(axis) for axis in form)
             tensor.name = name if form == plain(len(form)) else f"{name};{letters}"
-        self._held.setdefault(name, {})[form] = tensor
+        self._tensors.setdefault(name, {})[form] = tensor
 
     def is_held(self, name: str) -> bool:
-        """Whether a value, or the one that it is a view of, is held."""
+        """Whether a tensor holds this value, or the value that it is a view of."""
         view = self._views.get(name)
-        return (name if view is None else view.root) in self._held
+        return (name if view is None else view.root) in self._tensors
 
     def read(self, name: str, form: Form) -> Tensor:
         """Return a tensor that holds the value `name` in `form`; data are moved at most once.
@@ -115,14 +115,14 @@ class Values:
         Raises:
             RefusedError: the shape is unknown, or TFLite lacks the element type.
         """
-        if self._graph.is_constant(name) and name not in self._held:
+        if self._graph.is_constant(name) and name not in self._tensors:
             constant = self._builder.constant(self._graph.constants[name], name)
-            self._held[name] = {plain(len(constant.shape)): constant}
+            self._tensors[name] = {plain(len(constant.shape)): constant}
         view = self._views.get(name)
         root = name if view is None else view.root
         root_form = form if view is None else view.to_root(form)
         shape = self._graph.shape(root)
-        tensors = self._held[root]
+        tensors = self._tensors[root]
         if root_form not in tensors:
             source = min(tensors, key=lambda other: conversion_cost(other, root_form, shape))
             tensors[root_form] = self._converted(tensors[source], source, root_form, shape)

@@ -68,8 +68,8 @@ def _is_inf(body: Body) -> Value:
 @lowers("BitwiseNot")
 def _bitwise_not(body: Body) -> Value:
     x = body.input(0)
-    ones = -1 if x.dtype.kind == "i" else int(np.iinfo(x.dtype).max)
-    return (-x.cast(np.int64) + ones).cast(x.dtype)
+    all_ones = -1 if x.dtype.kind == "i" else int(np.iinfo(x.dtype).max)
+    return (-x.cast(np.int64) + all_ones).cast(x.dtype)
 
 
 @lowers("IsNaN")
@@ -163,16 +163,16 @@ def _last_extreme(body: Body) -> Value | None:
     size = body.shape(0)[axis]
     backwards = body.input(0).op("Gather", np.arange(size)[::-1].copy(), axis=axis)
     keep = body.attribute("keepdims", 1)
-    place = body.op(body.node.op_type, backwards, dtype=np.int64, axis=axis, keepdims=keep)
-    return -place + (size - 1)
+    index = body.op(body.node.op_type, backwards, dtype=np.int64, axis=axis, keepdims=keep)
+    return -index + (size - 1)
 
 
 @lowers("Hardmax")
 def _hardmax(body: Body) -> Value:
     axis, x = body.axis(-1), body.input(0)
-    place = body.op("ArgMax", x, dtype=np.int64, axis=axis, keepdims=1)
-    places = np.arange(body.shape(0)[axis]).reshape(-1, *[1] * (len(body.shape(0)) - axis - 1))
-    return place.equals(places).cast(x.dtype)
+    index = body.op("ArgMax", x, dtype=np.int64, axis=axis, keepdims=1)
+    indices = np.arange(body.shape(0)[axis]).reshape(-1, *[1] * (len(body.shape(0)) - axis - 1))
+    return index.equals(indices).cast(x.dtype)
 
 
 @lowers("OneHot")
@@ -183,7 +183,7 @@ def _one_hot(body: Body) -> Value:
     index = index.less(0).where(index + depth, index)
     index = index.op("Unsqueeze", np.array([axis]))
     chosen = index.equals(np.arange(depth).reshape(-1, *[1] * (rank - axis - 1)))
-    off, on = (body.input(2).slice(0, place, place + 1).reshape() for place in (0, 1))
+    off, on = (body.input(2).slice(0, index, index + 1).reshape() for index in (0, 1))
     return chosen.where(on, off)
 
 

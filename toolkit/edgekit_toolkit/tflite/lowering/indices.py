@@ -14,10 +14,12 @@ def _strides(shape: Sequence[int]) -> list[int]:
 
 def _flat_places(body: Body, axis: int) -> Value:
     """Return for each element of the indices [...] its place in the flat data, int64 of their shape."""
-    shape, places = body.shape(0), body.shape(1)
+    shape, index_shape = body.shape(0), body.shape(1)
     strides = _strides(shape)
-    grids = np.indices(places, np.int64)
-    offsets = sum((grids[a] * strides[a] for a in range(len(shape)) if a != axis), np.zeros(places, np.int64))
+    grids = np.indices(index_shape, np.int64)
+    offsets = sum(
+        (grids[a] * strides[a] for a in range(len(shape)) if a != axis), np.zeros(index_shape, np.int64)
+    )
     return body.input(1).cast(np.int64).op("Mod", shape[axis]) * strides[axis] + np.asarray(offsets)
 
 
@@ -28,21 +30,21 @@ def _gather_elements(body: Body) -> Value:
 
 @lowers("ScatterElements")
 def _scatter_elements(body: Body) -> Value:
-    places = _flat_places(body, body.axis(0)).reshape(-1, 1)
+    positions = _flat_places(body, body.axis(0)).reshape(-1, 1)
     updates = body.input(2).reshape(-1)
     reduction = body.attribute("reduction", "none")
-    flat = body.input(0).reshape(-1).op("ScatterND", places, updates, reduction=reduction)
+    flat = body.input(0).reshape(-1).op("ScatterND", positions, updates, reduction=reduction)
     return flat.reshape(*body.shape(0))
 
 
 @lowers("GatherND")
 def _gather_nd(body: Body) -> Value:
     batches = body.attribute("batch_dims", 0)
-    shape, places = body.shape(0), body.shape(1)
-    inner = shape[batches : batches + places[-1]]
-    rows = math.prod(shape[: batches + places[-1]])
+    shape, index_shape = body.shape(0), body.shape(1)
+    inner = shape[batches : batches + index_shape[-1]]
+    rows = math.prod(shape[: batches + index_shape[-1]])
     indices = body.input(1).cast(np.int64).op("Mod", np.array(inner, np.int64))
-    row = (indices * np.array(_strides(inner), np.int64)).sum(len(places) - 1).reshape(*places[:-1])
+    row = (indices * np.array(_strides(inner), np.int64)).sum(len(index_shape) - 1).reshape(*index_shape[:-1])
     batch = np.arange(math.prod(shape[:batches])).reshape(shape[:batches]) * math.prod(inner)
-    row = row + batch.reshape(*shape[:batches], *[1] * (len(places) - 1 - batches))
+    row = row + batch.reshape(*shape[:batches], *[1] * (len(index_shape) - 1 - batches))
     return body.input(0).reshape(rows, -1).op("Gather", row, axis=0).reshape(*body.out_shape())

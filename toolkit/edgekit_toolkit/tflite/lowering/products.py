@@ -24,9 +24,9 @@ class _Term:
         value = self.value
         for axis in gone:
             value = value.sum(axis)
-        rest = [axis for axis in range(len(self.labels)) if axis not in gone]
-        sizes = tuple(self.sizes[axis] for axis in rest)
-        labels = "".join(self.labels[axis] for axis in rest)
+        remaining_axes = [axis for axis in range(len(self.labels)) if axis not in gone]
+        sizes = tuple(self.sizes[axis] for axis in remaining_axes)
+        labels = "".join(self.labels[axis] for axis in remaining_axes)
         return _Term(value.reshape(*sizes), labels, sizes) if gone else self
 
     def size(self, labels: str) -> int:
@@ -52,11 +52,11 @@ def _einsum(body: Body) -> Value:
 
 def _labels(body: Body) -> tuple[list[str], str]:
     """Return the labels of each operand and of the result, those of an ellipsis written out."""
-    left, arrow, result = body.attribute("equation").replace(" ", "").partition("->")
-    operands = left.split(",")
+    inputs, arrow, result = body.attribute("equation").replace(" ", "").partition("->")
+    operands = inputs.split(",")
     if not arrow:
-        letters = sorted(set(left) - {",", "."})
-        result = "..." * ("..." in left) + "".join(c for c in letters if left.count(c) == 1)
+        letters = sorted(set(inputs) - {",", "."})
+        result = "..." * ("..." in inputs) + "".join(c for c in letters if inputs.count(c) == 1)
     ranks = [len(body.shape(n)) - len(term.replace(".", "")) for n, term in enumerate(operands)]
     widest = _ELLIPSIS_LABELS[
         : max((r for r, term in zip(ranks, operands, strict=True) if "." in term), default=0)

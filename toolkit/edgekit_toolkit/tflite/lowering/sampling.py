@@ -80,8 +80,8 @@ def _grid_sample(body: Body) -> Value:
     for choice in itertools.product(*(axis.taps for axis in axes)):
         row: Value | None = None
         weight: Value | None = None
-        for size, (place, axis_weight) in zip(sizes, choice, strict=True):
-            row = place if row is None else row * float(size) + place
+        for size, (position, axis_weight) in zip(sizes, choice, strict=True):
+            row = position if row is None else row * float(size) + position
             weight = axis_weight if weight is None else weight * axis_weight
         assert row is not None and weight is not None  # noqa: S101 - a grid has axes
         sampled = flat.op("Gather", (row + batches).cast(np.int64), axis=0)
@@ -105,14 +105,14 @@ class _AxisSampler:
         column = rank - 1 - axis  # the grid lists x before y
         sizes = body.shape(1)[:-1]
         grid = body.input(1).slice(rank + 1, column, column + 1).reshape(*sizes).cast(np.float32)
-        place = (grid + 1) * ((size - 1) / 2) if self._aligned else ((grid + 1) * size - 1) * 0.5
+        position = (grid + 1) * ((size - 1) / 2) if self._aligned else ((grid + 1) * size - 1) * 0.5
         if mode in {"linear", "nearest"}:
-            place = self._bordered(place)
+            position = self._bordered(position)
         if mode == "nearest":
-            self.taps = [self._tap(place.op("Round"), None)]
+            self.taps = [self._tap(position.op("Round"), None)]
             return
-        first = place.op("Floor")
-        fraction = place - first
+        first = position.op("Floor")
+        fraction = position - first
         if mode == "linear":
             weights = [-fraction + 1, fraction]
             self.taps = [self._tap(first + n, weight) for n, weight in enumerate(weights)]
@@ -120,27 +120,27 @@ class _AxisSampler:
             weights = [_cubic_weight(fraction, n) for n in (-1, 0, 1, 2)]
             self.taps = [self._tap(first + (n - 1), weight) for n, weight in enumerate(weights)]
 
-    def _tap(self, place: Value, weight: Value | None) -> tuple[Value, Value]:
-        inside = self._bordered(place)
+    def _tap(self, position: Value, weight: Value | None) -> tuple[Value, Value]:
+        inside = self._bordered(position)
         clipped = _clip(inside, 0, self._size - 1)
         if self._mode == "zeros":
-            is_inside = clipped.equals(place).cast(np.float32)
+            is_inside = clipped.equals(position).cast(np.float32)
             return clipped, is_inside if weight is None else weight * is_inside
-        ones = (clipped * 0) + 1 if weight is None else weight
-        return clipped, ones
+        weights = (clipped * 0) + 1 if weight is None else weight
+        return clipped, weights
 
-    def _bordered(self, place: Value) -> Value:
+    def _bordered(self, position: Value) -> Value:
         """Return places beyond the image as the padding defines them."""
         if self._mode == "border":
-            return _clip(place, 0, self._size - 1)
+            return _clip(position, 0, self._size - 1)
         if self._mode != "reflection":
-            return place
+            return position
         low = 0.0 if self._aligned else -0.5
         span = self._size - 1 if self._aligned else self._size
         if span == 0:
-            return place * 0
+            return position * 0
         # A wave over the image and back: |((x - low + span) mod 2 span) - span| + low
-        shifted = place - (low - span)
+        shifted = position - (low - span)
         remainder = shifted - (shifted / (2.0 * span)).op("Floor") * (2.0 * span)
         return (remainder - span).op("Abs") + low
 

@@ -30,7 +30,7 @@ def _fold(tensor: Value, sliding: Windows, kind: str, border: float) -> Value:
         tensor = tensor.op("Pad", amounts, tensor.like(border))
     steps = zip(sliding.kernel, sliding.dilations, sliding.strides, sliding.outputs, strict=True)
     for axis, (kernel, dilation, stride, count) in enumerate(steps, start=2):
-        begins = [place * dilation for place in range(kernel)]
+        begins = [tap * dilation for tap in range(kernel)]
         parts = [tensor.slice(axis, begin, begin + (count - 1) * stride + 1, stride) for begin in begins]
         tensor = parts[0]
         for part in parts[1:]:

@@ -63,7 +63,7 @@ def write_conv_transpose(step: Step) -> None:
 
 
 def _image(values: Any) -> tuple[int, int]:
-    """Return two values for an image, from those of an image or of a signal."""
+    """Return the values of an image's two axes; a signal's value is that of the second axis."""
     sizes = tuple(int(value) for value in values)
     return (sizes[0], sizes[1]) if len(sizes) == 2 else (1, sizes[0])
 

@@ -57,7 +57,7 @@ def _write_lookup(step: Step) -> None:
 
 
 def _from_begin(step: Step, size: int) -> Tensor:
-    """Return the indices, those that count from the end replaced."""
+    """Return the indices from the begin of the axis; negative indices are replaced."""
     indices = step.value(1)
     if indices is not None:
         return step.builder.constant(np.where(indices < 0, indices + size, indices).astype(np.int32))
@@ -76,20 +76,22 @@ def write_scatter_nd(step: Step) -> None:
     data, updates, indices = step.read(0), step.read(2), step.value(1)
     sizes = np.array(step.shape(0)[: step.shape(1)[-1]], np.int32)
     if indices is not None:
-        places = step.builder.constant(np.where(indices < 0, indices + sizes, indices).astype(np.int32))
+        positions = step.builder.constant(np.where(indices < 0, indices + sizes, indices).astype(np.int32))
     else:
         raw = step.emit(
             "CAST", [step.read(1)], step.shape(1), Options("CastOptions"), dtype=np.dtype(np.int32)
         )
         inputs = [raw, step.builder.constant(sizes)]
-        places = step.emit("FLOOR_MOD", inputs, step.shape(1), Options("FloorModOptions"))
+        positions = step.emit("FLOOR_MOD", inputs, step.shape(1), Options("FloorModOptions"))
     shape, options = step.numbers(step.shape(0)), Options("ScatterNdOptions")
-    scattered = step.emit("SCATTER_ND", [places, updates, shape], data.shape, options, dtype=data.dtype)
+    scattered = step.emit("SCATTER_ND", [positions, updates, shape], data.shape, options, dtype=data.dtype)
     if reduction == "add":
         step.give(step.binary("ADD", data, scattered))
         return
-    ones = step.builder.constant(np.ones(updates.shape, np.float32))
-    counts = step.emit("SCATTER_ND", [places, ones, shape], data.shape, options, dtype=np.dtype(np.float32))
+    units = step.builder.constant(np.ones(updates.shape, np.float32))
+    counts = step.emit(
+        "SCATTER_ND", [positions, units, shape], data.shape, options, dtype=np.dtype(np.float32)
+    )
     is_new = step.emit(
         "GREATER", [counts, step.number(0)], data.shape, Options("GreaterOptions"), dtype=np.dtype(np.bool_)
     )

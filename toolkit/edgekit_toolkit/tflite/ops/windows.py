@@ -64,8 +64,8 @@ class Windows:
             after = stated[axis - len(self.sizes)] if len(stated) > 1 else 0 if stated else after
             low, high = (-before, size + after) if counts_padding else (0, size)
             begins = np.arange(self.outputs[axis])[:, None] * self.strides[axis] - before
-            places = begins + np.arange(self.kernel[axis]) * self.dilations[axis]
-            result = np.multiply.outer(result, ((places >= low) & (places < high)).sum(1))
+            positions = begins + np.arange(self.kernel[axis]) * self.dilations[axis]
+            result = np.multiply.outer(result, ((positions >= low) & (positions < high)).sum(1))
         return result
 
 
