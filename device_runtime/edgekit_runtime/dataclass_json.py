@@ -1,7 +1,7 @@
 """Dataclasses as plain values that JSON or TOML can hold, and back, with each value checked.
 
-What holds for one value is checked by the type, the unit in the name, or the `Range` of its field, so that no
-dataclass forgets it. A dataclass itself checks what is narrower, and what depends on several fields.
+The rule of a single value is its type, the unit in its name, or the `Range` of its field, so that no
+dataclass forgets it. A dataclass itself checks narrower rules, and rules across fields.
 """
 
 import dataclasses

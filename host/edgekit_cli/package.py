@@ -134,7 +134,7 @@ _BACKENDS = ("auto", *(engine.name for engine in list_registered() if engine.fil
     metavar="NAME",
     help="Power mode of the target to model latency and energy for.  [default: the one set out of the box]",
 )
-@click.option("--batch", type=click.IntRange(1, _MAX_BATCH), help="Fix the batch. [default: as it is]")
+@click.option("--batch", type=click.IntRange(1, _MAX_BATCH), help="Fix the batch. [default: as in the model]")
 @click.option(
     "--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Size of a free dimension, for measuring."
 )
@@ -144,7 +144,7 @@ _BACKENDS = ("auto", *(engine.name for engine in list_registered() if engine.fil
     multiple=True,
     metavar="NAME=VALUE",
     help="Bind an input to a constant and compute what follows, such as sr=16000: a number, or nested lists "
-    "in JSON. Samples then have no array of it.",
+    "in JSON. Samples then lack this input.",
 )
 @click.option(
     "--state",

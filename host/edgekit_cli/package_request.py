@@ -120,7 +120,7 @@ def _form_for_other_weights(form: Form, earlier: EarlierModel | None) -> Form:
     """
     if form.compression is not None and form.compression.channels:
         raise RecipeError(
-            "--like: the channels of the earlier package are pruned, which suits its weights alone; make this"
+            "--like: the earlier package lacks channels that only its own weights allow to prune; make this"
             " package without --like"
         )
     return replace(form, earlier=earlier, compression=None)

@@ -35,9 +35,7 @@ def find_due(folder: FleetFolder, days: float) -> dict[str, bool]:
     repository = TufRepository(folder.repository, folder.repository_keys)
     now = time.time() + days * DAY_S
     repository.refresh(now)
-    return {
-        one.subject: one.is_urgent(now) for one in list_expiries(authority, repository) if one.is_due(now)
-    }
+    return {one.what: one.is_urgent(now) for one in list_expiries(authority, repository) if one.is_due(now)}
 
 
 @pytest.mark.parametrize(
@@ -69,12 +67,12 @@ def test_metadata_that_nobody_signs_again_is_due(folder: FleetFolder) -> None:
     repository = TufRepository(folder.repository, folder.repository_keys)
     now = time.time() + 0.8 * DAY_S
     due = [one for one in list_expiries(Authority(folder.identity), repository) if one.is_due(now)]
-    assert [one.subject for one in due] == ["timestamp of the repository"]
+    assert [one.what for one in due] == ["timestamp of the repository"]
     assert "see that it runs" in due[0].advice
 
 
 def test_certificate_of_a_clock_that_was_ahead_is_urgent() -> None:
-    made = Expiry(subject="certificate of the server", begins_at=2e9, ends_at=3e9, notice_s=DAY_S, advice="")
+    made = Expiry(what="certificate of the server", begins_at=2e9, ends_at=3e9, notice_s=DAY_S, advice="")
     assert made.is_due(1e9) and made.is_urgent(1e9)
     assert "is not valid before 2033-05-18 03:33 UTC: a clock is or was wrong" in made.describe(1e9)
 
@@ -97,7 +95,7 @@ def test_doctor_says_what_ends_and_a_new_root_ends_that(
 
 
 def test_alarm_comes_once_a_day_for_each(tmp_path: Path) -> None:
-    made = Expiry(subject="root of the repository", ends_at=1e9, notice_s=60 * DAY_S, advice="sign it")
+    made = Expiry(what="root of the repository", ends_at=1e9, notice_s=60 * DAY_S, advice="sign it")
     store = open_store(sqlite_url(tmp_path / "store.sqlite"))
     for _ in range(2):
         with store.transaction() as session:
@@ -105,6 +103,6 @@ def test_alarm_comes_once_a_day_for_each(tmp_path: Path) -> None:
     with store.transaction() as session:
         said = session.scalars(select(AuditRow).where(AuditRow.action == EXPIRY_ALARM)).all()
     assert [(row.subject, row.detail["advice"], row.detail["is_urgent"]) for row in said] == [
-        (made.subject, "sign it", True)
+        (made.what, "sign it", True)
     ]
     store.close()

@@ -58,7 +58,7 @@ def test_each_cut_of_a_sample_is_refused() -> None:
     for end in range(len(data)):
         with pytest.raises(DataError):
             read_sample(data[:end])
-    with pytest.raises(DataError, match="not all of it"):
+    with pytest.raises(DataError, match="truncated"):
         read_sample(data + b"\0")
 
 

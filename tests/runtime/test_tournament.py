@@ -154,7 +154,7 @@ def test_processes_that_die_of_all_together_are_said_with_what_to_do(make: Calla
     ("rogue", "reason"),
     [
         ("crash", "ended by SIGSEGV: engine: \ufffd\ufffd"),
-        ("hang", "nothing came of it for 4 s"),
+        ("hang", "it was silent for 4 s"),
     ],
 )
 def test_an_engine_that_crashes_or_hangs_leaves_the_tournament_to_the_others(

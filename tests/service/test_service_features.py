@@ -349,7 +349,7 @@ def test_configuration_file_states_all_of_it(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("[models.m]\nrollout = 'blue'", "expected one of swap, canary, shadow"),
-        ("[models.m]\nrollout = 'canary'\nlatest = 2", "no room for latest"),
+        ("[models.m]\nrollout = 'canary'\nlatest = 2", "latest and specific must not"),
         ("[models.m.canary]\nshare = 2.0", "share is 2.0, expected 0 to 1"),
         ("[models.m.gates]\nalpha = 0.9", "alpha"),
         ("[models.m.gates]\nalpha = 0", "alpha"),

@@ -179,7 +179,7 @@ def other_version(lite: Lite) -> None:
         (wrong_count, ["'conv_w'", "5 scales for 6 channels"]),
         (negative_scale, ["'a'", "-0.5"]),
         (large_zero_point, ["'extra'", "zero point 1000 is no INT8"]),
-        (zero_point_of_channels, ["'conv_w'", "zero point a channel"]),
+        (zero_point_of_channels, ["'conv_w'", "zero points of channels"]),
         (custom_operator, ["'FlexErf'", "operator 0", "'a'", "SELECT_TF_OPS"]),
         (unknown_operator, ["operator 0", "5000"]),
         (external_weights, ["'conv_w'", "another file"]),

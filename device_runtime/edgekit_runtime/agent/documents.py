@@ -138,14 +138,14 @@ class Desired:
             other content.
         issued_at, expires_at: seconds since 1970. A device that holds no document which is still valid keeps
             its models and reports `stale`: somebody may withhold newer ones.
-        epoch: number of the manager's lease; a lower one than seen before comes from a manager that has been
-            replaced, and is refused.
+        epoch: number of the manager's lease. A device refuses a lower number than it has seen: that manager
+            has been replaced.
         models: at most one entry per model.
-        sequence: highest number of a document of this device that the manager has taken. The device goes on
-            above it: its own numbers are too low if it lost its journal, and its clock is wrong.
+        sequence: highest number of this device's documents that the manager has accepted. The device
+            continues above it, even if it lost its journal and its clock is wrong.
         reconnect_s: width of the time window over which devices spread their reconnects.
         removed: models to remove from the device.
-        notice: what the fleet has noticed of this device and its owner must know; a sentence, or empty.
+        notice: a sentence for the device's owner about a problem that the fleet noticed, or empty.
         streams: all streams that the fleet wants, by name: 16 at most, of 8 KiB together. Streams of the
             service's own configuration are not touched.
         settings: key -> value, see `protocol.device_settings`; an unknown one is refused by itself.
@@ -287,7 +287,7 @@ class ReportedSamples:
         state: `forbidden` by the device's owner; `missing` where no service serves the model.
         triggers: kind -> samples that it drew since the service was started.
         waiting, waiting_bytes: stored here, not yet sent.
-        dropped: drawn and not stored since then: they were too large, too many at once, or the disk full.
+        dropped: samples drawn and not stored since then: too large, too many at once, or the disk was full.
         error: what the device cannot do of the order, or empty.
     """
 
@@ -307,16 +307,16 @@ class Reported:
         device: its identifier.
         sequence: number of this statement; higher with each, also over restarts.
         desired_version: `$version` of the document that the device holds, 0 before the first.
-        status: `converged` has what is desired; `working` is on the way; `diverged` has something else and
-            will not change it by itself; `stale` holds no valid document.
+        status: `converged`: runs the desired version; `working`: on the way; `diverged`: runs another version
+            and will not change it by itself; `stale`: has no valid document.
         because: one sentence for `diverged` and `stale`.
-        models, executions, figures: see there; of executions those that are under way, and the last ended
-            one of each model.
+        models, executions, figures: see their classes; executions under way, and the last that ended of each
+            model.
         facts: what selects and explains a device, such as `target`, `runtime`, `engines`, `free_bytes`,
             `battery`, `boot`; short strings. `live` is the URL of the device's live page, if it states it.
         streams: the streams that the fleet wants, by name.
         samples: order -> what came of it.
-        settings: key of each setting that the fleet wants -> why it has no effect; empty where it has.
+        settings: key of each setting of the fleet -> why it has no effect, or empty if it has.
     """
 
     device: str
@@ -341,8 +341,8 @@ class Hello:
 
     Attributes:
         device: its identifier.
-        sequence: of the same counter as in `Reported`; first message and last will of a connection have the
-            same. One with a lower number than the newest is late.
+        sequence: of the same counter as in `Reported`. First message and last will of a connection share it;
+            a lower number than the newest is late.
         online: false in the last will, whose other fields do not count.
         desired_version: `$version` that the device holds, 0 before the first.
         reported: sequence of its last report since it was started, or 0.

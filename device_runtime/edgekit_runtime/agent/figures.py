@@ -22,8 +22,8 @@ def read_figures(metrics: str, before: Iterable[ModelFigures] = ()) -> tuple[Mod
 
     Args:
         metrics: metrics in Prometheus' text format.
-        before: figures that were read earlier; the service states the agreement of a version only during its
-            trial, so the last one is kept.
+        before: earlier figures. The service states a version's agreement only during its trial, so the last
+            agreement is taken from here.
     """
     counts: dict[str, dict[_Key, float]] = defaultdict(lambda: defaultdict(float))
     buckets: dict[_Key, list[tuple[float, float]]] = defaultdict(list)

@@ -52,9 +52,9 @@ class LinkMessage:
     """A message, or the note that a new connection is open.
 
     Attributes:
-        kind: kind of the message; `hello` stands for a new connection, to which the agent answers with its
-            hello, and `payload` is this device's own address there; `event` stands for an attack by the
-            broker, which `payload` describes.
+        kind: kind of the message. `hello` means a new connection: `payload` is this device's address there,
+            and the agent answers with its hello. `event` means an attack by the broker, which `payload`
+            describes.
         payload: content, not verified.
     """
 

@@ -154,9 +154,7 @@ def _run_child(order: MeasureOrder) -> list[float | str]:
                 else:
                     limit_s = received  # it may be silent for this time
         except TimeoutError as cause:
-            raise BackendError(
-                f"the measuring process hung: nothing came of it for {limit_s:.0f} s"
-            ) from cause
+            raise BackendError(f"the measuring process hung: it was silent for {limit_s:.0f} s") from cause
         except (OSError, EOFError):
             pass  # the process's end tells more
         code = child.wait(_END_S)

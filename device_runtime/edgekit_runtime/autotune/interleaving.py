@@ -47,7 +47,7 @@ def take_turns(
 ) -> dict[str, Latency]:
     """Return the seconds a row of each runner; the rounds are interleaved, in random orders.
 
-    A turn follows a pause; one of short runs has several, after one that does not count.
+    Each turn follows a pause. A turn of short runs has several runs, after an uncounted one.
 
     Args:
         runners: name -> runner to time, at least one.

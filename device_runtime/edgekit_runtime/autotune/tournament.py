@@ -56,9 +56,8 @@ class Tournament:
 
     Attributes:
         entrants: entrants in the order of the package.
-        winner: the entrant to keep: among those within 2 % of the fastest, and those that differ from it in
-            threads alone and by chance, the one with the fewest threads, then the first; None if none took
-            part.
+        winner: the entrant to keep, or None if none took part. Candidates are within 2 % of the fastest, or
+            differ from it only in threads and by chance; the fewest threads win, then the first.
         as_fast: names of the entrants whose difference to the fastest is within chance or 2 %.
     """
 

@@ -142,7 +142,7 @@ class Client:
         path = f"{self._link.address.prefix}{model_path(name, version)}/answer"
         fields = f"{self._fields}Content-Type: {media_type}\r\n"
         if not (f"{query}{media_type}".isascii() and f"{query}{media_type}".isprintable()) or " " in query:
-            raise DataError("an option or the media type holds what a request cannot state")
+            raise DataError("an option or the media type holds characters that a request may not have")
         head = make_request_head("POST", f"{path}?{query}" if query else path, fields, len(file))
         _, body = self._ask(RequestTemplate(head, len(head) + len(file)), (head, file), timeout_s)
         document: dict[str, Any] = self._read_json(body)

@@ -234,8 +234,8 @@ class Link:
             parts: parts of the request, C-contiguous.
             size_bytes: size of all parts together.
             timeout_s: time limit of the whole exchange, connecting included; kept to a tenth.
-            previous_layout: the likely response; if it comes, it is returned, and the bytes
-                lie in `memory`.
+            previous_layout: layout of the expected response; if the response has it, it is returned, and the
+                bytes lie in `memory`.
             ancillary: data that go with the first byte, as for `sendmsg`; not over TLS.
 
         Raises:

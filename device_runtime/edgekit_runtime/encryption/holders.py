@@ -66,7 +66,7 @@ def _open_under_keyring(stored: Stored) -> Exchange:
         scalar = AESGCM(kernel_keyring.read_key()).decrypt(sealed[:12], sealed[12:], b"edgekit device key 1")
     except InvalidTag as cause:
         raise EncryptionError(
-            f"the key '{kernel_keyring.NAME}' in the kernel's keyring is not the one of this device's key"
+            f"the key '{kernel_keyring.NAME}' in the kernel's keyring does not open this device's key"
         ) from cause
     return _load(scalar)
 

@@ -5,8 +5,8 @@ writes:
 
     {"format":1,"key_id":"ID of the content key","wrapped":"BASE64"}
 
-All that uses the plaintext gets a descriptor of sealed memory, and a key for what is derived from it and must
-lie on the disk, such as an engine that was built: never the content key.
+Users of the plaintext get a descriptor of sealed memory, and a key for derived files on the disk, such as a
+built engine: never the content key.
 """
 
 import os

@@ -60,12 +60,11 @@ class PlanChoice:
     """A plan, and the reasons.
 
     Attributes:
-        cost: two numbers. The first is 1 if the plan is too late; the second is then its latency. Else the
-            second is what the objective minimises: seconds of latency, of the slowest stage or of the server,
-            or joules.
+        cost: two numbers. If the plan misses the latency limit: 1 and its latency. Else 0 and the figure that
+            the objective minimises: seconds of latency, of the slowest stage or of the server, or joules.
         limit_s: latency that is good enough, for energy or capacity.
-        other: the best of the other plans, or None; it may be better than `plan` if that runs already,
-            because a switch needs a larger gain.
+        other: the best other plan, or None. It may be better than a `plan` that already runs: a switch needs
+            a larger gain.
         challenges: how often in a row another plan was better than the current one, by less than a switch
             needs.
         cause: why no plan with a server was considered, or empty.

@@ -30,8 +30,8 @@ class Counts:
         local: by this device alone, as planned.
         hedged: with a local run that began because the reply was late.
         failed: by the device, because the server's part failed.
-        uncoded: those of all these whose inputs were not finite or beyond the codes of the usual plan, so
-            that they went another way.
+        uncoded: requests among all these whose inputs were not finite, or beyond the codes of the usual plan,
+            so that another plan ran.
     """
 
     local: int = 0

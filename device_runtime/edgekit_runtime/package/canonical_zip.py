@@ -143,7 +143,7 @@ def write_archive(out: BinaryIO, members: Iterable[tuple[str, bytes | memoryview
 def read_members(data: memoryview, where: str, max_members: int) -> tuple[Member, ...]:
     """Return the members of an archive whose structure is canonical throughout.
 
-    Contents are not read: that they have the stated CRC-32 is left to the caller's one pass over them.
+    Contents are not read: the caller checks the stated CRC-32 in its own pass over them.
 
     Args:
         data: the whole archive.

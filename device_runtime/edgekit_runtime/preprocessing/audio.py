@@ -25,8 +25,8 @@ class AudioRules:
         sample_rate: sample rate in Hz, which each recording must have, unless `resample` is set.
         samples: length of the sound; a longer recording is cut at its end, a shorter one gets zeros there.
             None leaves the length.
-        hop: how many of the `samples` of a step of a sequence are new; those before are of earlier steps, and
-            zeros in the first. None for all of them.
+        hop: number of new `samples` in a step of a sequence; the others are of earlier steps, or zeros in the
+            first step. None: all are new.
         scale, mean, std: a value becomes (value * scale - mean) / std. It is an amplitude -1..1 or a feature.
         channel_axis: position of an axis of size 1 in the result, or None for none.
         resample: whether recordings of other rates are resampled.

@@ -217,7 +217,7 @@ def read_sample(data: bytes) -> Sample:
         lengths.append(int.from_bytes(data[position : position + width], "big"))
         position += width
     if not data.startswith(_MAGIC) or position + sum(lengths) != len(data):
-        raise DataError("this is no sample, or not all of it")
+        raise DataError("this is no sample, or a truncated one")
     if lengths[0] > _MAX_HEADER_BYTES or lengths[2] > MAX_ANSWER_BYTES:
         raise DataError("the sample's header or answer is too large")
     parts = []

@@ -41,12 +41,12 @@ class StreamOptions:
             files do, and a camera cannot
         stall_s: a source that sends nothing for so long, and for three of its own intervals, is opened again
         open_s: most seconds until the first frame; an attempt after a success gets 3 s, more after failures
-        max_pixels: of a frame; 0 for as many as `[media]` allows. A picture of a folder with more ends the
-            stream
+        max_pixels: pixels of a frame; 0 for as many as `[media]` allows. A larger picture of a folder ends
+            the stream
         window_s: length of the sound that the model gets each time
-        hop_s: how much of it is new; by default half of it, or all for a model with states
+        hop_s: how much of the sound is new; by default half of it, or all for a model with states
         rate: samples in a second that a microphone is asked for
-        max_queued: most answers that wait for one sink; then the oldest is dropped
+        max_queued: most answers that wait for a sink; beyond it the oldest is dropped
         max_file_bytes: a file of answers is followed by the next one at this size
         max_files: so many files of answers are kept
 
@@ -107,7 +107,7 @@ def check_fleet_streams(streams: Mapping[str, StreamOptions]) -> None:
             )
         # Nor halves of a UTF-16 pair, which no device takes.
         if not all(text.isprintable() for text in (options.model, options.source, *options.sinks)):
-            raise ValueError(f"streams.{name}: model, source or sinks hold what is not printable")
+            raise ValueError(f"streams.{name}: model, source or sinks hold unprintable characters")
     size_bytes = len(encode_json({name: options.to_json() for name, options in streams.items()}))
     if len(streams) > MAX_FLEET_STREAMS or size_bytes > MAX_FLEET_STREAMS_BYTES:
         raise ValueError(

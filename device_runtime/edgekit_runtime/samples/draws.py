@@ -74,7 +74,7 @@ class Line:
         own, of_order: credits that a sample is taken from.
         has_room: whether its share of the disk has room for another sample.
         probability: of the next request to be drawn.
-        looks, fits: requests that were looked at, and those among them that fit; older ones count less.
+        looks, fits: judged requests, and judged requests that fit; older requests count less.
         stored: samples that it drew.
     """
 

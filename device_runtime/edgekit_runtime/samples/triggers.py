@@ -27,7 +27,7 @@ class Observation:
     """A request with its answer, which is empty without a task.
 
     Attributes:
-        find_agreement: returns how far another version answers alike, 0..1; None if there is none.
+        find_agreement: returns how similar another version's answer is, 0..1; None without another version.
     """
 
     manifest: Manifest

@@ -77,8 +77,8 @@ def _open_verifier() -> contextlib.AbstractContextManager[Verifier]:
 def open_preferred(package: OpenedPackage, threads: int | None = None) -> tuple[str, Session]:
     """Return the name of the variant that is best here, and a session of it.
 
-    That is the winner of the tournament on this machine, or without one the default; if no engine of it is
-    installed, the first of the others that has one.
+    That is the winner of the tournament on this machine, else the default; if none of its engines is
+    installed, the first other variant with an installed engine.
 
     Args:
         package: verified.

@@ -5,7 +5,7 @@ after count, too, and each counts once. After `MAX_FAILURES` wrong ones in a row
 `PAUSE_S`: somebody who has the password then guesses right in a year with a chance of a quarter, and each of
 these guesses is an alarm.
 
-The secrets lie in the store, as those of webhooks do; of recovery codes it holds digests.
+The store holds the secrets, like those of webhooks, and digests of recovery codes.
 
 Source: RFC 6238 and RFC 4226; Key URI format of Google Authenticator.
 """

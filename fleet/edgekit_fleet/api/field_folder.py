@@ -97,7 +97,7 @@ def write_field_folder(fleet: FleetCaller, folder: Path, **choice: str) -> tuple
 def _leave_out_repeated(summaries: list[SampleSummary]) -> list[SampleSummary]:
     """Return the samples without those drawn of requests that an application kept, too.
 
-    Those kept are all there, each for itself alone; drawn, such a request would count a second time.
+    Kept requests are all present and count once each; the same request, drawn, would count twice.
     """
     application_samples = {
         (summary.device, summary.taken_at) for summary in summaries if summary.triggers == _BY_APPLICATION

@@ -87,7 +87,7 @@ def parse_request(endpoint: AnyEndpoint, request: Request, body: bytes, **own: A
     values = _read_json(request, body) if endpoint.method == "POST" else _read_query(endpoint, request)
     doubled = plain.keys() & values.keys()
     if doubled:
-        raise RequestError(422, f"'{min(doubled)}' stands in the path, and may not stand elsewhere")
+        raise RequestError(422, f"'{min(doubled)}' stands in the path, and may not be repeated elsewhere")
     plain |= values
     _check_text(plain, 0)
     if own and values:

@@ -38,12 +38,12 @@ class Expiry:
     """Something that is valid for a time.
 
     Attributes:
-        subject: name of the thing that expires.
+        what: name of the thing that expires.
         begins_at, ends_at: begin and end of its validity, in seconds since 1970.
         notice_s: how long before its end somebody should act.
     """
 
-    subject: str
+    what: str
     begins_at: float = 0.0
     ends_at: float
     notice_s: float
@@ -60,11 +60,9 @@ class Expiry:
     def describe(self, now: float) -> str:
         """Return until when it is valid, as a sentence without its end."""
         if now < self.begins_at:
-            return (
-                f"the {self.subject} is not valid before {_format(self.begins_at)}: a clock is or was wrong"
-            )
+            return f"the {self.what} is not valid before {_format(self.begins_at)}: a clock is or was wrong"
         verb = "ended" if now > self.ends_at else "ends"
-        return f"the {self.subject} {verb} at {_format(self.ends_at)}"
+        return f"the {self.what} {verb} at {_format(self.ends_at)}"
 
 
 def list_expiries(authority: Authority, repository: TufRepository | None) -> list[Expiry]:
@@ -84,7 +82,7 @@ def list_expiries(authority: Authority, repository: TufRepository | None) -> lis
         is_authority = name == "authority"
         expiries.append(
             Expiry(
-                subject=f"certificate of the {name}",
+                what=f"certificate of the {name}",
                 begins_at=certificate.not_valid_before_utc.timestamp(),
                 ends_at=certificate.not_valid_after_utc.timestamp(),
                 notice_s=_AUTHORITY_NOTICE_S if is_authority else _NOTICE_S,
@@ -96,7 +94,7 @@ def list_expiries(authority: Authority, repository: TufRepository | None) -> lis
             is_root = role == "root"
             expiries.append(
                 Expiry(
-                    subject=f"{role} of the repository",
+                    what=f"{role} of the repository",
                     ends_at=ends_at,
                     notice_s=_NOTICE_S if is_root else life_s / 4,  # half of its life is left by then
                     advice=_ROOT if is_root else _ONLINE,
@@ -119,11 +117,9 @@ def alarm_expiries(session: Session, expiries: list[Expiry], now: float) -> None
     recent = select(AuditRow.subject).where(AuditRow.action == EXPIRY_ALARM, AuditRow.at > now - _DAY_S)
     recent_subjects = set(session.scalars(recent))
     for expiry in due:
-        if expiry.subject not in recent_subjects:
+        if expiry.what not in recent_subjects:
             detail = {"advice": expiry.advice, "ends_at": expiry.ends_at, "is_urgent": expiry.is_urgent(now)}
-            audit.record(
-                session, "manager", EXPIRY_ALARM, expiry.subject, text=expiry.describe(now), **detail
-            )
+            audit.record(session, "manager", EXPIRY_ALARM, expiry.what, text=expiry.describe(now), **detail)
 
 
 def _format(at: float) -> str:

@@ -146,7 +146,7 @@ def _open(url: str) -> "ObjectStore":
         from obstore.store import LocalStore, from_url
     except ModuleNotFoundError as cause:
         raise ConfigError(
-            f"{cause.name} is missing, which copies artifacts to {url}: pip install edgekit[object-storage]"
+            f"to copy artifacts to {url}, install {cause.name}: pip install edgekit[object-storage]"
         ) from cause
     try:
         if url.startswith("file://"):

@@ -60,7 +60,7 @@ def fetch_package(reference: str, folder: Path) -> Path:
     if match is None:
         raise ConfigError(
             f"{reference} names no artifact, expected oci://HOST/NAME@sha256:DIGEST; a tag may be moved to"
-            " another package, so it does not do"
+            " another package, so it is not accepted"
         )
     registry = _Registry(match["host"], match["name"])
     manifest = folder / "manifest.json"

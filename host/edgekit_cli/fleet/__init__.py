@@ -58,7 +58,7 @@ command = OrderedGroup(
             ["--server"],
             envvar="EDGEKIT_FLEET_SERVER",
             metavar="URL",
-            help="Of a fleet on another machine, as https://HOST:8444.  [default: the fleet in --folder]",
+            help="A fleet on another machine, as https://HOST:8444.  [default: the fleet in --folder]",
         ),
         click.Option(
             ["--token-file"],

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.argument("subject", required=False)
 @click.option("--action", help="Only actions that begin so, such as alarm or rollout.")
 @click.option(
-    "--limit", default=50, show_default=True, type=click.IntRange(1, 100_000), help="At most so many."
+    "--limit", default=50, show_default=True, type=click.IntRange(1, 100_000), help="Number of entries."
 )
 @folder_and_json_options
 def command(subject: str | None, *, action: str | None, limit: int, path: Path | None, as_json: bool) -> None:

@@ -17,7 +17,7 @@ from edgekit_cli.fleet.fleet_options import (
 
 @click.command("bundle")
 @click.argument("release")
-@click.option("--to", "selector", required=True, metavar="SELECTOR", help='Such as "site=lyon".')
+@click.option("--to", "selector", required=True, metavar="SELECTOR", help='Devices, such as "site=lyon".')
 @click.option(
     "-o",
     "--out",

@@ -36,7 +36,7 @@ _ASK = "; repeat it with "
     help=f"Change a setting ({', '.join(SETTINGS)}); no value leaves it to the device again.",
 )
 @click.option("--logs", "lines", type=click.IntRange(1, 1000), help="Show this many last lines of its logs.")
-@click.option("--yes", "is_sure", is_flag=True, help="Set tags also where that changes what it gets.")
+@click.option("--yes", "is_sure", is_flag=True, help="Set tags even if the device then gets another version.")
 @folder_and_json_options
 def command(
     name: str,
@@ -49,7 +49,7 @@ def command(
     path: Path | None,
     as_json: bool,
 ) -> None:
-    """Show the device NAME, after changing it if that is asked for."""
+    """Show the device NAME, after the changes that options state."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.devices import RevokeDevice, get_device, revoke_device
         from edgekit_fleet.api.endpoints.endpoint import Named
@@ -141,7 +141,7 @@ def _show_logs(fleet: FleetCaller, name: str, lines: int, *, as_json: bool) -> N
 @click.command("tag")
 @click.argument("device")
 @click.argument("tags", nargs=-1, required=True, metavar="NAME=VALUE...")
-@click.option("--yes", "is_sure", is_flag=True, help="Also where that changes what the device gets.")
+@click.option("--yes", "is_sure", is_flag=True, help="Set tags even if the device then gets another version.")
 @folder_and_json_options
 def tag(device: str, tags: tuple[str, ...], *, is_sure: bool, path: Path | None, as_json: bool) -> None:
     """Set tags of DEVICE, such as site=lyon; a tag without a value is removed."""

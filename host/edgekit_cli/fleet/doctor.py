@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.option("--no-tls", is_flag=True, help="Probe a broker on this machine without TLS.")
 @folder_and_json_options
 def command(brokers: tuple[str, ...], *, no_tls: bool, path: Path | None, as_json: bool) -> None:
-    """Probe a broker, and show what of the fleet ends to be valid, with what to do.
+    """Probe a broker, and show what of the fleet expires, with what to do.
 
     The broker is the one at HOST:PORT, several nodes of a cluster, or a mosquitto as `up` starts it. It must
     trust the fleet's authority. The fleet's manager must not be connected to it.

@@ -18,7 +18,9 @@ from edgekit_cli.number_range import NumberRange
 )
 @click.option("--tag", "tags", multiple=True, metavar="NAME=VALUE", help="Tag that the device gets.")
 @click.option("--target", default="", help="Target of its packages.  [default: the device states it]")
-@click.option("--hours", default=24.0, show_default=True, type=NumberRange(0.01, 8760), help="Validity.")
+@click.option(
+    "--hours", default=24.0, show_default=True, type=NumberRange(0.01, 8760), help="Hours of validity."
+)
 @folder_and_json_options
 def command(
     *,

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 @click.option(
     "--min-agreement",
     type=NumberRange(0, 0.9999),
-    help="With the version before, if it disagrees by design.  [default: 0.95 less the evidence's drop]",
+    help="Agreement with the previous version, if low by design.  [default: 0.95 less the evidence's drop]",
 )
 @click.option(
     "--encrypt/--no-encrypt",
     default=None,
-    help="Only devices that may run it can read it.  [default: as of `edgekit fleet up`]",
+    help="Encrypt it for the devices that may run it.  [default: as in `edgekit fleet up`]",
 )
 @click.option("--allow-plain", is_flag=True, help="Release it plain although an encrypted version exists.")
 @folder_option

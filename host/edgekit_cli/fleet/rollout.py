@@ -95,7 +95,9 @@ def _request_options(function: Callable[..., None]) -> Callable[..., None]:
             metavar="SELECTOR",
             help='Which devices, as "class=jetson and site=lyon", or "all".',
         ),
-        click.option("--waves", default="1%,10%,50%,100%", show_default=True, help="Shares or counts."),
+        click.option(
+            "--waves", default="1%,10%,50%,100%", show_default=True, help="Shares or counts of devices."
+        ),
         click.option(
             "--minimum",
             type=click.IntRange(min=1),
@@ -162,9 +164,11 @@ def _limit_options(function: Callable[..., None]) -> Callable[..., None]:
     multiple=True,
     callback=_by_model(_read_priority),
     metavar="[MODEL=]NUMBER",
-    help="Models with a higher one are updated first on a device.  [default: 0]",
+    help="Models with a higher priority are updated first on a device.  [default: 0]",
 )
-@click.option("--soak", "soak_s", type=NumberRange(min=0), default=300.0, show_default=True, help="Seconds.")
+@click.option(
+    "--soak", "soak_s", type=NumberRange(min=0), default=300.0, show_default=True, help="Seconds of a wave."
+)
 @click.option(
     "--spread",
     "spread_s",
@@ -319,7 +323,7 @@ def give_order(
         _print_summaries([fleet.call(order_rollout, request)], as_json)
 
 
-command.add_command(_make_order("approve", "Let the wave go that waits for an approval."))
+command.add_command(_make_order("approve", "Start the wave that waits for an approval."))
 command.add_command(_make_order("pause", "Start no more devices; gates still stop a bad release."))
 command.add_command(_make_order("resume", "Go on after a pause."))
 command.add_command(_make_order("abort", "Stop, and take back every device that was updated."))

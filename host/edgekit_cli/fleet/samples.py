@@ -30,7 +30,9 @@ def command() -> None:
     help="Samples are stored so long.  [default: 90, or as before]",
 )
 @click.option(
-    "--max-gb", type=NumberRange(min=0.001, max=10**5), help="Most of all.  [default: 21, or as before]"
+    "--max-gb",
+    type=NumberRange(min=0.001, max=10**5),
+    help="Limit of all samples.  [default: 21, or as before]",
 )
 @folder_and_json_options
 def switch_on(days: float | None, max_gb: float | None, path: Path | None, as_json: bool) -> None:
@@ -64,10 +66,12 @@ def switch_off(path: Path | None, as_json: bool) -> None:
     "--max-mb",
     type=NumberRange(min=0.001, max=10**6),
     default=50,
-    help="Most on a device.",
+    help="Limit of samples on a device.",
     show_default=True,
 )
-@click.option("--days", type=NumberRange(min=0.01, max=3650), default=14, help="Length.", show_default=True)
+@click.option(
+    "--days", type=NumberRange(min=0.01, max=3650), default=14, help="Days of the order.", show_default=True
+)
 @click.option("--window", help="Devices send in this local time, such as 01:00-04:00.  [default: any time]")
 @folder_and_json_options
 def start(
@@ -206,7 +210,7 @@ def get(*, model: str, device: str, order: str, folder: Path, path: Path | None,
 @click.option("--model", default="", help="All of this model.")
 @click.option("--device", default="", help="All of this device.")
 @click.option("--order", default="", help="All of this order.")
-@click.option("--older-than-days", type=NumberRange(min=0, max=3650), default=0, help="Those before.")
+@click.option("--older-than-days", type=NumberRange(min=0, max=3650), default=0, help="Only older ones.")
 @folder_and_json_options
 def delete(
     *,

@@ -79,7 +79,7 @@ def remove(device: str, name: str, path: Path | None, as_json: bool) -> None:
 @click.argument("device")
 @folder_and_json_options
 def list_command(device: str, path: Path | None, as_json: bool) -> None:
-    """List the streams of DEVICE, and how they do."""
+    """List the streams of DEVICE and their states."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.devices import get_device
         from edgekit_fleet.api.endpoints.endpoint import Named

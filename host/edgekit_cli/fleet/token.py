@@ -30,7 +30,9 @@ def command() -> None:
     type=click.Choice(["read", "release", "rollout", "evidence", "device", "sample", "admin"]),
     help="What it may do; may be repeated.",
 )
-@click.option("--days", default=90.0, show_default=True, type=NumberRange(0.001, 3650), help="Validity.")
+@click.option(
+    "--days", default=90.0, show_default=True, type=NumberRange(0.001, 3650), help="Days of validity."
+)
 @folder_and_json_options
 def add(name: str, scopes: tuple[Scope, ...], days: float, path: Path | None, as_json: bool) -> None:
     """Make the token NAME and print it; it cannot be shown again."""

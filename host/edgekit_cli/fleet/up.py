@@ -98,9 +98,15 @@ def _read_brokers(_context: click.Context, _option: click.Parameter, value: str 
     metavar="ADDRESS",
     help="Address or network of a proxy that logs users in, as oauth2-proxy; see docs/guide/scale.md.",
 )
-@click.option("--sign-on-headers", metavar="BEGIN", help="Begin of its headers.  [default: X-Auth-Request]")
-@click.option("--sign-on-role", "sign_on_roles", multiple=True, metavar="GROUP=ROLE", help="Role of a group.")
-@click.option("--sign-on-secret", metavar="FILE", help="Secret that it sends as X-Edgekit-Proxy-Secret.")
+@click.option(
+    "--sign-on-headers", metavar="BEGIN", help="Prefix of the proxy's headers.  [default: X-Auth-Request]"
+)
+@click.option(
+    "--sign-on-role", "sign_on_roles", multiple=True, metavar="GROUP=ROLE", help="Role of a group of users."
+)
+@click.option(
+    "--sign-on-secret", metavar="FILE", help="Secret that the proxy sends as X-Edgekit-Proxy-Secret."
+)
 @click.option(
     "--root-keys",
     "root_folder",

@@ -84,7 +84,7 @@ def set_role(name: str, role: Role, path: Path | None, as_json: bool) -> None:
 
 @command.command("second-factor")
 @click.argument("name")
-@click.option("--remove", "is_removal", is_flag=True, help="Remove it, as for a phone that is lost.")
+@click.option("--remove", "is_removal", is_flag=True, help="Remove the second factor, as for a lost phone.")
 @folder_and_json_options
 def second_factor(name: str, path: Path | None, *, is_removal: bool, as_json: bool) -> None:
     """Give the user NAME one-time codes as a second factor of the password; shows them once."""

@@ -57,7 +57,7 @@ def _read_meter(text: str) -> str:
     show_default=True,
     help="Python with the runtime on the device; the default is that of `edgekit device install`.",
 )
-@click.option("--name", help="Of the bench.  [default: the host]")
+@click.option("--name", help="Name of the bench.  [default: the host]")
 @click.option(
     "--out",
     "-o",

@@ -29,7 +29,7 @@ _NO_PACKAGE: Final = (
 )  # fmt: skip
 @click.option(
     "--server", required=True, metavar="PROFILE|MACHINE|URL",
-    help="The same of the server; or http(s)://HOST:PORT, where the whole model is served under its name.",
+    help="The server, likewise; or http(s)://HOST:PORT, where the whole model is served under its name.",
 )  # fmt: skip
 @click.option("--token-file", type=click.Path(path_type=Path), help="Holds the token of the server at URL.")
 @click.option("--ca-file", metavar="PEM", help="Authority that signed the certificate of the server at URL.")
@@ -41,8 +41,8 @@ _NO_PACKAGE: Final = (
 @click.option("--rtt", default="20", show_default=True, metavar="MS", help="Round trips, such as 5,20,80.")
 @click.option(
     "--samples", type=click.Path(path_type=Path),
-    help="Samples as `edgekit package` takes them: the bytes of what is sent depend on them."
-    " So does what codings change in the answers: int8 is offered from 16 samples on, lossier codings from"
+    help="Samples as `edgekit package` takes them: the sent bytes depend on them."
+    " So do changed answers: int8 is offered from 16 samples on, lossier codings from"
     " 100.  [default: the golden inputs of a package, or made up; then only what is exact is offered]",
 )  # fmt: skip
 @click.option(
@@ -50,9 +50,9 @@ _NO_PACKAGE: Final = (
     show_default=True, help="What is best; capacity: the most devices for a server within --latency-limit.",
 )  # fmt: skip
 @click.option("--latency-limit", type=NumberRange(min=0, min_open=True), metavar="MS",
-              help="Of 99 % of requests, for --objective capacity; of one, for energy.")  # fmt: skip
+              help="Limit for 99 % of requests (--objective capacity), or for one (energy).")  # fmt: skip
 @click.option("--requests-per-s", type=NumberRange(min=0, min_open=True), default=1.0, show_default=True,
-              help="Of each device, for --objective capacity.")  # fmt: skip
+              help="Requests of each device, for --objective capacity.")  # fmt: skip
 @click.option(
     "--power", metavar="COMPUTE,RADIO",
     help="Watts above idle while the device computes, and while its radio is on, for --objective energy.",
@@ -67,12 +67,12 @@ _NO_PACKAGE: Final = (
               " samples.")  # fmt: skip
 @click.option("--max-loss", default="0.1%", show_default=True, metavar="PERCENT",
               help="Share of the answers that a coding may make wrong, estimated on samples, with a standard"
-              " error. Where that is unknown, 100% admits it.")  # fmt: skip
+              " error. 100% also admits an unknown share.")  # fmt: skip
 @click.option("--classes", multiple=True, metavar="OUTPUT",
               help="An output with scores of classes, which shows what a coding changes."
-              "  [default: as the package says, and what is probabilities]")  # fmt: skip
+              "  [default: the package's, and outputs of probabilities]")  # fmt: skip
 @click.option("--sample-rate", type=NumberRange(min=0, min_open=True), metavar="HZ",
-              help="Of sound, for Opus.  [default: as the package's preprocessing says, or"
+              help="Sample rate of sound, for Opus.  [default: that of the package's preprocessing, or"
               " 16000]")  # fmt: skip
 @click.option("--cascade", metavar="SMALL_MODEL", type=click.Path(path_type=Path),
               help="A small classifier for the device: it answers where it is sure.")  # fmt: skip
@@ -91,7 +91,7 @@ _NO_PACKAGE: Final = (
 )  # fmt: skip
 @click.option("--key", default="default", show_default=True, help="Signing key of `edgekit keys`.")
 @click.option("--seconds", type=NumberRange(min=0.1), default=10.0, show_default=True,
-              help="Most time of a measurement; it ends at a standard error of 1 %.")  # fmt: skip
+              help="Time limit of a measurement; it ends at a standard error of 1 %.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def command(model: Path, *, output: Path, as_json: bool, key: str, **options: Any) -> None:
     """Compare every way to run MODEL (.onnx or .edgepkg) between a device and a server.

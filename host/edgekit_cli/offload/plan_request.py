@@ -263,7 +263,7 @@ def _make_attack(
         count = f"there are {len(samples)}" if request.samples is not None else "there are none"
         raise CutError(
             f"--max-leak needs at least {LEAST_FOR_LIMIT:,} distinct samples, {count}: with fewer, the"
-            " attacker learns too little, and what leaks seems to keep the limit; give more by --samples"
+            " attacker learns too little, and a leak looks harmless; give more by --samples"
         )
     return leakage_of(model, samples)
 

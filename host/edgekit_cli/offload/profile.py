@@ -38,7 +38,7 @@ _UNSTEADY = 0.25  # distance of the quartiles, as a share of the median
 @insecure_option
 @click.option(
     "--seconds", type=NumberRange(0.1, 3600), default=10.0, show_default=True,
-    help="Most time of a measurement; it ends at a standard error of 1 %.",
+    help="Time limit of a measurement; it ends at a standard error of 1 %.",
 )  # fmt: skip
 @click.option(
     "--output", type=click.Path(path_type=Path), help="Write here.  [default: NAME.MACHINE.profile.json]"

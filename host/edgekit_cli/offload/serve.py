@@ -25,7 +25,7 @@ _SUFFIX = ".edgepkg"
 @click.argument("packages", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--whole", multiple=True, metavar="PACKAGE", type=click.Path(path_type=Path),
-    help="Of a machine in the middle: a package to serve whole, in the place of a tail of the same name. Its"
+    help="On a machine in the middle: a package to serve whole, in place of a tail of the same name. Its"
     " session goes on to the server that `edgekit-device offload server` set here.",
 )  # fmt: skip
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")

@@ -76,7 +76,7 @@ def read_whole_model(path: Path) -> NamedModel:
         backend = package.manifest.backend
         if not backend.artifact.endswith(".onnx"):
             raise PackageError(
-                f"{path}: its model '{backend.artifact}' is not ONNX, of which heads and tails are made, also"
+                f"{path}: its model '{backend.artifact}' is not ONNX; heads and tails are made of ONNX, also"
                 f" those that upload the whole input; {hint}"
             )
         options = next((choice.options for choice in backend.chain if choice.name in _BACKENDS), {})
@@ -140,7 +140,9 @@ def _read_packed(path: Path) -> NamedModel:
                 content = bytes(package.read(choice.artifact))
                 graph = RunnableGraph(content, options, weights, _one_request(package))
                 return NamedModel(package.manifest.name, graph)
-    raise CutError(f"{path}: no backend of it is onnxruntime, which alone can be split; package it for 'ort'")
+    raise CutError(
+        f"{path}: has no backend for onnxruntime, and only that can be split; package it for 'ort'"
+    )
 
 
 def read_samples(

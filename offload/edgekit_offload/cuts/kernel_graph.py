@@ -133,8 +133,8 @@ class KernelGraph:
     def placements(self, tiers: int, at_most: int) -> NDArray[np.int8] | None:
         """Return every placement in which data flows forward only; None if there are more than `at_most`.
 
-        Each placement of the first kernels has at least one that goes on, so their number shows early that
-        there are too many.
+        Each placement of the first kernels can be continued, so too many of them show early that all are too
+        many.
 
         Returns:
             int8 [placements, kernels], the tier of each kernel; 0 is the device.

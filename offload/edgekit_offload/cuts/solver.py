@@ -63,7 +63,7 @@ class Limit:
         costs: the addends, such as the bytes of weights on the device or seconds of latency.
         at_most: the bound, in the unit of `costs`.
         shared: further addends, each with its kernels: it counts once if any of them runs on the device.
-        slack: what `costs` may have beyond `at_most`, for a limit that holds with one kernel alone.
+        slack: amount by which `costs` may exceed `at_most` where one kernel alone must keep the limit.
     """
 
     costs: Costs

@@ -41,8 +41,7 @@ class CutCoding:
             such ranges would be a third of all bytes.
         wide_values: tensors of at most so many values get 16-bit codes with one range.
         min_samples: samples for an estimate of what it changes in the answers; 0 if it is exact.
-        max_cuts: number of cuts that are measured in it beside the best one; None for those that it has in
-            common with the other codings without a limit.
+        max_cuts: number of measured cuts besides the best one; None: those of the codings without a limit.
     """
 
     bits: int

@@ -135,7 +135,7 @@ def split_model(
 def _tail_outputs(whole: SourceModel, server: Collection[int], *, takes_all: bool) -> list[str]:
     """Return the outputs of the tail.
 
-    A constant, or an input that is also an output, is an output of the side that runs alone.
+    A constant, or an input that is also an output, belongs to the side that runs if only one side runs.
     """
     written = {name for index in server for name in whole.proto.graph.node[index].output}
     return [name for name in whole.outputs if takes_all or name in written]

@@ -170,8 +170,8 @@ def _find_reserve(
 ) -> frozenset[int]:
     """Return the candidates for inputs that the winner cannot send: the best that can send all inputs.
 
-    Codes of uploads work for values like those of the samples. A candidate that is in the table anyway,
-    such as the device alone, takes the others if it is as good.
+    Codes of uploads work for values like those of the samples. A candidate that is already in the table, such
+    as the device alone, serves other values if it is as good.
     """
     universal = [
         number for number, candidate in enumerate(candidates) if _carries_all(candidate, inputs.feeds[0])

@@ -84,8 +84,8 @@ def measure_leakage(
     if count < LEAST_SAMPLES or not tensors or any(len(tensor) != count for tensor in tensors):
         counts = ", ".join(str(len(tensor)) for tensor in tensors) or "no tensors"
         raise CutError(
-            f"leakage: got {count} inputs and of what is sent {counts}; expected at least {LEAST_SAMPLES}, "
-            "and the same number of each; pass more samples, and what the cut sends for each"
+            f"leakage: got {count} inputs and {counts} per sent tensor; expected at least {LEAST_SAMPLES}, "
+            "and equal numbers; pass more samples, each with its sent tensors"
         )
     order = rng.permutation(count)[:MAX_SAMPLES]
     values = np.sort(rng.permutation(source.shape[1])[:most_values])

@@ -112,7 +112,7 @@ class PlanInputs:
             CutError: samples are missing or of another model, the link is down, or the objective lacks data.
         """
         if not self.feeds:
-            raise CutError("planning needs samples: sizes of what is sent depend on the values")
+            raise CutError("planning needs samples: the sizes of sent tensors depend on their values")
         if min(self.grid.bandwidths_mbit_s, default=0.0) <= 0:
             raise CutError("the link is down (bandwidth 0): nothing can be sent, so there is nothing to plan")
         self.goal.check()

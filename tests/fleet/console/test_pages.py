@@ -63,7 +63,7 @@ def test_first_page_after_the_start_compiles_no_statement_of_its_own(served):
 
 def test_first_page_says_what_ends_soon_and_what_to_do(client, served):
     root = Expiry(
-        subject="root of the repository",
+        what="root of the repository",
         ends_at=time.time() + 20 * 86_400.0,
         notice_s=60 * 86_400.0,
         advice="sign it again",

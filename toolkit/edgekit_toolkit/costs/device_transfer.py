@@ -70,12 +70,12 @@ class HostRun:
 class ThreadSharing:
     """How the threads of a device share a kernel.
 
-    Threads that must be woken for a kernel come too late for a short one, and take their share of a long one.
-    This is of kernels alone: not of what the engine does beside them, and not of recurrent ones.
+    Threads that must be woken for a kernel come too late for a short kernel, and help with a long one. This
+    holds for kernels alone: not for the engine's other work, nor for recurrent kernels.
 
     Attributes:
         alone_s: time here of a kernel that is about long enough for threads to help.
-        share: time of a much longer kernel over that by one thread; 1 for a device with one thread.
+        share: time of a long kernel relative to one thread; 1 for a device with one thread.
     """
 
     alone_s: float = 1.0
@@ -105,7 +105,7 @@ class FittedRatios:
     Attributes:
         ratios: time there over time here, for each kind of kernel.
         s_per_spilled_byte: time there of each spilled byte, beside that of its kernel.
-        sharing: how the threads there share kernels; the ratios are those of one thread there to one here.
+        sharing: how the device's threads share kernels; the ratios compare one thread there with one here.
         errors: for each network its predicted over its measured time, less 1, by a fit without that network.
     """
 
@@ -147,7 +147,7 @@ def fit_ratios(runs: Sequence[HostRun], device_s: Sequence[float], *, may_share:
     Args:
         runs: networks here, at least three.
         device_s: the same networks on the device.
-        may_share: whether the engine there may have run them by several threads.
+        may_share: whether the device's engine may have run the networks on several threads.
 
     Raises:
         ValueError: fewer than three networks, or a time that is not above 0.
@@ -205,7 +205,7 @@ def _solve(parts: npt.NDArray[np.float64], pull: float) -> npt.NDArray[np.float6
     """Return factors f that bring `parts @ f` near 1: ratios near a common ratio, and a spill factor near 0.
 
     Args:
-        parts: float64 [..., networks, kinds + 1], times here over the time there; the last one is that of
+        parts: float64 [..., networks, kinds + 1], times here over the time there; the last column is for
             spilled bytes.
         pull: weight of the ratios' second aim.
     """

@@ -22,7 +22,7 @@ class NodeCost:
         bytes_read: activations read.
         bytes_written: activations written.
         weight_bytes: constants read.
-        repeats: times it runs in one inference, in the body of a loop; the other figures are of one run.
+        repeats: number of runs in one inference, as in a loop; the other figures are for one run.
         steps: steps of a recurrent layer, each of which waits for the one before; a GPU starts a kernel for
             each.
     """

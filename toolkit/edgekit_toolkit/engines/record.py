@@ -86,7 +86,7 @@ class EngineSupport:
 
     Attributes:
         kinds: kinds of forms that it runs, of `quantize.forms.KINDS`.
-        judged_on: the engine that runs the candidates on this host: itself, or one that stands in for it.
+        judged_on: the engine that runs the candidates on this host: this engine, or a stand-in.
         tools: distributions that decide the bytes of a package, beside those for every engine.
         fallback: the engine of the package's fallback on the device; empty for none.
         competes: whether a target's preference for it is only a start, so that other engines are measured

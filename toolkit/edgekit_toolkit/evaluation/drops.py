@@ -61,8 +61,8 @@ class Drop:
         counts: number of units with each change.
         samples: number of samples.
         max_gain: the most that a sample can gain, 0..1; 0 if the source model's score is 1 on all samples.
-        effective: number of samples of equal weight that say as much, where samples have weights; else 0.
-        heaviest: count of the heaviest sample; the interval reckons with one more such sample.
+        effective: number of samples of equal weight with the same evidence, if samples have weights; else 0.
+        heaviest: count of the heaviest sample; the interval assumes one more such loss.
     """
 
     points: float

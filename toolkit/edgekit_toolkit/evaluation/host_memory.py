@@ -1,8 +1,7 @@
 """Peak memory of the chosen candidate on this machine: in a process of its own, and in the service.
 
-A model adds to the service what it adds to any other process, and one request more: the inputs of the next
-call can arrive while those of the last one are still held. Several models, and clients that call at the same
-time, take more than is estimated here.
+A model adds to the service as much as to any other process, and a request: inputs of the next call can arrive
+while the last call's are still in memory.
 """
 
 import contextlib

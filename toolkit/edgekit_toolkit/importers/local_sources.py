@@ -94,7 +94,7 @@ def _find_commit(repository: Path, revision: str, source: str, download: str) ->
         inside = _resolve_inside(repository, f"refs/{revision}", repository, source)
         commit = inside.read_text(encoding="ascii", errors="replace").strip()
     if not re.fullmatch("[0-9a-f]{6,64}", commit) or not (repository / "snapshots" / commit).is_dir():
-        raise ModelError(f"{source}: the cache has no revision {revision!r} of it; {download}")
+        raise ModelError(f"{source}: the cache lacks revision {revision!r}; {download}")
     return commit
 
 

@@ -12,8 +12,8 @@ from edgekit_toolkit.targets.spec import Target
 def find_costs(target: Target) -> tuple[Evidence, NetworkTimes] | None:
     """Return the evidence whose times predict latency on a target, and the times, or None.
 
-    A target with a profile of its own keeps that one, and one that is measured on this machine needs none.
-    Evidence does not state a power mode, so it counts only for targets with one.
+    A target with its own profile, or one that is measured on this machine, needs none. Evidence does not
+    state a power mode, so it counts only for targets with one mode.
     """
     if target.device_times is not None or target.backend.on_gpu or len(target.power.modes) > 1:
         return None

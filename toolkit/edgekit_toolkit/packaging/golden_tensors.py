@@ -60,9 +60,9 @@ def golden_input(name: str, value: NDArray[Any], path: str, *, seed: int = 0) ->
 
     Args:
         name: name of the input.
-        value: value without NaN and infinities; float32 is stored as 8-bit codes, so the device feeds
-            slightly other values. Of many only shape and range count: the codes are noise, which a coded file
-            states by its seed.
+        value: value without NaN and infinities. float32 is stored as 8-bit codes, so the device feeds
+            slightly other values. Of large values only shape and range count: the codes are noise, stated by
+            its seed.
         path: path of the artifact.
         seed: seed of the noise.
     """

@@ -87,8 +87,8 @@ class CandidateSet:
         dropped: forms that could not be built or run, with the reason.
         stops: what the limit of the search left out.
         wrong_rewrites: rewrites of the engine that are off for static forms, a sentence each.
-        set_aside: forms that were built and that a similar form beats, and by how much; without data also
-            those that differ from the float model on generated inputs.
+        set_aside: forms that were built but lose against a similar form, and by how much; without data also
+            forms that differ from the float model on generated inputs.
     """
 
     candidates: list[Candidate] = field(default_factory=list)

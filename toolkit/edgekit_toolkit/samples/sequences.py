@@ -97,8 +97,8 @@ class SequenceSamples:
     def over_judged(self, run: Run, part: Part) -> Run:
         """Return what runs a model over sequences whose outputs are judged.
 
-        A label is that of the whole sequence, which the model has seen after its last step; a recording has
-        it if what the label names sounds anywhere in it.
+        A label is that of the whole sequence, known to the model after the last step. A recording has a label
+        if its sound occurs anywhere in it.
         """
         if not part.labelled or part.truth is not int:
             return self.over_sequences(run, steps="all")

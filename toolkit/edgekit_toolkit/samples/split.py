@@ -174,8 +174,7 @@ def _from_one(whole: DataSource, role: str, held_out_kind: str, notes: list[str]
 def _held_out(judging: DataSource, calibrating: DataSource, notes: list[str]) -> DataSource:
     """Return the distinct judging samples that do not calibrate, and note how many were left out.
 
-    A copy says nothing new: counted again it would make intervals too narrow, and halves that choose and
-    confirm alike.
+    A copy is no new evidence: counted twice it would make intervals too narrow, and the two halves agree.
     """
     calibration_digests = {digest for digest, _ in calibrating.digests()}
     labels: dict[bytes, set[str]] = {}

@@ -40,7 +40,7 @@ class NodeFacts:
         """Raise `RefusedError` unless the first input has one of these element types."""
         if self.dtype(0).name not in dtypes:
             names = ", ".join(sorted(dtypes))
-            raise RefusedError(f"it has no TFLite kernel for {self.dtype(0)}, for {names} it has")
+            raise RefusedError(f"it has no TFLite kernel for {self.dtype(0)}, only for {names}")
 
     def out_dtype(self) -> "np.dtype[Any]":
         return self.graph.dtype(self.node.outputs[0])

@@ -383,7 +383,7 @@ class _Unpacker:
         pieces, remaining = [], size_bytes
         while remaining > 0:
             if self._unpacker.eof:
-                raise PackageError("the delta is damaged: a stream of it ends too early")
+                raise PackageError("the delta is damaged: a stream ends too early")
             packed, self._packed = self._packed, b""
             if self._unpacker.needs_input and not packed:
                 packed = self._part.read(_PACKED_BYTES)

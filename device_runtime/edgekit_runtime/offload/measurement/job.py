@@ -88,8 +88,8 @@ class Job:
         engine: what runs the graphs. Jobs of the kind `batch` may use LiteRT, for `.tflite` files. Their
             graphs have no options, inputs or weights, and run in sessions as packages have them.
         quota: processor time that the sender grants, in cores; None for the system's figure.
-        usual_s: `MachineFacts.usual_s` of an earlier job with whose times these are compared; if the
-            processor hardly ever has that speed, times at another one count.
+        usual_s: `MachineFacts.usual_s` of an earlier job, so that the times of both compare; if the processor
+            hardly ever has that speed, times at another speed count.
     """
 
     kind: JobKind

@@ -123,8 +123,8 @@ def _profile(
 ) -> JobResult:
     """Return times of a graph's nodes, and of whole runs without profiling, in turn.
 
-    On a GPU only the whole runs are: there onnxruntime's times of nodes end before their kernels do. Those of
-    the nodes are the processor's.
+    On a GPU only whole runs are measured: onnxruntime's times of nodes there end before their kernels do.
+    Times of nodes are then the processor's.
     """
     graph = job.graphs[0]
     plain = _open(graph, blobs, folder, 0)
@@ -474,7 +474,7 @@ def _lacks_rounds(clocks: Sequence[_Clock], seconds: float, until_s: float) -> b
 def _settle(clocks: Sequence[_Clock], gate: SpeedGate) -> float:
     """Return the speed of the runs that count, the same for all clocks, so that they compare.
 
-    If the processor hardly ever had its usual speed, it is another one, which is the usual one from now on.
+    If the processor hardly ever had its usual speed, the speed that it had becomes the usual one.
     """
     if all(len(clock.seconds) >= _MIN_ROUNDS for clock in clocks):
         return gate.usual_s

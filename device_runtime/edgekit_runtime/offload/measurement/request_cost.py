@@ -84,8 +84,8 @@ class RequestCost:
 def measure_request(pause_s: float, seconds: float, gate: SpeedGate, share: float = 1.0) -> RequestCost:
     """Return the time of a request on this machine, sent to a responder here that computes nothing.
 
-    It goes through a `RemoteSession` over TLS, and the reply comes `pause_s` later: while a device waits for
-    a server, others use its caches, and its processor may sleep.
+    It goes through a `RemoteSession` over TLS, and the reply comes `pause_s` later: in such a pause, other
+    programs use a device's caches, and its processor may sleep.
 
     Args:
         pause_s: pause before each request, and before its reply.

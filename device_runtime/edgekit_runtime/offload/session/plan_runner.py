@@ -33,7 +33,8 @@ class PlanRunner:
         mismatch: description of the server's wrong answer to them, or empty.
         retry_s: when to ask for the tail again, after a server did not have it or failed.
         failure: fault of the application's last request with this plan, or empty.
-        back_off: row of the application's failed requests; only a reply to one of them ends it.
+        back_off: pause after successive failed requests of the application; only a reply to such a request
+            ends it.
 
     Raises:
         CutError: head and tail do not give all outputs of the model.

@@ -148,7 +148,7 @@ class Seen:
     Attributes:
         profile: settings that may be chosen.
         load: load since the last tick.
-        running: the setting that ran since then, if a change takes time; None for the decided one.
+        running: the setting that really ran since then, as a change takes time; None for the decided setting.
     """
 
     profile: Profile

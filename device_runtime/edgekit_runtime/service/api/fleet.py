@@ -37,7 +37,7 @@ class FleetHandler:
     """Follows the settings of the fleet, and answers its agent.
 
     Attributes:
-        problems: key of each setting of the file -> why it has no effect; empty where it has.
+        problems: key of each setting of the file -> why it has no effect, or empty if it has.
     """
 
     def __init__(self, path: Path, config: ServiceConfig, limit_power: Callable[[Power], None]) -> None:

@@ -55,8 +55,8 @@ class InferenceHandler:
 
         Args:
             models: the models that are served.
-            when_loaded: takes the name of a model that was unloaded for others, the connection of the
-                request, and what to do once the model is loaded again.
+            when_loaded: called with the name of a model that was unloaded for others, the connection of the
+                request, and the call to make once the model is loaded again.
             slicer: reads and writes long JSON.
             answers: decodes files, and outputs to answers.
         """

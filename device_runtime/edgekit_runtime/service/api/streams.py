@@ -40,7 +40,7 @@ class StreamsHandler:
 
         Args:
             streams: all streams.
-            fleet: starts those among them that the fleet wants; None where it may want none.
+            fleet: starts the fleet's streams; None if the fleet may have none.
             is_live: whether there is a live page.
         """
         self.streams, self._fleet, self._is_live = streams, fleet, is_live

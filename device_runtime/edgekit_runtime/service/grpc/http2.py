@@ -80,7 +80,7 @@ class Http2Stream:
     """One request with its response; number 0 has the windows of the connection.
 
     Attributes:
-        context: what the owner keeps with it; None once nobody wants its events.
+        context: the owner's object for this stream; None once nobody handles its events.
         send_window, receive_window: bytes that may still be sent and received.
         consumed_bytes: what was received and taken, and widened no window yet.
         is_remote_open: whether the client may still send.

@@ -1,7 +1,7 @@
 """Requests over HTTP from inside the service, on socket pairs, as TLS does it.
 
-A worker takes connections, not calls. So what the service itself has for an isolated model goes there on a
-connection, one end of which is lent to the model's process as that of any client.
+A worker takes connections, not calls. So a call of the service itself to an isolated model goes over a
+connection, too, one end of which is lent to the model's process like a client's.
 """
 
 import asyncio

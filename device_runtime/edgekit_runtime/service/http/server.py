@@ -106,7 +106,8 @@ class HttpServer:
     def is_full(self, *, is_local: bool) -> bool:
         """Whether no further client is accepted: over the Unix socket, or over TCP.
 
-        Where both listen, a quarter of the places is kept for the other one, so that neither can lock it out.
+        Where both listen, a quarter of the connections is reserved for each, so that neither can lock the
+        other out.
         """
         reserved = self._max_connections // 4 if len(self._kinds) > 1 else 0
         is_over = self._counts[is_local] >= self._max_connections - reserved

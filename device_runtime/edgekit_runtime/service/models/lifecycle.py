@@ -53,7 +53,7 @@ class Lifecycle:
             source: where packages lie.
             make_served: puts lanes in front of a loaded version.
             open_remote: opens models in worker processes, see `load`.
-            metrics: where versions are counted whose calls do not end.
+            metrics: count versions with calls that do not end.
             drain_timeout_s: longest wait for the calls of a version.
             tries_in_child: whether packages are opened in a child first, see `load_tested`.
         """

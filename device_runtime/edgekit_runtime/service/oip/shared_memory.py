@@ -169,8 +169,8 @@ class Regions:
     ) -> Region:
         """Register the memfd `descriptor`, which belongs to the region once this has returned.
 
-        The same memory may be registered again under its name: a client that gave a call up does so on its
-        next connection, while the call and with it the first connection may not have ended here.
+        The same memory may be registered again under its name: a client that gave up a call registers it on
+        its next connection, while the call and the first connection may still exist here.
 
         Args:
             name: name of the region.
@@ -197,7 +197,8 @@ class Regions:
             raise _refusal(name, "the memfd can be shrunk; seal it with F_SEAL_SHRINK before registering")
         if os.fstatvfs(descriptor).f_bsize > mmap.PAGESIZE:
             raise _refusal(
-                name, "the memfd has huge pages, which a hole in it takes away; make it without MFD_HUGETLB"
+                name,
+                "the memfd has huge pages, which punched holes remove; make it without MFD_HUGETLB",
             )
         _check_size(name, descriptor, offset_bytes + size_bytes)
         region = Region(name, key, descriptor, offset_bytes=offset_bytes, size_bytes=size_bytes)

@@ -188,8 +188,8 @@ class ModelOptions:
     def __post_init__(self) -> None:
         if self.rollout != "swap" and (self.latest != 1 or self.specific):
             raise ValueError(
-                f"rollout = {self.rollout!r} compares the newest version with the one before, which leaves no"
-                " room for latest and specific"
+                f"rollout = {self.rollout!r} compares the newest version with the previous one, so"
+                " latest and specific must not be set"
             )
         if self.load_timeout_s == 0:
             raise ValueError("load_timeout_s is 0, expected more than 0")

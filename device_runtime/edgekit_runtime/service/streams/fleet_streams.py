@@ -3,8 +3,8 @@
     file of the agent        yard: model detector    yard: model detector-2, door: ...    (broken)
     what runs                yard                    yard anew, door                      both go on
 
-Streams of the configuration and of clients are never touched: while such a stream has the name of one of the
-fleet's, that waits for the name.
+Streams of the configuration and of clients are never touched: a stream of the fleet with the same name waits
+until the name is free.
 """
 
 import logging

@@ -151,7 +151,7 @@ def _check_comparison(comparison: dict[str, Any]) -> None:
     if comparison["name"] not in ("agreement", "similarity") or not isinstance(comparison["reason"], str):
         raise ValueError("the comparison has another name, or its reason is no text")
     if not isinstance(comparison["guessed"], bool):
-        raise TypeError("whether the comparison is a guess is neither true nor false")
+        raise TypeError("the field 'guessed' of the comparison is neither true nor false")
 
 
 def _refuse_constant(name: str) -> None:

@@ -87,7 +87,7 @@ class Supervisor:
         Args:
             package: verified.
             options: options of the model.
-            beside: a version in use, in whose process this one is to be tried; or None.
+            beside: a version in use, whose process runs the trial of this version; or None.
 
         Raises:
             BackendError: it cannot be loaded there.

@@ -60,7 +60,7 @@ class TagDevice:
     Attributes:
         name: name of the device.
         tags: an empty value removes one.
-        is_sure: set the tags even if that changes what the device gets; otherwise that is refused with 409.
+        is_sure: set the tags even if the device then gets another version; otherwise 409.
     """
 
     name: str

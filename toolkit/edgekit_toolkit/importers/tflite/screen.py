@@ -150,7 +150,7 @@ def _check_axis(quantization: Any, shape: tuple[int, ...], where: str) -> None:
             f" {list(shape)}); quantize the model again"
         )
     if quantization.zeroPoint is not None and any(quantization.zeroPoint):
-        raise ModelError(f"{where}: a zero point a channel other than 0, which no kernel takes; {_DAMAGED}")
+        raise ModelError(f"{where}: zero points of channels other than 0, which no kernel takes; {_DAMAGED}")
 
 
 def _check_operator(model: Model, graph: SubGraph, position: int, operator: Operator) -> None:
@@ -205,7 +205,9 @@ def _check_order(model: Model, number: int, graph: SubGraph) -> None:
         for index in operator.outputs:
             if index in filled:
                 where = _tensor_place(number, index, graph.tensors[index])
-                raise ModelError(f"operator {position} ({name}): makes {where}, which is there; {_DAMAGED}")
+                raise ModelError(
+                    f"operator {position} ({name}): makes {where}, which exists already; {_DAMAGED}"
+                )
             filled.add(int(index))
             ready.add(int(index))
     _check_made(number, graph, ready)
