@@ -174,8 +174,8 @@ _BACKENDS = ("auto", *(engine.name for engine in list_registered() if engine.fil
     type=NumberRange(min=0),
     default=60.0,
     show_default=True,
-    help="Work of the search of ranges and mixed precisions, and of that of compressed forms, in seconds of a"
-    " nominal processor.",
+    help="Limit of each search (ranges and mixed precisions; compressed forms), in seconds of a nominal"
+    " processor.",
 )
 @click.option(
     "--key",

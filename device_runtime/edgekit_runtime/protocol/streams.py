@@ -37,8 +37,8 @@ class StreamOptions:
         max_fps: most frames in a second that go to the model; by default no limit
         seconds: the stream ends after this time; by default with its source
         repeat: a file or a folder begins again at its end
-        all_frames: the source waits for the model, so that no frame is left out; by default pictures and WAV
-            files do, and a camera cannot
+        all_frames: the source waits for the model, so that no frame is left out; by default for
+            pictures and WAV files; impossible for a camera
         stall_s: a source that sends nothing for so long, and for three of its own intervals, is opened again
         open_s: most seconds until the first frame; an attempt after a success gets 3 s, more after failures
         max_pixels: pixels of a frame; 0 for as many as `[media]` allows. A larger picture of a folder ends

@@ -41,8 +41,8 @@ _NO_PACKAGE: Final = (
 @click.option("--rtt", default="20", show_default=True, metavar="MS", help="Round trips, such as 5,20,80.")
 @click.option(
     "--samples", type=click.Path(path_type=Path),
-    help="Samples as `edgekit package` takes them: the sent bytes depend on them."
-    " So do changed answers: int8 is offered from 16 samples on, lossier codings from"
+    help="Samples as `edgekit package` takes them: the sent bytes and the loss by codings"
+    " depend on them: int8 is offered from 16 samples on, lossier codings from"
     " 100.  [default: the golden inputs of a package, or made up; then only what is exact is offered]",
 )  # fmt: skip
 @click.option(

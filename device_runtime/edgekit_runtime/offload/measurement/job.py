@@ -168,7 +168,7 @@ def read_job(stream: IO[bytes]) -> tuple[Job, list[memoryview]]:
     if sum(job.blob_bytes) > MAX_BLOBS_BYTES:
         raise CutError(f"job: blobs of {sum(job.blob_bytes)} bytes, expected at most {MAX_BLOBS_BYTES}")
     if not job.graphs or (job.kind == "profile" and len(job.graphs) > 1):
-        raise CutError(f"job: {len(job.graphs)} graphs, expected one, or some for 'time'")
+        raise CutError(f"job: {len(job.graphs)} graphs, expected 1, or more for 'time' and 'batch'")
     for graph in job.graphs:
         if graph.model is None and (job.kind == "profile" or graph.coding is None):
             raise CutError("job: a graph without a model codes its inputs, and cannot be profiled")

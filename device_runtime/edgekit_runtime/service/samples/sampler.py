@@ -173,7 +173,7 @@ class ModelSampler:
             RequestError: no order asks for that, or none now, or the request is forgotten.
         """
         if self._recent is None:
-            raise RequestError(409, f"the fleet asks for no samples of {self._model} that applications keep")
+            raise RequestError(409, f"the fleet has no order for kept samples of {self._model}")
         matching = (request for request in reversed(self._recent) if request_id in (None, request.id))
         request = next(matching, None)
         if request is None:

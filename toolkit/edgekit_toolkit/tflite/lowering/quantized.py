@@ -17,7 +17,7 @@ _CODES = frozenset({"int8", "uint8", "int16", "uint16", "int32"})
 def _check(body: Body, *dtypes: "np.dtype[Any]") -> None:
     for dtype in dtypes:
         if dtype.name not in _CODES:
-            raise RefusedError(f"codes of {dtype} are not covered, {', '.join(sorted(_CODES))} are")
+            raise RefusedError(f"codes of {dtype} are not covered, only {', '.join(sorted(_CODES))}")
     if body.attribute("block_size", 0):
         raise RefusedError("scales of blocks are not covered, of tensors and of one axis they are")
 

@@ -40,7 +40,7 @@ def write_top_k(step: Step) -> None:
     count = int(step.constant(1, "k").reshape(()))
     tensor, smallest = step.read(0), not step.attribute("largest", 1)
     if tensor.dtype != np.float32:
-        raise RefusedError(f"elements of {tensor.dtype} are not covered, float32 is")
+        raise RefusedError(f"elements of {tensor.dtype} are not covered, only float32")
     if smallest:
         tensor = step.emit("NEG", [tensor], tensor.shape, Options("NegOptions"))
     shape = (*tensor.shape[:-1], count)
