@@ -268,7 +268,7 @@ class Agent:
         return desired
 
     def _follow_keys(self, result: StepResult | None) -> None:
-        """Obey the keys of the root that a step has followed, and take the document that waited for them.
+        """Obey the keys of a newly followed root, and take the document that waited for these keys.
 
         Args:
             result: result of a refresh; None after another step.

@@ -151,7 +151,7 @@ class Journal:
         return self.record.metered_bytes if self.record.month == month else 0
 
     def raise_sequence(self, used: int) -> bool:
-        """Number the next document above `taken`; return False if it is above already, or no real number."""
+        """Number the next document above `used`; return False if it already is, or `used` is implausible."""
         if not self._sequence <= used < _MOST_TAKEN:
             return False
         self._sequence = used + 1

@@ -222,7 +222,7 @@ def _fetch(
 
 
 def _settle(desired_model: DesiredModel, progress: Progress, view: ModelView) -> tuple[Progress, Step | None]:
-    """Lead an execution whose package is active in the slots to its verdict."""
+    """Continue an execution whose package is active in the slots until its verdict."""
     is_new = progress.report.state != "trying" or progress.report.code == "installed"
     if view.served is None and not is_new and view.health != "healthy":
         # The service ran and is gone, perhaps because of this version: the slots count that.

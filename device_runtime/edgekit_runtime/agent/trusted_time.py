@@ -91,7 +91,7 @@ class TrustedTime:
         return self._clock() < self.least_s - TOLERATED_S
 
     def outgrows(self, stored_s: float) -> bool:
-        """Return whether the bound is far beyond a stored one, and the clock will not tell it."""
+        """Return whether the bound is far beyond a stored one, and the clock is behind it."""
         return self.is_clock_behind and self.stated_s > stored_s + TOLERATED_S
 
     @property

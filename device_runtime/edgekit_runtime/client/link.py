@@ -309,7 +309,7 @@ class Link:
             limit_time(connected, timeout_s)
 
     def _limit_rest(self, until_s: float) -> None:
-        """Let the next wait end when the time is over, or little later: setting a limit takes two calls.
+        """Limit the next wait to about the remaining time: exact limits take two system calls each.
 
         Raises:
             TimeoutError: it is over.

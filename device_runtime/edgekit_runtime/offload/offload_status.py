@@ -72,7 +72,7 @@ class StatusFile:
     """The file of one session; it is removed at `close`."""
 
     def __init__(self, key: int) -> None:
-        """Name the file, and remove files of dead processes; `key` is the session's in its process."""
+        """Name the file, and remove files of dead processes; `key` identifies the session in its process."""
         folder = find_cache_folder() / _FOLDER
         with contextlib.suppress(OSError):
             for path in folder.glob(_PATTERN):

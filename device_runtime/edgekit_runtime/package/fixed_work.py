@@ -291,7 +291,7 @@ def _read_node(node: memoryview, depth: int) -> Operation:
 
 
 def _read_names(graph: Sequence[tuple[int, memoryview]], kind: int, name: int) -> list[str]:
-    """Return the names, in field `name`, of what the fields `kind` of a graph hold."""
+    """Return the names (field `name`) of the messages in the fields `kind` of a graph."""
     messages = [dict(read_messages(message)) for number, message in graph if number == kind]
     return [str(message.get(name, b""), "utf-8") for message in messages]
 

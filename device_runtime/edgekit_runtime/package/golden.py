@@ -304,7 +304,7 @@ class GoldenOutput(Record):
         return self.stored_count * DTYPES[self.dtype].itemsize
 
     def pick(self, output: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return those values of an output that are stored, in C order."""
+        """Return the stored values of an output, in C order."""
         if self.axis is None:
             return output.reshape(-1)[:: self.every]
         return output.take(np.arange(0, self.shape[self.axis], self.every), self.axis).reshape(-1)

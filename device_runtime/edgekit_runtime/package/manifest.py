@@ -200,7 +200,7 @@ class Manifest(Record):
 
     @property
     def needs_answerer(self) -> bool:
-        """Whether it says what inputs or outputs mean, which an `Answerer` applies."""
+        """Whether the manifest states the meaning of inputs or outputs, so that an `Answerer` is needed."""
         return bool(self.task or self.preprocessing or self.labels)
 
     @property

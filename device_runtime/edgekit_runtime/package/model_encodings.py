@@ -53,7 +53,7 @@ def read_fields(data: memoryview, begin: int, end: int) -> Iterator[tuple[int, i
 
 
 def read_messages(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield number and content of those fields of a message that hold bytes.
+    """Yield number and content of a message's fields of bytes.
 
     Libraries too pass over a number where they expect bytes.
     """

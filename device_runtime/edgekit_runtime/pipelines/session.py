@@ -185,7 +185,7 @@ class PipelineSession:
         return self._members[stage.name].answer(cuts, all_entries=stage.name in self._combined)
 
     def _cut_all(self, source: Media, areas: Sequence[_Area]) -> Iterator[tuple[Media, tuple[int, int]]]:
-        """Yield crop by crop, unless the run is stopped: a thousand boxes may each be the whole picture."""
+        """Yield one crop after the other, so that the run can be stopped: each may be the whole picture."""
         stops = self._stops
         for area in areas:
             if self._stops != stops:

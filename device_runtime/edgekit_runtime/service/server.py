@@ -188,7 +188,7 @@ class Service:
         self.follow_samples()
 
     def _find_fleet(self) -> "FleetHandler":
-        """Return what follows the fleet's settings, which is made when it is needed first."""
+        """Return the follower of the fleet's settings, created at its first use."""
         if self._fleet is None:
             from pathlib import Path
 

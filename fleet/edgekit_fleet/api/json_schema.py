@@ -12,7 +12,7 @@ Schemas = dict[str, dict[str, Any]]
 
 
 def add_schema(record: type[Any], schemas: Schemas) -> dict[str, Any]:
-    """Return a reference to the schema of a dataclass; adds the schema and those that it needs to `found`."""
+    """Return a reference to the schema of a dataclass; adds it and the schemas it needs to `schemas`."""
     reference = {"$ref": f"#/components/schemas/{record.__name__}"}
     if record.__name__ in schemas:
         return reference
@@ -38,7 +38,7 @@ def add_schema(record: type[Any], schemas: Schemas) -> dict[str, Any]:
 
 
 def schema_of(hint: Any, schemas: Schemas) -> dict[str, Any]:
-    """Return the schema of a type; dataclasses in it are added to `found`."""
+    """Return the schema of a type; adds its dataclasses to `schemas`."""
     limits = {}
     if get_origin(hint) is Annotated:
         hint, allowed = get_args(hint)

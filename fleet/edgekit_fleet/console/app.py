@@ -74,7 +74,7 @@ def make_app(console: Console) -> Starlette:
 
 
 async def _lead_to_page(request: Request, _error: Exception) -> Response:
-    """Lead a browser from the address of an action, which it may have in its history, to the page above."""
+    """Redirect a browser that opens the address of an action, as from its history, to the page above."""
     return RedirectResponse(request.url.path.rpartition("/")[0] or "/", 303)
 
 

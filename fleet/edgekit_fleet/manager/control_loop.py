@@ -297,7 +297,7 @@ class ControlLoop:
         await self._link.drain()
 
     async def _keep_up(self, now: float) -> None:
-        """Follow administration, restart the broker, and repeat what was not answered."""
+        """Follow administrative changes, restart the broker, and repeat unanswered messages."""
         if self._parts.broker is not None:
             try:
                 self._parts.broker.restart_if_ended()
@@ -340,7 +340,7 @@ class ControlLoop:
         self._audit_seen = last_number  # last, so that all of it is done again after a full disk
 
     def _silence_floods(self, broker: Mosquitto, clock: float) -> None:
-        """Have the broker drop what flooding devices send, for ten minutes."""
+        """Let the broker drop messages of flooding devices for ten minutes."""
         flooding = [name for name, count in self.inbox.take_floods().items() if count >= FLOOD]
         silent = {name: until for name, until in self._silent_until.items() if clock < until}
         silent |= dict.fromkeys(flooding, clock + SILENT_S)

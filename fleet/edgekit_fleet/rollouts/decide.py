@@ -90,7 +90,7 @@ def is_judged(member: Member, settings: RolloutSettings, now: float) -> bool:
 
 
 def is_returning(progress: Progress, now: float) -> bool:
-    """Return whether devices are on their way back, or will be told again to go back.
+    """Return whether devices are returning to the old version, or will be ordered again to return.
 
     `now`: seconds since 1970.
     """

@@ -281,7 +281,7 @@ def find_needed(test: GateTest, group: SampleGroup) -> float:
 
 
 def weigh(test: GateTest, group: SampleGroup, values: NDArray[np.float64]) -> float:
-    """Return how far a test has come towards a stop, which is at 1; 0 if it has not begun."""
+    """Return the progress of a test towards a stop: 1 stops, 0 before it begins."""
     scaled, limit = test.scale(values), float(test.scale(test.limit))
     if not len(values) or scaled.mean() <= limit:  # no bet has won anything yet
         return 0.0

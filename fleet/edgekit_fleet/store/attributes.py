@@ -20,7 +20,7 @@ _BATCH: Final = 500  # devices; a statement may have 999 parameters
 
 
 def list_models(reported: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return model -> version that runs, of a last report as plain values."""
+    """Return model -> running version, from a last report as plain values."""
     return {model["model"]: model["version"] for model in (reported or {}).get("models", ())}
 
 

@@ -1,1 +1,1 @@
-"""Environment files of the benches, opening one, and what the tests say to its device."""
+"""Benches: their environment files, opening a bench, and the device as tests use it."""

@@ -83,5 +83,5 @@ _OUTCOMES: Final = ("passed", "failed", "skipped")
 
 
 def _break(text: str) -> Markup:
-    """Return text that may be broken behind the marks in names of tests and files, and in no word."""
+    """Return text with line breaks allowed only after punctuation in names of tests and files."""
     return Markup(re.sub(r"([_/:.]+)(?=[A-Za-z])", r"\1<wbr>", join(text)))

@@ -51,7 +51,7 @@ def machine(bench: Bench, packages: PackageMaker) -> ServiceMachine:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Let each event happen once, and a power cut at several moments, since each of them may differ."""
+    """Run each event once, and power cuts at several moments, since their effects may differ."""
     if "event" in metafunc.fixturenames:
         cuts = metafunc.config.getoption("power_cuts")
         pairs = [(event, seed) for event in EVENTS for seed in _SEEDS.get(event, (1,))[:cuts]]

@@ -167,7 +167,7 @@ def measure_sizes(
 def _describe_values(
     session: onnxruntime.InferenceSession, tensors: Sequence[str], feeds: Mapping[str, Array]
 ) -> list[tuple[int, tuple[int, ...]] | None]:
-    """Return bytes and shape of each tensor in a run, None if it is not plain; values take gigabytes."""
+    """Return bytes and shape of each plain tensor in a run, None for others; values would take gigabytes."""
     values = session.run(list(tensors), dict(feeds))
     return [(value.nbytes, value.shape) if is_plain(value) else None for value in values]
 

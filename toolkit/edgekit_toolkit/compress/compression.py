@@ -72,7 +72,7 @@ class Compression:
         return slice_channels(model, self.channels) if self.channels else model
 
     def apply(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        """Return the compressed float model, from what `slice` returns.
+        """Return the compressed float model, from the result of `slice`.
 
         Raises:
             ValueError: the compression does not belong to the model.

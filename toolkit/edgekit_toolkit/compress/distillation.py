@@ -198,7 +198,7 @@ class _Mixes:
 
 
 class _Targets:
-    """What the outputs of a float model should be, and how much their errors count.
+    """The target outputs of a float model, and the weight of their errors.
 
     Attributes:
         axes: axis of the softmax by each tensor that is compared: a float output, or the logits of a softmax.

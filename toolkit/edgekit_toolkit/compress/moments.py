@@ -85,7 +85,7 @@ class Moments:
         return np.swapaxes(np.linalg.solve(own, np.swapaxes(target, 1, 2)), 1, 2)
 
     def bias_change(self, rows: Floats, new_rows: Floats) -> Floats:
-        """Return what a layer's bias must gain to keep the means of its outputs, [G * R]."""
+        """Return the change of a layer's bias that keeps the means of its outputs, [G * R]."""
         means = rows @ self.float_mean[:, :, None] - new_rows @ self.mean[:, :, None]
         return np.asarray(means.reshape(-1))
 

@@ -139,7 +139,7 @@ def sum_kinds(run: HostRun, sharing: ThreadSharing = _ONE_THREAD) -> dict[Kernel
 
 
 def fit_ratios(runs: Sequence[HostRun], device_s: Sequence[float], *, may_share: bool = True) -> FittedRatios:
-    """Return what predicts networks best, by relative error, and how well it does.
+    """Return the ratios that predict networks best, by relative error, and that error.
 
     Kinds are pulled towards one common ratio. How strongly, and how threads share kernels, is chosen by the
     error of networks left out.

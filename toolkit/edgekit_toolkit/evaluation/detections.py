@@ -284,7 +284,7 @@ def _find_apart(runs: Sequence[Outputs], min_rank: int) -> Iterator[DetectionOpt
 
 
 def _find_around(runs: Sequence[Outputs], boxes: str) -> Iterator[DetectionOptions]:
-    """Yield the layout of the boxes in an output of this name, if others belong to it."""
+    """Yield the layout of boxes in an output of this name, if the outputs of scores and classes fit it."""
     first = runs[0]
     rank = first[boxes].ndim
     others = {name: value for name, value in first.items() if name != boxes}

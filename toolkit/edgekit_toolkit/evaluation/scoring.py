@@ -384,7 +384,7 @@ def split_evaluation(count: int, *, hold_back: bool) -> list[Positions]:
 
 
 def judged_table(metric: Metric, table: Floats, reference: Outputs) -> Floats:
-    """Return the columns of a table of outcomes that show something, without NaN.
+    """Return the informative columns of a table of outcomes, without NaN.
 
     Where the source and some forms find nothing, those agree. Where no model does, nothing is judged.
 

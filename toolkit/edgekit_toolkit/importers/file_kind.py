@@ -149,7 +149,7 @@ def _is_onnx_head(head: bytes) -> bool:
 
 
 def _missing_end(content: bytes) -> str:
-    """Return how much is missing if `content` is the beginning of an ONNX model, otherwise nothing."""
+    """Return how many bytes are missing if `content` is the beginning of an ONNX model, else nothing."""
     at, first = 0, True
     try:
         while at < len(content):

@@ -56,7 +56,7 @@ def correct_outputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
 
 
 def _confirmed(name: str, shape: Shape, measured: Shape, sizes: Mapping[str, int]) -> Shape:
-    """Return the stated shape of an output, with a new name for each axis that has another size in a run.
+    """Return the stated shape of an output; an axis gets a new name if runs gave it another size.
 
     Args:
         name: name of the output.

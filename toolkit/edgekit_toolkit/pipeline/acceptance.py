@@ -71,5 +71,5 @@ def check_accepted(
 
 
 def _with_refusals(choice: Choice, refused: Sequence[str]) -> Choice:
-    """Return the refusal with the engine's earlier refusals, since the limits alone would not explain it."""
+    """Return the refusal with the engine's earlier refusals, which explain it beside the limits."""
     return replace(choice, reason="; ".join([choice.reason, *refused])) if refused else choice

@@ -119,7 +119,7 @@ class CandidateSet:
         return Candidate(label, form, built, snr_db)
 
     def record_stop(self, subject: str, spent_s: float, more_s: float, limits: frozenset[str]) -> None:
-        """Record that something was left out which needs more work than the search had left."""
+        """Record a form that was left out because it needs more work than the search had left."""
         self.stops.append(StoppedSearch(subject, max(spent_s, self.needed_s) + more_s, limits))
 
     @property

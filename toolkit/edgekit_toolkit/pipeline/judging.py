@@ -98,7 +98,7 @@ class Judging:
             )
 
     def measure(self) -> JudgedSet:
-        """Return the candidates with what a clock measures, in turns."""
+        """Return the candidates with their times, measured in turns."""
         if self._scores is None:
             raise ValueError("no candidate is judged")
         request, prepared = self._request, self._prepared

@@ -144,7 +144,7 @@ def _judge(
 def _with_hint(
     choice: Choice, request: Request, prepared: Preparation, stops: Sequence[StoppedSearch]
 ) -> Choice:
-    """Return a refusal with what would make further or smaller packages.
+    """Return a refusal with hints on options for further or smaller packages.
 
     `stops`: what the limit of the search left out.
     """

@@ -96,7 +96,7 @@ class Fidelity:
         return [_comparable(outputs[index], axis) for outputs in self.reference]
 
     def _sums(self, index: int, squares: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the sum of one sample's squares for each group of an output's values."""
+        """Return for each group of an output's values the sum of a sample's squares."""
         groups = self._groups[index]
         if groups is None or groups.shape != squares.shape:
             return np.atleast_1d(squares.sum())

@@ -184,7 +184,7 @@ def _explained(
     measured: Sequence[CandidateFigures],
     limits: Budget,
 ) -> AcceptedChoice:
-    """Add to a refusal because of the drop what the samples can tell."""
+    """Add to a refusal because of the drop the evidence of the samples."""
     choice = accepted.choice
     if choice.closest is None or _LIMIT not in choice.binding:
         return accepted

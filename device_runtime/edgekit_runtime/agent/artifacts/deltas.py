@@ -457,7 +457,7 @@ def add_steps(old: NDArray[np.uint8], steps: NDArray[np.int16], bits: int) -> ND
 def add_residual(
     old: NDArray[np.uint8], residual: NDArray[np.uint8], kind: RunKind, step: int
 ) -> NDArray[np.uint8]:
-    """Return the elements of the result; `runs` of the host subtracts.
+    """Return the elements of the result, from differences that the host computed.
 
     Args:
         old: uint8 [n], as predicted; zeros if nothing is.

@@ -41,7 +41,7 @@ class HttpStatusError(TransportError):
 
 
 class SlowError(TransportError):
-    """So few bytes came that the server, or somebody between, may do it on purpose."""
+    """The download is so slow that the server or an attacker may delay it on purpose."""
 
 
 class DownloadLimitError(EdgekitError):
@@ -101,7 +101,7 @@ class Downloader:
     """
 
     def __init__(self, context: ssl.SSLContext, limits: DownloadLimits, disk: Disk = DISK) -> None:
-        """Use the TLS `context`, which trusts the fleet's authority; `disk` carries changes out."""
+        """Use the TLS `context`, which trusts the fleet's authority; `disk` writes files."""
         self.limits = limits
         self._context, self._disk = context, disk
 

@@ -144,7 +144,7 @@ class Installer:
         return True, read_index(socket_path)
 
     def fingerprint(self) -> Mapping[str, int]:
-        """Return a number for each model that changes with its state; cheap."""
+        """Return for each model a number that changes with its state, at little cost."""
         models = self.slots.folder / "models"
         try:
             return {folder.name: _fingerprint(folder / "state.json") for folder in models.iterdir()}

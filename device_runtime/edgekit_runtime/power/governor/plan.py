@@ -57,7 +57,7 @@ Choice = TypeVar("Choice", Option, Plan)
 
 
 def make_frontier(models: Iterable[Sequence[Option]], idle_w: float) -> list[Plan]:
-    """Return the plans that nothing beats in power and loss, from the least power to the least loss.
+    """Return the Pareto front of power and loss, from the least power to the least loss.
 
     Args:
         models: options of each model, at least one.

@@ -225,7 +225,7 @@ def _note(
     reply: Callable[[Answer], None],
     answer: Answer,
 ) -> None:
-    """Pass an answer on, and the request to the sampler before."""
+    """Show the request and its answer to the sampler, then pass the answer on."""
     if served.sampler is not None and not isinstance(answer, EdgekitError):
         served.sampler.note(served, inputs, answer, request_id=request_id)
     reply(answer)

@@ -279,7 +279,7 @@ class Router:
 
 
 def _respond_with(make: Callable[[], dict[str, Any]]) -> Action:
-    """Return an action that responds with the JSON of what `make` returns."""
+    """Return an action that responds with the result of `make` as JSON."""
 
     def act(connection: Connection, _head: RequestHead, _body: memoryview) -> None:
         connection.respond(*make_json(make()))

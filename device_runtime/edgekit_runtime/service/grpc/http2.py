@@ -234,7 +234,7 @@ class Http2:
 
     @property
     def is_in_frame(self) -> bool:
-        """Whether a part of something was received whose rest is missing, or no preface was."""
+        """Whether a frame or the preface is missing in part."""
         is_partial = len(self._unread) > self._at or self._unread_data is not None
         return is_partial or self._block_id is not None or not self._has_settings
 

@@ -209,7 +209,7 @@ def _write_value(number: int, kind: str, value: Any) -> bytes:
 
 
 def head_of_bytes(number: int, size_bytes: int) -> bytes:
-    """Return what precedes the bytes of a field of bytes, text or a message."""
+    """Return the tag and length that precede a field of bytes, text or a message."""
     return encode_varint(number << 3 | _LENGTH) + encode_varint(size_bytes)
 
 

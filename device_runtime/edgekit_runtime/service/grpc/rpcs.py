@@ -280,7 +280,7 @@ class Rpc:
         self.resume()
 
     def resume(self) -> None:
-        """Go on, unless the client is ahead or others have their turn."""
+        """Continue, unless the client is ahead or other connections have their turn."""
         try:
             if self.is_open and not self.is_held:
                 self._advance()

@@ -1,4 +1,4 @@
-"""Requests over HTTP from inside the service, on socket pairs, as TLS does it.
+"""Requests over HTTP from inside the service, over socket pairs.
 
 A worker takes connections, not calls. So a call of the service itself to an isolated model goes over a
 connection, too, one end of which is lent to the model's process like a client's.
@@ -20,7 +20,7 @@ _Pair: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Loopback:
-    """A client with the rights of one that is local, or has a certain address."""
+    """A client with the rights of a local client, or of a certain address."""
 
     def __init__(self, server: HttpServer, *, is_local: bool = True, address: str = "") -> None:
         self._server, self._is_local, self._address = server, is_local, address

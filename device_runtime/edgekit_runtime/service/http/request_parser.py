@@ -62,7 +62,7 @@ class RequestParser:
         return body.data[body.received_bytes :] if isinstance(body, SizedBody) else None
 
     def buffer_updated(self, count_bytes: int) -> None:
-        """Record that `count_bytes` were written to what `get_buffer` returned."""
+        """Record that `count_bytes` were written to the buffer of `get_buffer`."""
         if isinstance(self._body, SizedBody):
             self._body.received_bytes += count_bytes
 

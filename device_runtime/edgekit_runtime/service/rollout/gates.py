@@ -275,7 +275,7 @@ def _find_p50(paired: PairedLatency, limit: float, alpha: float) -> _Finding:
 def _find_p99(paired: PairedLatency, limit: float, alpha: float) -> _Finding:
     """Compare how often each version alone was slow; pairs in which both were slow do not count.
 
-    A candidate that takes up to `limit` times as long as the current version is slow alone no more often.
+    A candidate up to `limit` times as slow as the current version is not slow alone more often than it.
     """
     own, others = paired.candidate_slow, paired.current_slow
     is_above = share_is_above(own, own + others, 0.5, alpha / _TESTS)

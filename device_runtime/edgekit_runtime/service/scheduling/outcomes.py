@@ -18,7 +18,7 @@ def reply(call: Call, answer: Answer) -> None:
 
 
 def refuse(call: Call, error: EdgekitError, metrics: LaneMetrics) -> None:
-    """Answer a call that was not run with `error`."""
+    """Reply with `error` to a call that has not run."""
     metrics.refused += 1
     reply(call, error)
 

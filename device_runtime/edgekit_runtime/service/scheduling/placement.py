@@ -91,7 +91,7 @@ class RunPlacement:
             self._countdown, self._least_s = self._patience, float("inf")
 
     def _leave(self, due: float) -> None:
-        """Run on threads from now on, for at least `due` runs, and longer each time that it comes back."""
+        """Run on threads for at least `due` runs, and longer after each return to them."""
         self.short = False
         most = max(_LAST_PATIENCE, _REPEATS * due)
         self._patience = self._countdown = math.ceil(max(due, min(2 * self._patience, most)))

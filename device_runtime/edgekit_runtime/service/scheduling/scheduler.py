@@ -385,7 +385,7 @@ class Scheduler(Lane):
         return self._clock() >= self._due_s()
 
     def _due_s(self) -> float:
-        """Return by when the calls that wait for others must run, in a full batch or not."""
+        """Return the time at which the waiting calls must run, even without a full batch."""
         # A timer may be a millisecond late.
         in_time_s = self._waiting.next_deadline_s - self._per_run_s - TIMER_S
         return min(self._waiting.oldest_s + self._limits.max_delay_s, in_time_s)

@@ -25,7 +25,7 @@ _OFFLINE: Final = b'{"state":"offline"}'
 
 
 class MqttSink(Sink):
-    """One connection to a broker, made when it is needed first and after it was lost."""
+    """A connection to a broker, made at its first use and again after it was lost."""
 
     def __init__(self, text: str, name: str) -> None:
         """Read the address; `write` connects.

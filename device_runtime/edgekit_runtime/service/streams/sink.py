@@ -87,7 +87,7 @@ class QueuedSink:
             self._changed.notify()
 
     def join(self) -> None:
-        """Wait a moment for the end; a sink that hangs goes with the process."""
+        """Wait briefly for the sink's end; a sink that hangs ends with the process."""
         self._thread.join(_END_S)
 
     def to_json(self) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def _copy(model: bytes | memoryview) -> bytes:
 
 @contextlib.contextmanager
 def _quiet_first_time() -> Iterator[None]:
-    """Drop the process's output to its standard error, until one model has been loaded.
+    """Suppress the process's standard error until the first model is loaded.
 
     Other threads lose their lines too in that time, so this is done only once, not for every session.
     """
