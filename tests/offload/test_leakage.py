@@ -92,7 +92,7 @@ def test_later_cuts_of_a_real_model_leak_less() -> None:
     ("inputs", "sent", "message"),
     [
         (np.zeros((19, 4)), [np.zeros((19, 4))], "19 inputs"),
-        (np.zeros((40, 4)), [np.zeros((39, 4))], "what is sent 39"),
+        (np.zeros((40, 4)), [np.zeros((39, 4))], "39 per sent tensor"),
         (np.zeros((40, 4)), [], "no tensors"),
         (np.ones((40, 4)), [np.ones((40, 4))], "all inputs are 1"),
         (np.arange(40.0).reshape(40, 1), [np.full((40, 1), np.nan)], "NaN"),

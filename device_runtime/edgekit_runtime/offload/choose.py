@@ -215,7 +215,7 @@ def _list_plans(
 def _resist(
     best: OffloadPlan, current: PlanChoice, costs: dict[str, tuple[float, float]]
 ) -> tuple[OffloadPlan, int]:
-    """Return the current plan or `best`, and for how many choices in a row `best` was only a little better."""
+    """Return the current plan or `best`, and for how many choices in a row `best` was slightly better."""
     is_late, cost = costs[current.plan.name]
     best_is_late, best_cost = costs[best.name]
     share = HYSTERESIS * 0.5 ** (current.challenges / _PATIENCE)
