@@ -132,6 +132,11 @@ def test_cut_link_brings_no_byte_twice(server, tmp_path):
     assert server.sent <= 1.05 * len(CONTENT)
 
 
+def test_certificates_of_the_system_are_not_read_for_a_connection(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda *_: pytest.fail("20 ms of a core"))
+    assert Fetch(server, tmp_path / "file").run()
+
+
 def test_next_connection_resumes_the_session_of_tls(server, tmp_path):
     server.cut_bytes = 200_000
     assert Fetch(server, tmp_path / "file").run()

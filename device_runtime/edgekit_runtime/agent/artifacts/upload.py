@@ -131,7 +131,7 @@ class SampleLink:
         self._connection = None
 
     def _connect(self) -> http.client.HTTPSConnection:
-        connection = http.client.HTTPSConnection(*self._host_and_port)
+        connection = http.client.HTTPSConnection(*self._host_and_port, context=self._context)
         plain = connect(self._host_and_port, self._limits)
         try:
             secured = connection.sock = self._context.wrap_socket(
