@@ -25,7 +25,6 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import (
     ArgumentError,
@@ -218,7 +217,11 @@ def _compile_insert(table: type[Table], names: tuple[str, ...], dialect: Dialect
 
 @functools.lru_cache(64)
 def _compile_upsert(table: type[Table], names: tuple[str, ...], dialect: Dialect) -> _Compiled:
-    statement = (postgresql if dialect.name == "postgresql" else sqlite).insert(table)
+    if dialect.name == "postgresql":
+        from sqlalchemy.dialects.postgresql import insert as begin_upsert  # 30 ms of a core
+    else:
+        from sqlalchemy.dialects.sqlite import insert as begin_upsert  # type: ignore[assignment]
+    statement = begin_upsert(table)
     keys = [column.name for column in inspect(table).primary_key]
     changed = {name: statement.excluded[name] for name in names if name not in keys}
     return _Compiled(statement.on_conflict_do_update(index_elements=keys, set_=changed), names, dialect)
