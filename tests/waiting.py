@@ -12,12 +12,29 @@ from subprocess import Popen
 from typing import Any, AnyStr, BinaryIO
 
 
-def wait_for(condition: Callable[[], Any], what: str = "it to hold", limit_s: float = 120.0) -> Any:
-    """Return what `condition` returns once that is true; it is asked for a tenth of the time at most."""
+def wait_for(
+    condition: Callable[[], Any],
+    what: str | Callable[[], str] = "it to hold",
+    limit_s: float = 120.0,
+    *,
+    progress: Callable[[], Any] = lambda: None,
+) -> Any:
+    """Return what `condition` returns once that is true; it is asked for a tenth of the time at most.
+
+    Args:
+        condition: what is waited for.
+        what: its name, or what says at the end what did not come.
+        limit_s: time without progress after which the wait fails.
+        progress: returns another value as long as there is progress; by default there is none.
+    """
     begin_s = asked_s = time.monotonic()
+    last = progress()
     while not (found := condition()):
         now_s = time.monotonic()
-        assert now_s < begin_s + limit_s, f"waited {limit_s} s for: {what}"
+        if (current := progress()) != last:
+            last, begin_s = current, now_s
+        if now_s >= begin_s + limit_s:
+            raise AssertionError(f"waited {limit_s} s for: {what if isinstance(what, str) else what()}")
         time.sleep(min(max(10 * (now_s - asked_s), 0.01), 0.25))
         asked_s = time.monotonic()
     return found

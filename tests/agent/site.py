@@ -15,6 +15,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from tests.fleet.conftest import fleet, fleet_settings, mosquitto  # noqa: F401  # fixtures
+from tests.fork_server import runtime_server
 from tests.runtime.conftest import maker  # noqa: F401  # a fixture
 from tests.service.serve_parts import environment
 from tests.waiting import wait_for
@@ -30,6 +31,7 @@ from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.slots import Slots
 from edgekit_runtime.trust.trust_store import TrustStore
 
+ENDS = ("failed", "refused", "timed_out", "superseded")  # of executions without their version
 _numbers = itertools.count(1)
 
 
@@ -78,9 +80,11 @@ class Site:
         (self.home / "keys").mkdir(exist_ok=True)
         (self.home / "keys" / "vendor.pub.pem").write_bytes(pem)
 
-    def start(self, *words):
+    def start(self, *words, is_copy=True):
+        """Start a command: as a copy of a process that has imported it, or with Python's own start."""
+        popen = runtime_server().popen if is_copy else subprocess.Popen
         with (self.path / f"{words[0]}.log").open("ab") as log:
-            process = subprocess.Popen(self.command(*words), env=self.variables, stderr=log)
+            process = popen(self.command(*words), env=self.variables, stderr=log)
         self.processes.append(process)
         return process
 
@@ -152,7 +156,27 @@ class Site:
         return None if found is None else (found.status, [one.state for one in found.executions])
 
     def wait_status(self, *expected):
-        return wait_for(lambda: self.status() == expected, f"{expected}; {self.log()}")
+        return self.wait(lambda: self.status() == expected, expected)
+
+    def wait_version(self, version):
+        """Wait until the device runs a version, and no longer than its installation may succeed."""
+
+        def runs():
+            report = self.reported()
+            ended = [one for one in report.executions if one.version == version and one.state in ENDS]
+            assert not ended, f"{ended}; {self.log()}"
+            return [one.version for one in report.models] == [version]
+
+        return self.wait(runs, version)
+
+    def wait(self, condition, expected):
+        """Wait as long as what the device reports of its executions goes on changing."""
+
+        def progress():
+            report = self.reported()
+            return None if report is None else (report.status, report.executions, report.models)
+
+        return wait_for(condition, lambda: f"{expected}, not {progress()}; {self.log()}", progress=progress)
 
     def served(self, model="linear"):
         """Return version and state of what the service serves."""

@@ -22,12 +22,12 @@ pytest.importorskip("onnxruntime")
 
 def test_device_installs_what_the_fleet_wants_and_shows_what_is_done_by_hand(site):  # noqa: F811
     site.enrol()
-    agent = site.start("agent")
+    agent = site.start("agent", is_copy=False)  # whose memory is its own
     wait_for(site.status, f"a report; {site.log()}")
     site.want("1.0.0")
     site.wait_status("converged", ["succeeded"])
     site.want("2.0.0")
-    wait_for(lambda: [one.version for one in site.reported().models] == ["2.0.0"], "2.0.0")
+    site.wait_version("2.0.0")
     shown = json.loads(site.run("fleet", "status", "--json"))
     assert [(one["version"], one["state"]) for one in shown["executions"]] == [("2.0.0", "succeeded")]
     assert "d1, target x86-64" in site.run("fleet", "status")
@@ -76,7 +76,7 @@ def test_agent_that_is_killed_goes_on_where_it_was(site):  # noqa: F811
 def test_running_agent_follows_the_exchange_of_the_managers_key(site):  # noqa: F811
     """Neither agent nor manager is started again, and the agent loads no library of TUF for it."""
     site.enrol()
-    agent = site.start("agent")
+    agent = site.start("agent", is_copy=False)  # which maps what it imports itself
     site.want("1.0.0")
     site.wait_status("converged", ["succeeded"])
     before = site.reported().desired_version
@@ -89,4 +89,4 @@ def test_running_agent_follows_the_exchange_of_the_managers_key(site):  # noqa: 
         events = session.scalars(select(AuditRow.action).where(AuditRow.subject == site.name)).all()
     assert [each for each in events if "event" in each or "alarm" in each] == []
     site.want("2.0.0")
-    wait_for(lambda: [one.version for one in site.reported().models] == ["2.0.0"], "2.0.0")
+    site.wait_version("2.0.0")

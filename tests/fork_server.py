@@ -1,0 +1,183 @@
+"""Processes of the runtime that begin as copies of one that has imported what they need.
+
+A start of `python -m MODULE` imports for 0.1 to 0.4 s of a processor; a copy begins within milliseconds. It
+is a child of its caller as any other, with its own arguments, environment, descriptors and working folder,
+and its own children begin in the same way. Tests of what a process imports or holds start it by `subprocess`.
+
+    caller        sends a request to its server, which has one thread, as a fork needs
+    server        forks a process that forks the copy and ends
+    caller        has become the parent of the orphan, see prctl(2), PR_SET_CHILD_SUBREAPER
+"""
+
+import atexit
+import ctypes
+import fcntl
+import functools
+import gc
+import importlib
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any, Final, cast
+
+import edgekit_runtime
+
+_PRELOADED: Final = (
+    *("edgekit_runtime.cli", "edgekit_runtime.agent.agent", "edgekit_runtime.agent.execution.local_steps"),
+    *("edgekit_runtime.agent.execution.step_child", "edgekit_runtime.agent.artifacts.deltas"),
+    *("edgekit_runtime.trust.trust_store", "edgekit_runtime.trust.verifier_process", "tuf.ngclient.updater"),
+    *("edgekit_runtime.sessions.opening.selftest_child", "edgekit_runtime.service.server", "onnxruntime"),
+)
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_FIRST_FREE: Final = 200  # above the descriptors that a process is given
+_MAX_REQUEST_BYTES: Final = 1 << 17
+_prctl = ctypes.CDLL(None).prctl
+
+
+class ForkServer:
+    """A server of copies, and the process that uses it."""
+
+    def __init__(self, channel: socket.socket, *, is_always_parent: bool = False) -> None:
+        """Use the server at the other end of a channel.
+
+        Args:
+            channel: of the kind SOCK_SEQPACKET.
+            is_always_parent: whether all orphans of this process become its children.
+        """
+        self._channel, self._is_always_parent = channel, is_always_parent
+        self._lock = threading.Lock()
+        if is_always_parent:
+            _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+    def start(self, request: dict[str, Any], descriptors: list[int]) -> int:
+        """Return the process id of a new child of this process."""
+        with self._lock:
+            _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+            try:
+                socket.send_fds(self._channel, [json.dumps(request).encode()], descriptors)
+                return int(self._channel.recv(64))
+            finally:
+                if not self._is_always_parent:
+                    _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+    def popen(self, arguments: list[str], **options: Any) -> "subprocess.Popen[Any]":
+        """Start `[sys.executable, "-m", MODULE, …]` as `subprocess.Popen` would."""
+        is_module = arguments[:2] == [sys.executable, "-m"]
+        return _ForkedPopen(self, arguments, **options) if is_module else _Popen(arguments, **options)
+
+
+_Popen: Final = subprocess.Popen
+
+
+class _ForkedPopen(_Popen):
+    def __init__(self, server: ForkServer, arguments: list[str], **options: Any) -> None:
+        self._server = server
+        super().__init__(arguments, **options)
+
+    def _execute_child(self, *values: Any) -> None:
+        """Start the process; the values are those of Python 3.10 to 3.13."""
+        arguments, _, _, _, passed, folder, environment = values[:7]
+        pipes, own_session = values[10:16], values[21]
+        streams = pipes[0], pipes[3], pipes[5]
+        standard = [pipe if pipe >= 0 else number for number, pipe in enumerate(streams)]
+        request = {
+            "arguments": arguments[2:],
+            "folder": os.fspath(folder or os.getcwd()),  # noqa: PTH109
+            "environment": dict(os.environ if environment is None else environment),
+            "numbers": [0, 1, 2, *passed],
+            "own_session": bool(own_session),
+        }
+        try:
+            self.pid = self._server.start(request, [*standard, *passed])
+            self._child_created = True
+        finally:
+            cast("Any", self)._close_pipe_fds(*pipes)
+
+
+@functools.cache
+def runtime_server() -> ForkServer:
+    """Return the server of this process, whose copies find no modules of ours but the runtime."""
+    near, far = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    variables = {**os.environ, "PYTHONPATH": str(Path(edgekit_runtime.__file__).parents[1])}
+    with far:
+        server = _Popen([sys.executable, __file__, str(far.fileno())], env=variables, pass_fds=[far.fileno()])
+
+    def end() -> None:
+        near.close()
+        server.wait()
+
+    atexit.register(end)
+    return ForkServer(near)
+
+
+def _serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Fork a copy for each request; in a copy, return its request and its descriptors."""
+    while True:
+        sent, descriptors, _, _ = socket.recv_fds(channel, _MAX_REQUEST_BYTES, 64)
+        if not sent:
+            os._exit(0)
+        ready, write = os.pipe()
+        parent = os.fork()
+        if not parent:
+            between, child = os.getpid(), os.fork()
+            if child:
+                os.write(write, str(child).encode())
+                os._exit(0)
+            while os.getppid() == between:
+                time.sleep(0.0005)
+            channel.detach()  # its number is closed, and used for others
+            return json.loads(sent), descriptors
+        os.waitpid(parent, 0)
+        channel.send(os.read(ready, 64))
+        for descriptor in (ready, write, *descriptors):
+            os.close(descriptor)
+
+
+def _become(request: dict[str, Any], descriptors: list[int]) -> socket.socket | None:
+    """Be the process of a request; return a channel in the process that becomes its server."""
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _FIRST_FREE) for descriptor in descriptors]
+    os.closerange(3, _FIRST_FREE)
+    for descriptor, number in zip(moved, request["numbers"], strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    if request["own_session"]:
+        os.setsid()
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    near, far = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    if not os.fork():
+        near.close()
+        for number in request["numbers"]:
+            if number != 2:  # its tracebacks show
+                os.close(number)
+        return far
+    far.close()
+    subprocess.Popen = ForkServer(near, is_always_parent=True).popen
+    return None
+
+
+def _main() -> None:
+    sys.path.pop(0)  # the folder of this file
+    channel: socket.socket | None = socket.socket(fileno=int(sys.argv[1]))
+    for module in _PRELOADED:
+        importlib.import_module(module)
+    warnings.filterwarnings("ignore", module="runpy")  # a module that runs was imported before
+    gc.freeze()
+    while channel is not None:
+        request, descriptors = _serve(channel)
+        channel = _become(request, descriptors)
+    module, *arguments = request["arguments"]
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _main()
