@@ -13,6 +13,7 @@ from edgekit_toolkit.engines.record import EngineSupport, ModelMaker, register_s
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.models.openvino import BFloat16Model, OpenVinoModel
+from edgekit_toolkit.passes import write_hardswish
 from edgekit_toolkit.quantize import forms, scheme
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
@@ -38,20 +39,24 @@ class _OpenVinoQuantizer(OnnxQuantizer):
         """None: the rewrites to look for are onnxruntime's."""
 
 
+def _floats(model: Model) -> onnx.ModelProto:
+    return write_hardswish.run(require_onnx(model).proto)
+
+
 def _model_of(built: onnx.ModelProto, form: Form) -> OpenVinoModel:
     return BFloat16Model(built) if form.kind == forms.BFLOAT16_ARITHMETIC else OpenVinoModel(built)
 
 
 def _open_quantizer(model: Model, target: Target, *, threads: int, **_conversion: object) -> Quantizer:
     codes = scheme.OPENVINO_7BIT if target.quantization.reduce_range else scheme.OPENVINO
-    quantizer = _OpenVinoQuantizer(require_onnx(model).proto, codes, threads=threads, make=OpenVinoModel)
+    quantizer = _OpenVinoQuantizer(_floats(model), codes, threads=threads, make=OpenVinoModel)
     if computes_bfloat16():
         quantizer.labels = {**quantizer.labels, forms.BFLOAT16_ARITHMETIC: "bfloat16 arithmetic"}
     return quantizer
 
 
 def _build(model: Model, form: Form, _dims: Mapping[str, int]) -> Model | None:
-    built = forms.build(require_onnx(model).proto, form)
+    built = forms.build(_floats(model), form)
     return None if built is None else _model_of(built, form)
 
 

@@ -36,6 +36,9 @@ _DIGITS_A_TOLERANCE: Final = 16.0
 _ROUNDING: Final = 32 / 31  # rounding to these digits moves expected values by 1/32 of the stated tolerance
 _FINEST_DIGIT: Final = 2.0**-22  # of a value: float32 has no more
 _LEAST_SCORE: Final = 1e-9
+_SIGMOID_ERROR: Final = (
+    2.0**-22
+)  # 4 roundings of 0.5 + …, as engines compute it: it does not shrink with a score
 _FLOORS: Final = (1e-6, 1e-4, 1e-2)  # where rounding moves small scores too far
 _MIN_ROWS: Final = 2
 _MAX_ROWS: Final = 5
@@ -121,14 +124,16 @@ def golden_rows(
         values = np.stack([output[index] for output in outputs_by_seed.values()])
         every = max(1, -(-values[0].size // _MAX_VALUES))
         path = f"golden/rows{index}.bin"
-        least_score = None
+        least_score, least_atol = None, 0.0
         if all(_holds_scores(floats[seed][index]) for seed in outputs_by_seed):
             # An output of codes holds 0 where a score is less than a code, and float16 few digits there.
             least = max(_LEAST_SCORE, float(np.finfo(values.dtype).smallest_normal))
             least_score = float(values.min(initial=1.0, where=values > least))
+            if not all(_excludes(floats[seed][index]) for seed in outputs_by_seed):
+                least_atol = _SIGMOID_ERROR
         others = [[jitter[index] for jitter in row] for row in noisy]
         tolerances = [
-            _tolerance(value, other, "int8" if integer else "float", least_score)
+            _tolerance(value, other, "int8" if integer else "float", least_score, least_atol)
             for value, other in zip(values, others, strict=True)
         ]
         atol, rtol = zip(*tolerances, strict=True)
@@ -160,7 +165,11 @@ def pack_values(
 
 
 def _tolerance(
-    value: NDArray[Any], jittered: Outputs, kind: str, least_score: float | None
+    value: NDArray[Any],
+    jittered: Outputs,
+    kind: str,
+    least_score: float | None,
+    least_atol: float = 0.0,
 ) -> tuple[float, float]:
     """Return `atol` and `rtol` of one output in one row.
 
@@ -169,6 +178,7 @@ def _tolerance(
         jittered: the same for inputs that are off by codes, as far as its noise counts.
         kind: `int8` or `float`.
         least_score: the smallest score that is compared, or None for an output that holds no scores.
+        least_atol: the least absolute tolerance of scores.
     """
     if value.dtype.kind != "f" or not value.size:
         return float(max((distance(value, other).max() for other in jittered), default=0.0)), 0.0
@@ -181,7 +191,7 @@ def _tolerance(
     )
     for floor in floors:
         share = _SCORE_SHARE[kind] + NOISE_FACTOR * _noise(value, jittered, size + floor)
-        choices.append((state_tolerance(share * floor), state_tolerance(share)))
+        choices.append((state_tolerance(max(share * floor, least_atol)), state_tolerance(share)))
     return min(choices, key=lambda choice: float(np.log(choice[0] + choice[1] * size).mean()))
 
 
@@ -196,6 +206,12 @@ def _noise(value: NDArray[Any], jittered: Outputs, unit: NDArray[np.float64]) ->
 
 def _holds_scores(value: NDArray[Any]) -> bool:
     return bool(value.dtype.kind == "f" and value.size and value.min() >= 0 and value.max() <= 1 + 1e-6)
+
+
+def _excludes(scores: NDArray[Any]) -> bool:
+    """Return whether scores sum to 1 along an axis, as those of a softmax do, which are exact in each value."""
+    axes = (axis for axis, size in enumerate(scores.shape) if size > 1)
+    return any(np.allclose(scores.sum(axis=axis, dtype=np.float64), 1, atol=1e-3) for axis in axes)
 
 
 def _comparable(outputs: Outputs, reference: Outputs) -> bool:
