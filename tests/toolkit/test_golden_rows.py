@@ -183,6 +183,25 @@ def test_rows_whose_outputs_are_no_numbers_are_left_out() -> None:
     assert all(np.isfinite(run(resample(first, seed))[0]).all() for seed in seeds)
 
 
+def test_sigmoid_that_rounds_near_zero_is_right_and_one_that_is_off_is_not() -> None:
+    """Engines compute 0.5 + tanh(x / 2) / 2 in float32, whose error does not shrink with the score."""
+    first = {"x": np.linspace(-22, -12, 4096, dtype=np.float32).reshape(1, -1)}
+    feeds = resample(first, 0)["x"]
+    exact = 1 / (1 + np.exp(-feeds.astype(np.float64)))
+    rounded = np.float32(0.5) + np.float32(0.5) * np.tanh(feeds / np.float32(2))
+    rows, _ = golden_rows(
+        lambda given: [(1 / (1 + np.exp(-given["x"].astype(np.float64)))).astype(np.float32)],
+        first,
+        {0: [exact.astype(np.float32)]},
+        ["y"],
+        integer=False,
+    )
+    assert rows is not None
+    allowed = rows.outputs[0].atol[0] + (rows.outputs[0].rtol or (0.0,))[0] * exact
+    assert (np.abs(rounded - exact) <= allowed).all()
+    assert (np.abs(2 * exact - exact) > allowed)[exact > 5e-7].all()
+
+
 def test_row_whose_jittered_input_is_refused_is_left_out() -> None:
     first = {"x": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)}
     refused = resample(first, 0)["x"]

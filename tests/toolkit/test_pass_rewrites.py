@@ -29,6 +29,7 @@ from edgekit_toolkit.passes import (
     fold_slices,
     fuse_hardswish,
     merge_linear_convs,
+    write_hardswish,
 )
 from edgekit_toolkit.passes.leftovers import drop_unused
 
@@ -386,6 +387,19 @@ FULL = [node("Mul", ["x", "h"], ["m"]), node("Div", ["m", "six"], ["y"])]
 def test_hard_swish_becomes_two_nodes(end: list[NodeProto]) -> None:
     after = rewritten(fuse_hardswish.run, hardswish(end, sixth=1 / 6))
     assert operators(after) == ["HardSigmoid", "Mul"]
+
+
+def test_hard_swish_becomes_one_node_where_its_product_alone_reads_the_gate() -> None:
+    gate = node("HardSigmoid", ["x"], ["h"], alpha=1 / 6, beta=0.5)
+    swish = [gate, node("Mul", ["h", "x"], ["y"])]
+    sizes = {"x": ("N", 4, 8, 8)}
+    assert operators(rewritten(write_hardswish.run, model_of(swish, {}, sizes))) == ["HardSwish"]
+    others = [
+        model_of(swish, {}, sizes, outputs=("y", "h")),
+        model_of([*swish[:1], node("Mul", ["h", "h"], ["y"])], {}, sizes),
+        model_of([node("HardSigmoid", ["x"], ["h"], alpha=0.2, beta=0.5), swish[1]], {}, sizes),
+    ]
+    assert all(left_alone(write_hardswish.run, other) for other in others)
 
 
 def test_hard_swish_without_its_division_keeps_its_factor() -> None:

@@ -36,9 +36,8 @@ _DIGITS_A_TOLERANCE: Final = 16.0
 _ROUNDING: Final = 32 / 31  # rounding to these digits moves expected values by 1/32 of the stated tolerance
 _FINEST_DIGIT: Final = 2.0**-22  # of a value: float32 has no more
 _LEAST_SCORE: Final = 1e-9
-_SIGMOID_ERROR: Final = (
-    2.0**-22
-)  # 4 roundings of 0.5 + …, as engines compute it: it does not shrink with a score
+# Engines compute a sigmoid as 0.5 + …: four roundings, which do not shrink with the score.
+_SIGMOID_ERROR: Final = 2.0**-22
 _FLOORS: Final = (1e-6, 1e-4, 1e-2)  # where rounding moves small scores too far
 _MIN_ROWS: Final = 2
 _MAX_ROWS: Final = 5
@@ -209,7 +208,7 @@ def _holds_scores(value: NDArray[Any]) -> bool:
 
 
 def _excludes(scores: NDArray[Any]) -> bool:
-    """Return whether scores sum to 1 along an axis, as those of a softmax do, which are exact in each value."""
+    """Return whether scores sum to 1 along an axis, as of a softmax, whose small scores are exact too."""
     axes = (axis for axis, size in enumerate(scores.shape) if size > 1)
     return any(np.allclose(scores.sum(axis=axis, dtype=np.float64), 1, atol=1e-3) for axis in axes)
 

@@ -1,6 +1,6 @@
-"""Write `Mul(x, HardSigmoid(x))` as `HardSwish(x)`, for OpenVINO: it computes that in the sums of a convolution.
+"""Write `Mul(x, HardSigmoid(x))` as `HardSwish(x)`, which OpenVINO computes in the sums of a convolution.
 
-The pair costs it two passes over the tensor: PP-OCRv4's detector takes 0.5 of the time with `HardSwish`. It is
+The pair costs it two passes over the tensor: PP-OCRv4's detector takes half the time with `HardSwish`. It is
 the inverse of `fuse_hardswish`, for an engine that has the operator.
 
 Source: ONNX, operators HardSigmoid and HardSwish (since opset 14).
