@@ -14,7 +14,7 @@ import pytest
 from argon2 import PasswordHasher
 from sqlalchemy import Engine
 from tests.fleet.fleet_device import FleetDevice
-from tests.fleet.postgresql_server import PostgresqlServer, new_database
+from tests.fleet.postgresql_server import join_server, new_database
 from tests.free_port import free_port
 from tests.memory_folder import tmp_path  # noqa: F401  # a fixture
 
@@ -23,6 +23,8 @@ from edgekit_fleet.operations import devices, running
 from edgekit_fleet.store import database
 from edgekit_fleet.store.database import open_store, sqlite_url
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+
+STORE_TEMPLATE = "fleet_template"  # the name of a database that has the tables
 
 
 def pytest_collection_modifyitems(config, items):
@@ -89,24 +91,24 @@ def mosquitto():
 
 
 @pytest.fixture(scope="session")
-def postgresql():
-    """A running PostgreSQL; each test makes a database of its own in it."""
+def postgresql(tmp_path_factory):
+    """The running PostgreSQL of all workers, which no test stops; each test makes a database of its own."""
     pytest.importorskip("psycopg", reason="needs the extra: pip install 'edgekit-host[postgresql]'")
-    with PostgresqlServer() as server:
+    folder = tmp_path_factory.getbasetemp()
+    with join_server(
+        folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder, make_template
+    ) as server:
         yield server
 
 
-@pytest.fixture(scope="session")
-def store_template(postgresql):
-    """The name of a database that has the tables."""
-    postgresql.sql("CREATE DATABASE fleet_template")
-    open_store(postgresql.url("fleet_template")).close()
-    return "fleet_template"
+def make_template(server):
+    server.sql(f"CREATE DATABASE {STORE_TEMPLATE}")
+    open_store(server.url(STORE_TEMPLATE)).close()
 
 
 @pytest.fixture
-def postgresql_url(postgresql, store_template):
-    with new_database(postgresql, store_template) as url:
+def postgresql_url(postgresql):
+    with new_database(postgresql, STORE_TEMPLATE) as url:
         yield url
 
 

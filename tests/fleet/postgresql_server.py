@@ -2,7 +2,9 @@
 
 import contextlib
 import ctypes
+import fcntl
 import os
+import pickle
 import pwd
 import secrets
 import shutil
@@ -10,8 +12,9 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 from tests.free_port import free_port
@@ -27,7 +30,7 @@ fsync = {fsync}
 full_page_writes = {fsync}
 wal_level = replica
 max_wal_senders = 4
-max_connections = 60
+max_connections = 150
 shared_buffers = 32MB
 max_wal_size = 256MB
 autovacuum = off
@@ -103,6 +106,11 @@ class PostgresqlServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "PostgresqlServer":
+        self._make_cluster()
+        self.start()
+        return self
+
+    def _make_cluster(self) -> None:
         if not self.folder.exists():
             secret = self._place / "password"
             secret.write_text(self._password)
@@ -111,8 +119,6 @@ class PostgresqlServer:
             self.run("initdb", "-D", str(self.folder), "--encoding=UTF8", "--locale=C", *options)
             secret.unlink()
         self.configure()
-        self.start()
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.stop(signal.SIGQUIT)
@@ -166,6 +172,39 @@ class PostgresqlServer:
                 preexec_fn=_end_with_parent,  # noqa: PLW1509  # it only calls the system
             )
 
+    def start_for_many(self) -> IO[str]:
+        """Start it for this process and those that `use` it; it ends with the last of them, even if killed.
+
+        A lock on `users` ends with its process. A shell waits until no process has it, and ends the server.
+        """
+        (self._place / "users").touch()
+        users = self.use()
+        assert users is not None
+        end = f"{self._programs}/pg_ctl stop -m immediate -D {self.folder}; rm -rf {self._place}"
+        subprocess.run(
+            ["sh", "-c", 'rm owner; flock users sh -c "$0" & echo $! >owner', end],
+            user=self._user,
+            cwd=self._place,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            check=True,
+        )
+        self._make_cluster()
+        self.run("pg_ctl", "start", "-w", "-D", str(self.folder), "-l", str(self._place / "log"))
+        return users
+
+    def use(self) -> IO[str] | None:
+        """Return a lock that keeps it running until it is closed; None if it has ended."""
+        with contextlib.suppress(FileNotFoundError):
+            users = (self._place / "users").open()
+            fcntl.flock(users, fcntl.LOCK_SH)
+            if Path(users.name).exists():
+                return users
+            users.close()
+        return None
+
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """End it: SIGINT breaks connections off and writes what is open; SIGQUIT and SIGKILL are a crash."""
         if self._process is not None:
@@ -217,6 +256,23 @@ class PostgresqlServer:
         """Run a statement; returns its rows as text."""
         options = ["-X", "-A", "-t", "-q", "-v", "ON_ERROR_STOP=1", "-h", "127.0.0.1", "-p", str(self.port)]
         return self.run("psql", *options, "-U", "edgekit", "-c", statement, database).decode().strip()
+
+
+@contextlib.contextmanager
+def join_server(folder: Path, prepare: Callable[[PostgresqlServer], None]) -> Iterator[PostgresqlServer]:
+    """Yield the server of all processes that name the same folder; the first starts and prepares it."""
+    address = folder / "postgresql"
+    with (folder / "postgresql.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        server = pickle.loads(address.read_bytes()) if address.exists() else None  # noqa: S301  # our file
+        users = server.use() if server else None
+        if users is None:
+            server = PostgresqlServer()
+            users = server.start_for_many()
+            prepare(server)
+            address.write_bytes(pickle.dumps(server))
+    with users:
+        yield server
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import random
 import pytest
 from sqlalchemy import select
 from sqlalchemy.dialects import sqlite
+from tests.fleet.conftest import STORE_TEMPLATE
 from tests.fleet.filled_store import fill_store
 from tests.fleet.postgresql_server import new_database
 
@@ -56,7 +57,7 @@ def store(request, tmp_path_factory):
         url = sqlite_url(tmp_path_factory.mktemp("store") / "fleet.db")
         if request.param == "postgresql":
             server = request.getfixturevalue("postgresql")
-            url = opened.enter_context(new_database(server, request.getfixturevalue("store_template")))
+            url = opened.enter_context(new_database(server, STORE_TEMPLATE))
         store = opened.enter_context(contextlib.closing(open_store(url)))
         fill_store(store, 300)
         with store.snapshot() as session:

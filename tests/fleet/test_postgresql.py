@@ -7,6 +7,7 @@ import threading
 import pytest
 from sqlalchemy import String, cast, func, select, text
 from tests.fleet.filled_store import fill_store
+from tests.fleet.postgresql_server import PostgresqlServer
 
 from edgekit_fleet.access import tokens, users
 from edgekit_fleet.api.repeats import KeyedRequest, begin_request
@@ -42,16 +43,24 @@ def test_url_with_several_hosts_finds_the_one_that_answers(postgresql, postgresq
     store.close()
 
 
-def test_store_is_used_again_after_a_crash_of_its_server(postgresql, postgresql_url):
-    store = open_store(postgresql_url)
+@pytest.fixture
+def own_server():
+    """A server that a test may stop."""
+    pytest.importorskip("psycopg")
+    with PostgresqlServer() as server:
+        yield server
+
+
+def test_store_is_used_again_after_a_crash_of_its_server(own_server):
+    store = open_store(own_server.url())
     with store.transaction() as session:
         audit.record(session, "ann", "device.tag", "d1")
     with pytest.raises(OutputError), store.transaction() as session:
         audit.record(session, "ann", "device.tag", "d2")
-        postgresql.stop(signal.SIGKILL)
+        own_server.stop(signal.SIGKILL)
     with pytest.raises(OutputError), store.transaction() as session:
         audit.record(session, "ann", "device.tag", "d3")
-    postgresql.start()
+    own_server.start()
     with store.transaction() as session:
         audit.record(session, "ann", "device.tag", "d4")
     with store.transaction() as session:
