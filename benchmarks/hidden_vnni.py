@@ -1,9 +1,10 @@
 """Engines that take this processor for one with AVX2, without AVX-512 and VNNI: other kernels, one clock.
 
-    python benchmarks/hidden_vnni.py FOLDER      # prints the environment in which the engines are such
+    python benchmarks/hidden_vnni.py FOLDER COMMAND...      # runs a command in which the engines are such
 
 Engines ask the processor by the instruction CPUID, which no setting hides. So copies of their libraries have
-a breakpoint in its place, and a library that is loaded first answers it. Needs gcc and objdump.
+a breakpoint in its place, and a library that is loaded first answers it. Needs gcc and objdump. The copies
+stay in FOLDER for the next time.
 """
 
 import os
@@ -11,6 +12,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -26,22 +29,29 @@ _SOURCE: Final = Path(__file__).parent / "peers" / "hidden_vnni.c"
 
 def hide_vnni(folder: Path) -> dict[str, str]:
     """Return the variables with which engines find copies of themselves in `folder`, made on first use."""
-    preload, packages = folder / "hidden_vnni.so", folder / "packages"
-    if not preload.exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        packages.mkdir(parents=True)
-        for name, patterns in _ENGINES.items():
-            spec = find_spec(name)
-            if spec is None or spec.origin is None:
-                sys.exit(f"there is no {name} here")
-            shutil.copytree(Path(spec.origin).parent, packages / name)
-            for pattern in patterns:
-                for library in (packages / name).glob(pattern):
-                    _patch(library)
-        command = ["gcc", "-O2", "-shared", "-fPIC", "-o", preload, _SOURCE]
-        subprocess.run(command, check=True)
-    paths = [str(packages), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"LD_PRELOAD": str(preload), "PYTHONPATH": os.pathsep.join(paths)}
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
+        _copy_engines(made)
+        with suppress(OSError):  # another process was faster
+            made.rename(folder)
+        shutil.rmtree(made, ignore_errors=True)
+    paths = [str(folder / "packages"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"LD_PRELOAD": str(folder / "hidden_vnni.so"), "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _copy_engines(folder: Path) -> None:
+    packages = folder / "packages"
+    for name, patterns in _ENGINES.items():
+        spec = find_spec(name)
+        if spec is None or spec.origin is None:
+            continue
+        shutil.copytree(Path(spec.origin).parent, packages / name)
+        for pattern in patterns:
+            for library in (packages / name).glob(pattern):
+                _patch(library)
+    command = ["gcc", "-O2", "-shared", "-fPIC", "-o", folder / "hidden_vnni.so", _SOURCE]
+    subprocess.run(command, check=True)
 
 
 def _patch(library: Path) -> None:
@@ -63,5 +73,5 @@ def _patch(library: Path) -> None:
 
 
 if __name__ == "__main__":
-    for variable, value in hide_vnni(Path(sys.argv[1]).absolute()).items():
-        print(f"{variable}={value}")
+    os.environ.update(hide_vnni(Path(sys.argv[1]).absolute()))
+    os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606  # the caller's command

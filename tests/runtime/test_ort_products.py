@@ -1,5 +1,6 @@
 """8-bit products in onnxruntime against whole numbers, whatever the processor adds them with."""
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest import mock
@@ -182,7 +183,9 @@ def test_products_of_7_bit_weights_are_exact_without_the_slow_kernels() -> None:
 
 
 def test_the_engine_saturates_on_the_instruction_sets_that_lack_vnni() -> None:
-    assert saturates() == (instruction_set() in {"avx512bw", "avx2"})
+    # scripts/test-without-vnni hides it from engines, not from the system.
+    is_hidden = "hidden_vnni" in os.environ.get("LD_PRELOAD", "")
+    assert saturates() == (is_hidden or instruction_set() in {"avx512bw", "avx2"})
 
 
 def test_second_try_without_exact_kernels_leaves_the_standard_error_alone(
