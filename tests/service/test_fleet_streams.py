@@ -210,8 +210,8 @@ def test_full_disk_is_logged_once_and_tried_again(tmp_path: Path, caplog: pytest
     [
         ({"a/b": YARD}, "is no name"),
         ({"": YARD}, "is no name"),
-        ({"yard": {**YARD, "source": "a\nb"}}, "not printable"),
-        ({"yard": {**YARD, "sinks": ("\ud800",)}}, "not printable"),
+        ({"yard": {**YARD, "source": "a\nb"}}, "unprintable characters"),
+        ({"yard": {**YARD, "sinks": ("\ud800",)}}, "unprintable characters"),
         ({f"s{number}": YARD for number in range(17)}, "at most 16"),
         ({"yard": {**YARD, "sinks": ("x" * 9000,)}}, "at most 8192"),
     ],

@@ -97,22 +97,23 @@ def test_crash_of_one_process_leaves_the_connections_of_the_others_alone(service
         assert list(find_pids(service)[:2]) == kept
 
 
-def test_statistics_are_sums_of_all_processes(service: Running) -> None:
-    def count() -> int:
-        return int(statistics(service)["inference_stats"]["success"]["count"])
-
-    before = count()
-    with contextlib.ExitStack() as stack:
-        for client in connect_and_ask(service, stack):
+def test_statistics_are_sums_of_all_processes(maker: PackageMaker, tmp_path: Path) -> None:
+    with running_isolated(maker, tmp_path, processes=2) as service, contextlib.ExitStack() as stack:
+        await_processes(service, 2)
+        clients = connect_and_ask(service, stack)
+        for client in clients:
             for _ in range(10):
                 ask_on(client)
-    asked = before + 11 * CONNECTIONS
-    wait_for(lambda: count() == asked, "the counts of all")
-    lost = find_pids(service)[0]
-    os.kill(lost, signal.SIGKILL)
-    wait_for(lambda: not is_running(lost), "the end of one process")
-    await_processes(service, 3)
-    assert count() == asked
+        stack.close()
+        asked = 11 * CONNECTIONS
+
+        def count() -> int:
+            return int(statistics(service)["inference_stats"]["success"]["count"])
+
+        wait_for(lambda: count() == asked, "the counts of both")
+        os.kill(find_pids(service)[0], signal.SIGKILL)
+        await_processes(service, 2)
+        assert count() == asked
 
 
 def test_swap_of_all_processes_under_load_loses_no_request(

@@ -85,7 +85,7 @@ def test_of_several_models_the_usual_one_is_taken_else_they_are_listed(hub: Path
     ("source", "message"),
     [
         ("hf:acme/other", "`hf download acme/other` puts it there"),
-        ("hf:acme/net@v2", "no revision 'v2'"),
+        ("hf:acme/net@v2", "lacks revision 'v2'"),
         ("hf:acme/net:absent.onnx", "has no 'absent.onnx'"),
         ("hf:acme", "expected hf:OWNER/NAME"),
         ("hf:../net", "expected hf:OWNER/NAME"),
