@@ -46,7 +46,9 @@ class HangingTests:
         self.armed_s = -_REARM_S
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_logstart(self) -> None:
+    def pytest_runtest_protocol(
+        self,
+    ) -> None:  # where the test runs: the process that waits for others has no timer
         if time.monotonic() - self.armed_s >= _REARM_S:
             faulthandler.dump_traceback_later(_HANGS_AFTER_S + _REARM_S, exit=True, file=self.stderr)
             self.armed_s = time.monotonic()
