@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 Test = Callable[..., None]
+_OF_ONE_TEST = {"capfd", "caplog", "capsys", "monkeypatch", "recwarn"}
+"""Fixtures in which a case would find what the one before it left."""
 
 
 def cases(
@@ -24,6 +26,7 @@ def cases(
     arguments = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     table = [dict(zip(arguments, row if len(arguments) > 1 else [row], strict=True)) for row in rows]
     labels = [f"{row}"[:200] for row in table] if ids is None else list(ids)
+    assert len(labels) == len(table) > 0, f"{len(table)} cases, {len(labels)} names of them"
 
     def decorate(test: Test) -> Test:
         def find_failure(number: int, fixtures: Mapping[str, Any], skipped: list[str]) -> str:
@@ -46,6 +49,8 @@ def cases(
 
         signature = inspect.signature(test)
         fixtures = [value for name, value in signature.parameters.items() if name not in arguments]
+        carried = _OF_ONE_TEST & signature.parameters.keys()
+        assert not carried, f"{test.__name__}: {carried} would carry over from case to case"
         run.__signature__ = signature.replace(parameters=fixtures)  # type: ignore[attr-defined]
         return run
 
