@@ -38,6 +38,10 @@ _PRELOADED: Final = (
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _FIRST_FREE: Final = 200  # above the descriptors that a process is given
 _MAX_REQUEST_BYTES: Final = 1 << 17
+_OPTIONS: Final = {
+    *("stdin", "stdout", "stderr", "bufsize", "text", "encoding", "errors"),
+    *("cwd", "env", "pass_fds", "start_new_session"),
+}
 _prctl = ctypes.CDLL(None).prctl
 
 
@@ -62,10 +66,13 @@ class ForkServer:
             _prctl(_PR_SET_CHILD_SUBREAPER, 1)
             try:
                 socket.send_fds(self._channel, [json.dumps(request).encode()], descriptors)
-                return int(self._channel.recv(64))
+                answer = self._channel.recv(64)
             finally:
                 if not self._is_always_parent:
                     _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+        if not answer:
+            raise ChildProcessError("the server of copies has ended; its standard error says why")
+        return int(answer)
 
     def popen(self, arguments: list[str], **options: Any) -> "subprocess.Popen[Any]":
         """Start `[sys.executable, "-m", MODULE, …]` as `subprocess.Popen` would."""
@@ -78,6 +85,8 @@ _Popen: Final = subprocess.Popen
 
 class _ForkedPopen(_Popen):
     def __init__(self, server: ForkServer, arguments: list[str], **options: Any) -> None:
+        if others := options.keys() - _OPTIONS:
+            raise TypeError(f"copies of a process ignore {', '.join(sorted(others))}")
         self._server = server
         super().__init__(arguments, **options)
 
@@ -111,6 +120,7 @@ def runtime_server() -> ForkServer:
 
     def end() -> None:
         near.close()
+        server.kill()  # a process that was forked here may hold the channel open
         server.wait()
 
     atexit.register(end)

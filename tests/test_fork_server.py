@@ -52,3 +52,8 @@ def test_copy_that_is_killed_says_so_to_its_parent():
     assert os.getsid(process.pid) == os.getsid(0)
     process.send_signal(signal.SIGKILL)
     assert process.wait(20) == -signal.SIGKILL
+
+
+def test_option_that_a_copy_would_ignore_is_refused():
+    with pytest.raises(TypeError, match="process_group"):
+        runtime_server().popen([sys.executable, "-m", "this"], process_group=0)
