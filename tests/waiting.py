@@ -11,6 +11,9 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any, AnyStr, BinaryIO
 
+SHARED_S = 3600.0
+"""Limit of a process that the tests of a file share; what hangs is a test, which `tests/conftest.py` ends."""
+
 
 def wait_for(
     condition: Callable[[], Any],

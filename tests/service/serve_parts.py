@@ -115,9 +115,11 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(folder: Path, *arguments: str, installed: bool = False) -> Iterator[Served]:
+def served(
+    folder: Path, *arguments: str, installed: bool = False, limit_s: float = 240.0
+) -> Iterator[Served]:
     service = Served(folder, *arguments, installed=installed)
-    with bounded(service.process):
+    with bounded(service.process, limit_s):
         service.wait_ready()
         yield service
 

@@ -10,6 +10,7 @@ from tests.runtime.conftest import PackageMaker
 from tests.runtime.slot_cases import write_keys
 from tests.service.serve_parts import Served, served
 from tests.service.service_parts import Replies, X, Y, infer_bytes, make_config, running
+from tests.waiting import SHARED_S
 
 from edgekit_runtime.errors import SlotError, TransportError
 from edgekit_runtime.service.http.listeners import SocketFile, listen_unix
@@ -33,7 +34,7 @@ def home(maker: PackageMaker, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def first(home: Path) -> Iterator[Served]:
-    with served(home, installed=True) as service:
+    with served(home, installed=True, limit_s=SHARED_S) as service:
         yield service
 
 

@@ -31,7 +31,7 @@ from tests.service.service_parts import Replies, Running, ask, get_bytes, make_c
 from tests.service.stream_parts import draw_cells, read_lines, write_video
 from tests.service.test_sound_answers import RATE, SECOND, code, write_level_meter
 from tests.service.wiring_parts import load
-from tests.waiting import bounded, is_running, wait_for
+from tests.waiting import SHARED_S, bounded, is_running, wait_for
 
 from edgekit_runtime.cli import main
 from edgekit_runtime.errors import ConfigError
@@ -388,7 +388,7 @@ def process(maker: PackageMaker, tmp_path_factory: pytest.TempPathFactory) -> It
     folder = tmp_path_factory.mktemp("home")
     write_cell_detector(maker, folder / "linear.edgepkg")
     write_keys(folder / "keys")
-    with served(folder) as service:
+    with served(folder, limit_s=SHARED_S) as service:
         yield service
 
 

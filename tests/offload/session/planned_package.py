@@ -132,13 +132,14 @@ def write_planned(folder: Path, *, is_whole: bool = True) -> Path:
 
 
 @contextlib.contextmanager
-def serving(home: Path, folder: Path, *arguments: object) -> Iterator[str]:
+def serving(home: Path, folder: Path, *arguments: object, limit_s: float = 240.0) -> Iterator[str]:
     """Run `edgekit-device serve` with the keys in `folder/keys`; yield its address of TCP.
 
     Args:
         home: folder of its configuration and its Unix socket; first openings are remembered as for all tests.
         folder: of the keys.
         arguments: `--tails` or `--package` and whatever else.
+        limit_s: time after which it is killed.
     """
     environment = {
         **os.environ,
@@ -154,7 +155,7 @@ def serving(home: Path, folder: Path, *arguments: object) -> Iterator[str]:
         text=True,
         env=environment,
     )
-    with bounded(process):
+    with bounded(process, limit_s):
         yield f"127.0.0.1:{wait_ready(process).rsplit(':', 1)[1].strip()}"
 
 

@@ -14,6 +14,7 @@ from tests.offload.session.planned_package import (
     serving,
     write_planned,
 )
+from tests.waiting import SHARED_S
 
 from edgekit_offload.partition.calibrate import SOUND, find_bytes, find_series
 from edgekit_offload.partition.coding import Lattice
@@ -45,7 +46,7 @@ def find_package(folder: Path, kind: str) -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[str]:
     """Address of a service with the tails, which both packages have."""
-    with serving(folder, folder, "--tails", find_package(folder, "planned")) as address:
+    with serving(folder, folder, "--tails", find_package(folder, "planned"), limit_s=SHARED_S) as address:
         yield address
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.offload.session.offload_parts import set_server, wait_until
 from tests.offload.session.planned_package import MARGIN, Array, make_pictures, serving, write_planned
+from tests.waiting import SHARED_S
 
 from edgekit_runtime.cli import main
 from edgekit_runtime.client.client import Client
@@ -47,7 +48,7 @@ class Planned:
 def planned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planned]:
     folder = tmp_path_factory.mktemp("p")
     package = write_planned(folder)
-    with serving(folder, folder, "--tails", package) as server:
+    with serving(folder, folder, "--tails", package, limit_s=SHARED_S) as server:
         yield Planned(folder, package, server)
 
 

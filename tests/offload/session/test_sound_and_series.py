@@ -11,6 +11,7 @@ import pytest
 from tests.offload.onnx_models import branching_model, model_of
 from tests.offload.session.offload_parts import LOCAL
 from tests.offload.session.planned_package import REMOTE, Array, offloading_to, serving
+from tests.waiting import SHARED_S
 
 from edgekit_offload.packaging.submodels import attach_plans
 from edgekit_offload.partition.calibrate import SOUND, find_series
@@ -160,7 +161,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
         for name, upload in list_uploads().items()
     }
     tails = [word for package in packages.values() for word in ("--tails", package)]
-    with serving(folder, folder, *tails) as address:
+    with serving(folder, folder, *tails, limit_s=SHARED_S) as address:
         yield address, folder, packages
 
 
