@@ -21,7 +21,9 @@ from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.assemble import describe_artifacts
 from edgekit_toolkit.packaging.golden_rows import choose_seeds, golden_rows, pack_values
+from edgekit_toolkit.packaging.golden_tensors import golden_outputs
 from edgekit_toolkit.packaging.signing_keys import load_signer
+from edgekit_toolkit.samples.generated import Feeds
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -200,6 +202,21 @@ def test_sigmoid_that_rounds_near_zero_is_right_and_one_that_is_off_is_not() -> 
     allowed = rows.outputs[0].atol[0] + (rows.outputs[0].rtol or (0.0,))[0] * exact
     assert (np.abs(rounded - exact) <= allowed).all()
     assert (np.abs(2 * exact - exact) > allowed)[exact > 5e-7].all()
+
+
+@pytest.mark.parametrize("least", [-22.0, -40.0])
+def test_sigmoids_that_are_all_near_zero_may_round_in_every_row(least: float) -> None:
+    first = {"x": np.linspace(least, -14, 4096, dtype=np.float32).reshape(1, -1)}
+
+    def run(feeds: Feeds) -> list[np.ndarray[Any, np.dtype[Any]]]:
+        return [(1 / (1 + np.exp(-feeds["x"].astype(np.float64)))).astype(np.float32)]
+
+    floats = run(resample(first, 0))
+    rows, _ = golden_rows(run, first, {0: floats}, ["y"], integer=False)
+    (output,), _ = golden_outputs({"y": run(first)[0]}, {"y": run(first)[0]}, integer=False)
+    assert rows is not None
+    assert 2**-22 <= rows.outputs[0].atol[0] < 2**-21
+    assert 2**-22 <= output.atol < 2**-21
 
 
 def test_row_whose_jittered_input_is_refused_is_left_out() -> None:

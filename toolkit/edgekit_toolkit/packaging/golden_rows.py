@@ -128,8 +128,7 @@ def golden_rows(
             # An output of codes holds 0 where a score is less than a code, and float16 few digits there.
             least = max(_LEAST_SCORE, float(np.finfo(values.dtype).smallest_normal))
             least_score = float(values.min(initial=1.0, where=values > least))
-            if not all(_excludes(floats[seed][index]) for seed in outputs_by_seed):
-                least_atol = _SIGMOID_ERROR
+            least_atol = max(sigmoid_error(floats[seed][index]) for seed in outputs_by_seed)
         others = [[jitter[index] for jitter in row] for row in noisy]
         tolerances = [
             _tolerance(value, other, "int8" if integer else "float", least_score, least_atol)
@@ -184,7 +183,7 @@ def _tolerance(
     size = _size(value)
     extent = max(float(np.ptp(value[np.isfinite(value)])), float(size.max()), 1e-6) if size.any() else 1.0
     share = _SHARE[kind] + NOISE_FACTOR * _noise(value, jittered, np.asarray(extent))
-    choices = [(state_tolerance(share * extent), 0.0)]
+    choices = [(state_tolerance(max(share * extent, least_atol)), 0.0)]
     floors = (
         () if least_score is None else (least_score, *(floor for floor in _FLOORS if floor > least_score))
     )
@@ -205,6 +204,11 @@ def _noise(value: NDArray[Any], jittered: Outputs, unit: NDArray[np.float64]) ->
 
 def _holds_scores(value: NDArray[Any]) -> bool:
     return bool(value.dtype.kind == "f" and value.size and value.min() >= 0 and value.max() <= 1 + 1e-6)
+
+
+def sigmoid_error(value: NDArray[Any]) -> float:
+    """Return how far sigmoids may be off in any engine; 0 for values that are none."""
+    return _SIGMOID_ERROR if _holds_scores(value) and not _excludes(value) else 0.0
 
 
 def _excludes(scores: NDArray[Any]) -> bool:
@@ -272,7 +276,8 @@ def _contrasts(outputs: Outputs, reference: Outputs, noisy: Sequence[Outputs]) -
         if value.dtype.kind != "f" or not value.size:
             continue
         least_score = _LEAST_SCORE if _holds_scores(value) else None
-        atol, rtol = _tolerance(value, [other[index] for other in noisy], "int8", least_score)
+        noise = [other[index] for other in noisy]
+        atol, rtol = _tolerance(value, noise, "int8", least_score, sigmoid_error(value))
         allowed = atol + rtol * _size(value)
         every = -(-value.size // _MAX_VALUES)
         contrasts.append((distance(value, reference[index]) / allowed).reshape(-1)[::every])

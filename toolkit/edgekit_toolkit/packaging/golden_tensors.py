@@ -16,7 +16,13 @@ from edgekit_runtime.errors import DataError
 from edgekit_runtime.package.golden import Codes, GoldenInput, GoldenOutput, draw_bytes
 from edgekit_runtime.package.row_sets import AlignedRows, align_rows
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.packaging.golden_rows import NOISE_FACTOR, distance, pack_values, state_tolerance
+from edgekit_toolkit.packaging.golden_rows import (
+    NOISE_FACTOR,
+    distance,
+    pack_values,
+    sigmoid_error,
+    state_tolerance,
+)
 from edgekit_toolkit.samples.generated import Feeds, generate_feeds
 
 Array = NDArray[Any]
@@ -194,7 +200,7 @@ def _atol(value: Array, reference: Array, jittered: Sequence[Array], *, integer:
     scale = max(float(np.ptp(values)), float(np.abs(values).max())) if values.size else 0.0
     apart = float(np.abs(value[finite] - values).max(initial=0.0))
     share = _TOLERANCE["int8" if integer else "float"]
-    own = share * max(scale, 1e-6)
+    own = max(share * max(scale, 1e-6), sigmoid_error(reference))
     noise = max((float(distance(value, other).max()) for other in jittered), default=0.0)
     # A form that is far from float must not get a large tolerance for that, but for what rounding moves.
     atol = own + (max(min(apart, own), NOISE_FACTOR * noise) if integer else 0.0)
