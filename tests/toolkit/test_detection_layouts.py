@@ -142,6 +142,15 @@ def test_logits_of_four_classes_beside_their_probabilities_are_no_boxes(shape: t
     assert find_layout([{"logits": value, "probs": share} for value, share in pairs]) is None
 
 
+def test_box_whose_four_values_sum_to_one_in_an_image_is_a_box() -> None:
+    draw = np.random.default_rng(0)
+    corners = np.sort(draw.random((8, 1, 1, 2, 2)), axis=-2).reshape(8, 1, 1, 4).astype(np.float32)
+    corners[0] = [0.1, 0.2, 0.3, 0.4]
+    scores = draw.uniform(0.5, 1, (8, 1, 1)).astype(np.float32)
+    runs = [{"boxes": box, "scores": score} for box, score in zip(corners, scores, strict=True)]
+    assert find_layout(runs) is not None
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_raw_offsets_are_no_boxes(seed: int) -> None:
     draw = np.random.default_rng(seed)

@@ -279,7 +279,9 @@ def _are_distributions(values: Array) -> bool:
 def _find_apart(runs: Sequence[Outputs], min_rank: int) -> Iterator[DetectionOptions]:
     """Yield the layouts of boxes, scores, classes and their count in outputs of their own."""
     for name, value in runs[0].items():
-        if value.shape[-1:] == (4,) and min_rank <= value.ndim <= 3 and not _are_distributions(value):
+        if value.shape[-1:] != (4,) or not min_rank <= value.ndim <= 3:
+            continue
+        if not all(_are_distributions(run[name]) for run in runs):
             yield from _find_around(runs, name)
 
 
