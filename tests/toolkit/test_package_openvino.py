@@ -6,14 +6,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
-from onnx import numpy_helper
-from tests.toolkit.package_run import mlp, package, read_only, samples, saved, tiny
+from onnx import TensorProto, helper, numpy_helper
+from tests.toolkit.package_run import mlp, package, read_only, samples, saved, tensor, tiny
 
 from edgekit_runtime.package.archive import read_package, write_package
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.selftest import run_selftest
 from edgekit_runtime.trust.trust_store import TrustStore
+from edgekit_toolkit.engines import openvino as engine
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.ort_options import stated_options
 from edgekit_toolkit.packaging.signing_keys import load_signer
@@ -98,6 +100,27 @@ def test_form_in_bfloat16_passes_its_self_test_on_processors_with_and_without_it
             monkeypatch.setattr(openvino, "computes_bfloat16", lambda has=has_bfloat16: has)
             with contextlib.closing(open_session(opened)) as session:
                 assert run_selftest(session, opened).passed
+
+
+@needs_openvino
+def test_bfloat16_is_no_form_where_neither_its_times_nor_its_outputs_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Targets without bfloat16 gain nothing; a class of ArgMax that differs fails their self-test."""
+    monkeypatch.setattr(engine, "computes_bfloat16", lambda: True)
+    classes = mlp(1)
+    classes.graph.node.append(helper.make_node("ArgMax", ["y"], ["class"]))
+    classes.graph.output[0].CopyFrom(tensor("class", [1, 4], TensorProto.INT64))
+
+    def lists_bfloat16(model: onnx.ModelProto, target: str) -> bool:
+        quantizer = engine.SUPPORT.maker.open_quantizer(
+            OnnxModel(model), load_target(target), threads=1, dims={}, feeds=()
+        )
+        return BFLOAT16_ARITHMETIC in quantizer.labels
+
+    assert lists_bfloat16(mlp(1), "x86-64")
+    assert not lists_bfloat16(classes, "x86-64")
+    assert not any(lists_bfloat16(mlp(1), target) for target in ("x86-64-avx2", "rpi5"))
 
 
 @needs_openvino

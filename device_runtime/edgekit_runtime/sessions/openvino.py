@@ -71,18 +71,18 @@ class OpenVinoSession:
         """
         openvino = _import_engine()
         options = options or OpenVinoOptions()
-        in_bfloat16 = options.precision == "bfloat16" and computes_bfloat16()
-        settings = {
-            "INFERENCE_NUM_THREADS": options.threads or count_cores(),
-            "NUM_STREAMS": 1,
-            "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_PRECISION_HINT": "bf16" if in_bfloat16 else "f32",
-            "ENABLE_CPU_PINNING": False,  # several models share the cores
-        }
         self._lock = threading.RLock()
         self._make_tensor = openvino.Tensor
         content = _read(model)
         try:
+            in_bfloat16 = options.precision == "bfloat16" and computes_bfloat16()
+            settings = {
+                "INFERENCE_NUM_THREADS": options.threads or count_cores(),
+                "NUM_STREAMS": 1,
+                "PERFORMANCE_HINT": "LATENCY",
+                "INFERENCE_PRECISION_HINT": "bf16" if in_bfloat16 else "f32",
+                "ENABLE_CPU_PINNING": False,  # several models share the cores
+            }
             core = openvino.Core()
             compiled = core.compile_model(core.read_model(io.BytesIO(content)), "CPU", settings)
             self._request: Any = compiled.create_infer_request()

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import numpy as np
 import onnx
 
 from edgekit_runtime.engines.openvino import OPENVINO
@@ -50,9 +51,18 @@ def _model_of(built: onnx.ModelProto, form: Form) -> OpenVinoModel:
 def _open_quantizer(model: Model, target: Target, *, threads: int, **_conversion: object) -> Quantizer:
     codes = scheme.OPENVINO_7BIT if target.quantization.reduce_range else scheme.OPENVINO
     quantizer = _OpenVinoQuantizer(_floats(model), codes, threads=threads, make=OpenVinoModel)
-    if computes_bfloat16():
+    if _allows_bfloat16(quantizer.model, target):
         quantizer.labels = {**quantizer.labels, forms.BFLOAT16_ARITHMETIC: "bfloat16 arithmetic"}
     return quantizer
+
+
+def _allows_bfloat16(model: OnnxModel, target: Target) -> bool:
+    """Return whether the target may have bfloat16, and passes the self-test where it lacks it.
+
+    Integers, such as the classes of an ArgMax, have no tolerance that would allow float32 instead.
+    """
+    gives_floats = all(np.dtype(spec.dtype).kind == "f" for spec in model.specs()[1])
+    return gives_floats and "avx512" in target.cpu.isa and computes_bfloat16()
 
 
 def _build(model: Model, form: Form, _dims: Mapping[str, int]) -> Model | None:
