@@ -2,7 +2,8 @@
 
 A start of `python -m MODULE` imports for 0.1 to 0.4 s of a processor; a copy begins within milliseconds. It
 is a child of its caller as any other, with its own arguments, environment, descriptors and working folder,
-and its own children begin in the same way. Tests of what a process imports or holds start it by `subprocess`.
+with its caller's limits, umask and signals; its children begin in the same way. Python itself starts what a
+copy could not show, such as another import path. Tests of what a process imports or holds use `subprocess`.
 
     caller        sends a request to its server, which has one thread, as a fork needs
     server        forks a process that forks the copy and ends
@@ -17,17 +18,21 @@ import gc
 import importlib
 import json
 import os
+import resource
 import runpy
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
 import edgekit_runtime
+from edgekit_runtime.system.child_process import child_environment
 
 _PRELOADED: Final = (
     *("edgekit_runtime.cli", "edgekit_runtime.agent.agent", "edgekit_runtime.agent.execution.local_steps"),
@@ -42,20 +47,28 @@ _OPTIONS: Final = {
     *("stdin", "stdout", "stderr", "bufsize", "text", "encoding", "errors"),
     *("cwd", "env", "pass_fds", "start_new_session"),
 }
+# Python and libraries read these while they start.
+_READ_AT_START: Final = ("PYTHON", "LANG", "LC_", "LD_", "MALLOC_", "OMP_", "OPENBLAS_", "MKL_")
+_RESTORED: Final = frozenset((signal.SIGPIPE, signal.SIGXFSZ))  # by `subprocess`
+_LIMITS: Final = tuple(value for name, value in vars(resource).items() if name.startswith("RLIMIT_"))
 _prctl = ctypes.CDLL(None).prctl
 
 
 class ForkServer:
     """A server of copies, and the process that uses it."""
 
-    def __init__(self, channel: socket.socket, *, is_always_parent: bool = False) -> None:
+    def __init__(
+        self, channel: socket.socket, variables: Mapping[str, str], *, is_always_parent: bool = False
+    ) -> None:
         """Use the server at the other end of a channel.
 
         Args:
             channel: of the kind SOCK_SEQPACKET.
+            variables: the environment of a process that would start as the server did.
             is_always_parent: whether all orphans of this process become its children.
         """
         self._channel, self._is_always_parent = channel, is_always_parent
+        self._variables = _read_at_start(variables)
         self._lock = threading.Lock()
         if is_always_parent:
             _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -75,9 +88,15 @@ class ForkServer:
         return int(answer)
 
     def popen(self, arguments: list[str], **options: Any) -> "subprocess.Popen[Any]":
-        """Start `[sys.executable, "-m", MODULE, …]` as `subprocess.Popen` would."""
+        """Start a process as `subprocess.Popen` would; `[sys.executable, "-m", MODULE, …]` as a copy."""
+        variables = os.environ if options.get("env") is None else options["env"]
         is_module = arguments[:2] == [sys.executable, "-m"]
-        return _ForkedPopen(self, arguments, **options) if is_module else _Popen(arguments, **options)
+        is_copy = is_module and _read_at_start(variables) == self._variables
+        return _ForkedPopen(self, arguments, **options) if is_copy else _Popen(arguments, **options)
+
+
+def _read_at_start(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if name.startswith(_READ_AT_START)}
 
 
 _Popen: Final = subprocess.Popen
@@ -102,12 +121,25 @@ class _ForkedPopen(_Popen):
             "environment": dict(os.environ if environment is None else environment),
             "numbers": [0, 1, 2, *passed],
             "own_session": bool(own_session),
+            **_describe_caller(),
         }
         try:
             self.pid = self._server.start(request, [*standard, *passed])
             self._child_created = True
         finally:
             cast("Any", self)._close_pipe_fds(*pipes)
+
+
+def _describe_caller() -> dict[str, Any]:
+    """Return what a process inherits from the thread that starts it."""
+    status = Path("/proc/self/status").read_text()
+    ignored = [number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN]
+    return {
+        "umask": int(status.partition("Umask:")[2].split()[0], 8),
+        "limits": [(kind, resource.getrlimit(kind)) for kind in _LIMITS],
+        "ignored": [*{*ignored} - _RESTORED],
+        "blocked": [*signal.pthread_sigmask(signal.SIG_BLOCK, ())],
+    }
 
 
 @functools.cache
@@ -124,7 +156,7 @@ def runtime_server() -> ForkServer:
         server.wait()
 
     atexit.register(end)
-    return ForkServer(near)
+    return ForkServer(near, variables)
 
 
 def _serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -162,6 +194,7 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> socket.socket | 
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109  # as `-m` does
     near, far = socket.socketpair(type=socket.SOCK_SEQPACKET)
     if not os.fork():
         near.close()
@@ -170,7 +203,14 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> socket.socket | 
                 os.close(number)
         return far
     far.close()
-    subprocess.Popen = ForkServer(near, is_always_parent=True).popen
+    subprocess.Popen = ForkServer(near, child_environment(), is_always_parent=True).popen
+    os.umask(request["umask"])
+    for kind, limits in request["limits"]:
+        if tuple(limits) != resource.getrlimit(kind):
+            resource.setrlimit(kind, tuple(limits))
+    for number in request["ignored"]:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
     return None
 
 

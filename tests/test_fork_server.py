@@ -1,15 +1,31 @@
 """A copy of a process behaves as one that Python starts."""
 
+import json
 import os
+import resource
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.fork_server import runtime_server
+from tests.service.serve_parts import environment
 
-SHOW = "import os, sys; print(os.getcwd(), os.environ['HOME'], sys.argv, len(os.listdir('/proc/self/fd')))"
+SHOW = """
+import json, os, pathlib, resource, sys
+status = dict(line.split(":\t") for line in pathlib.Path("/proc/self/status").read_text().splitlines())
+print(json.dumps({
+    **{name: status[name].strip() for name in ("Umask", "SigIgn", "SigBlk", "NoNewPrivs", "CapEff")},
+    "limits": pathlib.Path("/proc/self/limits").read_text(),
+    "cgroup": pathlib.Path("/proc/self/cgroup").read_text(),
+    "folder": os.getcwd(), "variables": dict(os.environ), "niceness": os.nice(0),
+    "streams": [os.readlink(f"/proc/self/fd/{number}") for number in (0, 2)],
+    "import path": sys.path, "arguments": sys.argv, "__name__": __name__,
+    "descriptors": len(os.listdir("/proc/self/fd")),
+}))
+"""
 COMMANDS = {
     "an output": (("edgekit_runtime.cli", "--version"), ""),
     "an exit code": (("edgekit_runtime.cli", "pin", "--no-such-option"), ""),
@@ -24,11 +40,42 @@ def test_copy_ends_as_the_process_whose_copy_it_is(command, text):
     assert started == copied
 
 
-def test_copy_has_its_own_folder_and_variables_and_no_descriptors_of_others(tmp_path):
-    options = {"cwd": tmp_path, "env": {**os.environ, "HOME": "/of-this-test"}}
-    code, output = run(runtime_server().popen, ("code", "-q"), SHOW, **options)
-    assert (code, f"{tmp_path} /of-this-test" in output) == (0, True)
-    assert int(output.replace(">>>", "").split()[-1]) <= 5  # its own three, its server, and the list's
+def test_copy_has_what_a_process_has_that_python_starts(tmp_path):
+    (tmp_path / "shown.py").write_text(SHOW)
+    runtime_server()  # which began before the limits, the umask and the signals that follow
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    umask, ignored = os.umask(0o027), signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 7, hard))
+    try:
+        started, copied = (
+            json.loads(run(popen, ("shown", "a", "--b"), "", cwd=tmp_path, env=environment(tmp_path))[1])
+            for popen in (subprocess.Popen, runtime_server().popen)
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        signal.signal(signal.SIGHUP, ignored)
+        os.umask(umask)
+    copied["descriptors"] -= 1  # that of its server
+    for shown in (started, copied):
+        shown["streams"][0] = shown["streams"][0].partition(":")[0]  # a pipe of its own
+    assert copied == {**started, "variables": copied["variables"]}
+    assert copied["variables"].items() >= started["variables"].items()
+
+
+OTHERS = {
+    "an import path": {"env": {**os.environ, "PYTHONPATH": "/elsewhere"}},
+    "a setting of Python": {"env": {**environment(Path("/h")), "PYTHONHASHSEED": "1"}},
+    "a setting of a library": {"env": {**environment(Path("/h")), "OPENBLAS_NUM_THREADS": "3"}},
+}
+
+
+@pytest.mark.parametrize("options", OTHERS.values(), ids=OTHERS)
+def test_start_that_a_copy_could_not_show_is_that_of_python(options):
+    process = runtime_server().popen([sys.executable, "-m", "json.tool"], stdin=subprocess.DEVNULL, **options)
+    assert process.wait(60) == 1
+    assert type(process) is subprocess.Popen
 
 
 def run(popen, command, text, **options):
@@ -38,7 +85,7 @@ def run(popen, command, text, **options):
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        **options,
+        **{"env": environment(Path("/h")), **options},
     )
     output, _ = process.communicate(text)
     return process.returncode, output
@@ -46,8 +93,11 @@ def run(popen, command, text, **options):
 
 def test_copy_that_is_killed_says_so_to_its_parent():
     process = runtime_server().popen(
-        [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "0"], stderr=subprocess.DEVNULL
+        [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "0"],
+        stderr=subprocess.DEVNULL,
+        env=environment(Path("/h")),
     )
+    assert type(process) is not subprocess.Popen
     assert process.poll() is None
     assert os.getsid(process.pid) == os.getsid(0)
     process.send_signal(signal.SIGKILL)
@@ -56,4 +106,4 @@ def test_copy_that_is_killed_says_so_to_its_parent():
 
 def test_option_that_a_copy_would_ignore_is_refused():
     with pytest.raises(TypeError, match="process_group"):
-        runtime_server().popen([sys.executable, "-m", "this"], process_group=0)
+        runtime_server().popen([sys.executable, "-m", "this"], env=environment(Path("/h")), process_group=0)

@@ -15,6 +15,7 @@ from typing import Any
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from tests.fork_server import runtime_server
 from tests.waiting import bounded
 
 import edgekit_runtime
@@ -62,16 +63,21 @@ class Served:
         *arguments: str,
         command: Sequence[str] = ("-m", "edgekit_runtime.cli"),
         installed: bool = False,
+        is_copy: bool = True,
         **started: Any,
     ) -> None:
-        """Start it with the package in `folder`, or with what is installed in the state folder there."""
+        """Start it with the package in `folder`, or with what is installed in the state folder there.
+
+        It is a copy of a process that has imported it, or Python starts, see `tests.fork_server`.
+        """
         self.socket_path = folder / "serve.sock"
         stated = ["--unix-socket", str(self.socket_path), "--port", "0"]
         if installed:
             install(folder)
         else:
             stated += ["--package", str(folder / "linear.edgepkg")]
-        self.process = subprocess.Popen(
+        popen = runtime_server().popen if is_copy else subprocess.Popen
+        self.process = popen(
             [sys.executable, *command, "serve", *stated, *arguments],
             stderr=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -116,9 +122,13 @@ class Served:
 
 @contextlib.contextmanager
 def served(
-    folder: Path, *arguments: str, installed: bool = False, limit_s: float = 240.0
+    folder: Path,
+    *arguments: str,
+    installed: bool = False,
+    is_copy: bool = True,
+    limit_s: float = 240.0,
 ) -> Iterator[Served]:
-    service = Served(folder, *arguments, installed=installed)
+    service = Served(folder, *arguments, installed=installed, is_copy=is_copy)
     with bounded(service.process, limit_s):
         service.wait_ready()
         yield service

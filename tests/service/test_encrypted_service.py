@@ -42,7 +42,7 @@ def test_disk_holds_no_weights_after_install_serve_crash_and_rollback(
         assert find_plaintext(folder, secret) == []
 
     config = ("--config", str(folder / "serve.toml"))
-    with served(folder, *config, installed=True) as service:
+    with served(folder, *config, installed=True, is_copy=False) as service:
         assert ask(service.socket_path) == "1.0.0"
         assert_no_dumps(service.process.pid)
         check()

@@ -32,7 +32,7 @@ def test_idle_connections_cost_little_and_hold_nobody_up(folder: Path) -> None:
         print(f"only {count} connections: the limit of descriptors is {hard}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
-        with served(folder) as service, contextlib.ExitStack() as stack:
+        with served(folder, is_copy=False) as service, contextlib.ExitStack() as stack:
             path = str(service.socket_path)
 
             def connect() -> socket.socket:

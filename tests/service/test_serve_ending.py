@@ -57,7 +57,7 @@ def test_signal_ends_the_service_in_order(folder: Path, number: int) -> None:
     def allow() -> None:  # whoever runs the tests may ignore SIGHUP
         signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
 
-    service = Served(folder, "--isolate", "linear", preexec_fn=allow)
+    service = Served(folder, "--isolate", "linear", is_copy=False, preexec_fn=allow)
     with bounded(service.process):
         service.wait_ready()
         code, printed = service.end(number)
@@ -69,7 +69,7 @@ def test_service_under_nohup_outlives_sighup(folder: Path) -> None:
     def ignore() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
-    service = Served(folder, preexec_fn=ignore)
+    service = Served(folder, is_copy=False, preexec_fn=ignore)
     with bounded(service.process), Client(str(service.socket_path)) as client:
         service.wait_ready()
         service.process.send_signal(signal.SIGHUP)

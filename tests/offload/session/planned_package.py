@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.fork_server import runtime_server
 from tests.offload.onnx_models import model_of
 from tests.offload.session.offload_parts import LOCAL, set_server, wait_until
 from tests.service.serve_parts import wait_ready
@@ -148,7 +149,7 @@ def serving(home: Path, folder: Path, *arguments: object, limit_s: float = 240.0
         "PYTHONPATH": str(Path(edgekit_runtime.__file__).parents[1]),
     }
     stated = ["--unix-socket", str(home / "s.sock"), "--port", "0", "--keys", str(folder / "keys")]
-    process = subprocess.Popen(
+    process = runtime_server().popen(
         [sys.executable, "-m", "edgekit_runtime.cli", "serve", *stated, *map(str, arguments)],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
