@@ -25,7 +25,7 @@ def run(model: onnx.ModelProto) -> onnx.ModelProto:
 def _write(graph: onnx.GraphProto) -> bool:
     index = GraphIndex(graph)
     for gate in graph.node:
-        if gate.op_type != "HardSigmoid" or not _is_of_swish(gate):
+        if gate.domain or gate.op_type != "HardSigmoid" or not _is_of_swish(gate):
             continue
         source, (output,) = gate.input[0], gate.output
         for product in index.consumers(output):
