@@ -51,6 +51,9 @@ _OPTIONS: Final = {
 _READ_AT_START: Final = ("PYTHON", "LANG", "LC_", "LD_", "MALLOC_", "OMP_", "OPENBLAS_", "MKL_")
 _RESTORED: Final = frozenset((signal.SIGPIPE, signal.SIGXFSZ))  # by `subprocess`
 _LIMITS: Final = tuple(value for name, value in vars(resource).items() if name.startswith("RLIMIT_"))
+_ENVIRONMENT: Final = dict(
+    os.environ
+)  # of this process while no test has changed it: all its tests share a server
 _prctl = ctypes.CDLL(None).prctl
 
 
@@ -146,7 +149,7 @@ def _describe_caller() -> dict[str, Any]:
 def runtime_server() -> ForkServer:
     """Return the server of this process, whose copies find no modules of ours but the runtime."""
     near, far = socket.socketpair(type=socket.SOCK_SEQPACKET)
-    variables = {**os.environ, "PYTHONPATH": str(Path(edgekit_runtime.__file__).parents[1])}
+    variables = {**_ENVIRONMENT, "PYTHONPATH": str(Path(edgekit_runtime.__file__).parents[1])}
     with far:
         server = _Popen([sys.executable, __file__, str(far.fileno())], env=variables, pass_fds=[far.fileno()])
 

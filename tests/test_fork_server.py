@@ -78,6 +78,25 @@ def test_start_that_a_copy_could_not_show_is_that_of_python(options):
     assert type(process) is subprocess.Popen
 
 
+def test_server_has_the_environment_from_before_the_tests():
+    text = """
+import os, sys
+from tests.fork_server import runtime_server
+from tests.service.serve_parts import environment
+from pathlib import Path
+os.environ["MALLOC_ARENA_MAX"] = "1"
+runtime_server()
+del os.environ["MALLOC_ARENA_MAX"]
+process = runtime_server().popen([sys.executable, "-m", "json.tool", "--help"], env=environment(Path("/h")))
+print(type(process).__name__, process.wait(60))
+"""
+    paths = os.pathsep.join(filter(None, sys.path))
+    ran = subprocess.run(
+        [sys.executable, "-c", text], check=True, env={**os.environ, "PYTHONPATH": paths}, capture_output=True
+    )
+    assert ran.stdout.split()[-2:] == [b"_ForkedPopen", b"0"], ran.stderr
+
+
 def run(popen, command, text, **options):
     process = popen(
         [sys.executable, "-m", *command],
