@@ -26,16 +26,19 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     server.add_argument("--token-file", metavar="FILE", help="file with the token of the server")
     server.add_argument("--ca-file", metavar="FILE", help="PEM file of the authority of its certificate")
     server.add_argument(
-        "--insecure", action="store_true",
+        "--insecure",
+        action="store_true",
         help="allow plain HTTP to another machine: everybody on the way can read the application's data, and"
         " answer with wrong numbers; a token is never sent so",
-    )  # fmt: skip
+    )
     server.add_argument("--prefer", choices=("latency", "energy"), help="(default: as the package says)")
     server.add_argument("--deadline", type=seconds, metavar="S", help="latency that is good enough")
     server.add_argument(
-        "--probe-limit", type=_megabytes, metavar="MB",
+        "--probe-limit",
+        type=_megabytes,
+        metavar="MB",
         help="what probes of a metered link may take an hour; 0 for no probes (default: no limit)",
-    )  # fmt: skip
+    )
     server.add_argument("--plan", metavar="NAME", help="always run this plan, to debug it (default: choose)")
     server.add_argument("--json", action="store_true", help="print one JSON object")
     server.set_defaults(run=run_server)

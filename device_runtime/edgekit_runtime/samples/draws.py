@@ -218,7 +218,7 @@ class Draws:
         self._begin = self.countdown
 
     def draw(self, now_s: float) -> Draw:
-        """Return which lines drew the request at which `countdown` reached 0, and count down anew."""
+        """Return the lines that drew the request at which `countdown` reached 0; start the next countdown."""
         per_s = (self._requests + 1) / max(self._seconds, 1e-3)
         hits: list[bool] = []
         for index, line in enumerate(self.lines):

@@ -24,74 +24,140 @@ _NO_PACKAGE: Final = (
 @click.command("plan")
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option(
-    "--device", required=True, metavar="PROFILE|MACHINE",
+    "--device",
+    required=True,
+    metavar="PROFILE|MACHINE",
     help="A profile of `edgekit offload profile`, or a machine to profile now: local, local@20%, ssh:HOST.",
-)  # fmt: skip
+)
 @click.option(
-    "--server", required=True, metavar="PROFILE|MACHINE|URL",
+    "--server",
+    required=True,
+    metavar="PROFILE|MACHINE|URL",
     help="The server, likewise; or http(s)://HOST:PORT, where the whole model is served under its name.",
-)  # fmt: skip
+)
 @click.option("--token-file", type=click.Path(path_type=Path), help="Holds the token of the server at URL.")
 @click.option("--ca-file", metavar="PEM", help="Authority that signed the certificate of the server at URL.")
 @insecure_option
 @click.option(
-    "--bandwidth", default="1..100", show_default=True, metavar="MBIT/S",
+    "--bandwidth",
+    default="1..100",
+    show_default=True,
+    metavar="MBIT/S",
     help="Range A..B in logarithmic steps, or values such as 2,10,50.",
-)  # fmt: skip
+)
 @click.option("--rtt", default="20", show_default=True, metavar="MS", help="Round trips, such as 5,20,80.")
 @click.option(
-    "--samples", type=click.Path(path_type=Path),
-    help="Samples as `edgekit package` takes them: the sent bytes and the loss by codings"
+    "--samples",
+    type=click.Path(path_type=Path),
+    help="Samples as `edgekit package` takes them. The sent bytes and the loss by codings"
     " depend on them: int8 is offered from 16 samples on, lossier codings from"
     " 100.  [default: the golden inputs of a package, or made up; then only what is exact is offered]",
-)  # fmt: skip
+)
 @click.option(
-    "--objective", type=click.Choice([*OBJECTIVES]), default="latency",
-    show_default=True, help="What is best; capacity: the most devices for a server within --latency-limit.",
-)  # fmt: skip
-@click.option("--latency-limit", type=NumberRange(min=0, min_open=True), metavar="MS",
-              help="Limit for 99 % of requests (--objective capacity), or for one (energy).")  # fmt: skip
-@click.option("--requests-per-s", type=NumberRange(min=0, min_open=True), default=1.0, show_default=True,
-              help="Requests of each device, for --objective capacity.")  # fmt: skip
+    "--objective",
+    type=click.Choice([*OBJECTIVES]),
+    default="latency",
+    show_default=True,
+    help="What is best; capacity: the most devices for a server within --latency-limit.",
+)
 @click.option(
-    "--power", metavar="COMPUTE,RADIO",
+    "--latency-limit",
+    type=NumberRange(min=0, min_open=True),
+    metavar="MS",
+    help="Limit for 99 % of requests (--objective capacity), or for one (energy).",
+)
+@click.option(
+    "--requests-per-s",
+    type=NumberRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Requests of each device, for --objective capacity.",
+)
+@click.option(
+    "--power",
+    metavar="COMPUTE,RADIO",
     help="Watts above idle while the device computes, and while its radio is on, for --objective energy.",
-)  # fmt: skip
+)
 @click.option(
-    "--keep-on-device", multiple=True, metavar="TENSOR|input",
+    "--keep-on-device",
+    multiple=True,
+    metavar="TENSOR|input",
     help="A tensor that must not be sent, nor another form of it (moved, recoded, scaled). That is residency,"
     " not secrecy: what is sent may reveal it.",
-)  # fmt: skip
-@click.option("--max-leak", type=NumberRange(), metavar="DB",
-              help="Refuse candidates whose measured leakage (PSNR, a lower bound) is higher; needs 1,000"
-              " samples.")  # fmt: skip
-@click.option("--max-loss", default="0.1%", show_default=True, metavar="PERCENT",
-              help="Share of the answers that a coding may make wrong, estimated on samples, with a standard"
-              " error. 100% also admits an unknown share.")  # fmt: skip
-@click.option("--classes", multiple=True, metavar="OUTPUT",
-              help="An output with scores of classes, which shows what a coding changes."
-              "  [default: the package's, and outputs of probabilities]")  # fmt: skip
-@click.option("--sample-rate", type=NumberRange(min=0, min_open=True), metavar="HZ",
-              help="Sample rate of sound, for Opus.  [default: that of the package's preprocessing, or"
-              " 16000]")  # fmt: skip
-@click.option("--cascade", metavar="SMALL_MODEL", type=click.Path(path_type=Path),
-              help="A small classifier for the device: it answers where it is sure.")  # fmt: skip
-@click.option("--agreement", type=NumberRange(0, 1, min_open=True, max_open=True), default=0.95,
-              show_default=True, help="Share of answers of a cascade that must be MODEL's.")  # fmt: skip
+)
+@click.option(
+    "--max-leak",
+    type=NumberRange(),
+    metavar="DB",
+    help="Refuse candidates whose measured leakage (PSNR, a lower bound) is higher; needs 1,000 samples.",
+)
+@click.option(
+    "--max-loss",
+    default="0.1%",
+    show_default=True,
+    metavar="PERCENT",
+    help="Share of the answers that a coding may make wrong, estimated on samples, with a standard"
+    " error. 100% also admits an unknown share.",
+)
+@click.option(
+    "--classes",
+    multiple=True,
+    metavar="OUTPUT",
+    help="An output with scores of classes, which shows what a coding changes."
+    "  [default: the package's, and outputs of probabilities]",
+)
+@click.option(
+    "--sample-rate",
+    type=NumberRange(min=0, min_open=True),
+    metavar="HZ",
+    help="Sample rate of sound, for Opus.  [default: that of the package's preprocessing, or 16000]",
+)
+@click.option(
+    "--cascade",
+    metavar="SMALL_MODEL",
+    type=click.Path(path_type=Path),
+    help="A small classifier for the device: it answers where it is sure.",
+)
+@click.option(
+    "--agreement",
+    type=NumberRange(0, 1, min_open=True, max_open=True),
+    default=0.95,
+    show_default=True,
+    help="Share of answers of a cascade that must be MODEL's.",
+)
 @click.option("--memory", metavar="SIZE", help="Limit of weights and activations on the device: 64MB.")
 @click.option("--weights", metavar="SIZE", help="Limit of the weights alone on the device: 8MB.")
-@click.option("--tiers", type=click.IntRange(2, 3), default=2, show_default=True,
-              help="3: a machine at the edge between device and server.")  # fmt: skip
-@click.option("--edge", metavar="PROFILE|MACHINE", help="The machine at the edge, for --tiers 3.")
-@click.option("--edge-link", default="100@10", show_default=True, metavar="MBIT/S@MS",
-              help="Link from edge to server, for --tiers 3.")  # fmt: skip
 @click.option(
-    "--output", "-o", type=click.Path(path_type=Path), default=Path("plans"), show_default=True,
+    "--tiers",
+    type=click.IntRange(2, 3),
+    default=2,
+    show_default=True,
+    help="3: a machine at the edge between device and server.",
+)
+@click.option("--edge", metavar="PROFILE|MACHINE", help="The machine at the edge, for --tiers 3.")
+@click.option(
+    "--edge-link",
+    default="100@10",
+    show_default=True,
+    metavar="MBIT/S@MS",
+    help="Link from edge to server, for --tiers 3.",
+)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    default=Path("plans"),
+    show_default=True,
     help="Folder for the plan as HTML and JSON, and for the package that carries it.",
-)  # fmt: skip
+)
 @click.option("--key", default="default", show_default=True, help="Signing key of `edgekit keys`.")
-@click.option("--seconds", type=NumberRange(min=0.1), default=10.0, show_default=True,
-              help="Time limit of a measurement; it ends at a standard error of 1 %.")  # fmt: skip
+@click.option(
+    "--seconds",
+    type=NumberRange(min=0.1),
+    default=10.0,
+    show_default=True,
+    help="Time limit of a measurement; it ends at a standard error of 1 %.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def command(model: Path, *, output: Path, as_json: bool, key: str, **options: Any) -> None:
     """Compare every way to run MODEL (.onnx or .edgepkg) between a device and a server.

@@ -32,9 +32,13 @@ def print_plan(result: PlanningResult, console: Console, written: Sequence[Path]
     count = len(result.bandwidths_mbit_s)
     columns = sorted({round(n * (count - 1) / max(_COLUMNS - 1, 1)) for n in range(_COLUMNS)})
     head = (
-        "candidate", "sends", "device", "server",
-        *(f"at {result.bandwidths_mbit_s[column]:.3g}" for column in columns), "times",
-    )  # fmt: skip
+        "candidate",
+        "sends",
+        "device",
+        "server",
+        *(f"at {result.bandwidths_mbit_s[column]:.3g}" for column in columns),
+        "times",
+    )
     rows = [head, *(_row(candidate, row, columns) for candidate in result.candidates)]
     title = f"Candidates: ms on device and server; {result.unit} at some Mbit/s, RTT {rtt_ms:g} ms"
     title += (
@@ -70,11 +74,13 @@ def _row(candidate: Candidate, row: int, columns: Sequence[int]) -> tuple[str, .
     costs = candidate.plan.costs
     scores = (candidate.score[row][column] for column in columns)
     return (
-        candidate.name, size(costs.upload_bytes),
-        f"{costs.device_s * 1e3:.3g}", f"{costs.server_s * 1e3:.3g}",
+        candidate.name,
+        size(costs.upload_bytes),
+        f"{costs.device_s * 1e3:.3g}",
+        f"{costs.server_s * 1e3:.3g}",
         *("-" if score >= NEVER else f"{score:.4g}" for score in scores),
         f"{candidate.label}, lossy" if candidate.is_over_loss else candidate.label,
-    )  # fmt: skip
+    )
 
 
 def _effects(candidate: Candidate, samples: int) -> tuple[str, str]:

@@ -29,17 +29,24 @@ _UNSTEADY = 0.25  # distance of the quartiles, as a share of the median
 @click.command("profile")
 @click.argument("file", metavar="MODEL|PACKAGE", type=click.Path(path_type=Path))
 @click.option(
-    "--on", "on", metavar="MACHINE", default="local", show_default=True,
+    "--on",
+    "on",
+    metavar="MACHINE",
+    default="local",
+    show_default=True,
     help="Measure here: 'local', 'local@20%' (slowed down, needs root), or 'ssh:HOST'.",
-)  # fmt: skip
+)
 @click.option("--server", metavar="URL", help="Measure the link from here to this server as well.")
 @click.option("--token-file", type=click.Path(path_type=Path), help="Holds the server's token.")
 @click.option("--ca-file", metavar="PEM", help="Authority that signed the server's certificate.")
 @insecure_option
 @click.option(
-    "--seconds", type=NumberRange(0.1, 3600), default=10.0, show_default=True,
+    "--seconds",
+    type=NumberRange(0.1, 3600),
+    default=10.0,
+    show_default=True,
     help="Time limit of a measurement; it ends at a standard error of 1 %.",
-)  # fmt: skip
+)
 @click.option(
     "--output", type=click.Path(path_type=Path), help="Write here.  [default: NAME.MACHINE.profile.json]"
 )

@@ -24,10 +24,13 @@ _SUFFIX = ".edgepkg"
 @click.command("serve")
 @click.argument("packages", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
-    "--whole", multiple=True, metavar="PACKAGE", type=click.Path(path_type=Path),
+    "--whole",
+    multiple=True,
+    metavar="PACKAGE",
+    type=click.Path(path_type=Path),
     help="On a machine in the middle: a package to serve whole, in place of a tail of the same name. Its"
     " session goes on to the server that `edgekit-device offload server` set here.",
-)  # fmt: skip
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535), help="TCP port.")
 @click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate, a PEM file.")

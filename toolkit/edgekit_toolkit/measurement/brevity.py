@@ -16,7 +16,7 @@ _HOST_S: Final = 0.1
 
 
 def is_brief(kind: Literal["times", "memory", "races"]) -> bool:
-    """Return whether measurements of this kind are brief; brief races of forms are none."""
+    """Return whether measurements of this kind are brief. Brief `races` leave out the race between forms."""
     return kind in os.environ.get(VARIABLE, "").split(",")
 
 

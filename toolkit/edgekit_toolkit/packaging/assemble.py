@@ -313,7 +313,7 @@ def _backend(recipe: Recipe, path: str, model: Model) -> BackendChoice:
 
 
 def package_file(assembled: PackageDraft, sign: Sign) -> bytes:
-    """Return the package file."""
+    """Return the signed archive of a draft."""
     manifest = assembled.manifest.to_bytes()
     statement = Statement("manifest.json", hashlib.sha256(manifest).hexdigest(), PACKAGE_PREDICATE_TYPE, {})
     head = [("manifest.json", manifest), ("signature.dsse.json", sign(statement.to_bytes()))]
