@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 # Before numpy is imported: threads of BLAS wait in a busy loop, which takes the processor from other tests.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -71,6 +71,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=long)
     counts = Counter(item.path for item in items)
     items.sort(key=lambda item: counts[item.path])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def same_environment() -> Iterator[None]:
+    """Leave the next file the environment from before this one; cv2 adds to it when it is imported."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.hookimpl(wrapper=True)

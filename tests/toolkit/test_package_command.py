@@ -205,9 +205,8 @@ def test_without_data_everything_warns(tmp_path: Path) -> None:
     outcome = package(model, tmp_path / "out")
     assert outcome.code == 0
     page = next((tmp_path / "out").glob("*.html")).read_text(encoding="utf-8")
-    (warning,) = (
-        text for text in package(model, tmp_path / "out", "--json").json["warnings"] if "NO DATA" in text
-    )
+    report = json.loads(next((tmp_path / "out").glob("*.report.json")).read_text(encoding="utf-8"))
+    (warning,) = (text for text in report["warnings"] if "NO DATA" in text)
     assert "--calibration and --eval" in warning
     assert warning in page
     assert " ".join(warning.split()) in " ".join(outcome.stdout.split())
