@@ -13,7 +13,8 @@ from edgekit_fleet.simulation.behaviour import DeviceBehaviour, VersionBehaviour
 from edgekit_fleet.simulation.enrolment import add_simulated_release, enrol_simulated, read_access
 from edgekit_fleet.simulation.simulated_fleet import SimulatedFleet
 
-NAMES = tuple(f"sim-{number:02}" for number in range(50))
+ALL_NAMES = tuple(f"sim-{number:02}" for number in range(50))  # in the long run
+NAMES = ALL_NAMES[:24]
 FAST = DeviceBehaviour(install_s=0.05, confirm_s=0.1, figures_s=1.0, requests_per_s=100.0)
 LIMIT_S = 120.0
 OPTIONS = {"soak_s": 1.0, "patience_s": 5.0}
@@ -55,13 +56,13 @@ def runs(version):
 def test_rollout_reaches_all_devices_over_mqtt_5_and_3_1_1_and_after_a_cut(site):
     old_protocol = {NAMES[0]: replace(FAST, is_mqtt5=False), NAMES[1]: replace(FAST, loss=0.1)}
     with site.simulate(behaviours=old_protocol) as devices:
-        devices.wait_until(lambda device: device.is_online, LIMIT_S, devices=49)
-        late = NAMES[10:20]
+        devices.wait_until(lambda device: device.is_online, LIMIT_S, devices=23)
+        late = NAMES[6:12]
         devices.cut(late)
         site.roll_out("1.0.0", waves="50%,100%")
-        devices.wait_until(runs("1.0.0"), LIMIT_S, devices=25)
+        devices.wait_until(runs("1.0.0"), LIMIT_S, devices=12)
         devices.restore(late, within_s=0.5)
-        devices.reboot(NAMES[30:35])
+        devices.reboot(NAMES[15:18])
         devices.wait_until(lambda device: runs("1.0.0")(device) and device.status == "converged", LIMIT_S)
         assert devices.count(lambda device: device.counts.refused) == 0
 
@@ -70,29 +71,30 @@ def test_devices_that_reboot_before_a_version_is_confirmed_confirm_it_later(site
     slow = dict.fromkeys(NAMES, replace(FAST, confirm_s=1.0, boot_s=3.0))
     with site.simulate(behaviours=slow) as devices:
         devices.wait_until(lambda device: device.is_online, LIMIT_S)
-        site.roll_out("1.0.0", waves="100%", minimum=50)
+        site.roll_out("1.0.0", waves="100%", minimum=24)
         devices.wait_until(
             lambda device: any(model.served for model in device.slots.view().values()), LIMIT_S
         )
-        devices.reboot(NAMES[:20])
+        devices.reboot(NAMES[:10])
         devices.wait_until(lambda device: device.is_online and device.status == "converged", LIMIT_S)
 
 
 def test_version_that_crashes_stops_early_and_all_are_back_on_the_old_one(site):
     versions = {"2.0.0": VersionBehaviour(crashes=1.0)}
     with site.simulate(versions=versions) as devices:
-        first = site.roll_out("1.0.0", waves="100%", minimum=50)
+        first = site.roll_out("1.0.0", waves="100%", minimum=24)
         devices.wait_until(runs("1.0.0"), LIMIT_S)
         wait_for(lambda: site.state(first) == "succeeded", "the good release")
         second = site.roll_out("2.0.0")
         wait_for(lambda: site.state(second) == "aborted", "the stop")
         devices.wait_until(lambda device: runs("1.0.0")(device) and device.status == "converged", 10)
         members = find_rollout(site.fleet.store, second).members
-        assert 50 - members["waiting"] <= 12
+        assert len(NAMES) - members["waiting"] <= 12
 
 
 @pytest.mark.long
-def test_slow_version_stops_at_the_first_devices(site):
+def test_slow_version_stops_at_the_first_devices(fleet, tmp_path):
+    site = Site(fleet, tmp_path / "simulated", ALL_NAMES)
     with site.simulate(versions={"2.0.0": VersionBehaviour(latency=2.0)}) as devices:
         first = site.roll_out("1.0.0", waves="100%", minimum=50)
         wait_for(lambda: site.state(first) == "succeeded", "the good release")
@@ -107,8 +109,8 @@ def test_slow_version_stops_at_the_first_devices(site):
 def test_lying_clock_shows_as_stale_and_keeps_the_model(site):
     liar = replace(FAST, clock_s=10 * 365 * 86_400.0)
     with site.simulate(behaviours={NAMES[0]: liar}) as devices:
-        site.roll_out("1.0.0", waves="100%", minimum=50)
-        devices.wait_until(runs("1.0.0"), LIMIT_S, devices=49)
+        site.roll_out("1.0.0", waves="100%", minimum=24)
+        devices.wait_until(runs("1.0.0"), LIMIT_S, devices=23)
         assert devices.devices[NAMES[0]].status == "stale"
 
 

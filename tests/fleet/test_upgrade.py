@@ -153,7 +153,7 @@ def write_until(older, stop, problems):
 def test_version_before_writes_on_while_the_tables_change(postgresql, next_version):
     with new_database(postgresql) as url:
         older = OlderVersion(url)
-        for _ in range(50):
+        for _ in range(10):
             older.write()
         stop, problems = threading.Event(), Counter()
         writer = threading.Thread(target=write_until, args=(older, stop, problems))
@@ -163,12 +163,12 @@ def test_version_before_writes_on_while_the_tables_change(postgresql, next_versi
                 migrate(store.engine, next_version)
                 after = older.written
                 for _ in itertools.takewhile(lambda _: writer.is_alive(), range(200)):
-                    if older.written >= after + 20:
+                    if older.written >= after + 10:
                         break
                     stop.wait(0.1)
                 stop.set()
                 writer.join(20)
-                assert older.written >= after + 20, problems
+                assert older.written >= after + 10, problems
                 assert set(problems) <= {"LockNotAvailable", "DeadlockDetected"}
                 check(store, older)
         finally:

@@ -93,7 +93,8 @@ class Hostile:
     def __init__(self, seed: int, known: dict[str, list[str]]) -> None:
         self._draw = random.Random(seed)
         self._known = known
-        self._schemas = make_document()["components"]["schemas"]
+        document = make_document()
+        self._schemas, self._paths = document["components"]["schemas"], document["paths"]
 
     def text(self, name: str = "") -> str:
         draw = self._draw
@@ -158,7 +159,7 @@ class Hostile:
             text = self.text(name).replace("/", "\\").encode("utf-8", "replace").decode() or "x"
             path = path.replace(f"{{{name}}}", text)
         pairs = []
-        fields = make_query_names(endpoint) if endpoint.method != "POST" else ["x"]
+        fields = self._list_query_names(endpoint) if endpoint.method != "POST" else ["x"]
         for _ in range(draw.choice((0, 0, 1, 1, 2, 5))):
             name = draw.choice(fields) if fields and draw.random() < 0.8 else self.text()
             value = draw.choice(
@@ -183,10 +184,9 @@ class Hostile:
             path = path.rpartition("/")[0] + "/" + hashlib.sha256(body).hexdigest()
         return path, query, headers, body
 
-
-def make_query_names(endpoint: AnyEndpoint) -> list[str]:
-    operation = make_document()["paths"][endpoint.path][endpoint.method.lower()]
-    return [each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"]
+    def _list_query_names(self, endpoint: AnyEndpoint) -> list[str]:
+        operation = self._paths[endpoint.path][endpoint.method.lower()]
+        return [each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"]
 
 
 async def send(
