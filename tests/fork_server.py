@@ -39,6 +39,7 @@ _PRELOADED: Final = (
     *("edgekit_runtime.agent.execution.step_child", "edgekit_runtime.agent.artifacts.deltas"),
     *("edgekit_runtime.trust.trust_store", "edgekit_runtime.trust.verifier_process", "tuf.ngclient.updater"),
     *("edgekit_runtime.sessions.opening.selftest_child", "edgekit_runtime.service.server", "onnxruntime"),
+    *("edgekit_runtime.service.worker.__main__", "edgekit_runtime.service.streams.capture"),
 )
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _FIRST_FREE: Final = 200  # above the descriptors that a process is given
@@ -148,8 +149,23 @@ def _describe_caller() -> dict[str, Any]:
 @functools.cache
 def runtime_server() -> ForkServer:
     """Return the server of this process, whose copies find no modules of ours but the runtime."""
+    return _start_server(str(Path(edgekit_runtime.__file__).parents[1]))
+
+
+def popen_own(arguments: list[str], **options: Any) -> "subprocess.Popen[Any]":
+    """Start a process as `subprocess.Popen` would; one that finds the modules of this process is a copy."""
+    is_module = arguments[:2] == [sys.executable, "-m"]
+    return (_own_server().popen if is_module else _Popen)(arguments, **options)
+
+
+@functools.cache
+def _own_server() -> ForkServer:
+    return _start_server(child_environment()["PYTHONPATH"])
+
+
+def _start_server(import_path: str) -> ForkServer:
     near, far = socket.socketpair(type=socket.SOCK_SEQPACKET)
-    variables = {**_ENVIRONMENT, "PYTHONPATH": str(Path(edgekit_runtime.__file__).parents[1])}
+    variables = {**_ENVIRONMENT, "PYTHONPATH": import_path}
     with far:
         server = _Popen([sys.executable, __file__, str(far.fileno())], env=variables, pass_fds=[far.fileno()])
 

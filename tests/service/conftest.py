@@ -1,10 +1,13 @@
 """One service of the model `linear` for the tests of a file, models that hang, and what services need."""
 
+import contextlib
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fork_server import popen_own
 from tests.runtime.conftest import PackageMaker, maker, other_signer
 from tests.runtime.slot_cases import write_keys
 from tests.service.gates import Gate, Gated
@@ -20,6 +23,22 @@ __all__ = ["maker", "other_signer"]
 def linear(maker: PackageMaker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with running_linear(maker, tmp_path_factory.mktemp("s")) as service:
         yield service
+
+
+@pytest.fixture(scope="module", autouse=True)
+def copied_children() -> Iterator[None]:
+    """What a service on a thread starts, such as a worker, is a copy of a process that has imported it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", popen_own)
+        yield
+
+
+@pytest.fixture(scope="module")
+def imported_opencv() -> None:
+    """Import OpenCV if it is there, and restore `LD_LIBRARY_PATH`, so that capture processes are copies."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(ImportError):
+        patch.setenv("LD_LIBRARY_PATH", "")
+        import cv2  # noqa: F401
 
 
 @pytest.fixture

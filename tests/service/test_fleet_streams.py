@@ -23,6 +23,8 @@ from edgekit_runtime.service.options.config import FleetStreamOptions
 from edgekit_runtime.service.streams.fleet_streams import FleetStreams
 from edgekit_runtime.system.atomic_files import DISK, Disk
 
+pytestmark = pytest.mark.usefixtures("imported_opencv")
+
 SECRET = "rtsp://me:secret@camera/1"  # noqa: S105
 
 

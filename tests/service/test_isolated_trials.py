@@ -242,7 +242,6 @@ def test_worker_that_lies_about_a_trial_is_ended_alone(
 ) -> None:
     monkeypatch.setattr(worker_handle, "MODULE", "tests.service.lying_worker")
     monkeypatch.setenv("LIE", lie)
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     with serving(slots, start_timeout_s=5.0) as service, asking(service, OTHER) as other:
         wait_for(lambda: "2.0.0" in rejected(slots), "the rejection")
         assert find_model(service).restarts

@@ -17,6 +17,8 @@ from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.rollout import Gates
 
+pytestmark = pytest.mark.usefixtures("imported_opencv")
+
 NAME = "<img src=x onerror=alert(1)>"
 
 

@@ -42,6 +42,8 @@ from edgekit_runtime.service.options.http import LiveOptions
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.resources import MediaLimits
 
+pytestmark = pytest.mark.usefixtures("imported_opencv")
+
 
 @pytest.fixture(scope="module")
 def folder_of_cells(maker: PackageMaker, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -4,8 +4,6 @@ import errno
 import itertools
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,8 @@ from typing import Any
 import pytest
 from tests.descriptor_parts import count_descriptors
 from tests.runtime.conftest import PackageMaker
-from tests.runtime.slot_cases import write_keys
 from tests.service.rogue_worker import ROGUES
+from tests.service.serve_parts import served
 from tests.service.service_parts import (
     Replies,
     Running,
@@ -29,7 +27,7 @@ from tests.service.service_parts import (
 )
 from tests.service.wiring_parts import load
 from tests.service.worker_parts import OTHER, ask_again, find_model, find_pids, kill, running_isolated
-from tests.waiting import bounded, is_running, wait_for
+from tests.waiting import is_running, wait_for
 
 from edgekit_runtime.protocol.rest import parse_infer_path
 from edgekit_runtime.service.models.file_source import PackageFiles
@@ -38,7 +36,6 @@ from edgekit_runtime.service.options.model import Isolation, ModelOptions
 from edgekit_runtime.service.workers import isolated_model, worker_handle
 from edgekit_runtime.service.workers.restart_policy import Crashes
 from edgekit_runtime.slots import HEALTHY, REJECTED, UNPROVEN, Slots
-from edgekit_runtime.system.child_process import child_environment
 
 
 def test_restarts_wait_longer_each_time_and_a_long_life_ends_that() -> None:
@@ -81,7 +78,6 @@ def test_worker_that_sends_garbage_is_ended_and_nothing_else(
     seeds = range(len(ROGUES) + 6) if is_long else range(0, len(ROGUES) + 1, 2)
     monkeypatch.setattr(worker_handle, "MODULE", "tests.service.rogue_worker")
     monkeypatch.setenv("ROGUE", str(seeds[0]))
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     with running_isolated(maker, tmp_path, max_crashes=1000, max_delay_s=0.02, hang_s=600.0) as service:
         model = find_model(service)
         for seed, following in itertools.pairwise([*seeds, 0]):
@@ -147,22 +143,13 @@ def test_version_that_crashed_is_not_confirmed_by_the_end_of_the_service(
     assert current.health == UNPROVEN
 
 
-def test_workers_end_with_the_service_however_it_ends(maker: PackageMaker, tmp_path: Path) -> None:
-    package, keys = tmp_path / "linear.edgepkg", write_keys(tmp_path / "keys")
-    maker.write(package)
-    socket_path = tmp_path / "s.sock"
-    command = [sys.executable, "-m", "edgekit_runtime.cli", "serve", "--package", str(package)]
-    command += ["--keys", str(keys), "--unix-socket", str(socket_path), "--port", "0", "--isolate", "linear"]
-    service = subprocess.Popen(
-        command, env=child_environment(), cwd=tmp_path, stderr=subprocess.PIPE, text=True
-    )
-    with bounded(service):
-        assert service.stderr is not None
-        assert any("ready at" in line for line in service.stderr)
-        children = Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text().split()
+def test_workers_end_with_the_service_however_it_ends(folder: Path) -> None:
+    with served(folder, "--isolate", "linear", is_copy=False) as service:
+        parent = service.process.pid
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
         (pid,) = map(int, children)
         os.kill(pid, signal.SIGSTOP)  # one that could not even notice
-        service.kill()
+        service.process.kill()
     wait_for(lambda: not is_running(pid), "the end of the worker")
 
 
