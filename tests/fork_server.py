@@ -1,9 +1,10 @@
-"""Processes of the runtime that begin as copies of one that has imported what they need.
+"""Processes of the runtime and of the host that begin as copies of one that has imported what they need.
 
-A start of `python -m MODULE` imports for 0.1 to 0.4 s of a processor; a copy begins within milliseconds. It
-is a child of its caller as any other, with its own arguments, environment, descriptors and working folder,
-with its caller's limits, umask and signals; its children begin in the same way. Python itself starts what a
-copy could not show, such as another import path. Tests of what a process imports or holds use `subprocess`.
+A start of `python -m MODULE` imports for 0.1 to 0.4 s of a processor, that of a command of the host for up to
+2 s; a copy begins within milliseconds. It is a child of its caller as any other, with its own arguments,
+environment, descriptors, import path and working folder, with its caller's limits, umask and signals; its
+children begin in the same way. Python itself starts what a copy could not show, such as modules of other
+folders. Tests of what a process imports or holds use `subprocess`.
 
     caller        sends a request to its server, which has one thread, as a fork needs
     server        forks a process that forks the copy and ends
@@ -27,11 +28,10 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
-import edgekit_runtime
 from edgekit_runtime.system.child_process import child_environment
 
 _PRELOADED: Final = (
@@ -40,6 +40,14 @@ _PRELOADED: Final = (
     *("edgekit_runtime.trust.trust_store", "edgekit_runtime.trust.verifier_process", "tuf.ngclient.updater"),
     *("edgekit_runtime.sessions.opening.selftest_child", "edgekit_runtime.service.server", "onnxruntime"),
     *("edgekit_runtime.service.worker.__main__", "edgekit_runtime.service.streams.capture"),
+)
+_HOST_PRELOADED: Final = (
+    *("edgekit_cli.cli", "edgekit_cli.package_request", "edgekit_toolkit.pipeline.run"),
+    *("edgekit_toolkit.report.files", "edgekit_toolkit.report.terminal", "edgekit_toolkit.report.page"),
+    *("edgekit_toolkit.importers.pt2_child", "edgekit_toolkit.measurement.peak_memory_child"),
+    *("edgekit_cli.fleet.up", "edgekit_fleet.operations.running", "edgekit_fleet.manager.control_loop"),
+    *("edgekit_fleet.web.server", "edgekit_fleet.web.app", "edgekit_fleet.broker.mosquitto"),
+    *("edgekit_hil.benches.opening", "onnx", "onnxruntime", "pytest"),
 )
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _FIRST_FREE: Final = 200  # above the descriptors that a process is given
@@ -55,6 +63,8 @@ _LIMITS: Final = tuple(value for name, value in vars(resource).items() if name.s
 _ENVIRONMENT: Final = dict(
     os.environ
 )  # of this process while no test has changed it: all its tests share a server
+_ROOT: Final = Path(__file__).parents[1]
+_FOLDERS: Final = ("device_runtime", "host", "toolkit", "offload", "fleet", "hil")
 _prctl = ctypes.CDLL(None).prctl
 
 
@@ -92,15 +102,36 @@ class ForkServer:
         return int(answer)
 
     def popen(self, arguments: list[str], **options: Any) -> "subprocess.Popen[Any]":
-        """Start a process as `subprocess.Popen` would; `[sys.executable, "-m", MODULE, …]` as a copy."""
-        variables = os.environ if options.get("env") is None else options["env"]
-        is_module = arguments[:2] == [sys.executable, "-m"]
-        is_copy = is_module and _read_at_start(variables) == self._variables
-        return _ForkedPopen(self, arguments, **options) if is_copy else _Popen(arguments, **options)
+        """Start a process as `subprocess.Popen` would; `[sys.executable, "-m", MODULE, …]` as a copy.
+
+        `env NAME=VALUE …` before it states more of its environment.
+        """
+        variables = dict(os.environ if options.get("env") is None else options["env"])
+        command = list(arguments)
+        if command[:1] == ["env"]:
+            while "=" in command[1]:
+                variables.update([command.pop(1).split("=", 1)])
+            command.pop(0)
+        if command[:2] != [sys.executable, "-m"] or _read_at_start(variables) != self._variables:
+            return _Popen(arguments, **options)
+        return _ForkedPopen(self, command, **{**options, "env": variables})
 
 
 def _read_at_start(variables: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in variables.items() if name.startswith(_READ_AT_START)}
+    """Return the variables that a copy must share with its server.
+
+    Of the import path these are the folders in which a module may be that was imported before.
+    """
+    read = {name: value for name, value in variables.items() if name.startswith(_READ_AT_START)}
+    folders = {*_split_path(variables)} - {str(_ROOT)}
+    own = (f"{sys.prefix}/", f"{sys.base_prefix}/")
+    read["PYTHONPATH"] = os.pathsep.join(sorted(path for path in folders if not path.startswith(own)))
+    return read
+
+
+def _split_path(variables: Mapping[str, str]) -> list[str]:
+    words = variables.get("PYTHONPATH", "").split(os.pathsep)
+    return [os.path.abspath(word) for word in words if word]  # noqa: PTH100  # links stay links
 
 
 _Popen: Final = subprocess.Popen
@@ -149,7 +180,13 @@ def _describe_caller() -> dict[str, Any]:
 @functools.cache
 def runtime_server() -> ForkServer:
     """Return the server of this process, whose copies find no modules of ours but the runtime."""
-    return _start_server(str(Path(edgekit_runtime.__file__).parents[1]))
+    return _start_server(_FOLDERS[:1], _PRELOADED)
+
+
+@functools.cache
+def host_server() -> ForkServer:
+    """Return the server of this process for `python -m edgekit_cli`, whose copies find all of ours."""
+    return _start_server(_FOLDERS, _HOST_PRELOADED)
 
 
 def popen_own(arguments: list[str], **options: Any) -> "subprocess.Popen[Any]":
@@ -160,14 +197,15 @@ def popen_own(arguments: list[str], **options: Any) -> "subprocess.Popen[Any]":
 
 @functools.cache
 def _own_server() -> ForkServer:
-    return _start_server(child_environment()["PYTHONPATH"])
+    return _start_server(_FOLDERS, _PRELOADED)
 
 
-def _start_server(import_path: str) -> ForkServer:
+def _start_server(folders: Sequence[str], modules: Sequence[str]) -> ForkServer:
     near, far = socket.socketpair(type=socket.SOCK_SEQPACKET)
-    variables = {**_ENVIRONMENT, "PYTHONPATH": import_path}
+    variables = {**_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(str(_ROOT / folder) for folder in folders)}
+    command = [sys.executable, __file__, str(far.fileno()), *modules]
     with far:
-        server = _Popen([sys.executable, __file__, str(far.fileno())], env=variables, pass_fds=[far.fileno()])
+        server = _Popen(command, env=variables, pass_fds=[far.fileno()])
 
     def end() -> None:
         near.close()
@@ -201,8 +239,14 @@ def _serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
             os.close(descriptor)
 
 
-def _become(request: dict[str, Any], descriptors: list[int]) -> socket.socket | None:
-    """Be the process of a request; return a channel in the process that becomes its server."""
+def _become(
+    request: dict[str, Any], descriptors: list[int], own_paths: Sequence[str]
+) -> socket.socket | None:
+    """Be the process of a request; return a channel in the process that becomes its server.
+
+    Args:
+        own_paths: the import path of Python without that of the environment.
+    """
     moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _FIRST_FREE) for descriptor in descriptors]
     os.closerange(3, _FIRST_FREE)
     for descriptor, number in zip(moved, request["numbers"], strict=True):
@@ -213,7 +257,8 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> socket.socket | 
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
-    sys.path.insert(0, os.getcwd())  # noqa: PTH109  # as `-m` does
+    paths = (os.getcwd(), *_split_path(os.environ), *own_paths)  # noqa: PTH109  # as `-m` does
+    sys.path[:] = dict.fromkeys(paths)
     near, far = socket.socketpair(type=socket.SOCK_SEQPACKET)
     if not os.fork():
         near.close()
@@ -235,14 +280,15 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> socket.socket | 
 
 def _main() -> None:
     sys.path.pop(0)  # the folder of this file
+    own_paths = [path for path in sys.path if path not in _split_path(os.environ)]
     channel: socket.socket | None = socket.socket(fileno=int(sys.argv[1]))
-    for module in _PRELOADED:
+    for module in sys.argv[2:]:
         importlib.import_module(module)
     warnings.filterwarnings("ignore", module="runpy")  # a module that runs was imported before
     gc.freeze()
     while channel is not None:
         request, descriptors = _serve(channel)
-        channel = _become(request, descriptors)
+        channel = _become(request, descriptors, own_paths)
     module, *arguments = request["arguments"]
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fork_server import runtime_server
+from edgekit_runtime.system.child_process import child_environment
+from tests.fork_server import host_server, runtime_server
 from tests.service.serve_parts import environment
 
 SHOW = """
@@ -38,6 +39,17 @@ COMMANDS = {
 def test_copy_ends_as_the_process_whose_copy_it_is(command, text):
     started, copied = (run(popen, command, text) for popen in (subprocess.Popen, runtime_server().popen))
     assert started == copied
+
+
+@pytest.mark.parametrize("command", [("keys", "list", "--json"), ("hil", "repaired", "none.yaml")])
+def test_copy_of_the_host_ends_as_the_process_whose_copy_it_is(tmp_path, command):
+    settings = ["env", "EDGEKIT_LIST=", f"EDGEKIT_HOME={tmp_path}"]
+    words = [*settings, sys.executable, "-m", "edgekit_cli", *command]
+    options = {"env": child_environment(), "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    copied, started = (popen(words, **options) for popen in (host_server().popen, subprocess.Popen))
+    assert type(copied) is not subprocess.Popen
+    assert copied.communicate() == started.communicate()
+    assert copied.returncode == started.returncode
 
 
 def test_copy_has_what_a_process_has_that_python_starts(tmp_path):
