@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ SOURCES = ("device_runtime", "host", "toolkit", "offload", "fleet", "hil")
 PAGES = ("README.md", "CONTRIBUTING.md", "docs", "hil", "changelog", "deploy", "examples")
 NAMED = re.compile(r"`(?:\./|env/bin/)?(edgekit|edgekit-device) ([a-z-][^`]*)`")
 TYPED = re.compile(r"^(?:\./|env/bin/)(edgekit|edgekit-device) ([a-z-][^#|>&\n]*)", re.MULTILINE)
+BEGUN = re.compile(r"[`/]edgekit(?:-device)?(?![\w./-])")
 VALUE = "VALUE"
 
 
@@ -25,13 +27,16 @@ def list_texts() -> Iterator[tuple[str, str]]:
     for path in (path for folder in SOURCES for path in (ROOT / folder).rglob("*.py")):
         text = path.read_text()
         # To parse and walk the files without such a name takes five seconds.
-        for node in ast.walk(ast.parse(text)) if re.search("[`/]edgekit", text) else ():
-            place = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+        for node in ast.walk(ast.parse(text)) if BEGUN.search(text) else ():
             if isinstance(node, ast.JoinedStr):
                 parts = (each.value if isinstance(each, ast.Constant) else VALUE for each in node.values)
-                yield place, "".join(map(str, parts))
+                string = "".join(map(str, parts))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield place, node.value
+                string = node.value
+            else:
+                continue
+            if BEGUN.search(string):
+                yield f"{path.relative_to(ROOT)}:{node.lineno}", string
     for page in PAGES:
         for path in (ROOT / page).rglob("*.md") if (ROOT / page).is_dir() else [ROOT / page]:
             yield str(path.relative_to(ROOT)), path.read_text()
@@ -60,9 +65,14 @@ def find_in_toolkit(words: list[str]) -> set[str]:
         command = command.commands[words.pop(0)]
 
 
+@functools.cache
+def make_device_parser() -> argparse.ArgumentParser:
+    return device_cli._make_parser(())
+
+
 def find_on_device(words: list[str]) -> set[str]:
     """Return the options of `edgekit-device WORDS`; takes the names of commands from the words."""
-    parser = device_cli._make_parser(())
+    parser = make_device_parser()
     options = set(parser._option_string_actions)
     while True:
         groups = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]

@@ -15,7 +15,7 @@ from tests.offload.machine_here import MACHINE_HERE
 
 from edgekit_cli.offload.profile import command
 from edgekit_cli.offload.source import read_named_model
-from edgekit_offload.profiling.machine import RunnableGraph, profile_kernels
+from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
 from edgekit_offload.profiling.model_profile import read_profile
 from edgekit_offload.profiling.planning_graph import join_profiles
 from edgekit_runtime.errors import CutError, ModelError, PackageError
@@ -45,6 +45,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result
     return lambda *words: CliRunner().invoke(command, [*map(str, words), "--seconds", "0.1"])
 
 
+@pytest.fixture
+def run_here(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Runs the command with a machine that measures in this process; that of `run` starts a program."""
+    monkeypatch.setattr(Machine, "parse", lambda _text: MACHINE_HERE)
+    return run
+
+
 def test_profile_is_written_under_the_names_of_model_and_machine(
     run: Callable[..., Result], tmp_path: Path
 ) -> None:
@@ -57,17 +64,17 @@ def test_profile_is_written_under_the_names_of_model_and_machine(
     assert document["cut_points"] >= 4
 
 
-def test_slowest_kernels_are_shown(run: Callable[..., Result], tmp_path: Path) -> None:
-    result = run(str(MODELS / "mnist5k_dscnn.onnx"), "--output", "p.json")
+def test_slowest_kernels_are_shown(run_here: Callable[..., Result], tmp_path: Path) -> None:
+    result = run_here(str(MODELS / "mnist5k_dscnn.onnx"), "--output", "p.json")
     assert result.exit_code == 0, result.output
     assert "Kernels: 13, the slowest" in result.stdout
     assert "Profile: p.json" in result.stdout
 
 
-def test_model_with_control_flow_is_measured_whole(run: Callable[..., Result], tmp_path: Path) -> None:
+def test_model_with_control_flow_is_measured_whole(run_here: Callable[..., Result], tmp_path: Path) -> None:
     path = tmp_path / "flow.onnx"
     path.write_bytes(onnx.parser.parse_model(LOOP).SerializeToString())
-    result = run(str(path), "--output", str(tmp_path / "p.json"))
+    result = run_here(str(path), "--output", str(tmp_path / "p.json"))
     assert result.exit_code == 0, result.output
     said = " ".join(result.stdout.split())
     assert "control flow" in said
@@ -77,7 +84,7 @@ def test_model_with_control_flow_is_measured_whole(run: Callable[..., Result], t
     assert not profile.kernels
 
 
-def test_model_with_weights_beside_it_is_measured(run: Callable[..., Result], tmp_path: Path) -> None:
+def test_model_with_weights_beside_it_is_measured(run_here: Callable[..., Result], tmp_path: Path) -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> g (float[1, 64] x) => (float[1, 64] y)'
         " { h = MatMul(x, w) y = Sigmoid(h) }"
@@ -85,19 +92,19 @@ def test_model_with_weights_beside_it_is_measured(run: Callable[..., Result], tm
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(64, dtype=np.float32), "w"))
     path = tmp_path / "outside.onnx"
     onnx.save(model, path, save_as_external_data=True, location="outside.weights", size_threshold=0)
-    result = run(str(path), "--output", str(tmp_path / "p.json"))
+    result = run_here(str(path), "--output", str(tmp_path / "p.json"))
     assert result.exit_code == 0, result.output
     assert [kernel.op for kernel in read_profile(tmp_path / "p.json").kernels] == ["MatMul", "Sigmoid"]
 
 
 def test_signed_package_is_measured_on_its_golden_inputs(
-    run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_here: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = make_package(tmp_path)
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
     model = read_named_model(package.path)
     assert model.graph.inputs["image"].shape == (1, 1, 8, 8)
-    result = run(str(package.path), "--output", str(tmp_path / "p.json"))
+    result = run_here(str(package.path), "--output", str(tmp_path / "p.json"))
     assert result.exit_code == 0, result.output
     profile = read_profile(tmp_path / "p.json")
     assert (profile.model, len(profile.kernels) > 3) == ("digits", True)
@@ -112,11 +119,11 @@ def test_package_of_a_stranger_is_not_measured(
 
 
 def test_tensors_whose_sizes_depend_on_the_data_are_named_in_the_profile(
-    run: Callable[..., Result], tmp_path: Path
+    run_here: Callable[..., Result], tmp_path: Path
 ) -> None:
     path = tmp_path / "dependent.onnx"
     path.write_bytes(onnx.parser.parse_model(DEPENDENT).SerializeToString())
-    result = run(str(path), "--output", str(tmp_path / "p.json"))
+    result = run_here(str(path), "--output", str(tmp_path / "p.json"))
     assert result.exit_code == 0, result.output
     profile = read_profile(tmp_path / "p.json")
     assert (profile.whole_s > 0, profile.obstacle) == (True, "")
