@@ -9,13 +9,14 @@ from typing import Any, NoReturn
 import numpy as np
 import onnxruntime
 import pytest
+from tests.free_port import free_port
 from tests.offload.machine_here import MACHINE_HERE
+from tests.offload.offload_service import serving
 from tests.offload.onnx_models import model_of
 from tests.offload.test_odd_models import run_part
 from tests.offload.test_photo_offload import offloading
 from tests.offload.test_planner import inputs_of, profile_of
 from tests.service.serve_parts import wait_ready
-from tests.service.test_offload_serve import free_port, serving
 from tests.waiting import wait_for
 
 from edgekit_offload.packaging.plan_package import attach

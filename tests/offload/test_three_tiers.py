@@ -13,9 +13,10 @@ import onnxruntime
 import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
+from tests.free_port import free_port
 from tests.offload.machine_here import MACHINE_HERE
+from tests.offload.offload_service import serving
 from tests.service.serve_parts import wait_ready
-from tests.service.test_offload_serve import free_port, serving
 from tests.waiting import wait_for
 
 from edgekit_cli.cli import cli
