@@ -34,7 +34,7 @@ class Range:
     """The numbers that a field accepts; a field declares it as `Annotated[int, Range(1, 64)]`.
 
     Attributes:
-        least, most: themselves allowed.
+        least, most: bounds, both included.
     """
 
     least: float

@@ -119,7 +119,7 @@ Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 def find_shapes(inputs: Mapping[str, Array]) -> Shapes:
-    """Return the shapes of inputs in the order of their names: a client may send them in any."""
+    """Return the shapes of inputs, sorted by name, since clients send them in any order."""
     return tuple([inputs[name].shape for name in sorted(inputs)])
 
 

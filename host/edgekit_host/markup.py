@@ -38,7 +38,7 @@ def join(*parts: str | None) -> Markup:
 
 
 def el(tag: str, *children: str | None, **attributes: str | float | None) -> Markup:
-    """Return one element.
+    """Return an HTML element.
 
     Args:
         tag: element name, from our code only.
@@ -63,7 +63,14 @@ def _attribute(value: str | float) -> str:
 
 
 def section(title: str, *children: str | None, key: str, intro: str | None = None) -> Markup:
-    """Return a section with its heading and a line under it."""
+    """Return a section with a heading.
+
+    Args:
+        title: text of the heading.
+        children: markup, or text to escape; None is left out.
+        key: id of the element, for links to it.
+        intro: text below the heading, or None.
+    """
     lead = None if intro is None else el("p", intro, class_="intro")
     return el("section", el("h2", title, id=key), lead, *children, aria_labelledby=key)
 
@@ -92,7 +99,7 @@ def table(
 
 
 def facts(entries: Iterable[tuple[str, str | None]]) -> Markup:
-    """Return a list of terms and values; None becomes `none`."""
+    """Return a description list (`dl`) of terms and values; None is shown as `none`."""
     pairs = [join(el("dt", term), el("dd", "none" if value is None else value)) for term, value in entries]
     return el("dl", *pairs, class_="facts")
 

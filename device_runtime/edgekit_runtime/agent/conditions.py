@@ -151,7 +151,7 @@ def is_window(text: str) -> bool:
 
 
 def check_window(window: str | None, conditions: DeviceConditions) -> Obstacle | None:
-    """Return an obstacle to switching now, or None; a window may span midnight."""
+    """Return an obstacle to switching versions now, or None inside the window, which may span midnight."""
     if window is None:
         return None
     match = _WINDOW.fullmatch(window)

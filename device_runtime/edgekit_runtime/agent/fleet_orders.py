@@ -164,7 +164,7 @@ class DeviceLogs:
         self._answer: Logs | None = None
 
     def take(self, request: LogRequest, socket_path: Path | None) -> Logs | None:
-        """Begin to answer a new request; return the answer, which has no number yet, once it is there."""
+        """Begin to answer a new request; return its answer at the first call after it is ready, else None."""
         if self._thread is not None:
             if self._thread.is_alive():
                 return None
@@ -191,7 +191,7 @@ class DeviceLogs:
 
 
 def pack_lines(lines: Sequence[str], count: int) -> str:
-    """Return the last lines, deflated, in base64; fewer where so many do not fit into a document."""
+    """Return the last `count` lines, deflated, in base64; fewer if a document cannot hold that many."""
     recent = list(lines)[-2 * count :]
     while True:
         packed = base64.b64encode(zlib.compress("\n".join(recent).encode(), 9))
@@ -201,7 +201,7 @@ def pack_lines(lines: Sequence[str], count: int) -> str:
 
 
 def unpack_lines(text: str, max_bytes: int) -> str:
-    """Return the text of lines that `pack_lines` wrote; at most so many bytes.
+    """Return the text that `pack_lines` packed, at most `max_bytes` of it.
 
     Raises:
         ValueError: it is malformed.

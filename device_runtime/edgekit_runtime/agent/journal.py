@@ -56,7 +56,7 @@ class Progress:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more will happen in this execution."""
+        """Whether this execution has ended: no step will follow."""
         return self.report.state in ENDED
 
     def enter(self, state: ExecutionState, *, code: str = "", reason: str = "") -> "Progress":
@@ -77,7 +77,7 @@ class Progress:
         )
 
     def count_same(self, code: str) -> int:
-        """Return how many of the last failures of its current step in a row have this code."""
+        """Return how many of the current step's failures, from the last backwards, have this code."""
         return self.same_failures if code == self.report.code else 0
 
 
@@ -87,7 +87,7 @@ class JournalRecord:
 
     Attributes:
         desired: the newest envelope that was accepted, as text, or empty.
-        sequence_bound: no document with this number or a higher one was sent.
+        sequence_bound: upper bound of the numbers of sent documents: all of them are lower.
         month: month, such as `2026-11`, in which `metered_bytes` were received for packages.
         known_time_s: the newest time in a verified document; an earlier clock is wrong.
         executions: for each model the execution under way or the last one.
@@ -151,7 +151,7 @@ class Journal:
         return self.record.metered_bytes if self.record.month == month else 0
 
     def raise_sequence(self, used: int) -> bool:
-        """Number the next document above `used`; return False if it already is, or `used` is implausible."""
+        """Raise the next number above `used`; return False if it is already, or `used` is implausible."""
         if not self._sequence <= used < _MOST_TAKEN:
             return False
         self._sequence = used + 1

@@ -59,7 +59,7 @@ class RefusalPause:
     It outlives an `Agent`, which a new certificate ends: the broker may refuse that one, too.
 
     Attributes:
-        questions: how many there were since the last connection.
+        questions: number of questions to the web server since the last connection.
         ends_s: end of the pause, on the monotonic clock.
     """
 

@@ -52,7 +52,7 @@ _ALERTS: Final = {
 
 
 class EnrolmentError(EdgekitError):
-    """The fleet does not let this device in, or this device is in none."""
+    """The fleet refuses this device, or this device belongs to no fleet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class Membership:
         return TrustedTime(self.enrolment.certificate, folder, clock, monotonic)
 
     def read_time(self, folder: Path, clock: Callable[[], float] = time.time) -> TrustedTime:
-        """Return the time by what the agent's folder holds; `clock`: seconds since 1970.
+        """Return the trusted time, as the agent's folder bounds it; `clock` gives seconds since 1970.
 
         Raises:
             JournalError: the journal is damaged or cannot be read.
@@ -117,7 +117,7 @@ def read_membership(config: Path) -> Membership:
 
 
 def read_stamp(folder: Path) -> tuple[int, int] | None:
-    """Return what changes when this device enrols again or renews; None while it is in no fleet."""
+    """Return a stamp that changes at each enrolment and renewal; None while the device is in no fleet."""
     try:
         status = (folder / ENROLMENT).stat()
     except OSError:

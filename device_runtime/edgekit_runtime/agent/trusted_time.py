@@ -91,7 +91,7 @@ class TrustedTime:
         return self._clock() < self.least_s - TOLERATED_S
 
     def outgrows(self, stored_s: float) -> bool:
-        """Return whether the bound is far beyond a stored one, and the clock is behind it."""
+        """Return whether the bound is far later than the one in the journal, and the clock is behind it."""
         return self.is_clock_behind and self.stated_s > stored_s + TOLERATED_S
 
     @property
@@ -99,7 +99,7 @@ class TrustedTime:
         return self._monotonic() - self._noted_s
 
     def explain(self) -> str:
-        """Return what is wrong with the clock, or nothing."""
+        """Return what is wrong with the clock, in words; empty if nothing is."""
         if not self.is_clock_behind:
             return ""
         return (
@@ -109,7 +109,9 @@ class TrustedTime:
 
 
 def read_validity(certificate: bytes) -> tuple[float, float]:
-    """Return begin and end of a certificate in DER; the library that reads all of it takes megabytes.
+    """Return begin and end of a certificate in DER, in seconds since 1970.
+
+    A full parser would take megabytes of memory.
 
     Raises:
         ValueError: it is no certificate.

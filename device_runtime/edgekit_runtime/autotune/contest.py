@@ -195,7 +195,7 @@ def hold_contest(
 ) -> dict[RunSetting, Latency | str]:
     """Return the times of each setting, one per process, or why it has none; in the given order.
 
-    A setting whose engine crashes its process is found, and left out of the next process.
+    A setting that crashes its process is identified, and left out of later processes.
 
     Args:
         measure: measures settings in one process.

@@ -32,7 +32,7 @@ _SLOWER: Final = 20  # the fewest runs that count take together at most this mul
 def measure(
     package: OpenedPackage, order: MeasureOrder, announce: Callable[[float], None]
 ) -> list[float | str]:
-    """Return for each setting of the order its seconds a row, or why it has none.
+    """Return for each setting of the order its time in seconds a row, or the reason for having none.
 
     They are the lower quartile of the turns, since other work on the machine only adds time.
 
@@ -41,7 +41,7 @@ def measure(
     Args:
         package: the verified package.
         order: order with the settings.
-        announce: called with the seconds for which nothing may be sent; after that, the process hangs.
+        announce: called with how many seconds of silence are normal; the parent takes more for a hang.
 
     Raises:
         BackendError: an engine failed between its turns.

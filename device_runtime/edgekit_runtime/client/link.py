@@ -198,7 +198,7 @@ class Link:
                 socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
     def drop_leftovers(self) -> None:
-        """Disconnect if something came that nobody asked for: the next request would take it for its answer.
+        """Disconnect if unrequested bytes came: the next request would take them for its response.
 
         Between two requests only; an idle connection that the service has closed goes as well.
         """

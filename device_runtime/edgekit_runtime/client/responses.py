@@ -34,7 +34,7 @@ class ResponseHead:
         json_bytes: length of the JSON in bytes, or None if the whole body is JSON.
         closes: whether the service closes the connection after the response.
         retry_after_s: seconds after which to try again, or None.
-        data: its bytes.
+        data: bytes of the head.
     """
 
     status: int
@@ -128,7 +128,7 @@ class Layout:
 def read_response(
     head: ResponseHead, body: memoryview, targets: Mapping[str, Array] | None, memory: bytearray
 ) -> tuple[dict[str, Array], Layout | None]:
-    """Return the outputs in a response, and a layout for the next one like it, where that fits into `memory`.
+    """Return the outputs in a response, and its layout, or None where the next one cannot reuse that.
 
     Raises:
         TransportError: it is no response of the protocol, or shorter than it states.

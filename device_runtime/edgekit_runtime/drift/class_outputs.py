@@ -11,7 +11,7 @@ from edgekit_runtime.tensors import DTYPES, TensorSpec
 
 
 def class_output(outputs: Sequence[TensorSpec]) -> TensorSpec | None:
-    """Return the first output if it has the shape of class scores [samples, classes >= 2], else None."""
+    """Return the first output if it is shaped like class scores, [samples, classes >= 2]; else None."""
     first = outputs[0]
     is_scores = len(first.shape) == 2 and DTYPES[first.dtype].kind == "f" and class_count(first) >= 2
     return first if is_scores else None
@@ -24,7 +24,7 @@ def class_count(spec: TensorSpec) -> int:
 
 
 def find_statement(figures: Mapping[str, JsonValue], output: str) -> str | None:
-    """Return the manifest's field that says that an output holds class scores, or None.
+    """Return the name of the field in the manifest that declares an output as class scores, or None.
 
     Args:
         figures: figures in the manifest.

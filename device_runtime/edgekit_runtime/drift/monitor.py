@@ -130,7 +130,7 @@ def pick(array: Array, phase: float) -> Array:
 
     Args:
         array: array of numbers, not empty.
-        phase: 0..1, which value is the first; another phase picks other values.
+        phase: 0..1, offset of the first value as a share of the step between two.
     """
     step = -(-array.size // VALUES)
     with np.errstate(over="ignore"):  # of float64; a sketch counts infinity separately

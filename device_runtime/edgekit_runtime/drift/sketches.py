@@ -212,7 +212,7 @@ class ClassSketch:
 
 
 def are_probabilities(scores: Array) -> bool:
-    """Return whether the values of a row are at least 0 and add up to 1, within 1 %."""
+    """Return whether all values of a row are at least 0 and their sum is 1, within 1 %."""
     return float(scores.min()) >= 0 and abs(float(scores.sum(dtype=np.float64)) - 1) < 1e-2
 
 

@@ -113,7 +113,7 @@ HOLDERS: Final = (
 
 
 def find_holder(name: str) -> KeyHolder:
-    """Return the holder of that name.
+    """Return the holder with this name.
 
     Raises:
         EncryptionError: there is none.

@@ -28,7 +28,7 @@ _CALLS: Final = {
 
 
 def is_available() -> bool:
-    """Return whether the key is loaded and this user may read it."""
+    """Return whether the key is in the kernel's keyring and this user may read it."""
     try:
         return bool(read_key())
     except EdgekitError:

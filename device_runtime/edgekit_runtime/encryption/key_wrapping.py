@@ -86,7 +86,7 @@ def unseal(
     """Return the message that was sealed for the owner of `exchange` and `public_key`.
 
     Raises:
-        EncryptionError: it was sealed for another one or with other `info`, or is damaged.
+        EncryptionError: it was sealed for another owner or with other `info`, or is damaged.
     """
     from cryptography.exceptions import InvalidTag
 

@@ -91,7 +91,7 @@ def write_key_file(path: Path, key_id: str, wrapped: str, disk: Disk = DISK) -> 
 
 
 def find_content_key(path: Path, header: Header) -> tuple[ContentKey, bytes]:
-    """Return the content key of a file, and the content of the file that holds it, empty for the header.
+    """Return the content key of a file, and the content of its key file; empty if the header holds the key.
 
     Raises:
         EncryptionError: the file is not for this device, or its key is missing or damaged.

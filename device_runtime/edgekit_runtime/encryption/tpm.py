@@ -47,7 +47,7 @@ def create() -> tuple[Mapping[str, Any], bytes]:
 
 
 def open_exchange(stored: Mapping[str, Any]) -> Exchange:
-    """Return the exchange with the key of `unique`; it asks the TPM at each call."""
+    """Return a key exchange with the TPM's key that `stored` identifies; each call asks the TPM."""
     unique = base64.b64decode(stored["unique"], validate=True)
 
     def exchange(point: bytes) -> bytes:

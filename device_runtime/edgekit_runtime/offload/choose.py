@@ -44,7 +44,7 @@ class Preference:
 
 @dataclass(frozen=True, slots=True)
 class RunnerUp:
-    """The best of the plans that were not chosen.
+    """The best plan among those not chosen.
 
     Attributes:
         cost: see `PlanChoice`.
@@ -67,7 +67,7 @@ class PlanChoice:
             a larger gain.
         challenges: how often in a row another plan was better than the current one, by less than a switch
             needs.
-        cause: why no plan with a server was considered, or empty.
+        cause: why no plan that needs the server was considered, or empty.
         is_forced: whether the plan was requested by name.
     """
 

@@ -112,7 +112,7 @@ def energy_j(plan: OffloadPlan, conditions: Conditions, radio_w: float) -> float
 
 
 def reserved_server_s(plan: OffloadPlan, conditions: Conditions, limit_s: float) -> float:
-    """Return the server time that a request keeps, with the idle time that its latency needs.
+    """Return the server time that a request reserves, in seconds, with the idle time that its latency needs.
 
     A server carries 1 / (rate of a device * this) devices while 99 % of their requests end within the limit:
     a short wait needs a server that is mostly idle. The result is infinity if the limit cannot be kept. The

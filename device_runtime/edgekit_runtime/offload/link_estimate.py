@@ -59,10 +59,10 @@ class LinkEstimate:
     """The estimate of a link; all times are on the same monotonic clock.
 
     Attributes:
-        up_bits_per_s: estimate of the bandwidth to the server, None before the first sample.
-        down_bits_per_s: the same from the server; None until a reply was long enough to measure.
+        up_bits_per_s: estimated bandwidth to the server; None before the first sample.
+        down_bits_per_s: estimated bandwidth from the server; None until a reply was long enough to measure.
         is_bound: whether the estimate of the bandwidth to the server is only a lower bound.
-        is_claimed: whether a probe raised it, and no request has measured it since.
+        is_claimed: whether a probe raised the bandwidth to the server, and no request has confirmed it since.
         rtt_s: the round trip of the network; None before the first sample.
         overhead_s: time of a small exchange beyond the round trip of the network: both machines' work.
     """

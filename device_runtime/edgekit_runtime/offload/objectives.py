@@ -43,7 +43,7 @@ class Objective:
             latency and the watts of the radio; infinity beyond the limit. None stands for the latency.
         needs: fields of a cut table that must be given.
         keeps_limit: whether a limit on latency holds.
-        tie: weight of the latency between plans of equal scores.
+        tie: weight of the latency, which decides between plans of equal scores.
         waits: waits on the server, in its service times, for which a search leaves room within the limit.
         counts_devices: whether the planner says how many devices a server carries.
         spans_tiers: whether kernels may be placed on three machines.

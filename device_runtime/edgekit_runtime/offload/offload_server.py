@@ -158,7 +158,7 @@ class WarmConnection:
         self._thread.start()
 
     def do(self, work: Callable[[], None] | None) -> None:
-        """Run `work`, which raises nothing, on the thread; None ends the thread."""
+        """Queue `work`, which must not raise, for the thread; None ends the thread."""
         self._work.put(work)
 
     def connect(self, timeout_s: float) -> None:
@@ -233,14 +233,14 @@ class Pending:
         return (busy_us - self._base[1]) * 1e-6
 
     def abort(self) -> None:
-        """End it with an error as its reply; do nothing if it has a reply: the connection serves another."""
+        """End the request with an error as its reply; without effect once it has a reply."""
         with self._lock:
             if not self._is_over:
                 self.is_aborted, self._sent_bytes = True, self.sent_bytes
                 self._connection.link.abort()
 
     def publish(self, reply: Reply) -> None:
-        """Give the reply to its waiter; a second call changes nothing."""
+        """Give the reply to the caller that waits; a second call has no effect."""
         if not self.done.is_set():
             self.reply = reply
             self.done.set()

@@ -48,7 +48,7 @@ class OffloadStatus:
     Attributes:
         model: name of the package.
         plan: the plan that it runs now.
-        reason: why, in one sentence.
+        reason: why that plan runs, in one sentence.
         up_bits_per_s, down_bits_per_s, rtt_s: the link, None before it was measured.
         device: a note if the costs were measured on another machine, else empty.
         counts: how requests were answered.

@@ -78,7 +78,7 @@ def write_package(
     """Write a package atomically; the same manifest, artifacts and ed25519 key give the same bytes.
 
     Args:
-        path: path of the package file; an earlier file there stays whole until the new one is.
+        path: path of the package file; an earlier file there stays intact until the new file is complete.
         manifest: names each artifact with size and digest.
         artifacts: path -> content, exactly those that the manifest names.
         sign: makes the envelope.

@@ -87,7 +87,7 @@ def _common_values(member: Member, extra_bytes: int) -> tuple[int, ...]:
 
 
 def build_local_header(member: Member) -> bytes:
-    """Return all bytes from the member's header offset to its payload."""
+    """Return the local header and padding: all bytes from the member's header offset to its payload."""
     extra_bytes = member.payload_offset - member.header_offset - _LOCAL.size - len(member.name)
     header = _LOCAL.pack(0x04034B50, *_common_values(member, extra_bytes))
     extra = _EXTRA.pack(_EXTRA_ALIGNMENT_ID, extra_bytes - 4, ALIGNMENT_BYTES)
@@ -112,7 +112,7 @@ def write_archive(out: BinaryIO, members: Iterable[tuple[str, bytes | memoryview
 
     Args:
         out: an empty binary file.
-        members: name and content of each.
+        members: name and content of each member.
 
     Raises:
         PackageError: a name may not stand in a package, or the archive would need zip64.

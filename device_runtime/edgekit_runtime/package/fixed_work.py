@@ -129,7 +129,7 @@ class Operation:
         name: operator, in the words of its format.
         inputs, outputs: tensors, by name or number.
         bodies: other graphs that it runs, any number of times or one of several.
-        words: values of its attributes that are strings.
+        words: its attributes' values that are strings.
     """
 
     name: str
@@ -153,7 +153,7 @@ class Graph:
     outputs: Sequence[Hashable] = ()
 
     def follow_values(self, outer: Collection[Hashable] = ()) -> Iterator[tuple[Operation, Sequence[int]]]:
-        """Yield each operation with the positions of its inputs that depend on values of the inputs.
+        """Yield each operation with the positions of its inputs that depend on values of the graph's inputs.
 
         Operations of a body follow the one that runs it.
 
@@ -194,7 +194,10 @@ def has_free_sizes(graph: Graph) -> bool:
 
 
 def has_endless_loop(graph: Graph) -> bool:
-    """Return whether values of inputs may set how often a loop runs; its tensors may grow in each round."""
+    """Return whether values of inputs may set a loop's number of rounds.
+
+    Such a loop may never end, and its tensors may grow in each round.
+    """
     return any(
         operation.name in LOOPS and not _is_bounded(operation, positions)
         for operation, positions in graph.follow_values()

@@ -44,9 +44,9 @@ def resample(
 ) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
     """Return a further row of golden inputs: blocks of values drawn from the first row, on a background.
 
-    The others keep to the range and type of the first row, and floats to its values, so to its lattice.
-    Integers are drawn from all between the smallest and the largest, as each may choose a row of a table. The
-    arithmetic is that of integers, and gives the same on every machine.
+    Floats are drawn from the values of the first row. Integers are drawn from all between the smallest and
+    the largest, as each may choose a row of a table. The arithmetic is that of integers, and gives the same
+    on every machine.
 
     Args:
         inputs: the first row, in the order of the manifest.
@@ -394,7 +394,7 @@ class Golden(Record):
     extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def row_outputs(self) -> list[list[GoldenOutput]]:
-        """Return for each output of the further rows how it is compared, row by row.
+        """Return for each output of the further rows one `GoldenOutput` a row, which says how it is compared.
 
         Raises:
             DataError: it is no golden output without axis, or is there twice, or a field is wrong.

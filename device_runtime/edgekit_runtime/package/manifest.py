@@ -73,7 +73,7 @@ class Manifest(Record):
         artifacts: sorted by path.
         golden: inputs with expected outputs for the self-test.
         preprocessing, labels: paths of artifacts of that role, or None.
-        budget: limit name -> finite number, the unit is in the name.
+        budget: limit name -> finite number; the name states the unit.
         figures: measured figures that do not vary from run to run.
         provenance: source model digest, recipe digest, tool versions.
         variants: further ways to run the model; `backend`, `golden` and `figures` above are the default's.

@@ -15,7 +15,7 @@ _FIXED_SIZES: Final = {1: 8, 5: 4}
 
 
 def read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    """Return the number at `position`, and where it ends."""
+    """Return the varint at `position`, and the position behind it."""
     value = shift = 0
     while True:
         byte = data[position]
@@ -29,7 +29,7 @@ def read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
 
 
 def read_fields(data: memoryview, begin: int, end: int) -> Iterator[tuple[int, int | None, int, int]]:
-    """Yield number, value (None of bytes), begin and end of each field of a message.
+    """Yield number, value (None for a field of bytes), begin and end of each field of a protobuf message.
 
     Numbers of a fixed width are passed over, since no field that we read is such a number.
     """
@@ -53,7 +53,7 @@ def read_fields(data: memoryview, begin: int, end: int) -> Iterator[tuple[int, i
 
 
 def read_messages(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield number and content of a message's fields of bytes.
+    """Yield number and content of those fields of a protobuf message that are bytes.
 
     Libraries too pass over a number where they expect bytes.
     """
@@ -70,7 +70,7 @@ def unpack(data: memoryview, kind: str, position: int) -> int:
 
 
 def read_field(data: memoryview, table: int, number: int) -> int | None:
-    """Return where a field of a table lies, or None where it is absent."""
+    """Return the position of a field of a FlatBuffers table, or None if it is absent."""
     vtable = table - unpack(data, "<i", table)
     if 4 + 2 * number + 2 > unpack(data, "<H", vtable):
         return None
@@ -79,12 +79,12 @@ def read_field(data: memoryview, table: int, number: int) -> int | None:
 
 
 def follow(data: memoryview, field: int | None) -> int | None:
-    """Return what a field refers to, or None where it is absent."""
+    """Return the position to which a field refers, or None if it is absent."""
     return None if field is None else field + unpack(data, "<I", field)
 
 
 def read_tables(data: memoryview, field: int | None) -> Iterator[int]:
-    """Yield where each table of a vector lies."""
+    """Yield the position of each table of a vector."""
     vector = follow(data, field)
     if vector is not None:
         for entry in range(vector + 4, vector + 4 + 4 * unpack(data, "<I", vector), 4):

@@ -56,13 +56,13 @@ def row_axes(feeds: Sequence[Arrays], runs: Sequence[Arrays]) -> dict[str, int]:
 
 
 def align_rows(outputs: Arrays, reference: Arrays, axes: Mapping[str, int]) -> AlignedRows:
-    """Return outputs with each row at the position of its counterpart in the reference.
+    """Return outputs with each row moved to the position of its counterpart in the reference.
 
     Outputs with the same numbers of rows (boxes, their scores and classes) are paired together.
 
     Args:
         outputs: outputs of a model; all sizes but the number of rows are the reference's.
-        reference: outputs of another one.
+        reference: outputs of another model.
         axes: output -> axis of its rows, for the outputs to align.
     """
     groups: dict[tuple[int, int], list[str]] = defaultdict(list)
@@ -87,10 +87,10 @@ def align_rows(outputs: Arrays, reference: Arrays, axes: Mapping[str, int]) -> A
 
 
 def row_similarity(outputs: Arrays, reference: Arrays, axes: Mapping[str, int]) -> dict[str, float]:
-    """Return how alike outputs are as sets, 0..1; NaN for an output without rows on either side.
+    """Return output -> how alike its rows are as a set, 0..1; NaN where neither side has rows.
 
     A row scores 1 - |difference| / |row|, at least 0, or whether it is equal where it holds integers. A row
-    without a counterpart on either side scores 0.
+    without a counterpart scores 0.
 
     Args:
         outputs: as for `align_rows`.
@@ -120,7 +120,7 @@ def row_similarity(outputs: Arrays, reference: Arrays, axes: Mapping[str, int]) 
 
 
 def compare_numbers(current: Array, candidate: Array) -> float:
-    """Return 1 - |difference| / |current| of two arrays of one shape, at least 0; 0 with NaN."""
+    """Return 1 - |candidate - current| / |current| of two arrays of one shape, at least 0; 0 with NaN."""
     expected = current.reshape(-1).astype(np.float64)
     error = np.linalg.norm(candidate.reshape(-1).astype(np.float64) - expected)
     return max(0.0, 1.0 - float(error / max(np.linalg.norm(expected), 1e-12)))

@@ -77,7 +77,7 @@ def find_states_problem(
 
 
 def count_state_bytes(states: Sequence[RecurrentState], golden: Golden) -> int:
-    """Return about how much memory the states of one sequence take, by the shapes of the golden inputs."""
+    """Return the estimated bytes of the states of one sequence, from the shapes of the golden inputs."""
     if not states:
         return 0
     names = {state.input for state in states}

@@ -47,7 +47,7 @@ class ImageRules:
         align: where the image lies in its letterbox; a corner is the upper left one.
         colour: the channels in their order; `L` is grey.
         scale: a pixel 0..255 becomes (pixel * scale - mean) / std.
-        mean, std: one for all channels, or one for each.
+        mean, std: one value for all channels, or one for each channel.
         layout: order of the axes of the result.
         dtype: dtype of the result; integers are rounded.
 

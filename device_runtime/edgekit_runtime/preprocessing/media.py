@@ -38,7 +38,7 @@ class MediaType:
     """A media type with its parameters, both in lower case but for values.
 
     Raises:
-        RequestError: 415, it is none that is read here.
+        RequestError: 415, this type is not supported.
     """
 
     name: str

@@ -158,7 +158,7 @@ def _parse_format(content: bytes) -> _Format:
 
 
 def average_channels(samples: Floats, channels: int) -> Floats:
-    """Return float32 [frames] for samples [frames * channels], those of a moment together.
+    """Return the mean of the channels, float32 [frames], of interleaved samples [frames * channels].
 
     Raises:
         DataError: a sample is NaN, infinite, or so large that later steps may overflow.

@@ -113,11 +113,11 @@ class InferRequest:
     Attributes:
         inputs: the tensors, in the order of their binary data.
         outputs: outputs in the order of the response; none asks for all outputs as binary data.
-        id: the response repeats it, or None.
+        id: identifier that the response repeats, or None.
         priority: 1 is the highest, 0 the model's default.
         timeout_us: the longest wait in the queue, or None.
         media_type: media type of the input that is a file; empty for what the model usually takes.
-        sequence: its sequence and place there, or None.
+        sequence: its sequence and its position there, or None.
         wants_answer: whether an output is the answer of the model's task.
         response_heads: a server keeps the heads of its responses here, by the shapes of the outputs.
         binary_bytes: size of all binary data.
@@ -150,7 +150,7 @@ class InferRequest:
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether the JSON holds no values, so that a request with the same JSON has the same meaning."""
+        """Whether the JSON holds no tensor values, so that a request with equal JSON has the same meaning."""
         return all(tensor.values is None for tensor in self.inputs)
 
 
@@ -158,7 +158,7 @@ def encode_request(request: InferRequest) -> bytes:
     """Return the JSON of a request; the binary data follow it.
 
     Raises:
-        DataError: the protocol lacks a dtype, or JSON lacks a value.
+        DataError: the protocol has no such dtype, or JSON cannot express a value.
     """
     parameters: dict[str, Any] = {}
     document: dict[str, Any] = {"inputs": list(map(_encode_input, request.inputs)), "parameters": parameters}
@@ -263,7 +263,7 @@ def take_sequence(parameters: Mapping[str, Any]) -> SequenceStep | None:
     """Return the place in a sequence that the parameters of a request state, or None without a sequence.
 
     Raises:
-        RequestError: the id is no text or number within its bounds, or a flag stands without it.
+        RequestError: the id is no text or number within its bounds, or a flag comes without an id.
     """
     sequence_id = parameters.get("sequence_id", 0)
     start, end = (

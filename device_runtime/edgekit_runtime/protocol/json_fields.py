@@ -83,7 +83,7 @@ def take_field(
 
 
 def explain(cause: ValueError) -> str:
-    """Return why a text is no JSON, without Python's advice to raise its limit of digits."""
+    """Return why a text is not JSON: Python's message, without its advice to raise the limit of digits."""
     return str(cause).partition("; use sys.")[0]
 
 

@@ -40,7 +40,7 @@ Sliced: TypeAlias = Generator[None, None, Result]
 
 
 def finish(work: Sliced[Result]) -> Result:
-    """Do all of `work` at once, and return its result."""
+    """Do all slices of `work` without a pause, and return its result."""
     while True:
         try:
             next(work)
@@ -93,7 +93,7 @@ def _convert(flat: list[Any], dtype: "np.dtype[Any]", where: str) -> Array:
 
 
 def write_values(array: Array) -> Iterator[bytes]:
-    """Return the values of `array` as JSON without brackets, in pieces that join to all of it.
+    """Yield the values of `array` as JSON without brackets, in pieces; the caller joins them.
 
     Raises:
         ValueError: a value is NaN or infinite, which JSON cannot express.
@@ -117,7 +117,7 @@ def _check_range(flat: list[Any], dtype: "np.dtype[Any]") -> None:
 
 
 class NumberArray:
-    """A JSON array in a document, by its place: a copy would take long."""
+    """A JSON array within a document, by its position: a copy would take long."""
 
     __slots__ = ("_begin", "_document", "_end")
 
@@ -129,7 +129,7 @@ class NumberArray:
         return "a list of numbers"
 
     def read(self, dtype: "np.dtype[Any]", shape: tuple[int, ...], where: str) -> Sliced[Array]:
-        """Return its values as an array, a piece at a time.
+        """Return the values as an array, parsed a piece at a time.
 
         Args:
             dtype: dtype of the tensor.

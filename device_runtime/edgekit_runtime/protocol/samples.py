@@ -70,8 +70,8 @@ class SampleTrigger:
     """A reason to keep a request.
 
     Attributes:
-        kind: of `TRIGGERS`; a device reports one that it does not know, and goes on without it.
-        threshold: of `uncertain`: difference of the two best scores.
+        kind: a key of `TRIGGERS`. A device ignores an unknown kind, and reports it.
+        threshold: for `uncertain`: largest difference of the two best scores at which it fits.
         per_day: samples a day that this trigger may draw; the rate of the order by default.
     """
 
@@ -147,8 +147,8 @@ class SampleHeader:
         order: `id` of the order.
         model, version, package_sha256: package that answered; the digest is that of its manifest.
         taken_at: seconds since 1970 by the clock of the device.
-        triggers: kinds of the triggers that drew it.
-        probability: of the selection of this request; 1 for `kept` alone.
+        triggers: kinds of the triggers that selected it.
+        probability: probability with which this request was selected; 1 if only `kept` selected it.
         media_type: such as `image/jpeg`; empty for tensors.
         tensors: the input tensors, whose values follow each other in the input: C order, little endian.
     """
@@ -186,7 +186,7 @@ class Sample:
 
     Attributes:
         input: the request as it came, such as a JPEG.
-        answer: what the version answered, plain; empty if it is not known.
+        answer: the version's answer as plain JSON values; empty if it is not known.
     """
 
     header: SampleHeader

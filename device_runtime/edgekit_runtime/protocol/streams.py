@@ -117,5 +117,5 @@ def check_fleet_streams(streams: Mapping[str, StreamOptions]) -> None:
 
 
 def hide_password(text: str) -> str:
-    """Return a text without the user names and passwords of addresses in it."""
+    """Return a text with the user names and passwords removed from its addresses."""
     return _SECRET.sub(r"\1...", _LOGIN.sub("", text))

@@ -62,7 +62,7 @@ class Credit:
 
     @property
     def level(self) -> float:
-        """2 if it is full, 1 at half, 0 where it is used up."""
+        """The level of the credit: 2 if it is full, 1 at half, 0 once it is used up."""
         return max(0.0, 2 * self._samples / self._size)
 
 
@@ -71,10 +71,10 @@ class Line:
     """One trigger of one order.
 
     Attributes:
-        own, of_order: credits that a sample is taken from.
-        has_room: whether its share of the disk has room for another sample.
-        probability: of the next request to be drawn.
-        looks, fits: judged requests, and judged requests that fit; older requests count less.
+        own, of_order: credit of the trigger, and of its order; a sample costs both.
+        has_room: whether its share of the disk can take another sample.
+        probability: probability that the next request is drawn.
+        looks, fits: numbers of judged requests, and of those that fit the trigger; older requests count less.
         stored: samples that it drew.
     """
 
@@ -94,7 +94,7 @@ class Line:
 
     @property
     def max_bytes(self) -> int:
-        """Its part of the disk, which no other trigger may use."""
+        """Size limit in bytes of its samples on the disk: a share that no other trigger may use."""
         return self.order.max_bytes // len(self.order.triggers)
 
     def spend(self, samples: float) -> None:
@@ -123,8 +123,8 @@ class Draw:
 
     Attributes:
         lines: all of the model.
-        probabilities: of each of them when the request came.
-        hits: whether each of them drew it.
+        probabilities: probability of each line when the request came.
+        hits: whether each line drew it.
         is_pulled: whether an application chose it, so that nothing can be learned of other requests.
     """
 

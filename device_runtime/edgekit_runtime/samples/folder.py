@@ -100,14 +100,14 @@ class SampleFolder:
     def trim(
         self, *, oldest_at: float, max_bytes: int, shares: Mapping[tuple[str, str], int]
     ) -> list[StoredSample]:
-        """Delete what is too old or beyond a limit, and return the rest.
+        """Delete samples that are too old or beyond a limit, and return the rest.
 
         Only age and order of arrival decide, never what a sample holds, so those that stay are still fair
         draws of the time since then. Within a share the oldest go first. Beyond the limit of all, the oldest
         of those go first that a look at the request chose, then random ones and those of applications.
 
         Args:
-            oldest_at: in seconds since 1970.
+            oldest_at: in seconds since 1970; older samples go.
             max_bytes: limit of all.
             shares: order and kind -> its limit.
         """

@@ -46,7 +46,7 @@ class Service:
         registry: loads, swaps and unloads the models.
         http: the HTTP server with its connections.
         pool: the threads of models that do not run on the loop.
-        answers: the way from photographs and sound to answers.
+        answers: answers requests with photographs and sound.
         workers: the worker processes of isolated models.
     """
 

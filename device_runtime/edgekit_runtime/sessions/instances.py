@@ -42,7 +42,7 @@ def open_instances(open_one: Callable[[], Session], count: int) -> tuple[Session
 
 @dataclass(frozen=True, slots=True)
 class WarmRun:
-    """A run before there was traffic."""
+    """The measurement of a run before there was traffic."""
 
     shapes: Shapes
     size_bytes: int

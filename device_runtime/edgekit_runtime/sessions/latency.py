@@ -28,8 +28,8 @@ class LatencyLimits:
         max_rounds: most rounds that are counted.
         time_limit_s: no round starts later than this after the first, the warm-up included.
         precision: stop early once the 95 % interval of every median is within this share of it; 0 for never.
-        batch_s: an inference that takes less is repeated until so much time has passed, after one that is not
-            counted: as for a caller who runs one model in a row. The mean counts. 0 for one inference.
+        batch_s: a shorter inference is repeated for so long, after an uncounted one, and the mean counts: as
+            for a caller who runs one model in a row. 0 for one inference.
     """
 
     warmup_rounds: int = 2
@@ -89,7 +89,7 @@ class Latency:
 
 
 def find_tied(latencies: Mapping[Name, Latency]) -> list[Name]:
-    """Return the fastest and all within chance or 2 % of it, in the given order.
+    """Return the fastest and all whose difference to it is within chance or 2 %, in the given order.
 
     Args:
         latencies: latencies measured in turn, at least one.
@@ -117,7 +117,7 @@ def measure_latency(
     Args:
         sessions: name -> a call that makes one inference.
         limits: limits of the measurement; by default `LatencyLimits()`.
-        clock: growing seconds since any moment.
+        clock: monotonic clock in seconds.
         seed: seed of the random orders.
         before_each: called with the name before each inference or batch, and not timed.
     """

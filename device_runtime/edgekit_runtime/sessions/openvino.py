@@ -39,8 +39,8 @@ class OpenVinoOptions:
     Attributes:
         threads: number of threads that share one inference; None is one for each core that the process may
             use.
-        precision: of the arithmetic of floats. `bfloat16` is for processors that have it (AVX-512 BF16, AMX);
-            others compute such a model in float32, since they would only emulate it, slowly.
+        precision: precision of float arithmetic. `bfloat16` is for processors that have it (AVX-512 BF16,
+            AMX); others compute such a model in float32, since they would only emulate it, slowly.
     """
 
     threads: Annotated[int | None, Range(1, MAX_THREADS)] = None
@@ -128,7 +128,7 @@ class OpenVinoSession:
 
 
 def computes_bfloat16() -> bool:
-    """Return whether OpenVINO has bfloat16 arithmetic of this processor.
+    """Return whether OpenVINO uses bfloat16 arithmetic on this processor.
 
     Raises:
         EngineMissingError: OpenVINO is not installed, or cannot be loaded.

@@ -19,7 +19,7 @@ DECODE: Final = "decode"
 def read_options(
     kind: type[Options], backend: str, options: Mapping[str, JsonValue], threads: int | None = None
 ) -> Options:
-    """Return the options in a manifest, with `threads` instead of their number unless None.
+    """Return the options in a manifest; `threads` replaces the number of threads there, unless it is None.
 
     Args:
         kind: a dataclass whose fields are the options.

@@ -74,7 +74,7 @@ class GoldenCase:
     def check(self, session: Session) -> SelfTest:
         """Return how the session's outputs compare with the golden outputs, over all rows.
 
-        Where the task of the package cannot decode them, there is a failed check more.
+        If the task of the package cannot decode them, a further check fails.
 
         Raises:
             DataError: the session takes other inputs.

@@ -39,7 +39,7 @@ class Choice:
             rejected version last, if possible in a separate process.
         begun: number of starts without a confirmation; includes this start after `begin_start`.
         why: the reason for this choice, as text to show.
-        is_counted: whether this very start was counted on the disk.
+        is_counted: whether this start was counted on the disk.
     """
 
     model: str
@@ -108,7 +108,7 @@ def open_first(
 def begin(folder: ModelFolder, decide: Decide, counted: Collection[str]) -> Choice:
     """Open the first candidate of `decide` whose package is whole; record its state and the start.
 
-    Where that cannot be recorded, it is the first of the versions that have proved themselves, if any.
+    If the start cannot be recorded, open the first version that has proved itself instead, if any.
 
     Args:
         folder: folder of the model.

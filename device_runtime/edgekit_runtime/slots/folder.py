@@ -155,7 +155,7 @@ class ModelFolder:
         return self.path / _file_name(item, factory=item is state.factory)
 
     def write(self, package: "OpenedPackage", item: Installed, *, factory: bool) -> bool:
-        """Write a verified package under its name, and verify what was written; False if it lay there whole.
+        """Write a verified package under its name, and verify the file; False if it was there undamaged.
 
         Raises:
             RecordError: the disk is full, or the folder cannot be written.
@@ -179,7 +179,7 @@ class ModelFolder:
         return True
 
     def may_name(self, item: Installed) -> bool:
-        """Return whether the state file names `item`, as it may where the last sync of a change failed."""
+        """Return whether the state file may name `item`: it may if the last sync of a change failed."""
         loaded = self.load()
         is_named = any(other.sha256 == item.sha256 for other in loaded.state.installed)
         return is_named if loaded.problem is None else not loaded.replaceable

@@ -181,7 +181,7 @@ class Slots:
         counted: Collection[str] = (),
         without: Collection[str] = (),
     ) -> Choice:
-        """Return what to open like `choose`, after its start has been counted on the disk if it is unproven.
+        """Return what `choose` returns, after counting the start of an unproven version on the disk.
 
         A version that was begun `max_begun` times and never confirmed is rejected here, so that a loop of
         crashes ends at the version before. Where the count cannot be written, a version that has proved
@@ -193,7 +193,7 @@ class Slots:
             counted: sha256 of the choices that this process has begun: a crash ends the process, so what it
                 opens again has not crashed since it was counted.
             without: sha256 of versions that this device cannot open, such as for a missing engine; they are
-                passed by and stay as they are.
+                skipped and stay as they are.
 
         Raises:
             SlotError: `choose` raised it.
@@ -230,9 +230,9 @@ class Slots:
         counted: Collection[str] = (),
         without: Collection[str] = (),
     ) -> Choice | None:
-        """Record that `version` failed, and return what to open in its place, begun, or None.
+        """Record that `version` failed; return the version to open in its place, its start counted, or None.
 
-        It is a version that was not rejected, also where the record cannot be written: that is logged.
+        It is never a rejected version. If the record cannot be written, that is only logged.
 
         Args:
             model: its name.
@@ -303,7 +303,7 @@ class Slots:
         check: "Callable[[Manifest], None] | None" = None,
         trial: str = "",
     ) -> Receipt:
-        """Install the package at `path`; what was active stays so until the last step, which is atomic.
+        """Install the package at `path`; the active version stays so until the last step, which is atomic.
 
         Args:
             path: path of a package; it is verified before anything is written.

@@ -32,7 +32,7 @@ class Permissions:
         pin: stay at this version from now on, also where another is pinned.
         downgrade: install a version older than the current one.
         retry: install a version that was rejected here.
-        plain: install a version that is not encrypted where an installed one is.
+        plain: install an unencrypted version although an installed one is encrypted.
     """
 
     pin: bool = False
@@ -74,7 +74,7 @@ def give_up(state: ModelState, max_begun: int, counted: Collection[str] = ()) ->
     Args:
         state: before.
         max_begun: see `Slots`.
-        counted: sha256 of the versions that are in one of these starts now, and may yet be confirmed.
+        counted: sha256 of the versions whose present start may yet be confirmed.
     """
     for item in (state.active, state.spare):
         if item is None or item.health != UNPROVEN or item.sha256 in counted:

@@ -77,7 +77,7 @@ def _edge(refutes: Callable[[float], bool], outside: float, inside: float) -> fl
 
 
 def rank_interval(count: int, quantile: float, alpha: float) -> tuple[int, int]:
-    """Return the fewest and the most of `count` values that may lie at or below their true quantile.
+    """Return bounds of how many of `count` values lie at or below the true quantile.
 
     Args:
         count: at least 1.

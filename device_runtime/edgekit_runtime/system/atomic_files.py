@@ -145,7 +145,7 @@ def find_size(path: Path) -> int:
 
 
 def read_stamp(path: Path) -> tuple[int, ...]:
-    """Return numbers that change with a file, or none where it is missing."""
+    """Return a tuple that changes with the file; empty if it is missing."""
     try:
         status = path.stat()
     except OSError:

@@ -50,7 +50,7 @@ def child_environment() -> dict[str, str]:
 
 
 def describe_end(exit_code: int) -> str:
-    """Return `with exit code 3` or `by SIGSEGV`, to follow the word 'ended'.
+    """Return how a process ended, such as `with exit code 3` or `by SIGSEGV`, to follow the word 'ended'.
 
     Args:
         exit_code: exit code, negative for a signal, as in `subprocess`.

@@ -41,7 +41,7 @@ class Installation:
 
     Attributes:
         modules: Python packages of the engine, of which it needs one.
-        distributions: names under which package indexes have it, the usual one first.
+        distributions: its names in package indexes, the usual one first.
         extra: extra of our distribution that installs the engine; empty if `advice` says how.
         advice: how else to install it.
         host_extra: extra that installs what packages for it need on a host; empty if every host has it.
@@ -182,14 +182,14 @@ def find_engine(name: str) -> Engine:
 
 
 def get_engine(name: str) -> Engine | None:
-    """Return the record of an engine, or None where it has none here and so runs nothing here."""
+    """Return the record of an engine, or None if the engine is unknown here."""
     with contextlib.suppress(EngineMissingError):
         return find_engine(name)
     return None
 
 
 def parse_engine(release: str) -> Engine:
-    """Return the engine that a name with a release means, such as `onnxruntime 1.24.4`.
+    """Return the engine that a name with a release names, such as `onnxruntime 1.24.4`.
 
     Raises:
         EngineMissingError: no registered engine has such a package.

@@ -54,13 +54,13 @@ class SpeedGate:
         self.usual_s = _most_frequent(times)
 
     def check(self) -> bool:
-        """Return whether the speed is the usual one, and was so at the last call."""
+        """Return whether the speed is the usual one now and was at the previous call."""
         before_s, self.now_s = self.now_s, time_fixed_work()
         self._speeds.append(self.now_s)
         return self.is_usual(before_s, self.now_s)
 
     def is_usual(self, *speeds: float) -> bool:
-        """Return whether these are all the usual speed."""
+        """Return whether all these times are those of the usual speed."""
         return all(_is_near(speed_s, self.usual_s) for speed_s in speeds)
 
     def follow(self) -> bool:
@@ -95,7 +95,7 @@ def time_fixed_work() -> float:
 
 
 def begin_anywhere(draws: random.Random, share: float) -> None:
-    """Work for a random time, to begin anywhere in a slice of a processor, if its share comes in slices.
+    """Work for a random time, so that later work begins at a random point of this process's time slice.
 
     A process that slept wakes as its slice begins. Work shorter than a slice would then never wait, and seem
     as fast as without the quota.

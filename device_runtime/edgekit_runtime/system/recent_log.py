@@ -80,7 +80,7 @@ def read_journal(count: int) -> list[str]:
 
 
 def mask_secrets(lines: Sequence[str]) -> list[str]:
-    """Return lines without passwords, tokens and keys, and without characters that act on a terminal."""
+    """Return lines with passwords, tokens, keys and a terminal's control characters replaced."""
     masked, key_lines = [], 0
     for line in lines:
         if _KEY_BEGIN in line and "PRIVATE KEY" in line:

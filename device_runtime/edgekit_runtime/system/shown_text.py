@@ -8,7 +8,7 @@ _MAX_LOG_CHARS: Final = 4000
 
 
 def clean(text: str) -> str:
-    """Return the text without characters that act instead of being displayed.
+    """Return the text with characters replaced that act on a terminal instead of being displayed.
 
     Control characters would reach a terminal as commands, bidirectional overrides would reorder what the
     reader sees, and lone surrogates (undecodable file names) cannot be written as UTF-8.

@@ -129,7 +129,7 @@ class Answerer:
     def answer(
         self, outputs: Outputs, placement: Placement | None, overrides: Mapping[str, JsonValue] | None = None
     ) -> Decoded:
-        """Return the answer that the outputs of one sample mean; overrides are options for it alone.
+        """Return the answer that the outputs of one sample mean; `overrides` are options for it alone.
 
         Raises:
             RequestError: the package has no task, or an option is wrong.
@@ -167,7 +167,7 @@ class Answerer:
 
 
 def open_answerer(package: OpenedPackage) -> Answerer:
-    """Return the answerer of a package, which is useless without preprocessing, task and labels.
+    """Return the answerer of a package. It does nothing for a package without preprocessing, task and labels.
 
     Raises:
         PackageError: the preprocessing or the task is malformed or does not fit the model.

@@ -83,7 +83,7 @@ def register(
     entries: str = "",
     has_boxes: bool = False,
 ) -> Callable[[Decode], Task]:
-    """Return what makes a task of a function that decodes outputs, and puts it into the table; see `Task`."""
+    """Return a decorator that makes a task of a decoding function and puts it into the table; see `Task`."""
 
     def add(decode: Decode) -> Task:
         TASKS[name] = Task(

@@ -191,7 +191,7 @@ class KnownDigest:
         self._sha256 = manifest_sha256
 
     def verify(self, envelope: bytes, predicate_type: str, where: str) -> tuple[Statement, str]:
-        """Return the statement of the envelope, if it is about the package of that manifest.
+        """Return the statement of the envelope, which must be about the package with the known digest.
 
         Raises:
             DigestError: it is about another one.

@@ -22,7 +22,7 @@ _PAUSE_S: Final = _MINUTE_S // MAX_FAILURES  # until an attempt is checked again
 
 
 def too_many(attempts: str) -> RequestError:
-    """Return the refusal of an attempt that is not checked."""
+    """Return the error that refuses an attempt unchecked, because too many have failed."""
     return RequestError(429, f"too many {attempts}; wait {_PAUSE_S} s", retry_after_s=_PAUSE_S)
 
 
@@ -38,7 +38,7 @@ def allows(session: Session, limits: Mapping[str, int], now: float) -> bool:
 
 
 def take(session: Session, limits: Mapping[str, int], now: float) -> bool:
-    """Count an attempt as failed; returns False, without counting it, if it should not be checked at all."""
+    """Count an attempt as failed and return True; False over a limit: it must not be checked then."""
     rows = _read(session, limits)
     if not _allows(rows, limits, now):
         return False
@@ -70,7 +70,7 @@ def _count_forgiven(row: FailureRow, limit: int, now: float) -> int:
 
 
 def forgive(session: Session, keys: Iterable[str]) -> None:
-    """Take the count of an attempt back, since it has succeeded."""
+    """Undo the count of an attempt, since it has succeeded."""
     for row in _read(session, keys).values():
         if row.count:
             row.count -= 1

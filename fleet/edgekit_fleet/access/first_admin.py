@@ -32,7 +32,7 @@ class FirstAdminCode:
         return is_same and time.monotonic() < self._expires_at
 
     def check(self, session: Session, secret: str) -> None:
-        """Refuse a code that is wrong or was used; with a session that only reads, it delays no writer.
+        """Refuse a code that is wrong or was used; a session that only reads will do.
 
         Raises:
             RequestError: 403, the code is wrong or was used, or there is a user.

@@ -67,7 +67,7 @@ def login_of(request: HTTPConnection, store: Store) -> Login | None:
 
 
 def bearer_of(request: HTTPConnection, store: Store) -> Principal | None:
-    """Return who holds the token of a request, or None."""
+    """Return the principal whose token the request carries, or None."""
     scheme, _, secret = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not secret.startswith(PREFIX):
         return None

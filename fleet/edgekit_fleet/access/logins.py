@@ -56,10 +56,10 @@ class LoginDesk:
     A browser in which a user has logged in before holds a cookie for that user. Attempts with the cookie
     count by themselves, so nobody without it can shut the user out there.
 
-    Other failures count by name and address together, so that who fails shuts out neither others of a shared
-    address nor the user at another one. Many names or many addresses have a wider limit, from which a user is
-    exempt at an address where they have logged in before. Failures are in the audit log, an alarm for each
-    address and minute.
+    Other failures count for the pair of name and address. So they shut out neither other users at that
+    address nor this user elsewhere. All failures of a name, and all at an address, have a wider limit. It
+    does not hold for a user at an address where they have logged in before. Failures are in the audit log, an
+    alarm for each address and minute.
 
     Source: OWASP, *Slow Down Online Guessing Attacks with Device Cookies*.
     """
@@ -180,7 +180,7 @@ def find_login(store: Store, secret: str, now: float, *, is_use: bool = True) ->
         store: store of the fleet.
         secret: secret of the cookie.
         now: seconds since 1970.
-        is_use: whether somebody did something; False for a request that an open page sent by itself.
+        is_use: whether a person acted; False for a request that an open page sent by itself.
     """
     with store.snapshot() as session:
         row = session.get(LoginRow, digest(secret))

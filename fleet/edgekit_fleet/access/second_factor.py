@@ -119,9 +119,9 @@ def has_factor(session: Session, name: str) -> bool:
 
 
 def check_factor(session: Session, name: str, code: str, now: float) -> Outcome:
-    """Return whether a user may log in by a code, which is used up; right if there is no second factor.
+    """Return whether a user's one-time code is right, and use it up; always right without a second factor.
 
-    Commit also after a wrong one, which counts.
+    Commit after a wrong code, too: it counts as a failure.
     """
     row = session.get(SecondFactorRow, name, with_for_update=True)
     return "right" if row is None or not row.is_confirmed else _check(row, code, now)

@@ -53,7 +53,7 @@ class Identity:
 
 
 def fits_login(identity: Identity | None, login: Login) -> bool:
-    """Return whether a login may go on in a request with these headers of a proxy."""
+    """Return whether the user that a proxy's headers name may go on with this login."""
     if identity is None:
         return login.signed_on_role is None
     return identity.name == login.principal.name and login.signed_on_role in (None, identity.role)
@@ -74,7 +74,7 @@ class SignOn:
         self._secret = _read_secret(settings.sign_on_secret)
 
     def read(self, request: HTTPConnection) -> Identity | None:
-        """Return who has logged in at a proxy; None if the request names nobody, or nothing is set up.
+        """Return the user who has logged in at a proxy; None if no header names one, or no proxy is set up.
 
         Raises:
             SpoofedHeadersError: 403, it comes from elsewhere, or without the secret.

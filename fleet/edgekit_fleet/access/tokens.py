@@ -110,7 +110,7 @@ def revoke_token(session: Session, name: str, *, actor: str) -> None:
 
 
 def end_grants_of(session: Session, maker: str, *, actor: str) -> None:
-    """End what somebody has made and others could go on using: tokens, webhooks, unused enrolment codes."""
+    """End what `maker` has made and others could still use: tokens, webhooks, unused enrolment codes."""
     for webhook in session.scalars(select(WebhookRow).where(WebhookRow.created_by == maker)).all():
         session.delete(webhook)
         audit.record(session, actor, "webhook.remove", webhook.name)
@@ -130,7 +130,7 @@ def end_expired(session: Session, after: float, until: float) -> None:
     Args:
         session: session of a transaction.
         after: seconds since 1970.
-        until: the same; it counts.
+        until: seconds since 1970; the interval includes it.
     """
     expired = select(TokenRow.name).where(TokenRow.expires_at > after, TokenRow.expires_at <= until)
     for name in session.scalars(expired).all():

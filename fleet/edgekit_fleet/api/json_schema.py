@@ -12,7 +12,7 @@ Schemas = dict[str, dict[str, Any]]
 
 
 def add_schema(record: type[Any], schemas: Schemas) -> dict[str, Any]:
-    """Return a reference to the schema of a dataclass; adds it and the schemas it needs to `schemas`."""
+    """Return a reference to the schema of a dataclass; add that schema, and those it needs, to `schemas`."""
     reference = {"$ref": f"#/components/schemas/{record.__name__}"}
     if record.__name__ in schemas:
         return reference

@@ -42,7 +42,7 @@ def check_key(key: str) -> str:
 
 
 def begin_request(store: Store, request: KeyedRequest, now: float) -> tuple[int, bytes] | None:
-    """Return status and body of the answer that the request got before, or None: then carry it out.
+    """Return status and body of the answer that the request got before; None if it must be carried out.
 
     Raises:
         RequestError: 422 the key was used for another request; 409 it is being carried out, or its answer is

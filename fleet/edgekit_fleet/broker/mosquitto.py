@@ -171,7 +171,7 @@ class Mosquitto:
             os.kill(self._child.pid, signal.SIGHUP)
 
     def silence(self, devices: Collection[str]) -> None:
-        """Drop what these devices send, and no longer what others send; connections stay.
+        """Let the broker drop all that these devices send; devices silenced before are heard again.
 
         A device that floods the broker would otherwise fill the manager's queue there, and what the others
         send would be lost.

@@ -42,7 +42,7 @@ class TwinRow:
     Attributes:
         desired, reported: versions; empty where there is none, None where nothing is wanted.
         health, because: health and reason that the device reports.
-        differs: whether they are not the same package.
+        differs: whether desired and reported package differ.
         rollout, release: rollout and release that want it, or empty.
         is_pinned: whether the device must keep its version.
     """

@@ -55,7 +55,7 @@ class EventPosition:
 
     @classmethod
     def parse(cls, text: str) -> "EventPosition":
-        """Return the value that `str` wrote; any other text means that nothing was seen."""
+        """Return the position that `str` wrote; any other text stands for the time before all events."""
         audit, _, devices_ms = text.partition("-")
         if audit.isdecimal() and devices_ms.isdecimal() and len(text) < 50:
             return cls(int(audit), int(devices_ms))

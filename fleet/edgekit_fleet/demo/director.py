@@ -151,7 +151,7 @@ def _join(fleet: RunningFleet, setup: DemoSetup, device: RealDevice) -> Simulate
 def wait_while_moving(
     is_so: Callable[[], bool], look: Callable[[], str], clock: Callable[[], float] = time.monotonic
 ) -> str | None:
-    """Wait until something is so; returns the last state if no new one came for a minute, otherwise None."""
+    """Wait until `is_so` holds; return None, or the last state if it did not change for a minute."""
     states: set[str] = set()
     limit_s = 0.0
     while not is_so():

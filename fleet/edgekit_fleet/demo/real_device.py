@@ -68,7 +68,7 @@ class RealDevice:
         self._processes["agent"] = self._start("agent")
 
     def check(self) -> None:
-        """Do nothing while its processes run.
+        """Raise an error if one of its processes has ended.
 
         Raises:
             TransportError: one has ended.

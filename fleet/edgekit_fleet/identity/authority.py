@@ -70,7 +70,7 @@ def check_device_name(name: str) -> str:
     """Return the name if a device may have it.
 
     Raises:
-        ConfigError: the name could mean more than a name in a topic, an ACL or a path.
+        ConfigError: the name has characters with a meaning in a topic, an ACL or a path.
     """
     if _DEVICE_NAME.fullmatch(name) is None or name.startswith("edgekit-"):
         raise ConfigError(

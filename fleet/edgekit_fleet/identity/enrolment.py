@@ -191,7 +191,7 @@ def find_device(session: Session, name: str) -> DeviceRow:
 
 
 def revoke(session: Session, name: str, actor: str, why: str) -> DeviceRow:
-    """Shut a device out, and end its unused codes. Its certificates are those that the audit log names.
+    """Shut a device out, and end its unused codes. All its certificates that the audit log names are revoked.
 
     Raises:
         FleetError: there is no such device, or it is revoked already.

@@ -54,7 +54,7 @@ class Expiry:
         return now > self.ends_at - self.notice_s or now < self.begins_at
 
     def is_urgent(self, now: float) -> bool:
-        """Return whether half of the notice has passed, or it is not valid at all."""
+        """Return whether half of the notice before its end has passed, or it is not valid now."""
         return now > self.ends_at - self.notice_s / 2 or now < self.begins_at
 
     def describe(self, now: float) -> str:

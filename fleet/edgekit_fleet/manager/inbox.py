@@ -172,7 +172,7 @@ class KnownDevice:
             self.day, self.entries, self.versions = day, 0, frozenset()
 
     def keeps_figures(self, figures: ModelFigures) -> bool:
-        """Return whether figures of this version are kept: the device has not stated too many today."""
+        """Return whether to store figures of this version: the device has not reported too many today."""
         version = hash((figures.model, figures.version))
         if version not in self.versions:
             if len(self.versions) >= _VERSIONS_A_DAY:
@@ -274,7 +274,7 @@ class Inbox:
         self._strangers: set[str] = set()  # members of no store, which an alarm has named
 
     def put(self, topic: str, payload: bytes) -> None:
-        """Keep a message for `take`, or for `take_over` if it is for another manager.
+        """Store a message for `take`, or for `take_over` if it is for another manager.
 
         Messages of a device that sends too many are dropped here, before they cost anything. It counts as
         late, so the manager asks for its newest report.
@@ -322,7 +322,7 @@ class Inbox:
         }
 
     def take(self, now: float, limit: int = 1000) -> list[Hello]:
-        """Verify received messages; returns the hellos among them.
+        """Verify received messages, for `write`; return the hellos among them.
 
         Args:
             now: seconds since 1970.

@@ -183,7 +183,7 @@ class Publisher:
         )
 
     def read(self, session: Session, devices: Sequence[str]) -> list[Outgoing]:
-        """Return the newest documents of devices; those by an older key of the manager follow once signed."""
+        """Return the newest documents of devices; those by an older key follow once they are signed again."""
         outgoing = []
         for begin in range(0, len(devices), 500):
             statement = select(DesiredRow.device, DesiredRow.version, DesiredRow.envelope).where(
@@ -197,13 +197,13 @@ class Publisher:
         return outgoing
 
     def renew(self, session: Session, devices: Sequence[str]) -> None:
-        """Have the documents of devices written again even if their content is the same."""
+        """Mark documents of devices to be written again, even if their content is the same."""
         mark_due(session, devices, content_sha256="")  # no content has this digest
 
     def mark_expiring(self, session: Session, now: float) -> None:
         """Mark documents that are past half of their life, so that `make_due` writes them again.
 
-        Also documents by another key of the manager, and documents that are valid for too long: they were
+        It also marks documents by an older key of the manager, and those valid for too long: they were
         written when the clock was ahead.
         """
         ends = DesiredRow.expires_at

@@ -22,12 +22,13 @@ Special: TypeAlias = Literal["", "silent", "expiring"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """Which devices are meant.
+    """Which devices to find.
 
     Attributes:
         selector: as in `selector`; empty for all.
         status: only of this one, or empty.
-        special: only those that are `silent` for a week, or whose certificate is `expiring` within a month.
+        special: `silent` for only those without a message for a week, `expiring` for only those whose
+            certificate ends within a month; or empty.
     """
 
     selector: str = ""
@@ -65,8 +66,8 @@ def find_devices(
         by_name: whether to sort by name instead.
         after: `after` of the page before.
         limit: most devices of a page.
-        counts: result of `count_devices`, to skip empty groups and to choose the best way.
-        max_listed: with more matching devices, SQLite makes no list of them to find those of a page.
+        counts: result of `count_devices`, to skip empty groups and choose the faster query.
+        max_listed: most matching devices for which SQLite lists all of them to find those of a page.
 
     Raises:
         FleetError: the selector is malformed.

@@ -28,6 +28,6 @@ def check_name(kind: str, name: str) -> None:
 
 
 def follows(kind: type[ReleaseRow] | type[RolloutRow], created_at: float, name: str) -> ColumnElement[bool]:
-    """Return the condition of rows after another one, where the newest come first."""
+    """Return the condition for rows behind another row, in lists with the newest first."""
     is_next = and_(kind.created_at == created_at, kind.name > name)
     return or_(kind.created_at < created_at, is_next)

@@ -160,7 +160,7 @@ def plan_rollout(store: Store, request: RolloutRequest) -> RolloutPlan:
 
 
 def sum_plan(store: Store, request: RolloutRequest) -> PlanSummary:
-    """Return what a rollout would do to groups of devices that are alike; changes nothing.
+    """Return a plan summed over groups of equal devices; changes nothing.
 
     Raises:
         FleetError: as `plan_rollout`.
@@ -380,7 +380,7 @@ def give_order(
 def list_plain_returns(session: Session, row: RolloutRow) -> list[str]:
     """Return the encrypted models of which some devices would go back to a plain version.
 
-    Only after the end: until then a bad release must go back as fast as it can, and the plain version is
+    Empty before the rollout's end: until then a bad release must go back at once, and the plain version is
     still on the device.
     """
     if row.state != "succeeded":

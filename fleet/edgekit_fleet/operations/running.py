@@ -81,7 +81,7 @@ def start(
     Args:
         folder: folder of the fleet.
         settings: settings, which the folder keeps.
-        decide: replaces the rollouts in tests.
+        decide: replaces the decisions on rollouts, in tests.
         joins: whether this is a further manager of a running fleet; needs a database and brokers elsewhere.
         root_folder: folder for the keys of a new fleet's root; by default beside the other keys.
 

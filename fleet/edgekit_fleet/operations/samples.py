@@ -168,7 +168,7 @@ def switch(
 def parse_triggers(text: str) -> tuple[SampleTrigger, ...]:
     """Return the triggers of a text such as `uncertain:0.1 or drift or random:5`.
 
-    The number is the threshold of `uncertain`, and of others the samples a day.
+    The number is the threshold for `uncertain`, and samples a day for other triggers.
 
     Raises:
         FleetError: a trigger is unknown, or its number is none.
@@ -281,7 +281,7 @@ def read_status(store: Store) -> SampleStatus:
 
 
 def count_by_trigger(session: Session, choice: SampleChoice) -> dict[str, int]:
-    """Return kind of trigger -> samples that it drew; of several each counts."""
+    """Return kind of trigger -> number of samples that it drew; a sample drawn by several counts for each."""
     counts = dict.fromkeys(TRIGGERS, 0)
     statement = (
         select(SampleRow.triggers, func.count()).where(choice.condition()).group_by(SampleRow.triggers)
@@ -330,7 +330,7 @@ def read(store: Store, vault: SampleVault, sample_id: str, *, actor: str) -> tup
 
 
 def open_sample(vault: SampleVault, sample_id: str) -> Sample:
-    """Return a sample whose reading the audit log has.
+    """Return a sample opened; the caller has recorded the reading in the audit log.
 
     Raises:
         RequestError: 422, its file is damaged.

@@ -64,7 +64,7 @@ class NewPackage:
 def find_bases(session: Session, repository: Path, manifest: Manifest) -> tuple[Base, ...]:
     """Return the packages from which a delta to a new package pays off, the most used first.
 
-    Where no device has reported, it is the newest released one.
+    If no device has reported, this is the newest released package.
     """
     statement = (
         select(ReleasePackageRow, ContentKeyRow.content_key)
@@ -167,5 +167,5 @@ def _encrypt(content: bytes, key: ContentKey) -> bytes:
 
 
 def name_encrypted(stem: str, key: ContentKey) -> str:
-    """Return the stem of the name of an encrypted file: each key makes files of its own."""
+    """Return the stem of an encrypted file's name; it differs for each key."""
     return f"{stem}.{key.key_id[:_ID_DIGITS]}"

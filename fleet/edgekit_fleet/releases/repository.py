@@ -304,8 +304,8 @@ class TufRepository:
         """Delete files that no metadata of the last day names, here and in the storage.
 
         These are files of withdrawn releases, metadata that newer one has replaced, and what a killed process
-        left. The root stays: a device may be any number of versions behind. What only the storage has stays,
-        too: after a backup was restored, these are files of newer releases.
+        left. The root stays: a device may be any number of versions behind. Files that are in the storage
+        alone stay, too: after a restored backup they belong to newer releases.
 
         Args:
             now: seconds since 1970.
@@ -416,8 +416,8 @@ class TufRepository:
         """Exchange the keys of roles, and sign a new root. Call it again if it was cut off.
 
         Until the root names the new key, all metadata of the role carries both signatures: a device accepts
-        it with the old root and with the new one. The manager's key has no such time: from the new root on,
-        the new key alone signs.
+        it with the old root and with the new one. The manager's key has no such transition: from the new root
+        on, the new key alone signs.
 
         Args:
             now: seconds since 1970.
@@ -699,7 +699,7 @@ def _describe_meta(version: int, data: bytes) -> MetaFile:
 
 
 def name_target_file(path: str, sha256: str) -> str:
-    """Return where the file of a target lies, from the repository's folder on.
+    """Return the path of a target's file, relative to the repository's folder.
 
     Args:
         path: path of the target, `CLASS/NAME`.

@@ -7,7 +7,7 @@ from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow
 
 
 def list_withdrawn(session: Session, before: float) -> set[str]:
-    """Return packages and deltas of releases withdrawn before a time, unless another release has them.
+    """Return paths of packages and deltas of releases withdrawn before a time, unless others have them.
 
     `before`: seconds since 1970.
     """

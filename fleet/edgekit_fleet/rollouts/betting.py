@@ -47,7 +47,7 @@ def find_refuted_limits(
     limits: Sequence[float],
     evidence: float,
 ) -> NDArray[np.float64]:
-    """Return the largest limit that the first values refute, for each of some numbers of values.
+    """Return for each count n the largest limit that the first n values refute.
 
     With `evidence` = -log(alpha) this is the lower end of a confidence sequence of their mean.
 

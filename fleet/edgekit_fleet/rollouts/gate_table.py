@@ -42,8 +42,8 @@ class Sample:
     """The evidence of one device about the release; each field but `fault` is fixed when it is first known.
 
     Attributes:
-        is_failed: whether the installation failed; None where it was refused beforehand. While it is under
-            way it counts as one that succeeds: failures answer before successes do.
+        is_failed: whether the installation failed; None where it was refused beforehand. Until it ends, it
+            counts as a success: failures are reported earlier than successes.
         fault: what went wrong after the installation.
         measures: (model, stage) -> result of `gates.measure`, for stages with enough answered calls.
     """
@@ -98,7 +98,7 @@ class Gate:
         compare: with the old version on the same device, by ratio or difference; or the level by itself.
         worse: direction in which the figure gets worse.
         ideal: the best level.
-        most, least: evidence that counts at most and at least. A negative `least` lets improved devices count
+        most, least: bounds to which evidence is clipped. A negative `least` lets improved devices count
             as such: random differences have a mean of 0, which stays near 0 only with both signs.
         form: how its values are written.
     """
@@ -138,7 +138,7 @@ class Gate:
         return value if value < self.most else None
 
     def to_figure(self, evidence: float) -> float:
-        """Return a mean of evidence in the unit of the limit."""
+        """Return a mean of evidence as a figure, in the unit of the limit that people set."""
         if self.compare == "difference":
             return evidence
         sign = 1.0 if self.worse == "higher" else -1.0
@@ -297,7 +297,7 @@ def make_limits(changes: Mapping[str, float] | None = None) -> dict[str, float]:
 
 
 def check_stored_limits(values: Mapping[str, float]) -> None:
-    """Check limits of a stored rollout: earlier versions took values beyond the ranges that are offered now.
+    """Check limits of a stored rollout; values that only earlier versions allowed pass.
 
     Raises:
         ValueError: a limit is unknown, or no gate can be decided with it.

@@ -86,7 +86,7 @@ def find_period(begin: ModelFigures | None, end: ModelFigures) -> Period:
 
 
 def find_stage(requests: int, limits: Mapping[str, float]) -> int:
-    """Return the last stage that a model has reached by its calls on a device, from 0; -1 before it."""
+    """Return the last stage that a model's calls on a device have reached, from 0; -1 before the first."""
     min_requests = limits.get(MIN_REQUESTS.name, MIN_REQUESTS.default)
     needed = [min_requests * _STAGE_FACTOR**stage for stage in range(len(_STAGE_SHARES))]
     return bisect.bisect_right(needed, requests) - 1
@@ -95,7 +95,7 @@ def find_stage(requests: int, limits: Mapping[str, float]) -> int:
 def measure(
     before: Period | None, after: Period, controls: Sequence[tuple[Period, Period]]
 ) -> dict[str, float]:
-    """Return the evidence of a device: changes with the new version, less those on devices without it.
+    """Return the evidence of a device: its changes with the new version, less the median change of controls.
 
     Args:
         before: the old version's figures on this device, or None if there was none.
@@ -174,7 +174,7 @@ class SampleGroup:
 
     Attributes:
         where: empty for all, else ` of class NAME`.
-        members: which of all samples are in the group: bool [number of samples].
+        members: bool [samples], whether a sample is in the group.
         alpha: its share of the chance of a wrong stop.
     """
 
@@ -183,7 +183,7 @@ class SampleGroup:
     alpha: float
 
     def choose(self, evidence: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the values of its devices that have answered, from those of all (`read_evidence`)."""
+        """Return the evidence of the group's devices that have answered, out of that of all devices."""
         values = evidence[self.members]
         return values[~np.isnan(values)]
 
@@ -232,7 +232,7 @@ def read_evidence(
 
     Args:
         samples: samples of the devices.
-        tests: those of the same model and stage stand together.
+        tests: tests in an order in which those of one model and stage are adjacent.
     """
     key, measures, has_measures = ("", -1), [_NOTHING], False
     for test in tests:
@@ -276,7 +276,7 @@ def judge_samples(samples: Iterable[Sample], limits: Mapping[str, float], models
 
 
 def find_needed(test: GateTest, group: SampleGroup) -> float:
-    """Return the evidence at which the rollout stops: the logarithm of a capital, see `betting`."""
+    """Return the logarithm of the capital at which the rollout stops, see `betting`."""
     return -math.log(test.alpha * group.alpha)
 
 

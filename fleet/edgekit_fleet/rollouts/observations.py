@@ -62,9 +62,8 @@ class _Report:
 class Controls:
     """Reports of devices that still run the old version: up to 12 of each class, the last of the cohort.
 
-    The store keeps the last report of each hour. This keeps reports since the rollout began, a minute apart,
-    which fit the moments at which devices switch better. After a restart of the manager only the hours
-    remain.
+    The store keeps the last report of each hour. This keeps reports a minute apart since the rollout began,
+    so periods fit the moments of switching better. After a restart of the manager only the hours remain.
     """
 
     _devices: dict[str, list[str]] = field(default_factory=dict)
@@ -139,8 +138,8 @@ class FigureCache:
 
     Attributes:
         controls: the devices that still run the old version.
-        not_finite: (device, model) -> answers of the version before with NaN or infinity, and all checked
-            ones.
+        not_finite: (device, model) -> numbers of the old version's answers with NaN or infinity, and of all
+            checked.
     """
 
     controls: Controls = field(default_factory=Controls)
@@ -186,7 +185,7 @@ def observe_figures(
         packages: (class, model) -> package of the release.
         cache: figures that were read before; is changed.
         since: time before which all figures are known.
-        fresh: devices that have succeeded since; their figures may have come before.
+        fresh: devices that have succeeded since then; their figures may have come earlier.
         now: seconds since 1970; all figures that came earlier are in the store.
     """
     of_device = _read_new(session, rollout, progress, packages, since=since, fresh=fresh)
@@ -327,7 +326,7 @@ def _is_more_not_finite(session: Session, cache: FigureCache, row: FigureRow, af
 def count_before(session: Session, row: FigureRow) -> tuple[int, int]:
     """Return (answers with NaN or infinity, checked answers) of the version before on the device of `row`.
 
-    The counts begin at 0 in each process of the service, so those of the longest life are taken.
+    The counts begin at 0 in each process of the service, so those of the process that lived longest count.
     """
     rows = session.scalars(
         select(FigureRow)

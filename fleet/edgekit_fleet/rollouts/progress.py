@@ -172,7 +172,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WithdrawalEntry:
-    """The last decision to start or retry `devices` was not carried out, and will not be."""
+    """Cancels the last decision, to start or retry `devices`: it was not carried out."""
 
     devices: tuple[str, ...]
 
@@ -272,7 +272,7 @@ class Progress:
         started: members that were offered the release.
         step_at: when the last devices were started.
         pause: the decision that paused it; None if a person paused it or it is not paused.
-        resumed_with: value of `started` when a person last resumed it from a doubt.
+        resumed_with: value of `started` when a person last resumed it after a pause from doubt.
         wants_abort: who ordered to abort, or None.
         last: the last decision, or None.
         stop: the decision to abort, or None.
@@ -307,7 +307,7 @@ class Progress:
         return answered + self.unanswered(now)
 
     def unanswered(self, now: float) -> list[Sample]:
-        """Return samples of devices that have begun and may answer at any moment, as if they were well."""
+        """Return samples of devices that have begun without an answer yet, counted as good."""
         return [
             Sample(device_class=member.device_class, is_failed=False)
             for member in self.members.values()

@@ -267,7 +267,7 @@ class RolloutRunner:
 
 
 def execution_name(rollout: str, device: str, model: str, attempt: int) -> str:
-    """Return the name of an attempt, which fits the column for names of any length."""
+    """Return the name of an attempt; long names are shortened to fit the column."""
     digest = hashlib.sha256(f"{rollout}\0{device}\0{model}\0{attempt}".encode()).hexdigest()
     return f"{rollout[:64]}.{attempt}.{digest[:24]}"
 

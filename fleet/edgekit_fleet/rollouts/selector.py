@@ -103,7 +103,7 @@ class Selector:
     """A parsed selector.
 
     Attributes:
-        names: tags and facts that it asks for.
+        names: names of the tags and facts that it reads.
     """
 
     text: str
@@ -111,7 +111,7 @@ class Selector:
     test: Test
 
     def matches(self, attributes: Attributes) -> bool:
-        """Return whether a device is meant.
+        """Return whether a device matches.
 
         Args:
             attributes: its name (`name`), class (`class`), tags and facts.

@@ -69,8 +69,8 @@ def compile_selector(
 def count_by_attributes(session: Session, selector: Selector) -> int | None:
     """Return how many devices match a selector of tags, facts and versions joined by `and`; else None.
 
-    At most one may be negated. The index of attributes has the numbers, so no device is looked at: sorted
-    lists of it are merged, and those with the negated attribute are subtracted.
+    At most one attribute may be negated. No row of a device is read: sorted lists of the index of attributes
+    are merged, and devices with the negated attribute subtracted.
     """
     tests = selector.test.tests if isinstance(selector.test, Every) else (selector.test,)
     positive_tests = [test for test in tests if not isinstance(test, Negation)]

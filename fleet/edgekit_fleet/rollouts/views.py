@@ -104,8 +104,8 @@ def read_groups(
     Args:
         session: session of the store.
         selector: selector of the rollout.
-        packages: packages of the release. Only an open rollout of one of their models is in its way, and
-            `free_bytes` is stated only of a disk that might be too small for them.
+        packages: packages of the release. Only an open rollout of one of their models is named; `free_bytes`
+            is set only for a disk that might be too small.
     """
     open_members = session.execute(
         select(MemberRow.device, MemberRow.rollout)

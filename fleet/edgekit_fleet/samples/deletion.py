@@ -49,7 +49,7 @@ def delete_where(
 def delete_unwanted(store: Store, vault: SampleVault, now: float) -> int:
     """Delete samples past their days, and those of revoked devices; returns their number.
 
-    With them go uploads of such devices, and those that none has continued for a week.
+    It also deletes unfinished uploads of revoked devices, and those not continued for a week.
 
     `now`: seconds since 1970.
 

@@ -50,7 +50,7 @@ def list_orders_of(session: Session, device: str, since: float) -> list[SampleOr
 
 
 def mark_meant(session: Session, row: SampleOrderRow) -> int:
-    """Have the documents of the devices that an order means written again; returns their number."""
+    """Mark the documents of an order's devices to be written again; return the number of devices."""
     devices = session.scalars(_select_meant(session, row)).all()
     mark_due(session, devices)
     return len(devices)

@@ -8,10 +8,10 @@ class DeviceBehaviour:
     """The behaviour of a device; the default is a good device on a good link.
 
     Attributes:
-        loss: share of messages at which the connection breaks instead.
+        loss: share of messages that break the connection instead of being sent.
         reboot_s: mean time between reboots, or None. A reboot ends the step that is under way.
         boot_s: duration of a reboot.
-        clock_s: how far its clock is ahead of the true time; negative if behind.
+        clock_s: seconds by which its clock is ahead of the true time; negative if behind.
         bytes_per_s: speed of downloads.
         install_s, confirm_s, trial_s: duration of an installation with its self-test, of the time until the
             service confirms a version, and of a trial beside the old version.
@@ -43,7 +43,8 @@ class VersionBehaviour:
 
     Attributes:
         install_failures: share of the devices on which the self-test fails.
-        crashes: share of the devices on which the service restarts it in a loop, and returns to the old one.
+        crashes: share of the devices on which it crashes in a loop, so that the service returns to the old
+            version.
         not_finite: share of the devices on which the service sees NaN, and returns to the old version.
         latency: relative to that of the device.
         agreement: mean agreement with the old version on the same inputs, 0..1.

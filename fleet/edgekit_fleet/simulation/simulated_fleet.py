@@ -107,16 +107,16 @@ class SimulatedFleet:
     # What devices state
 
     def count(self, holds: Callable[[SimulatedDevice], bool]) -> int:
-        """Return the number of devices for which this holds."""
+        """Return the number of devices of which `holds` is true."""
         return sum(map(holds, self.devices.values()))
 
     def wait_until(
         self, holds: Callable[[SimulatedDevice], bool], limit_s: float, *, devices: int | None = None
     ) -> float:
-        """Wait until this holds for all devices, or so many; returns the seconds that it took.
+        """Wait until `holds` is true of `devices` devices, by default all; return the seconds that it took.
 
         Raises:
-            TransportError: it did not come true in `limit_s`.
+            TransportError: it was not true within `limit_s`.
         """
         begin_s, expected = time.monotonic(), len(self.devices) if devices is None else devices
         # The search for the first that is not there takes little of the time of the devices' thread.

@@ -25,7 +25,7 @@ def list_models(reported: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def list_stable(facts: Mapping[str, str], models: Mapping[str, str]) -> dict[str, str]:
-    """Return the facts of a device that are worth a search, and the versions of its models.
+    """Return search attributes of a device: the facts that seldom change, and the versions of its models.
 
     Args:
         facts: facts of its last report.

@@ -42,7 +42,7 @@ def append(
 ) -> None:
     """Write entries in the transaction of `session`, so that they are kept if and only if the change is.
 
-    They are written at its end: numbers have no gaps, so writers wait for each other from then on.
+    They are written at the transaction's end: numbers have no gaps, so from then on other writers wait.
 
     Args:
         session: session of `Store.transaction`.

@@ -45,7 +45,7 @@ class Shards:
     Attributes:
         number: number of the manager, from 0, which is part of its name at the broker.
         epochs: shard -> epoch, of the shards that it holds.
-        horizon: time in seconds since 1970; the store has all that reached other managers before.
+        horizon: seconds since 1970: all that other managers received before this time is in the store.
     """
 
     def __init__(self) -> None:
@@ -127,9 +127,8 @@ class Shards:
     def balance(self, session: Session, now: float, *, may_leave: bool = True) -> Balance:
         """Send a heartbeat, remove managers that have stopped, and return the shards to take and to leave.
 
-        A manager that was late itself, for example since the database was down, gives others time to come
-        back. Its shards are those that the store names: an earlier balance may have been committed without an
-        answer.
+        A manager that was itself late (the database was down, say) gives the others time to come back. Its
+        shards are those that the store names: an earlier balance may have been committed without an answer.
 
         `now`: seconds since 1970.
 

@@ -420,7 +420,7 @@ class ManagerRow(Table):
         number: number of the manager, from 0: the lowest that was free.
         holder: identifier of the process.
         heartbeat_at: time of the last heartbeat, by the clock of the database.
-        turned_at: time by its own clock: what it received before is in the store.
+        turned_at: time by its own clock; all that it received before is in the store.
     """
 
     __tablename__ = "managers"
@@ -487,8 +487,8 @@ class SecondFactorRow(Table):
         secret: what the user's app holds, in base 32.
         is_confirmed: whether a login needs it.
         last_step: step of the code that was used last.
-        failures, failed_at: wrong codes in a row, and when the last one came.
-        recovery_sha256: digests of the recovery codes that are left.
+        failures, failed_at: number of wrong codes in a row, and time of the last one.
+        recovery_sha256: digests of the recovery codes that were not used yet.
     """
 
     __tablename__ = "second_factors"
@@ -522,7 +522,8 @@ class FailureRow(Table):
 
     Attributes:
         key_sha256: SHA-256 of the address or name.
-        begun_at: when `count` was right; since then some are forgiven, and after a minute all.
+        begun_at: time at which `count` held; from then on failures are forgiven bit by bit, all after a
+            minute.
         count: number of failed attempts.
     """
 

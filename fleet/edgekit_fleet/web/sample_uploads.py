@@ -52,11 +52,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadLimits:
-    """What devices may use up.
+    """Limits of what devices may use.
 
     Attributes:
-        requests: requests of a device in a minute. A device that is refused waits for a minute or more, so
-            that one that sends twice as many is none of ours.
+        requests: requests of a device in a minute. A refused device waits for a minute or more, so a client
+            that sends twice as many is no device of ours.
         uploads: uploads of all devices at a time.
         parts: incomplete samples of a device.
     """

@@ -51,7 +51,7 @@ _UNACKED, _BYTES_ACKED = 24, 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """What clients may use up.
+    """Limits of what clients may use.
 
     Attributes:
         connections: most connections.
@@ -59,9 +59,9 @@ class ConnectionLimits:
         head_s: time until the head of a request is there.
         window_s: period over which a client must take data fast enough.
         waiting: connections that wait to be accepted, which is seconds of handshakes.
-        trim_connections: ended connections after which their memory is given back.
-        settle_s: time after which it is given back again: requests still end after their connections, and
-            anyio's threads are idle for 10 s.
+        trim_connections: number of ended connections after which freed memory is returned to the system.
+        settle_s: time after which it is returned once more: requests end later than their connections, and
+            anyio's threads after 10 s.
     """
 
     connections: int = 500

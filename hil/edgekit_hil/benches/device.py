@@ -135,7 +135,7 @@ class Device:
         self.run(f"kill {pid} 2>/dev/null; {_wait_for(pid)}; kill -9 {pid} 2>/dev/null; true")
 
     def forget_processes(self) -> None:
-        """Forget what `start` has started: after a power cut, others have these process ids."""
+        """Forget the processes of `start`: after a power cut, others have their ids."""
         self._started.clear()
 
     def wait(self, pid: int) -> None:
@@ -196,7 +196,7 @@ def _wait_for(pid: int) -> str:
 def describe(cause: BaseException) -> str:
     """Return an exception of labgrid or below in one line, with the last line that a program printed.
 
-    Evidence holds it, so it holds no user and password of an address.
+    Users and passwords in addresses are removed, since evidence holds the text.
     """
     inner = cause.__cause__
     printed = list(getattr(cause, "stdout", None) or ())

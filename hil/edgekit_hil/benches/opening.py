@@ -52,7 +52,7 @@ class Bench:
         home: absolute path of the folder on the device for the folders of tests.
         power: labgrid's driver that cuts the device's power, or None.
         meter: the active driver with `MeterProtocol`, or None.
-        meter_text: what the meter measures, or why there is none.
+        meter_text: what the meter measures, or why there is no meter.
         lock: lock of the bench, which can mark it as broken.
         boot_id: file on the device whose content differs after each boot.
         boot_limit_s: time until the device answers after its power came back.

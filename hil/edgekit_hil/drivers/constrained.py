@@ -77,7 +77,7 @@ class ConstrainedDriver(LocalDriver, PowerProtocol):
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def on(self) -> None:
-        """Do nothing: there is no boot."""
+        """Do nothing: the device is always on."""
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def off(self) -> None:

@@ -35,7 +35,7 @@ _COMMAND_LIMIT_S: Final = 60.0
 
 
 def require_userland() -> None:
-    """Do nothing if this machine can run programs for arm64.
+    """Check that this machine can run programs for arm64.
 
     Raises:
         BenchUnavailableError: its kernel is too old, this process is not root, or qemu is missing.

@@ -26,7 +26,7 @@ _PACKAGES: Final[Mapping[str, str]] = {
 
 
 def require(*programs: str) -> None:
-    """Do nothing if these programs are installed.
+    """Check that these programs are installed.
 
     Raises:
         BenchUnavailableError: one is missing; the message names its package.

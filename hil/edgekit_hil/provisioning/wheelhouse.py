@@ -38,7 +38,7 @@ class Wheelhouse:
     """The packages that a device installs.
 
     Attributes:
-        release: digest of the whole content, by which the device knows whether it has this release.
+        release: digest of the whole content, by which the device recognises the release.
         requirements: requirements for pip on the device, each with its hash.
         own_wheel: name and content of our wheel.
         folder: folder of all other wheels once `download` has returned.

@@ -35,8 +35,8 @@ class BenchTarget:
         name: target of packages: the bench's target or, if `edgekit profile --on` has measured this bench,
             its profile.
         engines: engines of the device, as packages name them; those that the target prefers come first.
-        predicted_engine: engine of the predictions of latency and energy.
-        is_profile: whether they are by a profile of this bench.
+        predicted_engine: engine for which latency and energy are predicted.
+        is_profile: whether the predictions come from a profile of this bench.
         network_times: times behind the profile, for evidence; None without a profile of this device that
             states them.
     """

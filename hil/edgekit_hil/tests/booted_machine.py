@@ -80,8 +80,8 @@ class Outcome:
 
     Attributes:
         version: version that serves afterwards.
-        restart_s: time from the end of the service to the start of its next process, by the machine's clock;
-            None if it should not end, or the machine booted.
+        restart_s: seconds from the end of the service to the start of its next process, by the machine's
+            clock; None if it should not end, or the machine booted.
         seconds: time from the begin of the event to the first answer, by this machine's clock; it includes
             what the event interrupts, such as an installation.
     """
@@ -223,8 +223,8 @@ class ServiceMachine:
         """Reboot by systemd, which stops each unit, and connect when the machine is up again.
 
         Args:
-            after_s: seconds until then, by the machine's clock.
-            beside: command that begins at the same time.
+            after_s: seconds until the reboot, by the machine's clock.
+            beside: shell command that starts together with the wait.
         """
         delay_s = max(after_s, _BEFORE_REBOOT_S)
         self.run(f"systemd-run --quiet sh -c 'sleep {delay_s:.2f}; systemctl reboot' & {beside}; wait")

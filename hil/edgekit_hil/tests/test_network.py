@@ -49,7 +49,7 @@ class OffloadingDevice:
         self._pid = device.start(f"{device.python} offload.py {package} stop {_LOCAL_S}", "offload.log")
 
     def wait(self, condition: str, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Return the newest line that the session prints, once it is as wanted."""
+        """Return the newest line that the session prints, once `is_so` holds for it."""
         deadline = time.monotonic() + _WAIT_S
         while True:
             text = self._device.run("tail -n 1 offload.log")

@@ -73,7 +73,7 @@ class ServedDevice:
 
     @contextlib.contextmanager
     def load(self) -> Iterator[dict[str, Any]]:
-        """Send requests during the block; what came of them is in the mapping after it."""
+        """Send requests during the block; after it, the mapping has their counts."""
         result: dict[str, Any] = {}
         device = self.device
         device.run(f"cat >load.py <<'END_OF_PROGRAM'\n{read_program('load')}END_OF_PROGRAM")

@@ -40,7 +40,7 @@ class ChosenServer:
     """The server that the options before the command choose.
 
     Attributes:
-        is_explicit: whether the URL is an option, not a variable.
+        is_explicit: whether the URL comes from the option, not from the environment variable.
     """
 
     url: str | None
@@ -70,7 +70,7 @@ def check_local() -> None:
 
 
 def find_chosen() -> ChosenServer | None:
-    """Return the choice of the options before the command."""
+    """Return the server that the options before the command chose; None without one."""
     chosen: ChosenServer | None = click.get_current_context().meta.get(_KEY)
     return chosen
 

@@ -26,7 +26,7 @@ class MeteredMachine:
 
     Attributes:
         meter: what measures its power, or None.
-        meter_text: what the meter measures, or why there is none.
+        meter_text: what the meter measures, or why there is no meter.
     """
 
     machine: Machine

@@ -43,7 +43,7 @@ _SIZE = re.compile(rf"([0-9.]+)\s*({'|'.join(_BYTES)})")
 
 
 def parse_bandwidths(text: str) -> tuple[float, ...]:
-    """Return the bandwidths that `--bandwidth` names, Mbit/s, in order.
+    """Return the bandwidths that `--bandwidth` names, in Mbit/s, in ascending order.
 
     Raises:
         click.BadParameter: neither a range nor values above 0.
@@ -347,7 +347,7 @@ def parse_percent(text: str, option: str) -> float:
 
 
 def parse_watts(text: str) -> tuple[float, float]:
-    """Return the two numbers of `--power`.
+    """Return the two powers of `--power`, in watts.
 
     Raises:
         click.BadParameter: something else.

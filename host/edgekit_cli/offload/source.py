@@ -159,8 +159,8 @@ def read_samples(
     Without a path they are the golden inputs of the package, or invented.
 
     `path`: of the samples; None if none were given.
-    `at_most`: how many, if they take `max_bytes` or less.
-    `least`: how many, whatever they take.
+    `at_most`: number of samples, if they take `max_bytes` or less. `least`: number to return even if they
+        take more.
 
     Raises:
         DataError: the samples cannot be read, or none can be invented.

@@ -47,8 +47,8 @@ class SharedWire:
 
         Args:
             size_bytes: the number of bytes.
-            was_waiting: whether they were there before this process asked for them; then its late wake-up
-                costs no bandwidth.
+            was_waiting: whether they had arrived before this process read; then its late wake-up costs no
+                bandwidth.
         """
         now = time.monotonic()
         is_late = was_waiting and now - self._free_at < _MOST_LATE_S

@@ -12,7 +12,7 @@ def bar(share: float, style: str, *, back: float | None = None) -> Markup:
     Args:
         share: length, 0..1 of the width.
         style: class of the bar.
-        back: length of a paler bar above it (the value before), or None.
+        back: length of a paler bar above it, for the earlier value; or None.
     """
     length = 100 * min(1.0, max(0.0, share))
     if back is None:
@@ -34,7 +34,7 @@ def budget_bar(share: float, state: str, *, title: str) -> Markup:
 
     Args:
         share: value / limit; limited to 0..1.25.
-        state: what is shown about the limit; the bar of one that is not resolved is pale.
+        state: verdict on the limit, which sets the bar's colour; `not resolved` is pale.
         title: the same in words.
     """
     length = 80 * min(1.25, max(0.0, share))

@@ -49,7 +49,7 @@ class Room:
         self.occupied.append((x - reach, y - reach, x + reach, y + reach))
 
     def place_label(self, text: str, px: float, py: float) -> Spot | None:
-        """Return the place of a point's label; None if there is none left."""
+        """Return a free position for a point's label; None if there is none."""
         for dx, dy in (*_NEAR, *_RINGS):
             box = _box(px + dx, py + dy, text, dx)
             if self._is_free(box):

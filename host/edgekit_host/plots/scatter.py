@@ -19,7 +19,7 @@ class Mark:
     Attributes:
         anchor: id of its table row.
         chosen: whether it is the chosen one: drawn larger, with a ring.
-        meets: whether all limits are met: drawn filled, otherwise hollow and square.
+        meets: whether it meets all limits: drawn filled, otherwise hollow and square.
     """
 
     label: str

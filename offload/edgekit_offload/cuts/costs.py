@@ -14,7 +14,7 @@ _AT_ONCE: Final = 4096  # placements whose costs are added up together, which bo
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of a graph on two tiers (device, server) or more, one link between each two.
+    """Costs of a graph on two tiers (device, server) or more, one link between neighbours.
 
     A tensor is sent over a link at most once, however many kernels read it behind the link. Data flows
     forward only: a kernel reads tensors made on its own tier or on one nearer to the device.

@@ -114,7 +114,7 @@ class KernelGraph:
 
     @cached_property
     def read(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-        """Numbers of read tensors, the readers of all in a row, and where the readers of each begin."""
+        """Indices of read tensors, the readers of all in a row, and where the readers of each begin."""
         rows = [row for row, tensor in enumerate(self.tensors) if self.consumers[tensor]]
         readers = [self.consumers[self.tensors[row]] for row in rows]
         starts = np.cumsum([0, *map(len, readers)])[:-1]

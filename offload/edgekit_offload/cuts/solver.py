@@ -63,7 +63,8 @@ class Limit:
         costs: the addends, such as the bytes of weights on the device or seconds of latency.
         at_most: the bound, in the unit of `costs`.
         shared: further addends, each with its kernels: it counts once if any of them runs on the device.
-        slack: amount by which `costs` may exceed `at_most` where one kernel alone must keep the limit.
+        slack: amount by which `costs` may exceed `at_most`, for a limit that must hold only if one kernel
+            runs on the device.
     """
 
     costs: Costs
@@ -265,7 +266,7 @@ class Cuts:
     def confirm(
         self, placement: Placement, stages: Sequence[Costs], limits: Sequence[Limit] = ()
     ) -> Placement:
-        """Try all placements if there are at most `MAX_ENUMERATED`, and return the best with that proof.
+        """Return the best of all placements, proved by enumeration; `placement` if there are too many to try.
 
         Args:
             placement: the result of `cheapest` (one stage) or `fastest_pipeline`.

@@ -134,9 +134,9 @@ def _enlarge(coarse: NDArray[np.float64], cells: int) -> NDArray[np.float64]:
 
 
 def pick_images(model: bytes, images: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
-    """Return images whose class a little noise does not change, of all classes that occur.
+    """Return images of all classes that occur, whose class a little noise does not change.
 
-    A coding that changes scores a little then changes no class, and an answer to a wrong image is noticed.
+    Then a coding that changes scores a little changes no class, but an answer to a wrong image shows.
 
     `images`: uint8 [n, 320, 320, 3].
     """

@@ -30,9 +30,11 @@ EDGE_FOLDER: Final = "edge"  # for the packages of the edge machine
 
 @dataclass(frozen=True, slots=True)
 class PlannedTail:
-    """The tail behind the first of two cuts: a model of the edge machine, with plans of its own.
+    """The tail behind the first of two cuts: the model of the edge machine.
 
     Attributes:
+        content: the tail, an ONNX model with its weights.
+        table: the plans by which the edge machine splits it with a server.
         splits: name of a plan -> its submodels.
     """
 

@@ -24,11 +24,11 @@ _IMAGE_RANK: Final = 4
 
 
 def find_bytes(samples: NDArray[np.float32]) -> Lattice | None:
-    """Return the 8-bit codes behind values, or None if there are more than 256 of them.
+    """Return the lattice of values that come from 8-bit codes; None if there are more than 256 values.
 
     A code that occurs in no sample gets the value on the line through the others, which may differ from the
     preprocessing's value in the last bit. Codes further from the samples than a quarter of their span are not
-    accepted: nothing shows that such values are on the steps.
+    accepted, since the samples do not show that such values lie on the steps.
 
     Args:
         samples: float32 [samples, ...]; the channels of images are axis 1 or the last one.
@@ -53,7 +53,7 @@ def find_bytes(samples: NDArray[np.float32]) -> Lattice | None:
 
 
 def find_series(samples: NDArray[np.float32]) -> Lattice:
-    """Return 16-bit codes for a series; `is_exact` says whether they restore all samples to the last bit.
+    """Return a lattice of 16-bit codes; its `is_exact` says whether it restores all samples exactly.
 
     Values that lie on no grid are rounded to a 30,000th of their range. Codes reach beyond the samples: by a
     quarter of their span on each side, or by what 15 bits leave, which is 4.6 % for rounded values.

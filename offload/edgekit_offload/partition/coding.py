@@ -39,7 +39,7 @@ class CutCoding:
             step too wide for others. With 8 bits, groups of 32 changed 6 answers of 2,000 behind the first
             layer of ResNet8; groups of 16 change 2, for 9 % more bytes after zstd. With 4 bits the ends of
             such ranges would be a third of all bytes.
-        wide_values: tensors of at most so many values get 16-bit codes with one range.
+        wide_values: largest number of values of a tensor that gets 16-bit codes with one range.
         min_samples: samples for an estimate of what it changes in the answers; 0 if it is exact.
         max_cuts: number of measured cuts besides the best one; None: those of the codings without a limit.
     """
@@ -87,13 +87,15 @@ class Lattice:
 
     Attributes:
         step, offset: float64 [channels or 1].
-        table: float32 [channels or 1, codes]: the value of each code to the last bit, from `lowest` on; None
-            for more than 256 codes; then the line above is rounded to float32.
+        lowest, highest: first and last code.
+        axis: axis of the channels.
+        table: float32 [channels or 1, codes], the exact value of each code, from `lowest` on. None for more
+            than 256 codes, whose values are `step * code + offset`, rounded to float32.
         time_axis: axis along which neighbours differ least.
         is_grid: whether the samples were on these steps; otherwise they were rounded.
         is_exact: whether coding restored every sample to the last bit.
         accepted: int64 [2, channels or 1]: the least and the largest code that a device sends, since the
-            samples have values like them; None where it sends all.
+            samples have values like them; None if it sends all.
     """
 
     step: NDArray[np.float64]

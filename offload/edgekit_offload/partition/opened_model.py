@@ -25,7 +25,7 @@ _ROUNDS: Final = 5
 
 
 class OpenedModel:
-    """A model on this machine; what a step asks for first is kept for the others.
+    """A model on this machine. What one step computes is kept for later steps.
 
     Args:
         content: the ONNX model.
@@ -110,7 +110,7 @@ def open_model(
 
 
 def run_session(session: onnxruntime.InferenceSession, feeds: Feeds) -> dict[str, Array]:
-    """Return the outputs of a session by name; further tensors than its inputs do no harm."""
+    """Return the outputs of a session by name; `feeds` may hold further tensors, which are ignored."""
     names = [output.name for output in session.get_outputs()]
     own_feeds = {value.name: feeds[value.name] for value in session.get_inputs()}
     return dict(zip(names, session.run(names, own_feeds), strict=True))

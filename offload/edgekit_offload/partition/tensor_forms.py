@@ -29,7 +29,7 @@ _SHAPES: Final = frozenset({"Shape", "Size"})  # what they make depends on no va
 
 
 def find_forms(graph: onnx.GraphProto, tensors: Iterable[str]) -> frozenset[str]:
-    """Return tensors of a model with all others that hold their values in another form.
+    """Return these tensors and all others of the graph that hold the same values in another form.
 
     `graph`: the graph of a model; its nodes stand in an order in which they can run.
     """

@@ -286,7 +286,7 @@ def _confirm(large: OpenedModel, inputs: CascadeInputs) -> Cascade | Refusal:
 def refuse_cascade(
     plan: OffloadPlan, others: Sequence[OffloadPlan], conditions: Sequence[Conditions], score: Score
 ) -> Refusal | None:
-    """Return why a cascade pays under no conditions, or None if it pays somewhere."""
+    """Return a refusal if the cascade pays under no conditions; None if it pays somewhere."""
     if plan.escalation is None:
         raise CutError(f"plan '{plan.name}' is no cascade")
     rows = score_all([plan, *others], conditions, score)

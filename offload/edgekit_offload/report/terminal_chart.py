@@ -22,8 +22,7 @@ def render_terminal(
 ) -> str:
     """Return the chart at the round trip of the grid that is nearest to `rtt_ms`, as lines without colour.
 
-    A digit or letter stands for each candidate; where lines cross, the chart shows the one that is faster at
-    the left.
+    A digit or letter stands for each candidate; where lines cross, that of the candidate faster on the left.
 
     `width`: width of the terminal, in columns.
     """

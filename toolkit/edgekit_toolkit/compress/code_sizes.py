@@ -36,7 +36,7 @@ class CodeSizes:
         self._rows = [(layer, layer.to_rows(weights[name])) for name, layer in by_weight.items()]
 
     def at(self, strength: float) -> float:
-        """Return the bytes with steps of a strength."""
+        """Return the bytes of all codes with steps of this strength."""
         return self._sum(lambda layer, rows: self.steps.choose(layer, rows, strength))
 
     def of_peak(self, peak: int, fine_peak: int) -> float:

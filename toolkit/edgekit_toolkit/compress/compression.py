@@ -54,7 +54,7 @@ class Compression:
     Attributes:
         weights: coded weights, by the name of the initializer.
         biases: float32 [channels] that go with them, by the name of the initializer.
-        channels: the channels that stay, in groups that lose some; weights and biases are of these.
+        channels: group -> channels that stay, for groups that lose some; weights and biases have only these.
         is_distilled: whether they were trained on the float model's outputs before they were rounded.
     """
 
@@ -91,12 +91,12 @@ class Compression:
 
     @property
     def mean_bits(self) -> float:
-        """Bits a weight that an ideal coder takes that knows how often each code occurs in a layer."""
+        """Bits per weight of an ideal coder that knows how often each code occurs in a layer."""
         return 8 * self.code_bytes / max(sum(weight.codes.size for weight in self.weights.values()), 1)
 
     @property
     def code_bytes(self) -> float:
-        """Bytes that such a coder takes for all codes."""
+        """Bytes of all codes by the ideal coder of `mean_bits`."""
         return sum(entropy_bits(weight.codes) for weight in self.weights.values()) / 8
 
     def scales(self) -> dict[str, NDArray[np.float32]]:
@@ -104,7 +104,7 @@ class Compression:
         return {name: weight.scale for name, weight in self.weights.items()}
 
     def scales_of_outputs(self, model: onnx.ModelProto) -> dict[str, NDArray[np.float32]]:
-        """Return these scales by the names of the layers' outputs, and of their Relu or Clip behind.
+        """Return the scales by the names of the layers' outputs, and of those of a Relu or Clip behind.
 
         Converted models name an operator after one of both.
         """
@@ -155,7 +155,7 @@ def count_bits(codes: NDArray[np.int8]) -> int:
 
 
 def entropy_bits(codes: NDArray[Any]) -> float:
-    """Return the length of these codes where each takes the bits that suit how often it occurs.
+    """Return the entropy of codes times their number, in bits.
 
     `codes`: whole numbers, at least one.
     """

@@ -72,7 +72,7 @@ class Distillation:
     Attributes:
         model: the trained student; None if held-back samples do not agree that it is better.
         noise_before: noise of the student on held-back samples, as a share of the outputs' power.
-        noise_after: that of the trained student.
+        noise_after: the same of the trained student.
     """
 
     model: onnx.ModelProto | None

@@ -23,7 +23,7 @@ class Moments:
     """Moments of the patches of a layer. The compressed network's may have fewer columns, J of K.
 
     Attributes:
-        own: second moment of the compressed network's patches, [G, J, J].
+        own: second moment of the compressed network's patches, [G, J, J]: G groups, J columns.
         cross: the float network's patches times the compressed network's, [G, K, J].
         mean, float_mean: means of the patches, [G, J] and [G, K]; 0 if the moments are not centred.
         columns: the columns of the float network's patches that the compressed network has, [J].
@@ -73,7 +73,9 @@ class Moments:
         return Moments(own, self.cross[:, :, columns], mean, self.float_mean, self.columns[columns])
 
     def fit(self, rows: Floats) -> Floats:
-        """Return the rows for the compressed network's patches nearest to `rows` for the float ones.
+        """Return rows [G, R, J] that keep the layer's outputs on the compressed network's patches.
+
+        They come nearest to the outputs of `rows` on the float network's patches.
 
         Args:
             rows: [G, R, K].

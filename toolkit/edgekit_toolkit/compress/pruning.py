@@ -162,7 +162,7 @@ def _rank(
 
 
 def find_least_channels(group: ChannelGroup) -> int:
-    """Return how many channels of a group stay in any case."""
+    """Return the least number of channels that a group keeps."""
     return max(_MIN_CHANNELS, math.ceil(group.size * _MIN_SHARE))
 
 

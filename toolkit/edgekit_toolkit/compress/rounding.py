@@ -38,12 +38,12 @@ def limits(peak: int) -> tuple[int, int]:
 
 
 def is_coarse(peak: int) -> bool:
-    """Whether codes have so few values that a range shorter than the largest weight may pay."""
+    """Whether codes have so few values that clipping the largest weights may reduce the error."""
     return peak < _MIN_FINE_PEAK
 
 
 def damp(moment: Floats) -> Floats:
-    """Return a second moment [G, K, K] that can be inverted."""
+    """Return the second moment [G, K, K] with a diagonal added, so that it can be inverted."""
     diagonal = np.einsum("gii->gi", moment)
     added = np.maximum(_DAMPING * diagonal.mean(axis=1), 1e-12)
     damped: Floats = moment + added[:, None, None] * np.eye(moment.shape[-1])
@@ -104,7 +104,7 @@ def measure_errors(differences: Floats, moment: Floats) -> Floats:
 
 
 def fit_scale(codes: Floats, rows: Floats, moment: Floats, scale: Floats) -> Floats:
-    """Return the step of each row [G, R, 1] with which its codes come nearest; `scale` for rows of zeros."""
+    """Return the step of each row [G, R, 1] with the least error of its codes; `scale` for rows of zeros."""
     projected_codes = codes @ moment
     power, product = ((values * projected_codes).sum(axis=2, keepdims=True) for values in (codes, rows))
     return np.where((power > 0) & (product > 0), product / np.where(power > 0, power, 1), scale)

@@ -70,8 +70,9 @@ def round_weights(
         choose_step: returns the steps of a layer.
         threads: threads of one inference.
         quantize: returns the values that an input of a layer has, by its name, where activations are codes.
-        alone: whether each layer is rounded as if all else stayed as it is, activations too.
-        coarse_biases: whether biases get the digits of a weight alone, which travel in fewer bytes.
+        alone: whether each layer is rounded as if the rest of the network, activations included, stayed
+            float.
+        coarse_biases: whether biases are rounded to the precision of weights, to travel in fewer bytes.
         progress: called with the number of the layer that begins, and how many there are.
 
     Raises:

@@ -52,7 +52,7 @@ class EqualSlopeSteps:
         Args:
             layer: the layer.
             rows: its weights.
-            strength: square root of the noise that each layer of mean size may add.
+            strength: square root of the noise that a layer of mean size may add.
         """
         share = min(strength * self._shares[layer.name], _MAX_STEP)
         whole = max(float(np.sqrt((rows**2).mean())), 1e-30)

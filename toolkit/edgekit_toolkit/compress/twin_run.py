@@ -32,7 +32,7 @@ class TwinRun:
         samples: inputs.
         threads: threads of one inference.
         compressed: model of the compressed run: with the same nodes in the same order, by default `model`.
-        is_single: whether there is only one run, whose tensors both get.
+        is_single: whether there is only one run, whose tensors stand for both.
         quantize: returns the values that a layer's input has in the compressed run.
 
     Attributes:

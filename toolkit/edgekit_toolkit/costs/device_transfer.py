@@ -74,8 +74,8 @@ class ThreadSharing:
     holds for kernels alone: not for the engine's other work, nor for recurrent kernels.
 
     Attributes:
-        alone_s: time here of a kernel that is about long enough for threads to help.
-        share: time of a long kernel relative to one thread; 1 for a device with one thread.
+        alone_s: time on this machine, in seconds, of the shortest kernel with which further threads help.
+        share: time of a long kernel with all threads over that with one; 1 for a device with one thread.
     """
 
     alone_s: float = 1.0
@@ -103,10 +103,10 @@ class FittedRatios:
     """Ratios that convert a run on this machine into a time on a device.
 
     Attributes:
-        ratios: time there over time here, for each kind of kernel.
-        s_per_spilled_byte: time there of each spilled byte, beside that of its kernel.
-        sharing: how the device's threads share kernels; the ratios compare one thread there with one here.
-        errors: for each network its predicted over its measured time, less 1, by a fit without that network.
+        ratios: kind of kernel -> time on the device over time here.
+        s_per_spilled_byte: seconds that each spilled byte takes on the device, beside its kernel's time.
+        sharing: how the device's threads share kernels; the ratios compare one thread of each machine.
+        errors: for each network predicted over measured time, less 1; the fit left that network out.
     """
 
     ratios: Mapping[KernelKind, float]

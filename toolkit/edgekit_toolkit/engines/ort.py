@@ -34,7 +34,7 @@ def take_codes(coded: onnx.ModelProto, _floats: onnx.ModelProto) -> Model:
 
 
 def require_onnx(model: Model) -> OnnxModel:
-    """Return the model, which must be an ONNX model.
+    """Return the model, after checking that it is an ONNX model.
 
     Raises:
         ModelError: it is a `.tflite` model.

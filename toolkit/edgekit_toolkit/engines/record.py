@@ -89,13 +89,13 @@ class EngineSupport:
         judged_on: the engine that runs the candidates on this host: this engine, or a stand-in.
         tools: distributions that decide the bytes of a package, beside those for every engine.
         fallback: the engine of the package's fallback on the device; empty for none.
-        competes: whether a target's preference for it is only a start, so that other engines are measured
-            against it where they run here.
+        competes: whether other engines that run here are measured against it, although a target prefers it.
         shares_cores: whether it takes several threads unless a package says otherwise.
         slows_exact_products: whether its exact 8-bit products are slow on x86 processors without VNNI.
         cheap_row_macs: multiply-adds that a golden row may cost for all rows to be taken, which then take
             half as long as opening; None for the first row alone.
-        check: asks the engine's own parser about a model, with shapes for free sizes beside the batch.
+        check: asks the engine's own parser whether it takes a model, given shapes for free sizes beside the
+            batch.
         notes: warnings about the figures of every package for it.
         untimed: kind of `quantize.forms.UNTIMED_KINDS` -> the form, where the engine has it.
     """

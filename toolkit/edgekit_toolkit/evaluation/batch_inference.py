@@ -41,8 +41,8 @@ class Inference:
     """The outputs for a file of samples.
 
     Attributes:
-        samples: how many there were.
-        batch: how many were run at once.
+        samples: number of samples.
+        batch: number of samples in one run.
         outputs: output name -> [samples, ...]; an output without a row for each sample is [runs, ...].
         first: the feeds of the first run.
         names: the file of each sample, where each is a file of its own.

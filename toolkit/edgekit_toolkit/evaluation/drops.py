@@ -41,7 +41,7 @@ class Interval:
     """A confidence interval of a drop.
 
     Attributes:
-        low, high: points.
+        low, high: ends of the interval, in points: hundredths of the score.
         confidence: confidence level of both sides together, 0..1.
     """
 
@@ -55,7 +55,7 @@ class Drop:
     """The drop of a score.
 
     Attributes:
-        points: the drop itself.
+        points: the drop in points, hundredths of the score.
         changes: distinct changes of a unit; 1 is a loss from the best score to the worst. A unit is a sample,
             or a group of samples where a metric over the whole set leaves out groups.
         counts: number of units with each change.
@@ -243,10 +243,10 @@ def _drop(points: float, changes: Floats, samples: int, max_gain: float = 1.0) -
 
 
 def leave_out(score: Callable[[NDArray[np.int64]], float], count: int) -> Floats:
-    """Return the scores of a set, each time without one group of samples; all models share the groups.
+    """Return the scores of a set with one group of samples left out at a time (jackknife).
 
     Args:
-        score: called with the positions of the other samples; it raises DataError where there is no score.
+        score: called with the positions of the other samples; it raises DataError if they have no score.
         count: number of samples, at least 2.
 
     Returns:
@@ -281,7 +281,7 @@ def set_drop(source: float, candidate: float, without: tuple[Floats, Floats], sa
     Args:
         source: score, 0..1.
         candidate: score, 0..1.
-        without: the scores of both without one group after the other, as of `leave_out`.
+        without: results of `leave_out` for both models, the source first.
         samples: how many there are.
     """
     drop = source - candidate

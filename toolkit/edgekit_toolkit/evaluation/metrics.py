@@ -147,12 +147,12 @@ class SetMetric:
     """A named score of a whole set of samples, such as mAP or F1.
 
     Attributes:
-        name, title, truth, outputs, suits: as of `Metric`.
+        name, title, truth, outputs, suits: as in `Metric`.
         score: score of the whole set, from what `reduce` made of each sample.
         reduce: (outputs of a sample, its label) -> what the score needs of it. Only that is held in memory.
         fit: makes `reduce` for the options of a task, and the number of classes with a label.
         task: name of the task whose outputs it reads.
-        weighs_copies: whether a sample that is there twice counts as two, so that samples can have weights.
+        weighs_copies: whether a sample that occurs twice counts twice, so that samples can have weights.
     """
 
     name: str

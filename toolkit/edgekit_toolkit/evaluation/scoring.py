@@ -67,7 +67,7 @@ class PartScores:
     """Scores on one set of samples.
 
     Attributes:
-        samples: how many there are.
+        samples: number of samples.
         baseline: score of the source model, 0..1.
         scores: scores of each candidate, 0..1.
     """
@@ -101,13 +101,13 @@ class Scores:
     Attributes:
         choosing: scores on the samples by which candidates are chosen.
         confirmation: scores on the samples held back, which choose nothing; None with too few samples.
-        spoiled: place of each candidate with outputs that are NaN or infinite where the source model's are
+        spoiled: index of each candidate with outputs that are NaN or infinite where the source model's are
             finite -> which outputs, and on how many samples. Such a candidate must not be used, whatever its
             score.
-        unjudged: further samples, in which no model finds anything.
+        unjudged: number of further samples, in which no model finds anything.
         outcomes: [models, samples] of a metric of single samples, the source model first; NaN where a model
             finds nothing.
-        weights: for how much each column of `outcomes` stands; None if all count alike.
+        weights: weight of each column of `outcomes`; None if all count alike.
     """
 
     metric: Metric | SetMetric
@@ -386,7 +386,8 @@ def split_evaluation(count: int, *, hold_back: bool) -> list[Positions]:
 def judged_table(metric: Metric, table: Floats, reference: Outputs) -> Floats:
     """Return the informative columns of a table of outcomes, without NaN.
 
-    Where the source and some forms find nothing, those agree. Where no model does, nothing is judged.
+    If the source model finds nothing in a sample, forms that find nothing agree with it. If no model finds
+    anything, the sample is left out.
 
     Args:
         metric: the metric of the scores.

@@ -23,7 +23,7 @@ _MAX_SIDE: Final = 1 << 14
 
 
 def count_pixels(options: SegmentationOptions) -> Callable[[Outputs, TrueMask], Counts]:
-    """Return a step that counts the pixels of each class: common, predicted and true, [3, 255]."""
+    """Return a function that counts the pixels of each class: common, predicted and true, int [3, 255]."""
     options = replace(options, max_side=_MAX_SIDE)
 
     def reduce(outputs: Outputs, truth: TrueMask) -> Counts:
@@ -42,7 +42,7 @@ def count_pixels(options: SegmentationOptions) -> Callable[[Outputs, TrueMask], 
 
 
 def mean_overlap(counts: Sequence[Counts], _reference: Sequence[Counts], _labels: Any) -> float:
-    """Return the mean over all classes that are true or found somewhere of their intersection over union.
+    """Return the mean intersection over union of all classes that are true or predicted in some pixel.
 
     Raises:
         DataError: no pixel counts.

@@ -65,7 +65,7 @@ def is_tflite(path: Path) -> bool:
 
 
 def describe_folder(path: Path) -> str:
-    """Return a description of a folder that was given as a model."""
+    """Return what a folder is that was given as a model, to follow the path in a message."""
     if (path / "saved_model.pb").exists():
         return f"a TensorFlow SavedModel; {_TO_ONNX_FROM_KERAS}"
     return "a folder; give the model file in it"
@@ -78,7 +78,7 @@ def describe_signature(head: bytes) -> str | None:
 
 
 def describe_no_model(path: Path, content: bytes) -> str:
-    """Return a description of a file that is not an ONNX model."""
+    """Return what a file is that is not an ONNX model, to follow the path in a message."""
     if not content:
         return "empty; write or copy the file again"
     if path.name == "saved_model.pb":

@@ -102,7 +102,7 @@ def unlike_joins(model: onnx.ModelProto, kernels: Sequence[str], ranges: Ranges)
 
 
 def are_unlike(names: Iterable[str], ranges: Ranges) -> bool:
-    """Return whether the widest range of these tensors is over `UNLIKE` times the narrowest that is not 0."""
+    """Return whether the widest of these ranges is over `UNLIKE` times the narrowest one that is not 0."""
     reaches = [max(map(abs, ranges[name])) for name in names if name in ranges]
     return max(reaches, default=0) > UNLIKE * min(filter(None, reaches), default=np.inf)
 
@@ -163,7 +163,7 @@ def touched_tensors(model: onnx.ModelProto, kernels: Sequence[str]) -> list[str]
 
 
 def absorbed_activation(index: GraphIndex, node: onnx.NodeProto) -> onnx.NodeProto | None:
-    """Return the Relu or Clip that a matrix product's kernel computes itself; it is the only reader."""
+    """Return the Relu or Clip that a matrix product's kernel can compute: its only reader; else None."""
     if node.op_type not in COMPUTE:
         return None
     readers = index.consumers(node.output[0])
@@ -186,7 +186,7 @@ def weight_axis(node: onnx.NodeProto) -> int:
 
 
 def moves_codes(node: onnx.NodeProto) -> bool:
-    """Whether a node's outputs hold only values of its first input (or means of neighbours)."""
+    """Whether a node only moves or averages values of its first input, so that its codes stay valid."""
     if node.op_type == "Resize":
         return attribute(node, "mode", b"nearest") in {b"nearest", b"linear"}
     return node.op_type in MOVEMENT and (node.op_type == "Split" or len(node.output) == 1)

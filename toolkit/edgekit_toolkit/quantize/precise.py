@@ -48,8 +48,8 @@ class OperatorNode(Generic[T]):
 def precise_operators(nodes: Sequence[OperatorNode[T]], ends: Collection[T]) -> list[OperatorNode[T]]:
     """Return the operators that stay in float.
 
-    These are operators whose results only reach inputs that need relative precision, and operators that read
-    reciprocals; matrix products are never among them.
+    Their results reach only inputs that need relative precision, or they read reciprocals. Matrix products
+    are never among them.
 
     Args:
         nodes: operators in topological order.

@@ -33,7 +33,7 @@ class Quantizer(Protocol):
     Attributes:
         threads: threads of one inference of the models.
         scheme: the quantized form that the target's engine runs fastest.
-        wider: one with more bits, which is more accurate and slower there; None if there is none.
+        wider: a form with more bits, more accurate and slower there; None if there is none.
         labels: kinds of forms without a plan, in the order in which they are made, with their names.
     """
 
@@ -74,9 +74,9 @@ class Quantizer(Protocol):
         """Return for each output the axis of the softmax that makes it, or None."""
 
     def output_parts(self, feeds: Feeds) -> Sequence[Parts | None]:
-        """Return for each output the number of the tensor that each of its values comes from.
+        """Return for each output the index of the source tensor of each value, int64 [values].
 
-        None where they come from one tensor, or where that is not known.
+        None if all values come from one tensor, or if that is not known.
         """
 
     def build(self, form: Form) -> Model | None:
@@ -135,7 +135,7 @@ class Quantizer(Protocol):
         """Return the layers that `int8-weights` can change, in order, by their first output."""
 
     def equalize(self, ranges: Mapping[str, Range]) -> tuple[Factors, dict[str, Range]]:
-        """Return channel factors, and the ranges with them; no factors if the model takes none."""
+        """Return factors that equalize channels, and the ranges with them; no factors if none help."""
 
     def writer(self, factors: Factors) -> Callable[[Plan], Model]:
         """Return a call that writes a plan for the model with these factors, only for measurements."""
@@ -149,7 +149,7 @@ class Quantizer(Protocol):
             plan: kernels and ranges.
             factors: channel factors of equalized tensors.
             fidelity: samples, and the weights of errors.
-            expired: whether no more work is allowed. Blocks that are not yielded are unknown.
+            expired: returns whether the work must end. Blocks that are not yielded are unknown.
         """
 
     def weight_costs(

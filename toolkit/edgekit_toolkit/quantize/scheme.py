@@ -86,7 +86,7 @@ class QuantizationParams:
 
 
 def activation_params(low: float, high: float, scheme: Scheme) -> QuantizationParams:
-    """Return scale and zero point of an activation with values in low..high; zero is always exact."""
+    """Return scale and zero point for values in low..high; the value 0 has an exact code."""
     low, high = min(low, 0.0), max(high, 0.0)
     if high - low < _SMALLEST_RANGE:
         high = 1.0
@@ -99,7 +99,7 @@ def activation_params(low: float, high: float, scheme: Scheme) -> QuantizationPa
 
 
 def fake_quantize(values: NDArray[Any], low: float, high: float, scheme: Scheme) -> NDArray[np.float32]:
-    """Return an activation after its codes: the values that a kernel computes with, float32."""
+    """Return float32 values after quantization and dequantization: those that a kernel computes with."""
     params = activation_params(low, high, scheme)
     limits = np.iinfo(params.zero_point.dtype)
     codes = np.clip(np.rint(values / params.scale) + params.zero_point, limits.min, limits.max)

@@ -39,7 +39,7 @@ class SearchWork:
         self.spent_s += inferences * self.inference_s + models * self._open_s + seconds
 
     def allows(self, seconds: float) -> bool:
-        """Whether so much work keeps the limit."""
+        """Whether `seconds` more of work are within the limit."""
         return self.spent_s + seconds <= self.limit_s
 
     def take(self, seconds: float) -> bool:
@@ -49,9 +49,9 @@ class SearchWork:
         return is_allowed
 
     def part(self, share: float, limit_s: float) -> float:
-        """Return the limit at which a share of the work from now to `limit_s` is spent."""
+        """Return a limit that gives a share of the remaining work: from now to `limit_s`."""
         return self.spent_s + share * (limit_s - self.spent_s)
 
     def reaches(self, limit_s: float) -> Callable[[], bool]:
-        """Return a call that says whether the work has reached a limit."""
+        """Return a function that says whether the work has reached a limit."""
         return lambda: self.spent_s >= limit_s

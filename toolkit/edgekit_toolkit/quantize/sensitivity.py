@@ -138,11 +138,10 @@ class Fidelity:
             self.work.count(inferences=inferences, models=models)
 
     def probes(self, sample: int, number: int) -> list[NDArray[np.float32]]:
-        """Return random weights of each float output on a sample, or of the logits of a softmax.
+        """Return random weights for each float output on a sample (for a softmax, for its logits).
 
-        Others for each number.
-
-        Their product with an error has this error's share of `noise` as its mean square.
+        Each number gives other weights. The mean square of their product with an error is this error's share
+        of `noise`.
         """
         signs = np.random.default_rng([sample, number])
         errors = []
@@ -197,7 +196,7 @@ def _comparable(value: NDArray[Any], softmax_axis: int | None) -> NDArray[np.flo
 
 
 def decibel(noise: float) -> float:
-    """Return the signal-to-noise ratio in dB of a noise ratio; 200 at most."""
+    """Return the signal-to-noise ratio in dB, 200 at most, of a noise power over signal power."""
     return min(200.0, -10 * float(np.log10(max(noise, 1e-20)))) if np.isfinite(noise) else -200.0
 
 
@@ -297,7 +296,7 @@ def mixed_plans(
     max_blocks: int,
     expired: Callable[[], bool],
 ) -> Iterator[MixedPlan]:
-    """Yield plans with one more block in float each, the best next block first.
+    """Yield plans, each with one more block in float than the last; the most useful blocks come first.
 
     Args:
         write: writes the model with a plan.

@@ -18,7 +18,7 @@ _MIN_INT4_ELEMENTS: Final = 4096  # of a matrix, as both writers have it; all ot
 def check_smallest_form(
     quantizer: Quantizer, max_bytes: float, *, prunable: OnnxModel | None, dims: Mapping[str, int]
 ) -> None:
-    """Check that the weights of some form may keep a limit on the size of the package.
+    """Check that at least one form of the model may fit into a limit on the package's size.
 
     Args:
         quantizer: quantizer of the float model.
@@ -27,7 +27,7 @@ def check_smallest_form(
         dims: sizes of its free dimensions.
 
     Raises:
-        BudgetError: they keep it in no form, so that a search would be in vain.
+        BudgetError: the weights alone exceed the limit in every form, so no search can succeed.
     """
     least_bytes = find_least_bytes(quantizer)
     if least_bytes > max_bytes and prunable is not None:
@@ -44,7 +44,7 @@ def check_smallest_form(
 
 
 def find_least_bytes(quantizer: Quantizer) -> int:
-    """Return a lower bound on the size of every form with all channels, in bytes: that of its weights."""
+    """Return a lower bound in bytes of every form with all channels: its weights alone."""
     if quantizer.why_no_forms() is not None:
         return quantizer.source_form()[1].size_bytes
     return sum(map(_least_bytes, quantizer.model.stored_tensors()))
@@ -53,9 +53,9 @@ def find_least_bytes(quantizer: Quantizer) -> int:
 def find_pruned_bytes(model: OnnxModel, dims: Mapping[str, int], *, multiple: int) -> int:
     """Return an upper bound on the bytes of int8 weights and biases that pruning saves.
 
-    A layer loses weights and multiply-adds in the same share. So the most bytes for the multiply-adds that
-    may be saved go where a multiply-add has the most weights. Pruning ends with the step of a group that
-    reaches the largest share of the work, so it saves less than that share and the largest step.
+    A layer loses the same share of its weights as of its multiply-adds. So the bound spends the multiply-adds
+    that may be saved on the layers with the most weights for each. Pruning ends with the step that reaches
+    the largest share of the work, so it saves at most that share and one largest step.
 
     Args:
         model: float model.

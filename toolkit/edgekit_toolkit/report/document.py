@@ -293,6 +293,6 @@ def find_candidate(report: Report, candidate_id: str | None) -> ReportedCandidat
 
 
 def subject_of(report: Report) -> ReportedCandidate | None:
-    """Return the candidate of the budget lines: the chosen one, or the closest after a refusal."""
+    """Return the candidate whose figures the budget shows: the chosen one, or after a refusal the closest."""
     outcome = report["outcome"]
     return find_candidate(report, outcome["chosen"] or outcome["closest"])

@@ -33,7 +33,7 @@ _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return the text cut to `limit` characters; more of its end is kept, where layer names differ."""
+    """Return the text, its middle cut out if it is over `limit` characters; more of its end stays."""
     if len(text) <= limit:
         return text
     tail = 2 * (limit - 1) // 3
@@ -110,7 +110,7 @@ def show_limit(line: BudgetLine, value: float | None) -> str:
 
 
 def against_limit(line: BudgetLine) -> float | None:
-    """Return the value that uses up the limit: of a drop, the upper end of its interval."""
+    """Return the value to compare with the limit; of a drop the upper end of its interval."""
     return line["value"] if line["high"] is None or _estimate_is_over(line) else line["high"]
 
 
@@ -209,7 +209,7 @@ def common_origin(figures: Iterable[ReportedFigure]) -> ReportedFigure | None:
 
 
 def known_figures(candidates: Iterable[ReportedCandidate]) -> list[str]:
-    """Return the names, in table order, for which some candidate has a value."""
+    """Return the names of the figures for which some candidate has a value, in table order."""
     return [
         name
         for name in FIGURES

@@ -66,7 +66,7 @@ def generate_feeds(
 
 
 def scaled(feeds: Feeds, factor: float) -> Feeds:
-    """Return the feeds with their floats times `factor`, within their type, and the rest as it is."""
+    """Return the feeds with floats times `factor`, clipped to their dtype; other inputs stay the same."""
     return {
         name: _times(array, factor) if array.dtype.kind == "f" else array for name, array in feeds.items()
     }

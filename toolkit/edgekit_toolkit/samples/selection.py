@@ -50,12 +50,12 @@ def find_probabilities(root: Path, names: Sequence[str]) -> Weights | None:
 
 
 def weigh(probabilities: Weights) -> Weights:
-    """Return for how many requests each sample stands."""
+    """Return how many requests each sample stands for, float64 [samples]."""
     return 1 / np.nan_to_num(probabilities, nan=1.0)
 
 
 def count_effective(weights: Weights) -> float:
-    """Return the number of samples of equal weight that say as much.
+    """Return the effective sample size: how many samples of equal weight would be as informative.
 
     Source: L. Kish, Survey Sampling (1965).
     """

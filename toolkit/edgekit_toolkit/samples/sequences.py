@@ -77,10 +77,10 @@ class SequenceSamples:
         return self._states.complete(next(self._cut(sample)))
 
     def over_sequences(self, run: Run, *, steps: Steps) -> Run:
-        """Return what runs a model over a sequence, with its own states.
+        """Return a function that runs a model over a whole sequence, and passes its states from step to step.
 
-        The outputs are those in `judged`: of all steps one behind the other, of the last one, or the largest
-        value of all steps.
+        It returns the outputs in `judged`: those of all steps on a time axis, those of the last step, or the
+        largest over all steps, as `steps` says.
         """
 
         def run_all(sample: Feeds) -> list[NDArray[Any]]:
@@ -95,7 +95,7 @@ class SequenceSamples:
         return run_all
 
     def over_judged(self, run: Run, part: Part) -> Run:
-        """Return what runs a model over sequences whose outputs are judged.
+        """Return a function that runs a model over sequences, for outputs that are judged.
 
         A label is that of the whole sequence, known to the model after the last step. A recording has a label
         if its sound occurs anywhere in it.
@@ -107,7 +107,7 @@ class SequenceSamples:
     def with_states(self, part: Part, run: Run) -> tuple[Part, Ranges]:
         """Return the steps of all sequences as samples with states, and the ranges of these states.
 
-        They are spread evenly over all steps, as many as help a range.
+        Only some steps are taken, spread evenly over all: as many as a range needs.
 
         Args:
             part: samples of `specs`.

@@ -98,7 +98,8 @@ class Shard:
         truth: what a label is: `int` for a class number, or a record of `truth`.
         names: names of the rows if rows are files.
         in_front: whether samples have an axis of their own in front of the inputs' axes.
-        probabilities: of the selection of each row, see `selection`; None where none is from the field.
+        probabilities: probability that each row was selected, see `selection`; None if no row is from the
+            field.
     """
 
     inputs: Mapping[str, Column]

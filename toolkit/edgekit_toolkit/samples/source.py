@@ -216,7 +216,7 @@ def _where(shard: Shard, position: int) -> str:
 
 
 def draw_mask(count: int, fraction: float, seed: int) -> NDArray[np.bool_]:
-    """Return bool [count], true at `fraction` of the places; equal for equal count and seed."""
+    """Return bool [count], true at a share `fraction` of the positions; equal for equal count and seed."""
     keys = np.random.PCG64(seed).random_raw(count)
     chosen = np.zeros(count, np.bool_)
     chosen[np.argsort(keys, kind="stable")[: round(fraction * count)]] = True

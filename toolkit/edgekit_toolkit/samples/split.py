@@ -41,7 +41,8 @@ class Part:
         stream: makes a fresh stream; the argument is the batch if the model leaves it free.
         in_front: whether each sample is a run, with an axis for samples in front of the inputs' axes.
         names: the file of each sample; empty unless each sample is a file of its own.
-        probabilities: of the selection of each sample, see `selection`; None where none is from the field.
+        probabilities: probability that each sample was selected, see `selection`; None if none is from the
+            field.
         group: samples that the model takes at once, if it fixes that.
     """
 

@@ -16,7 +16,7 @@ class TrueBoxes:
     Attributes:
         corners: float64 [K, 4], x1, y1, x2, y2.
         classes: int64 [K].
-        ignored: bool [K], boxes that a model may find or miss: crowds, and what is difficult to see.
+        ignored: bool [K], boxes that may be found or missed without effect: crowds, and objects hard to see.
         crowds: bool [K], regions of many objects, in which any number of detections is ignored.
         input_size: height and width of the input.
     """
@@ -35,7 +35,7 @@ class TrueBoxes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrueMask:
-    """The class of each pixel of the model's input; 255 where none counts.
+    """The class of each pixel of the model's input; 255 where the pixel does not count.
 
     Attributes:
         packed: the classes, row by row, compressed: those of a whole data set are in memory.
@@ -72,7 +72,7 @@ class TrueText:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrueSteps:
-    """What sounds in each step of a recording.
+    """Which classes sound in each step of a recording.
 
     Attributes:
         active: bool [steps, classes].

@@ -52,7 +52,7 @@ class CandidateFigures:
 
     @property
     def alike(self) -> float:
-        """Ratio of latencies on the target up to which candidates count as equally fast."""
+        """Ratio of two latencies on the target up to which the candidates count as equally fast."""
         return max(1 + SAME_LATENCY, self.latency_uncertainty)
 
 
@@ -62,7 +62,8 @@ class Choice:
 
     Attributes:
         chosen: id, or None if no candidate keeps all limits.
-        binding: binding limits: every candidate that keeps the other limits exceeds one of these.
+        binding: names of the binding limits: every candidate that keeps the other limits exceeds one of
+            these.
         closest: id of the candidate that exceeds its limits least, if none is chosen.
         needed: needed changes of limits, if none is chosen.
     """
@@ -128,7 +129,8 @@ def choose(candidates: Sequence[CandidateFigures], budget: Budget, *, on_gpu: bo
     Args:
         candidates: at least one candidate.
         budget: limits.
-        on_gpu: whether the target's engine runs on a GPU, about which this machine's processor says little.
+        on_gpu: whether the target's engine runs on a GPU: then times on this machine's processor do not count
+            much.
     """
     within = [candidate for candidate in candidates if not budget.violations(candidate.figures)]
     if len(within) == 1:

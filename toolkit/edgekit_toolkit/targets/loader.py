@@ -35,7 +35,7 @@ def load_target(name_or_path: str, extra_dirs: Sequence[Path] = ()) -> Target:
     Args:
         name_or_path: name or alias of a target, or path of a target file (anything with a path separator or
             the ending `.toml`).
-        extra_dirs: folders searched before ours; one that does not exist is passed over.
+        extra_dirs: folders searched before ours; one that does not exist is skipped.
 
     Raises:
         TargetError: no such target or file, or the file is malformed.

@@ -26,7 +26,7 @@ NAME_PATTERN = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """RAM, bytes. `free` is what a model may reasonably take beside the system and the application."""
+    """RAM, bytes. `free` is the part left for a model beside the system and the application."""
 
     total: Figure
     free: Figure
@@ -39,7 +39,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Storage of packages. `free` is the space reasonably left for them, bytes."""
+    """Storage of packages. `free` is the space left for them, bytes."""
 
     kind: str
     free: Figure

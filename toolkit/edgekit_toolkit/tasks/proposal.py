@@ -21,7 +21,7 @@ class TaskDecision:
     Attributes:
         choice: as the manifest has it; None if there is none.
         reason: why, as the end of a sentence.
-        is_proposed: whether the outputs showed it.
+        is_proposed: whether it was inferred from the outputs.
     """
 
     choice: TaskChoice | None
@@ -137,7 +137,7 @@ def _try(choice: TaskChoice, evidence: Evidence) -> None:
 
 
 def first_row(outputs: Outputs, count: int) -> Outputs:
-    """Return the outputs of the first of `count` samples that were run at once."""
+    """Return the first sample's outputs from a run of `count` samples."""
     if count == 1:
         return outputs
     return {name: value[:1] if value.shape[:1] == (count,) else value for name, value in outputs.items()}

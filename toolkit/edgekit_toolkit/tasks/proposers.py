@@ -39,7 +39,7 @@ _EMBEDDINGS: Final = re.compile(r"(?i)embed|descriptor")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What a task is told by.
+    """The facts from which a task is proposed.
 
     Attributes:
         probes: outputs of the source model on some samples.
@@ -64,7 +64,7 @@ class Evidence:
 
     @property
     def is_alone(self) -> bool:
-        """Whether each other output is a single number at most, such as an overall score."""
+        """Whether every output but the first is a single number at most, such as an overall score."""
         return all(value.size <= 1 for value in [*self.probes.runs[0].values()][1:])
 
 

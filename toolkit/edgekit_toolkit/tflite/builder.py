@@ -153,7 +153,7 @@ class Builder:
         return results
 
     def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        """Return the tensor with other sizes and the same bytes; reshapes a constant at once."""
+        """Return the tensor reshaped to `shape`; a constant is reshaped at once, without an operator."""
         shape = tuple(int(size) for size in shape)
         if shape == tensor.shape:
             return tensor

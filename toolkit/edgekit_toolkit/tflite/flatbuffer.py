@@ -121,7 +121,7 @@ def operator_name(model: Model, operator: Operator) -> str:
 
 
 def builtin_code(code: Any) -> int:
-    """Return the number of a built-in operator: files of old converters have only the 8-bit field."""
+    """Return the number of a built-in operator; old converters' files have it only in the 8-bit field."""
     return int(max(code.builtinCode, code.deprecatedBuiltinCode))
 
 
@@ -168,7 +168,7 @@ def stored_values(model: Model, tensor: Tensor) -> NDArray[Any] | None:
 
 
 def operators(model: Model) -> Iterator[tuple[SubGraph, int, Operator]]:
-    """Yield each operator of each sub-graph, with its place there."""
+    """Yield each operator with its sub-graph and its index there."""
     for graph in model.subgraphs:
         for index, operator in enumerate(graph.operators):
             yield graph, index, operator

@@ -26,7 +26,7 @@ class Step(NodeFacts):
     # Held axes and sizes.
 
     def axis(self, axis: int) -> int:
-        """Return the held place of an axis of the work form's tensor; negative axes count from the end."""
+        """Return the held position of an axis of the work form's tensor; negative axes count from the end."""
         rank = sum(1 for axis in self.form if axis >= 0)
         return self.form.index(axis % rank)
 
@@ -63,7 +63,7 @@ class Step(NodeFacts):
         return self.emit(kind, [first, right], np.broadcast_shapes(first.shape, right.shape), options)
 
     def gathered(self, tensor: Tensor, axis: int, positions: Sequence[int]) -> Tensor:
-        """Add a GATHER of positions along a held axis; nothing where those are all in order."""
+        """Add a GATHER of positions along a held axis; `tensor` itself if they are all in order."""
         if list(positions) == list(range(tensor.shape[axis])):
             return tensor
         shape = (*tensor.shape[:axis], len(positions), *tensor.shape[axis + 1 :])

@@ -91,7 +91,7 @@ class Graph:
         return readers[0] if len(readers) == 1 and name not in self.outputs else None
 
     def is_read(self, name: str) -> bool:
-        """Whether a node or the caller reads a tensor."""
+        """Whether a node reads a tensor, or it is an output of the graph."""
         return bool(name) and (name in self.readers or name in self.outputs)
 
     def shape(self, name: str) -> Shape:

@@ -45,11 +45,11 @@ class RunKind:
     """How the bytes of a run are made.
 
     Attributes:
-        number: stands in the delta.
+        number: number of the kind in the delta file.
         width: bytes of a word.
         has_base: whether they are made from bytes of the base.
         has_channels, has_step: numbers that the run states.
-        is_float: whether words lie in the delta with the sign behind the other bits, not folded.
+        is_float: whether the delta stores each word with its sign bit last, rather than folded.
         residual_width: bytes of the residual of a word: `width`, unless stated.
     """
 
@@ -125,7 +125,7 @@ def list_lzma_filters(model: int) -> list[dict[str, Any]]:
 
 
 def read_words() -> bytes:
-    """Return the common first bytes of packed streams: words that most packages contain."""
+    """Return text that most packages contain, packed by LZMA; a packed stream continues it."""
     return files(__package__).joinpath("words.lzma").read_bytes()
 
 
@@ -182,7 +182,7 @@ def apply_delta(
     """Write to `path` the package made from `delta` and `base`; after an error nothing is at `path`.
 
     Args:
-        delta: verified against its digest or not: nothing in it is trusted.
+        delta: content of the delta; nothing in it is trusted, so its digest need not be verified.
         base: content of the installed package; empty for a coded file.
         path: path of the result.
         size_bytes: size of the wanted package.
@@ -228,7 +228,7 @@ def _make_reader(pieces: Iterator[bytes]) -> Callable[[int], bytes]:
 
 
 def rebuild(delta: BinaryIO, base: Buffer, size_bytes: int, stop: threading.Event) -> Iterator[bytes]:
-    """Yield the content of the package in pieces; the caller compares its digest.
+    """Yield the content of the package in pieces; the caller checks the digest of the whole.
 
     Raises:
         PackageError: see `apply_delta`.
@@ -398,14 +398,14 @@ class _Unpacker:
 def predict(
     old: NDArray[np.uint8], multipliers: NDArray[np.int32], step: int, start: int, *, is_signed: bool
 ) -> NDArray[np.uint8]:
-    """Return a tensor's elements if only its scales have changed; the result is equal on all machines.
+    """Return uint8 [n], the elements predicted for a tensor of which only the scales have changed.
 
     Args:
-        old: uint8 [n], bytes of the base; signed, or with the zero point 128.
-        multipliers: int32 [channels], of `FIXED_POINT_ONE`.
+        old: uint8 [n], elements of the base: int8 codes, or uint8 codes with zero point 128.
+        multipliers: int32 [channels], new scale over old scale in units of 1 / `FIXED_POINT_ONE`.
         step: elements before the channel changes.
         start: number of the first element in its tensor.
-        is_signed: see `old`.
+        is_signed: whether `old` holds int8 codes.
     """
     channel = (np.arange(start, start + len(old)) // step) % len(multipliers)
     flip = np.uint8(0 if is_signed else 0x80)
@@ -415,11 +415,13 @@ def predict(
 
 
 def multiply(factors: bytes, bits: int) -> NDArray[np.uint8]:
-    """Return float32 words times a factor, in double precision, rounded once: scales of a layer's bias.
+    """Return the bytes of float32 [n] times a factor: the scales of a bias, from those of its weights.
+
+    The product is in double precision and rounded once.
 
     Args:
-        factors: float32 words that were made before.
-        bits: the float32 factor as its 32 bits.
+        factors: bytes of float32 [n], which this delta has made earlier.
+        bits: the factor, a float32, as an integer of its 32 bits.
     """
     with np.errstate(all="ignore"):  # Bad factors give bad bytes; the digest check rejects them.
         factor = np.array([bits], "<u4").view("<f4").astype(np.float64)
@@ -428,7 +430,7 @@ def multiply(factors: bytes, bits: int) -> NDArray[np.uint8]:
 
 
 def multiply_step(counts: NDArray[np.int16], bits: int) -> NDArray[np.uint8]:
-    """Return float32 words that are whole numbers times a step, in double precision, rounded once.
+    """Return the bytes of float32 [n], `counts` times a step: in double precision, rounded once.
 
     Args:
         counts: int16 [n].
@@ -440,7 +442,7 @@ def multiply_step(counts: NDArray[np.int16], bits: int) -> NDArray[np.uint8]:
 
 
 def add_steps(old: NDArray[np.uint8], steps: NDArray[np.int16], bits: int) -> NDArray[np.uint8]:
-    """Return float16 words plus a number of steps each, in double precision, rounded once.
+    """Return the bytes of float16 [n], `old` plus `steps` times a step: in double precision, rounded once.
 
     Args:
         old: uint8 [2 n], words of the base.
@@ -457,10 +459,10 @@ def add_steps(old: NDArray[np.uint8], steps: NDArray[np.int16], bits: int) -> ND
 def add_residual(
     old: NDArray[np.uint8], residual: NDArray[np.uint8], kind: RunKind, step: int
 ) -> NDArray[np.uint8]:
-    """Return the elements of the result, from differences that the host computed.
+    """Return uint8 [n], the predicted bytes plus the differences that the host computed.
 
     Args:
-        old: uint8 [n], as predicted; zeros if nothing is.
+        old: uint8 [n], the predicted bytes; zeros without a prediction.
         residual: uint8 [n]: differences, folded so that small ones of both signs are small; for words, first
             all low bytes, then all next ones.
         kind: kind of the run.
@@ -481,6 +483,6 @@ def add_residual(
 
 
 def unfold(folded: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
-    """Return 0, -1, 1, -2 ... (modulo the type) of 0, 1, 2, 3 ..."""
+    """Undo the folding of signs: 0, 1, 2, 3 ... become 0, -1, 1, -2 ... (modulo the type)."""
     unit = folded.dtype.type(1)
     return np.asarray((folded >> unit) ^ (np.zeros_like(folded) - (folded & unit)))

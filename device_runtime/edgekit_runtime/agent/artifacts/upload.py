@@ -26,7 +26,7 @@ _GO_ON: Final = (202, 204, 409)
 
 
 class UploadReply(NamedTuple):
-    """Status of the manager's answer, and its `Upload-Offset` or None."""
+    """HTTP status of the manager's answer, and its `Upload-Offset` in bytes, or None without that header."""
 
     status: int
     offset: int | None
@@ -50,7 +50,7 @@ def send_samples(
 ) -> int:
     """Send samples one after the other; return how many the manager has taken.
 
-    It stops after the part under way if `stop` is set, and before one that exceeds `most_bytes`.
+    If `stop` is set, it stops after the present part. It sends no part that exceeds `most_bytes` in all.
 
     Raises:
         TransportError: there is no connection, or the manager takes none now.

@@ -163,7 +163,7 @@ class BundleLink:
         """Do nothing: there is no connection."""
 
     def put(self, kind: Kind, payload: bytes, *, key: str = "", is_retained: bool = False) -> None:  # noqa: ARG002
-        """Keep a report or an event; the device is not online, so nothing else matters."""
+        """Keep a report or an event for the file of results, and drop all other kinds."""
         if kind == "event":
             event = unseal(payload, "event", Event, self._keys, "event")
             self.events.append(event)

@@ -48,10 +48,7 @@ class DeviceObserver:
         self._fingerprint, self._service_s = {}, 0.0
 
     def look(self, now_s: float, *, is_step_running: bool, is_under_way: bool) -> None:
-        """Bring `views` up to date.
-
-        `now_s`: time of the monotonic clock.
-        """
+        """Bring `views` up to date; `now_s` is the time of the monotonic clock."""
         fingerprint = dict(self._installer.fingerprint())
         if fingerprint == self._fingerprint and now_s < self._service_s:
             return

@@ -144,7 +144,7 @@ class Installer:
         return True, read_index(socket_path)
 
     def fingerprint(self) -> Mapping[str, int]:
-        """Return for each model a number that changes with its state, at little cost."""
+        """Return model -> a number that changes with the model's state; cheaper than `view`."""
         models = self.slots.folder / "models"
         try:
             return {folder.name: _fingerprint(folder / "state.json") for folder in models.iterdir()}

@@ -87,7 +87,7 @@ class StepRunner:
         return results
 
     def take_counts(self) -> tuple[str, int, int]:
-        """Return the execution that downloads, the bytes since the last call, and all bytes there."""
+        """Return the execution that downloads, its bytes since the last call, and its bytes on the disk."""
         with self._lock:
             came_bytes, self._came_bytes = self._came_bytes, 0
         desired_model = self._counted  # also after its step, to count the last bytes

@@ -339,7 +339,7 @@ def _make_values(dtype: str, shape: Sequence[object], values: np.random.Generato
 
 
 def make_inputs(session: "onnxruntime.InferenceSession") -> dict[str, Array]:
-    """Return values that a session can run on: in 0..1, and 0 for integers, which may be indices.
+    """Return generated inputs of a session: floats in 0..1, and 0 for integers, which may be indices.
 
     Raises:
         BackendError: an input is not a plain tensor.

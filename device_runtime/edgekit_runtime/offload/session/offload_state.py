@@ -117,7 +117,7 @@ class OffloadState:
         return decision[1] if decision is not None and decision[0] == self._moment() else self._decide(rows)
 
     def preview(self) -> PlanChoice:
-        """Return what the next request would run, and why, without an effect on later choices."""
+        """Return the plan that the next request would run, and why; later choices are not affected."""
         with self.lock:
             decision = self._decisions.get(1)
             return decision[1] if decision is not None and decision[0] == self._moment() else self._choose(1)
@@ -147,7 +147,7 @@ class OffloadState:
         return dataclasses.replace(decision, plan=as_sent(decision.plan, decision.conditions))
 
     def decision_among(self, names: Collection[str], rows: int) -> PlanChoice | None:
-        """Return the choice for a request that only some of the plans with a server can carry.
+        """Return the choice for a request that only these plans with a server can carry.
 
         It is None if no plan can, and the device cannot run the model by itself either.
         """
@@ -239,9 +239,9 @@ class OffloadState:
         return self.hedges.allow_s(self.reply_s(decision), local_s, spent_s)
 
     def find_better(self, now_s: float) -> PlanRunner | None:
-        """Return the plan that would win on a very good link with a server at rest.
+        """Return the plan that would win on a very good link with an idle server.
 
-        None if that runs already, or if requests measure the link.
+        None if that plan runs already, or if requests already measure the link.
         """
         with self.lock:
             decision, conditions = self._decisions.get(1), self.conditions(now_s)
@@ -264,7 +264,7 @@ class OffloadState:
             return None if best.plan.name == running.name else self.runners.get(best.plan.name)
 
     def is_cheap(self, runner: PlanRunner, now_s: float) -> bool:
-        """Return whether the link carries a plan's golden inputs in reasonable time; under `lock`."""
+        """Return whether golden inputs of a plan take less than 1 s or four local runs; under `lock`."""
         link = self.estimate.state(now_s)
         if link is None or self.table.local is None:
             return True
@@ -347,7 +347,7 @@ class OffloadState:
             self.fail(f"the server failed: {error}", runner)
 
     def fail(self, cause: str, runner: PlanRunner | None = None, at_least_s: float = 0.0) -> None:
-        """Leave the server until it answers golden inputs; `runner`: the plan that failed the application."""
+        """Stop using the server until it answers golden inputs; `runner` is the plan whose request failed."""
         with self.lock:
             if runner is not None:
                 self._leave(runner, cause)
@@ -368,7 +368,7 @@ class OffloadState:
         self._epoch += 1
 
     def disprove(self, runner: PlanRunner) -> None:
-        """Drop a plan that the server does not compute, or that this device cannot send."""
+        """Stop using a plan for a while: the server computes it wrongly, or this device cannot send it."""
         with self.lock:
             runner.is_proved, runner.failure = False, ""
             runner.retry_s = time.monotonic() + REFUSED_S

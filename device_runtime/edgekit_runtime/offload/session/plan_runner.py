@@ -98,11 +98,11 @@ class PlanRunner:
         return {**outputs, **decoder.run({spec.name: outputs[spec.name] for spec in decoder.inputs})}
 
     def encode(self, inputs: Mapping[str, Array], head_outputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the inputs of the tail, media as files.
+        """Return the inputs of the tail; a photograph or sound as the bytes of a file.
 
         Raises:
             DataError: one of its inputs is missing, or media has several rows.
-            RefusedInputError: the head made NaN or infinity of these inputs.
+            RefusedInputError: the head computed NaN or infinity from these inputs.
         """
         sent = {}
         for spec in self.inputs:

@@ -61,7 +61,7 @@ class RemoteSession:
         state: the state of the link, the server and this device, and the plan that runs next.
         is_concurrent: whether `run` may be called from several threads; true if the local engine allows it.
 
-    It never has fixed work (`fixed_work`), since a run may wait for a server.
+    `has_fixed_work` is always false, since a run may wait for a server.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class RemoteSession:
                 interrupt()
 
     def cancel_runs(self) -> None:
-        """End the runs under way on this device with an error; waits for the server end by themselves."""
+        """End this device's runs with an error; waits for the server have time limits of their own."""
         for part in (self.local, *self.state.runners.values()):
             cancel_runs(part)
 

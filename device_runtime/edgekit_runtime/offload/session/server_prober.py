@@ -81,7 +81,7 @@ class ServerProber:
         proof.wait(timeout_s)
 
     def stop(self) -> None:
-        """Begin to end; the server must be closed next."""
+        """Begin to stop; the caller must close the server next."""
         self._is_open = False
         self._state.wake.set()
 

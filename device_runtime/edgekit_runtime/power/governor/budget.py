@@ -33,7 +33,7 @@ class Heat:
     """State of the temperature control.
 
     Attributes:
-        budget_w: watts that hold the limit, or None if no temperature was read yet.
+        budget_w: mean power in watts that holds the temperature limit; None before the first temperature.
     """
 
     budget_w: float | None = None
@@ -79,7 +79,7 @@ class Charge:
     """State of the battery control.
 
     Attributes:
-        budget_w: watts that leave the floor at the end, or None without a limit now.
+        budget_w: mean power in watts that leaves the required charge at the end; None without a limit now.
     """
 
     budget_w: float | None = None

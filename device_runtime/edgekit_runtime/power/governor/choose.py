@@ -40,7 +40,7 @@ class GovernorModel:
     Attributes:
         profile: settings that may be chosen.
         learned: learned factors of its settings.
-        caution: share of the deadline that is kept free because requests missed it.
+        caution: share of the deadline kept in reserve because requests missed it.
         decision: decision in force, or None before the first.
     """
 
@@ -74,7 +74,7 @@ class State:
         models: models by name, in a fixed order.
         heat, charge: control of temperature and battery.
         credit_j: unused budget of the last window, joules; negative if overdrawn.
-        blind: share of the power limit that is kept free because power could not be measured.
+        blind: share of the power limit kept in reserve because power could not be measured.
         since_s: time of the last change of a setting.
     """
 
@@ -94,7 +94,10 @@ class State:
 
 
 def most_credit_j(allowed_w: float, limits: DeviceLimits) -> float:
-    """Return the most joules that a turn may overdraw, which bounds a window's mean."""
+    """Return the joules that one turn may draw beyond `allowed_w`, before a turn of less power.
+
+    It bounds the mean power of any window of `limits.window_s`.
+    """
     return MOST_SWING * limits.window_s * allowed_w if allowed_w < math.inf else 0.0
 
 

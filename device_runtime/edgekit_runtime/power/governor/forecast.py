@@ -39,7 +39,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """Ratio of observed to stated cost, for all settings and for each used one, with its readings."""
+    """Ratio of observed to stated cost, of all settings together and of each setting in use."""
 
     overall: float = 1.0
     by_setting: Mapping[ModelSetting, tuple[float, float]] = field(default_factory=dict, hash=False)

@@ -73,12 +73,12 @@ def make_frontier(models: Iterable[Sequence[Option]], idle_w: float) -> list[Pla
 def choose_turns(
     frontier: Sequence[Plan], allowed_w: float, most_w: float
 ) -> tuple[Plan | None, Plan | None]:
-    """Return the two plans whose turns lose least at a mean power, the frugal one first.
+    """Return the two plans that, run by turns, lose least at a mean power; the one of less power first.
 
     Args:
         frontier: see `make_frontier`.
         allowed_w: mean power.
-        most_w: no plan over it gets a turn.
+        most_w: limit of the power of each plan.
 
     Returns:
         A plan under `allowed_w` and the next one over it; the first is None if no plan is under it, the

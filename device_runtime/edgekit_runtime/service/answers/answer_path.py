@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Answered(NamedTuple):
-    """What a request came to.
+    """The result of a request.
 
     Attributes:
         served: the version that answered; a canary may have run the call instead.
@@ -64,14 +64,14 @@ class AnswerRequest:
         data: bytes of a file, or None if the inputs are there; valid until `reply` is called.
         media_type: type of the file; None for what the model usually takes.
         inputs: inputs that need no preparation, such as states; then all inputs.
-        decodes: whether the answer of the task is wanted, not only the outputs.
+        decodes: whether the reply needs the answer of the task, not only the outputs.
         overrides: options of the task for this answer.
         priority: 1 is the highest, 0 the model's default.
         deadline_s: latest start of the run, see `Call`.
-        is_unwanted: whether the client has gone.
+        is_unwanted: returns whether the client has disconnected.
         sequence: its place in a sequence, or None.
         request_id: identifier that the client gave it, or None.
-        max_pixels, began_s, served, answerer: what `AnswerPath` notes.
+        max_pixels, began_s, served, answerer: set by `AnswerPath`.
         error: why it cannot be answered, or None.
     """
 
@@ -99,7 +99,7 @@ class AnswerRequest:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all is there that the reply holds."""
+        """Whether everything that the reply needs is computed."""
         return self._decoded is not None or not self.decodes
 
     def run(self, run: Run) -> Answer:

@@ -91,7 +91,7 @@ class FleetHandler:
         return ""
 
     def find(self, parts: list[str]) -> tuple[tuple[str, ...], Any] | None:
-        """Return methods and action of a path, or None where there is nothing."""
+        """Return the allowed methods and the action of a path, or None if the path does not exist."""
         match parts:
             case ["v2", "fleet", "settings"]:
                 return ("GET",), self._respond_settings

@@ -23,13 +23,13 @@ def write_metrics(
     errors: Mapping[int, int],
     further: Sequence[MetricFamily],
 ) -> str:
-    """Return the text of everything that is counted.
+    """Return all metrics in Prometheus' text format.
 
     Args:
         served: all versions that accept calls.
         service: metrics of the whole service.
         connections: number of connections that are open now, to the service or to its workers.
-        errors: status -> answers of this process with it.
+        errors: HTTP status -> number of error responses of this process.
         further: other families, such as restarts of workers.
     """
     trials = [

@@ -52,7 +52,7 @@ class StreamsHandler:
             self._fleet.look()
 
     def find(self, parts: list[str]) -> tuple[tuple[str, ...], Action] | None:
-        """Return methods and action of a path, or None where it is not about streams."""
+        """Return the allowed methods and the action of a path, or None if the path is not about streams."""
         match parts:
             case ["v2", "streams"]:
                 return ("GET", "HEAD", "POST"), self._respond_streams

@@ -40,8 +40,8 @@ class GrpcConnection:
     Attributes:
         is_local, client, peer_pid, deadline_tick: see `Connection`.
         on_admit: called once the first RPC has passed the check of access; None from then on.
-        rpcs: those under way.
-        ahead: RPCs of which messages wait, since their client is ahead or others have their turn.
+        rpcs: RPCs under way.
+        ahead: RPCs with waiting messages: the client reads too slowly, or other connections come first.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class GrpcConnection:
     # Sending
 
     def flush(self) -> None:
-        """Send what may be sent, and close if that was the last of it."""
+        """Send as much as flow control allows; close if nothing is left and the connection is to end."""
         if self._is_advancing or not self.is_open:
             return
         while self._send_buffer is None and (parts := self.http2.data_to_send(_SEND_BYTES)):

@@ -82,11 +82,11 @@ class Http2Stream:
     Attributes:
         context: the owner's object for this stream; None once nobody handles its events.
         send_window, receive_window: bytes that may still be sent and received.
-        consumed_bytes: what was received and taken, and widened no window yet.
+        consumed_bytes: received bytes that the owner has consumed and no WINDOW_UPDATE has given back yet.
         is_remote_open: whether the client may still send.
         queue: DATA to be sent, in order.
         queued_bytes: size of `queue`.
-        trailers: the field block behind `queue`, or None as long as it is not known.
+        trailers: the field block to send after `queue`, or None while it is not known.
     """
 
     __slots__ = (
@@ -182,10 +182,10 @@ class Http2:
     """The state of one connection.
 
     Attributes:
-        streams: the open ones by number.
-        queued_bytes: DATA of all streams that is still to be sent.
-        received_bytes, sent_bytes: DATA so far.
-        frames: how many frames have arrived whole.
+        streams: number -> open stream.
+        queued_bytes: bytes of DATA of all streams still to be sent.
+        received_bytes, sent_bytes: bytes of DATA so far.
+        frames: number of complete frames received.
         is_closing: whether GOAWAY was sent; no further stream is opened.
     """
 
@@ -234,7 +234,7 @@ class Http2:
 
     @property
     def is_in_frame(self) -> bool:
-        """Whether a frame or the preface is missing in part."""
+        """Whether only a part of a frame, or of the preface, has arrived."""
         is_partial = len(self._unread) > self._at or self._unread_data is not None
         return is_partial or self._block_id is not None or not self._has_settings
 
@@ -278,7 +278,7 @@ class Http2:
                 return event
 
     def consume(self, stream: Http2Stream, size_bytes: int) -> None:
-        """Let the client send as many further bytes on a stream."""
+        """Let the client send `size_bytes` more on a stream (flow control)."""
         stream.consumed_bytes += size_bytes
         if stream.is_remote_open and stream.consumed_bytes > STREAM_WINDOW_BYTES // 2:
             credit = _WORD.pack(stream.consumed_bytes)
@@ -488,7 +488,7 @@ class Http2:
         self._ready[stream.stream_id] = stream
 
     def ping(self) -> None:
-        """Ask for a sign of life."""
+        """Send a PING, which a living client acknowledges."""
         self._control.append(_frame(_PING, 0, 0, bytes(8)))
 
     def close(self, code: ErrorCode, message: str = "") -> None:
@@ -501,7 +501,7 @@ class Http2:
                 self._end_stream(stream)
 
     def data_to_send(self, max_bytes: int) -> list[Buffer]:
-        """Return what may be sent now, about `max_bytes` at most, in parts; empty if there is nothing."""
+        """Return the bytes to send now in parts, about `max_bytes` at most; empty if there are none."""
         output, self._control = self._control, []
         while self._ready and max_bytes > 0:
             stream = self._ready.pop(next(iter(self._ready)))

@@ -258,7 +258,7 @@ def _split_fields(data: memoryview, budget: Iterator[int]) -> Iterator[tuple[int
 
 
 def read_varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Return the number at `at`, and where it ends.
+    """Return the varint at `at`, and the position behind it.
 
     Raises:
         RequestError: it does not end.

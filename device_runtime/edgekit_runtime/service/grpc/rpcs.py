@@ -86,7 +86,7 @@ class Method:
         raise NotImplementedError
 
     def encode_response(self, head: bytes, *body: Buffer) -> Sequence[Buffer]:
-        """Return the message that a response over HTTP means, in parts."""
+        """Return the gRPC message, in parts, for a response over HTTP."""
         raise NotImplementedError
 
     def encode_error(self, _error: EdgekitError) -> bytes | None:
@@ -164,7 +164,7 @@ class MessageResponder:
 
     Attributes:
         rpc: the RPC that it is part of.
-        response: its message in parts, or None as long as there is none.
+        response: the response message in parts, or None before there is one.
         on_close: called once when the client gives up, or None.
         is_local, deadline_s, client, peer_pid: see `Connection`.
     """
@@ -188,7 +188,7 @@ class MessageResponder:
 
     @property
     def has_left(self) -> bool:
-        """Whether the client waits no more."""
+        """Whether the client has given up."""
         return not self.rpc.is_open
 
     def respond(self, head: Buffer, *body: Buffer) -> None:
@@ -223,7 +223,7 @@ class Rpc:
         owner: the connection.
         deadline_s: when the client gives up, on `time.monotonic`, or None.
         is_open: whether it is neither answered nor cancelled.
-        received_bytes: of messages that have not begun.
+        received_bytes: bytes of received messages that no handler has begun.
     """
 
     __slots__ = (
@@ -260,12 +260,12 @@ class Rpc:
 
     @property
     def is_in_message(self) -> bool:
-        """Whether a part of a message, or all of it but the end of its stream, has arrived."""
+        """Whether a message has arrived in part, or whole but without the end of its stream."""
         return len(self._prefix) > 0
 
     @property
     def is_full(self) -> bool:
-        """Whether the client is ahead: it must wait for, or read, the responses."""
+        """Whether the client has sent too far ahead of its responses, so that no more is taken from it."""
         return len(self._responders) >= _MAX_AHEAD or self.stream.queued_bytes > STREAM_WINDOW_BYTES
 
     def receive_data(self, data: memoryview, *, ends_stream: bool) -> None:
@@ -423,7 +423,7 @@ class Rpc:
         self.owner.http2.respond(self.stream, head, parts, trailers)
 
     def cancel(self) -> None:
-        """Forget an RPC that the client gave up, or that is over."""
+        """Drop an RPC that the client has given up, or that has ended."""
         if self.is_open:
             self.is_open = False
             self.stream.context = None

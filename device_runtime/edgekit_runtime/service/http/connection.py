@@ -66,7 +66,7 @@ class ConnectionOwner(Protocol):
 
 
 def ticks(seconds: float) -> int:
-    """Return how many ticks last at least `seconds`."""
+    """Return the least number of ticks that last at least `seconds`."""
     return int(seconds / TICK_S) + 2
 
 
@@ -83,10 +83,9 @@ class Connection:
         on_admit: called once the first request has passed the screen; None from then on, or from the start.
         deadline_tick: the server's tick at which `on_timeout` is called.
         is_busy: whether a request was handed to the handler and its response is not sent.
-        closes: whether no further request is read.
-        is_lingering: whether the last response is sent, and what the client still sends is thrown away.
-        deadline_s: when the client gives up, on `time.monotonic`; None, since only gRPC states that beside a
-            request.
+        closes: whether the connection ends after this response, so no further request is read.
+        is_lingering: whether the last response is sent; whatever the client still sends is discarded.
+        deadline_s: always None: only gRPC states when the client gives up; see `MessageResponder`.
     """
 
     deadline_s: float | None = None
@@ -147,7 +146,7 @@ class Connection:
         owner.loop.add_reader(connected.fileno(), self._on_readable)
 
     def resume(self, unread: bytes) -> None:
-        """Continue with what was received and not answered before the connection was handed over."""
+        """Continue on a connection that was handed over; `unread` are received bytes not answered yet."""
         if self._lease is not None:
             self._lease.states[self._lease.index] = UNDER_WAY if unread else IDLE
         self._data_received(unread)

@@ -12,7 +12,7 @@ HANDED: Final = 3  # on its way to the worker
 
 
 class Lease:
-    """The place where the state of one connection is written.
+    """The byte in shared memory to which the state of one connection is written.
 
     Attributes:
         states: one byte for each connection; written in place, since a call would double the cost.

@@ -60,8 +60,8 @@ class RequestHead:
         has_foreign_host: whether the host is a public name: no address, no name without a dot, not localhost.
         is_plain: whether a response is sent unchanged: not to HTTP 1.0, not to `HEAD`, not as the last one.
         data: the bytes of the head; empty if it is too long to be remembered.
-        request_bytes: length of a request with this head in one piece; -1 if it never comes in one piece.
-        route: handles all requests with this head; None until the first one was routed.
+        request_bytes: length of head and body together if a client may send both at once; else -1.
+        route: handler of all requests with this head; None until the first one was routed.
         clearance: the server's `clearance` under which requests with this head need no screening.
     """
 
@@ -222,7 +222,7 @@ def is_from_page(fields: Mapping[bytes, bytes]) -> bool:
 
 
 def is_foreign_host(host: bytes | None) -> bool:
-    """Return whether the host may be the name of a web page whose owner points it to this machine."""
+    """Return whether the host is a public name: its owner can point it to this machine (DNS rebinding)."""
     if host is None:  # no browser speaks HTTP 1.0
         return False
     name = host.decode("latin-1").lower().rstrip(".")

@@ -27,11 +27,12 @@ Event: TypeAlias = RequestHead | Request
 
 
 class RequestParser:
-    """Parses the requests of one connection; each gives two events, its head and the whole request.
+    """Parses the requests of one connection. Each request gives two events: its head, then the whole request.
 
     Attributes:
-        unread: bytes that are not used yet. They begin with a head until the event after it is asked for.
-        is_in_head: whether a part of a head has arrived and been looked at.
+        unread: received bytes that no returned request includes. After a head was returned, they still begin
+            with it, until the next call of `next_event`.
+        is_in_head: whether the next head has arrived in part.
     """
 
     __slots__ = ("_body", "_head", "_heads", "_limits", "_scanned", "is_in_head", "unread")

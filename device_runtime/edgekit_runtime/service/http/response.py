@@ -32,9 +32,10 @@ def make_head(
 
 
 def make_date_line() -> bytes:
-    """Return the header line `Date`, between the ends of two lines.
+    """Return the header line `Date`, with a line end before and after it.
 
-    Heads of responses are kept, so whoever sends one puts it in for the first line end (RFC 9110, 6.6.1).
+    Heads of responses are cached without it: the sender puts it in place of the first line end (RFC 9110,
+    6.6.1).
     """
     return time.strftime("\r\nDate: %a, %d %b %Y %H:%M:%S GMT\r\n", time.gmtime()).encode("ascii")
 

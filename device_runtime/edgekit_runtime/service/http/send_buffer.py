@@ -27,7 +27,7 @@ class SendBuffer:
         self._drop(sent_bytes)
 
     def send(self, connected: socket.socket) -> int:
-        """Send what the socket accepts; return how many bytes that was.
+        """Send as much as the socket accepts; return the number of bytes.
 
         Raises:
             OSError: it accepts nothing now, or the connection failed.

@@ -68,8 +68,8 @@ class HttpServer:
         receiving_bytes: bytes received so far of incomplete bodies.
         sending_bytes: size of responses that clients have not yet read.
         error_counts: status -> responses that were errors.
-        is_draining: every response from now on is the last of its connection.
-        on_response_sent: called after each response instead of continuing with the connection, or None.
+        is_draining: whether every further response is the last of its connection.
+        on_response_sent: called after each response, in place of reading the next request; or None.
         lent: how many connections were released and will come back.
     """
 

@@ -35,13 +35,13 @@ class MemoryCapError(UnavailableError):
 def choose_evictions(
     loaded: Sequence[Resident], needed_bytes: int, cap_bytes: int, *, retry_after_s: float = 1.0
 ) -> tuple[Resident, ...]:
-    """Return the models to unload, in this order, before one of `needed_bytes` is loaded.
+    """Return the models to unload, in this order, before a model of `needed_bytes` is loaded.
 
     Args:
         loaded: all models in memory.
         needed_bytes: memory of the model to load, at least 0.
         cap_bytes: memory that all models may take together.
-        retry_after_s: seconds to wait that the error states if only busy models prevent the load.
+        retry_after_s: seconds for the error's `retry_after_s`, if only busy models prevent the load.
 
     Raises:
         MemoryCapError: it cannot fit: it is larger than the cap, or pinned or busy models prevent it. Its

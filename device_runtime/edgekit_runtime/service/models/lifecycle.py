@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """Opens the versions that are to be served, and frees those that are not any more.
+    """Opens the versions to be served, and frees those no longer served.
 
     Attributes:
         source: where packages lie.

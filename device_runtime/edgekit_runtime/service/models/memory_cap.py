@@ -82,7 +82,7 @@ class MemoryCap:
     ) -> AsyncIterator[LoadPlan | None]:
         """Yield how to load a model, with memory reserved for it during the block.
 
-        None means that it is not loaded before a request asks for it.
+        None means: do not load it until a request asks for it.
 
         Args:
             model: model with its versions in use.

@@ -37,7 +37,7 @@ class Registry:
         models: the catalogue in which requests find models.
         metrics: where changes are counted; outcomes are `swapped`, `failed`, `tried`, `promoted`,
             `rolled_back`, `evicted`, `unloaded` and `hung`.
-        rollouts: carries out what trials find.
+        rollouts: carries out the verdicts of trials.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Registry:
             return None
 
     def report_crash(self, name: str, version: str, reason: str, *, is_loop: bool) -> None:
-        """Restart the wait after which a version counts as good; replace a version that crashes in a loop."""
+        """Restart the wait for the confirmation of a version; replace it if it crashes in a loop."""
         self._lifecycle.confirmations.postpone(name, version)
         if is_loop:
             self._start(self.give_up(name, version, f"crash: {reason}"))

@@ -49,8 +49,8 @@ class RunCount:
     """Counts of the engine's runs with one number of calls and rows.
 
     Attributes:
-        merge_s, infer_s, split_s: seconds of merging calls into a batch, of the engine, and of splitting the
-            outputs; summed over the runs.
+        merge_s, infer_s, split_s: seconds spent on merging calls into a batch, in the engine, and on
+            splitting the outputs; summed over the runs.
     """
 
     __slots__ = ("count", "infer_s", "merge_s", "split_s")
@@ -125,7 +125,7 @@ class LaneMetrics:
         return histogram
 
     def batch_histogram(self) -> Histogram:
-        """Return how many runs served how many calls."""
+        """Return a histogram of the runs by number of calls."""
         histogram = Histogram(_BATCH_BOUNDS)
         for (calls, _), run in self.runs.items():
             histogram.observe(calls, run.count)
@@ -193,7 +193,7 @@ class ServiceMetrics:
     """Counts and measurements of the whole service.
 
     Attributes:
-        swaps: (model, outcome) -> changes of a model's version; outcomes such as `done` or `rolled_back`.
+        swaps: (model, outcome) -> changes of a model's version; outcomes such as `swapped` or `rolled_back`.
         energy_j: (model,) -> joules above idle since the start, while they could be measured.
         request_energy_j: (model, version) -> joules of a request, where they could be measured.
         power_w: (sensor,) -> watts now.

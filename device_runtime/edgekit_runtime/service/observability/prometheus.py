@@ -36,7 +36,7 @@ class MetricFamily:
 
 
 def write_exposition(families: Iterable[MetricFamily]) -> str:
-    """Return the text of all families that have a series."""
+    """Return the metrics of all families that have a series, in Prometheus' text format."""
     lines = []
     for family in families:
         if not family.series:

@@ -126,7 +126,7 @@ class Codec:
     def decode_in_slices(
         self, body: memoryview, json_bytes: int | None, *, is_local: bool = True
     ) -> Sliced[tuple[InferRequest, dict[str, Array]]]:
-        """Return the same for a request with long JSON, in slices; see `is_long`."""
+        """Do the same as `decode` for a request with long JSON, in slices; see `is_long`."""
         text = self._cut_json(body, json_bytes)
         document = yield from load_document(text, "the request")
         request = self._decode_json(document)
@@ -141,7 +141,9 @@ class Codec:
         return request, inputs
 
     def hold(self, request: InferRequest, *, is_local: bool) -> RegionMap:
-        """Return the regions for outputs, held for this request: their names may be reused meanwhile.
+        """Return the regions for the outputs of a request.
+
+        They stay valid for it, even if their names are reused.
 
         Raises:
             RequestError: there is no region of that name, or an output's place is not within it.
@@ -183,13 +185,13 @@ class Codec:
     def encode_in_slices(
         self, request: InferRequest, outputs: Mapping[str, Array], regions: RegionMap
     ) -> Sliced[tuple[Buffer, ...]]:
-        """Return the same for a response with values in its JSON, in slices; see `measure_json`."""
+        """Do the same as `encode` for a response with values in its JSON, in slices; see `measure_json`."""
         arrays, data = self._sort_outputs(request, outputs, regions)
         parts = yield from self._write_head(request, arrays)
         return *parts, *data
 
     def measure_json(self, request: InferRequest, outputs: Mapping[str, Array]) -> int | None:
-        """Return how much memory the JSON of a long response takes at most, or None for a short one."""
+        """Return an upper bound of the memory of a long response's JSON, in bytes; None for a short one."""
         arrays = [
             outputs[requested.name]
             for requested in request.outputs

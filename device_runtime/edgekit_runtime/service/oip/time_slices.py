@@ -36,7 +36,7 @@ class Slicer:
         """Begin `work`, which must not raise.
 
         Args:
-            work: work to do; it is closed if it is refused.
+            work: slices of work; closed if refused.
             held_bytes: memory that it needs until it ends.
 
         Raises:

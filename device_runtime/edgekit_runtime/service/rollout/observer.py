@@ -88,7 +88,7 @@ class Observer:
             self.look()
 
     def add_pair(self, pair: Pair) -> None:
-        """Count what both versions did with the same inputs."""
+        """Count a pair of runs of both versions with the same inputs."""
         observed, least = self.observed, self._gates.min_agreement
         observed.agreement += pair.agreement
         observed.compared += 1

@@ -150,7 +150,7 @@ class PairedRuns:
         self._has_thread = self._is_over = False
 
     def may_start(self) -> bool:
-        """Return whether real calls leave room for a pair now, which says nothing of either version."""
+        """Return whether real calls leave room for a pair now; whatever either version does is no reason."""
         return not self._is_busy()
 
     def start(self, inputs: Inputs, done: TakePair) -> None:

@@ -190,7 +190,7 @@ class ModelSampler:
         self.draws.refresh(self._clock())
 
     def note_sizes(self, sizes: Mapping[tuple[str, str], int]) -> None:
-        """Take the bytes of what waits, by order and kind."""
+        """Learn how many bytes of samples wait, by order and kind."""
         self._sizes = sizes
         self._note_room()
 

@@ -35,7 +35,7 @@ class Reused(Mapping[str, Array]):
 
 
 def never() -> bool:
-    """Return False: such a call has no client that can disconnect."""
+    """Return False: the default of `is_unwanted` for a call without a client."""
     return False
 
 
@@ -84,7 +84,7 @@ class Lane(Protocol):
         """Accept `call` and answer it through its `reply`; raises nothing."""
 
     def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":  # noqa: ARG002  # of a lane that never does
-        """Return the answer if it can be computed at once on this thread, or None without any effect.
+        """Return the answer if this thread can compute it at once; else return None, without any effect.
 
         It is for the shortest models, for which a `Call` and its reply would take as long as their run.
 

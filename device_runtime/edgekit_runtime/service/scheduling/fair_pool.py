@@ -98,7 +98,7 @@ class Flow(Protocol):
     """A model that runs its batches on the pool; the paper calls it a flow.
 
     Attributes:
-        used_s: time that it has had, on the pool's virtual clock; the pool keeps it.
+        used_s: seconds of thread time that it has used, on the pool's virtual clock; the pool sets it.
     """
 
     used_s: float
@@ -116,8 +116,8 @@ class Flow(Protocol):
 class Pool:
     """Gives threads to the models that have work, and looks after long runs.
 
-    A run that may have no end gives its place to another batch, so the pool has a thread more until it ends:
-    otherwise as many hostile requests as there are threads would keep all models waiting.
+    While a run that may never end goes on, the pool has one thread more for other batches: otherwise as many
+    hostile requests as there are threads would keep all models waiting.
 
     Attributes:
         on_abandoned: called when a run cannot be stopped and its calls were answered without it.

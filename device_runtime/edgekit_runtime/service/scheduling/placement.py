@@ -27,7 +27,7 @@ _REPEATS: Final = 8.0  # times the runs that are due, for a model that keeps fre
 
 
 def move_mean(mean_s: float, seconds: float) -> float:
-    """Return the moving mean after one more value; 0 is the mean of none."""
+    """Return the moving mean in seconds after one more value; a mean of 0 means that there were none."""
     return mean_s + (seconds - mean_s) * (_WEIGHT if mean_s else 1.0)
 
 

@@ -39,7 +39,7 @@ class PriorityQueue:
 
     Attributes:
         rows: number of rows in all calls that wait.
-        next_deadline_s: no waiting call's deadline is before this; exact after `expire`.
+        next_deadline_s: lower bound of the deadlines of all waiting calls; exact after `expire`.
     """
 
     __slots__ = ("_levels", "_max_bytes", "_max_passes", "_passes", "next_deadline_s", "rows")

@@ -39,7 +39,7 @@ class ResponseCache:
     Attributes:
         held_bytes: size of all stored answers.
         hits: calls that were answered from it at once.
-        joined: calls that waited for an equal one under way, whatever became of them.
+        joined: calls that waited for an equal call under way, with or without success.
         misses: calls that were computed.
         passed: calls that were too large.
     """

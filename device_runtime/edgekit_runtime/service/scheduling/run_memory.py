@@ -45,11 +45,14 @@ class RunMemory:
         return _count_bytes(self.usual.values())
 
     def most_input_bytes(self, allowed_bytes: int) -> int:
-        """Return the largest inputs of a run in `allowed_bytes`; the usual inputs are always allowed."""
+        """Return the largest total size of inputs, in bytes, with which a run takes at most `allowed_bytes`.
+
+        It is never less than the size of the usual inputs.
+        """
         return max(int(allowed_bytes / max(self.bytes_per_input_byte, 1.0)), self.usual_bytes)
 
     def should_trim(self, size_bytes: int, max_batch: int) -> bool:
-        """Return whether a run with inputs of `size_bytes` leaves more memory in use than is worth keeping.
+        """Return whether to `trim` after a run with inputs of `size_bytes`: it leaves much memory in use.
 
         Args:
             size_bytes: size of all inputs.

@@ -156,7 +156,7 @@ class Scheduler(Lane):
         return placement
 
     def limit_batch(self, rows: int) -> None:
-        """Let no more than `rows` run together from now on, at most as many as the limits say."""
+        """Limit batches to `rows` rows from now on, or to those of the options if they are fewer."""
         self._max_rows = max(1, min(rows, self._limits.max_batch)) if self._batches else 1
 
     def drain(self, done: Callable[[], None]) -> None:

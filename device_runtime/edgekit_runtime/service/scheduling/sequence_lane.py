@@ -39,7 +39,7 @@ class SequenceLimits(NamedTuple):
         max_sequences: most sequences at one time.
         max_bytes: size limit of all their states.
         idle_s: a sequence without a request for so long ends.
-        max_waiting: most calls that wait for the one before them in their sequence.
+        max_waiting: most calls that wait for an earlier call of their sequence.
     """
 
     max_sequences: int
@@ -95,7 +95,7 @@ class SequenceLane(Lane):
         self.started = self.expired = 0
 
     def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":
-        """Let the lane behind answer a call of its own, which begins with zeros."""
+        """Let the lane behind answer a call outside of any sequence: its states are zeros."""
         return self._lane.attempt(self._states.complete(inputs))
 
     def submit(self, call: Call) -> None:

@@ -25,7 +25,7 @@ class Alarm:
         self._at_s = math.inf
 
     def set(self, action: Callable[[], None], at_s: float, now_s: float, *, is_exact: bool) -> None:
-        """Call `action` at `at_s`, unless an earlier time is set: at that time the owner sets a new one.
+        """Call `action` at `at_s`. An earlier time that is set stays; the owner sets a new one then.
 
         Args:
             action: what to call, always the same.

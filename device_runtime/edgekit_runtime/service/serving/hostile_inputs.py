@@ -38,7 +38,7 @@ _UNCHECKED: Final = {
 
 
 class Hazard(NamedTuple):
-    """What a client may do to the process that runs a model.
+    """How inputs of a client may harm the process that runs a model.
 
     Attributes:
         reason: what the model does, after its name.

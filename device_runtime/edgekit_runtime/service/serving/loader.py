@@ -52,7 +52,7 @@ class Loaded:
 
     Attributes:
         scheduling: how its calls are scheduled; without batches where rows change each other's answers.
-        settings: how it can be run here, the usual one first; a governor chooses among several.
+        settings: ways to run it here, the usual one first; a governor chooses among several.
         answerer: its preprocessing and task; None if it has neither, or runs in worker processes.
         remote: the version in worker processes, if there are no `settings`; or None.
         memory_bytes: about how much memory all of it takes.

@@ -14,7 +14,7 @@ class TrialRunner(Protocol):
     """Runs two versions side by side, in this process or in the worker of the version in use."""
 
     def begin(self, report: Callable[[Any], None]) -> None:
-        """Pass the verdict (`Promote` or `Rollback`) to `report`, at once if it has fallen already."""
+        """Pass the verdict (`Promote` or `Rollback`) to `report`; at once if there is one already."""
 
     def look(self) -> None:
         """Judge now; a verdict may depend on time alone."""
@@ -23,7 +23,7 @@ class TrialRunner(Protocol):
         """Count the energy of a request to each version, in joules."""
 
     def take_over(self) -> bool:
-        """Go on with the candidate; returns whether it still runs, else another verdict follows."""
+        """Use the candidate from now on; return whether it still runs. If not, another verdict follows."""
 
     def end(self) -> None:
         """Send no more calls to the candidate; those under way there are answered."""

@@ -155,7 +155,7 @@ class Trial:
 
     @property
     def is_guessing(self) -> bool:
-        """Whether the way to compare answers was chosen by the shape of an output alone."""
+        """Whether only the shape of an output decided how answers are compared."""
         comparison = self.to_json().get("comparison")
         return isinstance(comparison, Mapping) and comparison["guessed"] is True
 

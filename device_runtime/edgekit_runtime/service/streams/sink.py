@@ -30,7 +30,7 @@ class Sink:
     """A receiver of answers, used on one thread; it may block for a few seconds.
 
     Attributes:
-        max_batch: most answers of one `write`, which are written again together if it fails.
+        max_batch: most answers for one `write`; if it fails, all of them are written again.
     """
 
     max_batch = 16
@@ -55,8 +55,8 @@ class QueuedSink:
     """A sink with its queue and its thread.
 
     Attributes:
-        written: answers that the sink has.
-        dropped: answers that it never got.
+        written: number of answers that the sink has taken.
+        dropped: number of answers that it never got.
         error: why the last attempt failed, or empty.
     """
 

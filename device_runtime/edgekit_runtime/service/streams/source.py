@@ -57,7 +57,7 @@ class Frame:
     """A frame, or a window of sound, in a slot that the capture process leaves alone until `release`.
 
     Attributes:
-        number: counts the frames of this source from 1, also those that nobody gets.
+        number: number of the frame in this source, from 1; frames that nobody gets count too.
         captured_at: seconds since 1970.
         array: uint8 [height, width, 3] in RGB, or float32 [samples].
         rate: samples in a second, or 0 for a picture.
@@ -82,7 +82,7 @@ class SourceOwner(Protocol):
         """Receive a frame, which the owner releases."""
 
     def on_read(self, number: int) -> None:
-        """Called when so many frames were read; the owner gets few of them."""
+        """Called with the number of the frame read last; the owner gets only a few of them."""
 
     def on_failure(self, reason: str, retry_s: float | None) -> None:
         """Called when the source failed; it is opened again after `retry_s`, or never."""

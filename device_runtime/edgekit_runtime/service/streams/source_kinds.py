@@ -47,8 +47,8 @@ class AddressKind:
     """A kind of sources or sinks.
 
     Attributes:
-        form: how such a one is written, for documents and messages.
-        matches: whether a text is such a one.
+        form: how its addresses are written, for documents and messages.
+        matches: whether a text is an address of this kind.
         writes_files: whether it can write any file of the service's user.
     """
 

@@ -62,7 +62,7 @@ class FrameCall:
 
 
 class Calls(Protocol):
-    """What gets frames to models: `ModelCalls`."""
+    """Submits frames to models: `ModelCalls`."""
 
     def has_states(self, model: str) -> bool | None: ...
 
@@ -375,7 +375,7 @@ class Stream:
 
 
 def fit_windows(options: StreamOptions, calls: Calls) -> StreamOptions | None:
-    """Return options with windows that suit the model; None while it is not loaded.
+    """Return options with windows of sound that suit the model; None while it is not loaded.
 
     Raises:
         RequestError: there is no such model, or the stated windows overlap and it keeps states between them.

@@ -28,7 +28,7 @@ class Streams:
     """The streams by name, on the thread of the loop.
 
     Attributes:
-        max_pixels: limit of a stream's frames that states none.
+        max_pixels: most pixels of a frame, for streams that state no limit.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Streams:
         view: View = "lines",
         on_close: Callable[[], None] | None = None,
     ) -> None:
-        """Send what a stream makes to a client until it goes.
+        """Send a stream's pictures or answers to a client until it disconnects.
 
         Args:
             stream: the stream.

@@ -48,7 +48,7 @@ class Viewer:
                 self._send()
 
     def finish(self) -> None:
-        """Close once the client has all that waits."""
+        """Close once the client has received everything that waits."""
         self._is_ending = True
         if self.is_open and self._timer is None:
             self.close()

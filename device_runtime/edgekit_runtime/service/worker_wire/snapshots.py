@@ -27,7 +27,7 @@ class Snapshot:
 
     Attributes:
         counted: counts since the worker's start.
-        details: what `Served.to_json` returns in the worker, without the rollout.
+        details: result of `Served.to_json` in the worker, without the rollout.
         rollout: the rollout that it takes part in, or None.
     """
 

@@ -135,7 +135,7 @@ class IsolatedModel(IsolatedVersion):
             self._trial.start(ready[0])
 
     def fail(self, error: EdgekitError) -> None:
-        """End it, since it cannot be opened."""
+        """End all its processes: it cannot be opened, because of `error`."""
         if not self.opened.done():
             self.opened.set_exception(error)
         self.end()

@@ -43,7 +43,7 @@ class Versions(Protocol):
         """Return a version in worker processes, or None if it is not ready or not there."""
 
     def report_crash(self, name: str, version: str, reason: str, *, is_loop: bool) -> None:
-        """Restart the wait after which a version counts as good; replace a version that crashes in a loop."""
+        """Restart the wait for the confirmation of a version; replace it if it crashes in a loop."""
 
 
 class Supervisor:

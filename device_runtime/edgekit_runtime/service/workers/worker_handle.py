@@ -125,7 +125,7 @@ class WorkerHandle:
 
     @property
     def is_idle(self) -> bool:
-        """Whether none of them has a request under way."""
+        """Whether the connections lent to the worker have no request under way."""
         return all(self._states[index] == IDLE for index in self._lent)
 
     def lend(self, connection: Connection, *, is_default: bool) -> bool:
@@ -170,7 +170,7 @@ class WorkerHandle:
         self.channel.send(Kind.MAIN_TRY, json.dumps(to_plain(candidate)).encode("ascii"), package)
 
     def end_trial(self, version: str, *, is_promoted: bool) -> None:
-        """Make the worker end its trial: continue with `version` alone, or without it."""
+        """Make the worker end its trial; it continues with `version` alone if promoted, else without it."""
         self.channel.send(Kind.MAIN_SETTLE, SETTLED.pack(is_promoted) + version.encode())
 
     def check_heartbeat(self) -> None:

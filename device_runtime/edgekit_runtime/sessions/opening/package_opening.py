@@ -72,7 +72,7 @@ def test_in_child(
         threads: threads of one inference, or None for the options' number.
         limit_s: longest time.
         engines: folder whose Python packages precede those of this process: another release of an engine.
-        is_kept: whether the next opening need not be tried, if this one succeeds.
+        is_kept: whether to store a success, so that the next opening need not be tried.
 
     Raises:
         BackendError: the engine ended the child.

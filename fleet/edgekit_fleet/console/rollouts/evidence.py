@@ -36,14 +36,15 @@ class Course:
     """The evidence of one gate over time.
 
     Attributes:
-        where: empty for all devices, else ` of class NAME`: the devices that speak most against the release.
-        of_model: empty if the release has one model, else ` of MODEL`: the one that speaks most against it.
+        where: the group with the strongest evidence against the release: empty for all devices, or ` of class
+            NAME`.
+        of_model: ` of MODEL` for the model with that evidence; empty if the release has one model.
         counts: numbers of devices, rising.
-        estimates: mean of the first so many devices; an improvement is shown as no change.
-        lows: lower bound of the mean, see above; 0 where there is none yet.
-        limit: limit at which it stops; all three as evidence of the gate.
+        estimates: mean over the first `counts` devices; an improvement is shown as no change.
+        lows: lower bound of that mean; 0 where there is none yet.
+        limit: limit at which the rollout stops. Estimates, lows and limit are in the gate's unit of evidence.
         leaning: how far it has come towards a stop, 0 to 1.
-        sentence: its present statement.
+        sentence: the gate's present statement.
     """
 
     gate: Gate

@@ -72,7 +72,7 @@ class PlanView:
     Attributes:
         devices: how many devices get packages.
         some: names of a few of them.
-        others: how many matching devices get nothing.
+        others: number of matching devices that get nothing.
         classes: packages of the devices, by class.
         refused: why the others get nothing.
         bytes: bytes to download in all.

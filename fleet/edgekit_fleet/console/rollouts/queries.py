@@ -138,7 +138,7 @@ def sum_waves(waves: Sequence[Wave]) -> Wave:
 
 
 def list_failures(session: Session, row: RolloutRow) -> list[Reason]:
-    """Return what went wrong on devices of a rollout, the most frequent first."""
+    """Return the reasons of failures on devices of a rollout, the most frequent first."""
     count = func.count(ExecutionRow.device.distinct())
     columns = ExecutionRow.version, ExecutionRow.state, ExecutionRow.code
     groups = session.execute(

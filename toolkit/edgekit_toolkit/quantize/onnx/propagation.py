@@ -38,7 +38,7 @@ _MAX_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """A rounding error in one place of a float graph.
+    """A rounding error of one tensor of a float graph.
 
     Attributes:
         layer: first output of the node that the error belongs to.
@@ -47,7 +47,8 @@ class Rounding:
         tensor: the rounded activation.
         rounded: values of a rounded weight.
         bias: values of the layer's bias that go with them; None for its own.
-        by_channel: whether errors of its channels count as independent, which makes the noise more certain.
+        by_channel: whether errors of its channels count as independent, which makes the noise estimate more
+            precise.
     """
 
     layer: str

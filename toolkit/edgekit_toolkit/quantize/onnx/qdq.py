@@ -49,7 +49,7 @@ def write_qdq(
     Args:
         model: float model, opset >= 13, top-level graph in topological order.
         plan: kernels and ranges; a range must be there for every activation that a kernel reads or writes.
-        scales: scales of weights that are codes times scale already, float32 [channels], by initializer.
+        scales: scales of weights that are exact multiples of a scale, float32 [channels], by initializer.
 
     Raises:
         KeyError: a range is missing, or the model has no such kernel.

@@ -25,7 +25,7 @@ class Reread:
     Attributes:
         source: parameters of the codes themselves.
         output: parameters with which the codes are the operator's output.
-        low, high: codes at which they saturate before that, or None if no code lies beyond.
+        low, high: codes to clip to before the new parameters hold, or None if no code lies beyond.
     """
 
     source: QuantizationParams
@@ -35,7 +35,7 @@ class Reread:
 
 
 def reread_shifted(params: QuantizationParams, factor: float, shift: float) -> Reread | None:
-    """Return how codes hold factor * x + shift, or None if they cannot.
+    """Return parameters with which the codes of x stand for factor * x + shift, or None.
 
     scale (q - zero) + shift = scale (q - (zero - shift / scale)), exact where shift / scale is a whole
     number.
@@ -60,7 +60,7 @@ def reread_shifted(params: QuantizationParams, factor: float, shift: float) -> R
 
 
 def reread_hard_sigmoid(params: QuantizationParams, alpha: float, beta: float) -> Reread | None:
-    """Return how codes hold clip(alpha * x + beta, 0, 1), or None if they cannot.
+    """Return parameters with which the codes of x stand for clip(alpha * x + beta, 0, 1), or None.
 
     Between its ends a hard sigmoid is a shift and a scaling; the ends are where the codes saturate.
 

@@ -148,7 +148,7 @@ def int8_weights(
     Args:
         model: float model.
         layers: first outputs of the products to change; None for all.
-        scales: scales of weights that are codes times scale already, float32 [channels], by initializer.
+        scales: scales of weights that are exact multiples of a scale, float32 [channels], by initializer.
 
     Returns:
         None if the model has no such layer, or an operator set without a scale for each channel.
@@ -261,7 +261,7 @@ def _blocked(index: GraphIndex, name: str, axis: int) -> onnx.NodeProto:
 
 
 def dynamic_int8(model: onnx.ModelProto) -> onnx.ModelProto | None:
-    """Return `model` with int8 matrix products (never convolutions) whose input ranges are taken at run time.
+    """Return `model` with int8 matrix products (never convolutions) that find their input ranges at run time.
 
     Returns:
         None if the model has no MatMul or LSTM for it.

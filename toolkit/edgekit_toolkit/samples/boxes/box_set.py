@@ -28,7 +28,7 @@ class StatedBox:
     Attributes:
         corners: x1, y1, x2, y2, in the unit of `PictureBoxes.size`.
         category: its class: a name, or a number where the data set has no names.
-        where: file and line, or the like, for messages.
+        where: source of the box, such as file and line, for messages.
     """
 
     corners: tuple[float, float, float, float]
@@ -114,7 +114,7 @@ class BoxSet:
     notes: tuple[str, ...] = ()
 
     def check_filled(self, where: Path) -> "BoxSet":
-        """Refuse a data set without any box, which can judge nothing."""
+        """Return this set; raise DataError if it has no box, since it can judge nothing."""
         if not any(picture.boxes for picture in self.pictures):
             raise DataError(f"{where}: none of its {len(self.pictures)} pictures has a box")
         return self
@@ -143,7 +143,7 @@ class BoxSet:
 
 
 def read_text(path: Path) -> str:
-    """Return a file of annotations; refuse one that is no UTF-8, or larger than any real one."""
+    """Return the text of a file of annotations; raise DataError if it is not UTF-8, or far too large."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise DataError(f"{path}: has over {_MAX_BYTES >> 20} MB, which no annotations need")
@@ -164,7 +164,7 @@ def number(value: Any, where: str) -> float:
 
 
 def list_images(folder: Path) -> list[Path]:
-    """Return the images below a folder, sorted; refuse a folder without any."""
+    """Return the images below a folder, sorted; raise DataError if there are none."""
     images = [file for file in list_media(folder)[0] if SUFFIXES[file.suffix.lower()] == "image"]
     if not images:
         raise DataError(f"{folder}: holds no image (JPEG, PNG, BMP, WebP)")

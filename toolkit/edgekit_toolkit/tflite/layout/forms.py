@@ -38,7 +38,7 @@ def held_shape(form: Form, shape: Shape) -> Shape:
 
 
 def core(form: Form, shape: Shape) -> Form:
-    """Return the axes longer than 1 in the order in which they are held: equal cores are equal bytes."""
+    """Return the axes longer than 1 in held order; tensors in forms with equal cores have equal bytes."""
     return tuple(axis for axis in form if axis != NEW and shape[axis] != 1)
 
 
@@ -52,7 +52,7 @@ def complete(partial: Sequence[int], rank: int) -> Form:
 
 
 def conversion_cost(source: Form, target: Form, shape: Shape) -> float:
-    """Return the cost of reading a tensor held as `held` in the form `wanted`; 0 if nothing changes."""
+    """Return the cost of reading a tensor in form `target` that is held in form `source`; 0 if they agree."""
     size_bytes = 4 * math.prod(shape)
     if core(source, shape) != core(target, shape):
         return OPERATOR_COST + size_bytes
@@ -84,7 +84,7 @@ def without_axes(form: Form, axes: Sequence[int]) -> Form:
 
 
 def reshaped(form: Form, before: Shape, after: Shape) -> Form | None:
-    """Return the form of the reshaped tensor with the same bytes; None if they would be out of order.
+    """Return the form in which the reshaped tensor has the same bytes as before; None if there is none.
 
     Sizes are matched in groups, each as small as possible: [2, 6, 5] -> [2, 3, 2, 5] splits one axis. The
     axes of a group must be held side by side and in order.

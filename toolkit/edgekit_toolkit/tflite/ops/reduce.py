@@ -42,7 +42,7 @@ def _rule(node: Node, graph: Graph) -> Rule:
 
 @writes(*_KINDS, rule=_rule)
 def write_reduce(step: Step) -> None:
-    """Write MEAN, SUM and the like; norms and logarithms are lowered to them."""
+    """Write MEAN, SUM or another reduction; norms and logarithms are lowered to these."""
     step.require("float32", "int32", "int64")
     tensor = step.read(0)
     axes = [step.axis(axis) for axis in reduced_axes(step.node, step.graph)]

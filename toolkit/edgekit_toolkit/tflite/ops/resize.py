@@ -24,7 +24,7 @@ class Sampling:
     half_pixel_centers: bool
 
     def places(self, size: int, length: int) -> NDArray[np.float64]:
-        """Return the place of each of `length` results among `size` elements, float64 [length]."""
+        """Return the position of each of `length` results among `size` elements, float64 [length]."""
         scale = (size - 1) / (length - 1) if self.align_corners and length > 1 else size / length
         grid = np.arange(length, dtype=np.float64)
         return (grid + 0.5) * scale - 0.5 if self.half_pixel_centers else grid * scale
@@ -103,7 +103,7 @@ def _emit(step: Step, kind: str, table: str, tensor: Tensor, sampling: Sampling)
 
 
 def places(node: Node, graph: Graph, axis: int) -> NDArray[np.float64]:
-    """Return the places at which ONNX samples one axis, float64 [length].
+    """Return the positions at which ONNX samples one axis, float64 [length].
 
     Source: ONNX operators, Resize, coordinate_transformation_mode.
     """

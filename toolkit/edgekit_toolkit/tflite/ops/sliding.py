@@ -102,5 +102,5 @@ def padded(step: Step, tensor: Tensor, sliding: Windows) -> tuple[Tensor, str]:
 
 
 def strides_of(sliding: Windows, padding: str) -> dict[str, Any]:
-    """Return the option fields that all 2-D windows have."""
+    """Return the stride and padding fields that all 2-D windows have."""
     return {"padding": PADDING_CODES[padding], "strideH": sliding.strides[0], "strideW": sliding.strides[1]}

@@ -52,9 +52,9 @@ class Windows:
         return "SAME" if self.pads == self.same and alike == self.outputs else None
 
     def counts(self, attributes: "WindowAttributes", *, counts_padding: bool) -> NDArray[np.float64]:
-        """Return how many elements ONNX divides the sum of each window by: float64 [outputs...].
+        """Return the number of elements by which ONNX divides each window's sum, float64 [outputs...].
 
-        What `ceil_mode` adds beyond the padding that the model states counts never.
+        Elements that only `ceil_mode` adds, beyond the padding that the model states, never count.
         """
         stated = attributes.pads or ([] if attributes.auto_pad.startswith("SAME") else [0])
         result = np.ones(())
