@@ -174,6 +174,15 @@ def test_kept_variant_is_opened_first(manifest: Manifest, write: Callable[[Manif
         assert run_selftest(open_session(package), package.select("double")).passed
 
 
+def test_other_variant_serves_where_the_engine_of_the_kept_one_has_gone(
+    manifest: Manifest, double: Variant, write: Callable[[Manifest], OpenedPackage]
+) -> None:
+    gone = replace(double, backend=replace(double.backend, name="absent"))
+    with write(replace(manifest, variants=(gone,))) as package:
+        keep_winner(package.manifest, "double", 0)
+        assert open_preferred(package)[0] == "default"
+
+
 def test_tournament_of_the_device_contests_all_variants_and_keeps_one(
     manifest: Manifest,
     double: Variant,

@@ -111,9 +111,9 @@ def keep_winner(manifest: Manifest, variant: str, chain_index: int) -> Path:
 
 
 def recall_order(manifest: Manifest) -> tuple[Variant, ...]:
-    """Return the variants of `manifest` with the stored winner first, in its variant and of all.
+    """Return the variants of `manifest` in the order to try, that of the stored winner first.
 
-    The others follow in their order.
+    In it the winner is the first backend. The other variants follow in their order.
     """
     variants = manifest.all_variants
     if len(variants) == len(manifest.backend.chain) == 1:
@@ -126,7 +126,7 @@ def recall_order(manifest: Manifest) -> tuple[Variant, ...]:
     for variant in variants:
         if variant.name == name and type(position) is int and 0 <= position < len(variant.backend.chain):
             first = replace(variant, backend=_put_first(variant.backend, position))
-            return (first, *(variant for variant in variants if variant is not variant))
+            return (first, *(other for other in variants if other is not variant))
     return variants
 
 
@@ -144,7 +144,7 @@ def keep_opening(package: OpenedPackage, variants: Sequence[str]) -> Path:
 
 
 def is_opening_kept(package: OpenedPackage, variants: Sequence[str]) -> bool:
-    """Return whether `keep_opening` was called for the same with these engine releases and this processor."""
+    """Return whether `keep_opening` stored these variants for the present engine releases and processor."""
     try:
         opening = json.loads(_find_opening(package, variants).read_bytes())
         return bool(opening == _describe_opening(package, variants))
