@@ -40,6 +40,7 @@ _PRELOADED: Final = (
     *("edgekit_runtime.trust.trust_store", "edgekit_runtime.trust.verifier_process", "tuf.ngclient.updater"),
     *("edgekit_runtime.sessions.opening.selftest_child", "edgekit_runtime.service.server", "onnxruntime"),
     *("edgekit_runtime.service.worker.__main__", "edgekit_runtime.service.streams.capture"),
+    "edgekit_runtime.autotune.contest_child",
 )
 _HOST_PRELOADED: Final = (
     *("edgekit_cli.cli", "edgekit_cli.package_request", "edgekit_toolkit.pipeline.run"),

@@ -22,23 +22,26 @@ def wait_for(
     *,
     progress: Callable[[], Any] = lambda: None,
 ) -> Any:
-    """Return what `condition` returns once that is true; it is asked for a tenth of the time at most.
+    """Return what `condition` returns once that is true; it is asked for a twentieth of the time at most.
 
     Args:
         condition: what is waited for.
         what: its name, or what says at the end what did not come.
         limit_s: time without progress after which the wait fails.
-        progress: returns another value as long as there is progress; by default there is none.
+        progress: returns another value as long as there is progress; by default there is none. It is asked
+            ten times in `limit_s`.
     """
-    begin_s = asked_s = time.monotonic()
+    begin_s = asked_s = looked_s = time.monotonic()
     last = progress()
     while not (found := condition()):
         now_s = time.monotonic()
-        if (current := progress()) != last:
-            last, begin_s = current, now_s
+        if now_s >= min(looked_s + limit_s / 10, begin_s + limit_s):
+            looked_s = now_s
+            if (current := progress()) != last:
+                last, begin_s = current, now_s
         if now_s >= begin_s + limit_s:
             raise AssertionError(f"waited {limit_s} s for: {what if isinstance(what, str) else what()}")
-        time.sleep(min(max(10 * (now_s - asked_s), 0.01), 0.25))
+        time.sleep(min(max(20 * (now_s - asked_s), 0.01), 0.25))
         asked_s = time.monotonic()
     return found
 

@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from sqlalchemy import select
 from tests.fleet.conftest import fleet, fleet_settings, mosquitto  # noqa: F401  # fixtures
 from tests.fork_server import runtime_server
 from tests.runtime.conftest import maker  # noqa: F401  # a fixture
@@ -23,7 +24,7 @@ from tests.waiting import wait_for
 from edgekit_fleet.operations import devices
 from edgekit_fleet.releases.repository import NewTarget, TufRepository
 from edgekit_fleet.store.due import mark_due
-from edgekit_fleet.store.tables import WantedModelRow
+from edgekit_fleet.store.tables import DeviceRow, WantedModelRow
 from edgekit_runtime.agent.documents import DesiredModel, Reported
 from edgekit_runtime.cli import main
 from edgekit_runtime.client.control import is_listening, read_index, read_metrics
@@ -148,8 +149,9 @@ class Site:
             mark_due(session, [self.name])
 
     def reported(self):
-        found = self.fleet.detail(self.name).reported
-        return None if found is None else from_plain(Reported, to_plain(found), "reported")
+        with self.fleet.store.snapshot() as session:
+            document = session.scalar(select(DeviceRow.reported).where(DeviceRow.name == self.name))
+        return from_plain(Reported, document, "reported") if document else None
 
     def status(self):
         found = self.reported()

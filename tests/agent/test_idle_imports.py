@@ -1,14 +1,18 @@
-"""An agent that has done an update holds nothing of what the update needed."""
+"""An agent that has done updates holds nothing of what the update needed."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 from tests.agent.site import site  # noqa: F401  # a fixture
 from tests.fleet.conftest import fleet, fleet_settings, mosquitto  # noqa: F401  # fixtures
 from tests.runtime.conftest import maker  # noqa: F401  # a fixture
 from tests.waiting import bounded
+
+from edgekit_fleet.operations.releases import rotate_keys
+from edgekit_fleet.store.tables import AuditRow
 
 pytest.importorskip("onnxruntime")
 
@@ -48,7 +52,10 @@ def test_step_without_a_delta_imports_no_numpy():
     assert imported.isdisjoint({"numpy", "tuf", "edgekit_runtime.agent.artifacts.deltas"})
 
 
-def test_agent_after_an_update_has_imported_nothing_of_it_and_has_no_children(site):  # noqa: F811
+def test_running_agent_updates_and_follows_the_exchange_of_the_managers_key_and_imports_nothing_for_it(
+    site,  # noqa: F811
+):
+    """Neither agent nor manager is started again."""
     site.enrol()
     process = subprocess.Popen(
         [sys.executable, "-c", AGENT, "agent"], env=site.variables, stdout=subprocess.PIPE, text=True
@@ -56,6 +63,16 @@ def test_agent_after_an_update_has_imported_nothing_of_it_and_has_no_children(si
     with bounded(process):
         site.want("1.0.0")
         site.wait_status("converged", ["succeeded"])
+        before = site.reported().desired_version
+        rotate_keys(site.fleet.folder, site.fleet.store, ("manager",), actor="test")
+        site.wait(lambda: site.reported().desired_version > before, "the document by the new key")
+        assert site.status() == ("converged", ["succeeded"])
+        assert process.poll() is None
+        with site.fleet.store.transaction() as session:
+            events = session.scalars(select(AuditRow.action).where(AuditRow.subject == site.name)).all()
+        assert [each for each in events if "event" in each or "alarm" in each] == []
+        site.want("2.0.0")
+        site.wait_version("2.0.0")
         children = [path.read_text() for path in Path(f"/proc/{process.pid}/task").glob("*/children")]
         process.terminate()
         printed, _ = process.communicate(timeout=20)

@@ -6,7 +6,7 @@ import signal
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from tests.agent.parts import make_enrolment
+from tests.agent.parts import make_enrolment, make_root
 from tests.fleet.attacks.attack_site import Broker, SimulatedTime
 
 from edgekit_runtime import cli
@@ -45,8 +45,9 @@ def member(tmp_path, monkeypatch):
     fleet, keys = tmp_path / "fleet", tmp_path / "keys"
     for folder in (fleet, keys):
         folder.mkdir()
-    (fleet / "enrolment.json").write_bytes(encode_json(to_plain(make_enrolment())))
     key = Ed25519PrivateKey.generate()
+    enrolment = make_enrolment(tuf_root=make_root(key))  # else each agent refreshes its metadata at once
+    (fleet / "enrolment.json").write_bytes(encode_json(to_plain(enrolment)))
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     (fleet / "device.key").write_bytes(pem)
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))

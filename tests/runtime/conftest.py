@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securesystemslib.signer import CryptoSigner
+from tests.fork_server import popen_own
 
 from edgekit_runtime.package.archive import write_package
 from edgekit_runtime.package.canonical_zip import Member, read_members, write_archive
@@ -153,6 +155,12 @@ def make_maker() -> PackageMaker:
 @pytest.fixture(scope="session")
 def maker() -> PackageMaker:
     return make_maker()
+
+
+@pytest.fixture
+def copied_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules of ours that are started run in copies of a process that has imported them."""
+    monkeypatch.setattr(subprocess, "Popen", popen_own)
 
 
 @pytest.fixture

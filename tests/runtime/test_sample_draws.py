@@ -79,13 +79,13 @@ def test_as_many_samples_come_as_are_ordered_whatever_the_rate_of_requests(gap_s
     assert 0.8 * most <= len(samples) <= 20 * days + 4
 
 
-def test_estimates_weighted_by_probabilities_are_unbiased_where_plain_means_are_not() -> None:
+def test_estimates_weighted_by_probabilities_are_unbiased_where_plain_means_are_not(is_long: bool) -> None:
     """Requests that are uncertain are wrong more often, and mornings have more of them."""
     chance, count = random.Random(7), 6000
     wrong = [chance.random() < (0.6 if number % 20 == 0 else 0.1) for number in range(count)]
     truth, weighted, plain = statistics.mean(wrong), [], []
     order = make_order("random", "uncertain", "drift", per_day=8000.0)
-    for seed in range(60):
+    for seed in range(60 if is_long else 15):
         samples = simulate(
             make_draws(seed, order),
             count,

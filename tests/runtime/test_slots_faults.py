@@ -219,32 +219,28 @@ def cut_power(
     work: Path,
     syncs: bool,
     check_disk: Callable[[], None] = lambda: None,
-) -> tuple[int, list[Any]]:
-    """Return in how many ways the power can fail during and after `case`, and which of them end wrong."""
+) -> Iterator[tuple[int, Any] | None]:
+    """Yield for each way in which the power can fail during and after `case` how it ends wrong, or None."""
     points: list[list[State]] = []
     calls = DiskCalls(work, lambda _, __: points.append(list(calls.disk.states())), forgets_syncs=not syncs)
     act(case, before, work, packages, maker, calls)
     points.append(list(calls.disk.states()))
-    seen: dict[tuple[Any, ...], bool] = {}
-    wrong: list[Any] = []
-    count = 0
+    seen: set[tuple[Any, ...]] = set()
     for number, states in enumerate(points):
         is_last = number == len(points) - 1
         for state in states:
-            count += 1
             key = (is_last, *sorted(state.items()))
             if key in seen:
+                yield None
                 continue
+            seen.add(key)
             write_state(state, work, work)
             check_disk()
             try:
                 started: Any = start_fresh(work / "state", maker.trust)
             except EdgekitError as error:
                 started = str(error)
-            seen[key] = started in (case.after if is_last else case.during)
-            if not seen[key]:
-                wrong.append((number, started))
-    return count, wrong
+            yield None if started in (case.after if is_last else case.during) else (number, started)
 
 
 def test_a_power_cut_leaves_a_version_that_starts(
@@ -256,9 +252,9 @@ def test_a_power_cut_leaves_a_version_that_starts(
     check_disk: Callable[[], None],
 ) -> None:
     for name, before in befores.items():
-        count, wrong = cut_power(CASES[name], before, packages, maker, work, True, check_disk)
-        points["power"] = points.get("power", 0) + count
-        assert (name, wrong) == (name, [])
+        ends = list(cut_power(CASES[name], before, packages, maker, work, True, check_disk))
+        points["power"] = points.get("power", 0) + len(ends)
+        assert (name, [wrong for wrong in ends if wrong is not None]) == (name, [])
     assert points["power"] >= MIN_POINTS["power"] or len(befores) < len(CASES)
 
 
@@ -268,5 +264,4 @@ def test_the_simulated_power_cut_finds_what_is_not_synced(
 ) -> None:
     if packing != "plain":
         pytest.skip("nothing but the content differs")
-    _, wrong = cut_power(CASES[name], befores[name], packages, maker, work, False)
-    assert wrong != []
+    assert any(cut_power(CASES[name], befores[name], packages, maker, work, False))

@@ -32,6 +32,8 @@ from edgekit_runtime.system.child_process import child_environment
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.signing_keys import find_keys_folder, load_signer
 
+pytestmark = pytest.mark.usefixtures("copied_children")
+
 QUICK_S = 0.1  # one process
 QUICK = ["--seconds", str(QUICK_S)]
 ORT = BackendChoice("ort", "model.onnx", {"threads": 1})

@@ -22,6 +22,8 @@ from edgekit_runtime.system.engines import find_engine
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.signing_keys import find_keys_folder, load_signer
 
+pytestmark = pytest.mark.usefixtures("copied_children")
+
 OWN = RunSetting()
 
 
@@ -189,7 +191,7 @@ def test_the_command_shows_every_setting_and_keeps_the_result(
     objective: str, make: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = make(BackendChoice("absent", "model.onnx", {}, ORT))
-    assert main(["tune", str(path), "--seconds", "1", "--json", "--objective", objective]) == 0
+    assert main(["tune", str(path), "--seconds", "0.3", "--json", "--objective", objective]) == 0
     output = capsys.readouterr()
     document = json.loads(output.out)
     assert document["backend"] == "ort"  # the next engine, where the first is not installed
@@ -203,7 +205,7 @@ def test_the_command_shows_every_setting_and_keeps_the_result(
 
 
 def test_the_command_prints_a_table(make: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", str(make(ORT)), "--seconds", "1"]) == 0
+    assert main(["tune", str(make(ORT)), "--seconds", "0.3"]) == 0
     output = capsys.readouterr()
     assert output.out.splitlines()[0].split() == ["setting", "ms", "a", "run", "of", "own", "processes"]
     assert "as packaged" in output.out.splitlines()[1]

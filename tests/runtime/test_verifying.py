@@ -27,6 +27,8 @@ from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_runtime.trust.verifier_process import VerifyingProcess
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 
+copied = pytest.mark.usefixtures("copied_children")
+
 PAYLOAD = Statement("manifest.json", "0" * 64, PACKAGE_PREDICATE_TYPE, {}).to_bytes()
 
 
@@ -56,6 +58,7 @@ def wrong_signature(maker: Any, other_signer: StatementSigner) -> bytes:
     return data
 
 
+@copied
 @pytest.mark.parametrize("rests", [False, True])
 def test_verdicts_are_those_of_the_trust_store(
     maker: Any, other_signer: StatementSigner, keys: Path, trust: VerifyingProcess, rests: bool
@@ -82,6 +85,7 @@ def test_verdicts_are_those_of_the_trust_store(
         assert (str(got.value), got.value.key_id) == (str(expected.value), expected.value.key_id)
 
 
+@copied
 def test_a_package_is_read_with_it(package_path: Path, maker: Any, trust: VerifyingProcess) -> None:
     with read_package(package_path, trust) as package:
         assert package.key_id == maker.signer.key_id
@@ -184,6 +188,7 @@ def test_a_later_process_leaves_processors_and_memory_to_requests(
         asked.result(30)
 
 
+@copied
 def test_a_file_that_is_no_key_is_named(keys: Path) -> None:
     (keys / "bad.pub.pem").write_text("no key")
     with VerifyingProcess(keys) as trust:
@@ -283,6 +288,7 @@ def test_the_end_waits_for_no_answer(keys: Path, rests: bool) -> None:
         trust.check_keys()
 
 
+@copied
 def test_a_pipe_among_the_keys_is_refused(keys: Path, trust: VerifyingProcess) -> None:
     trust.check_keys()
     (keys / "link.pub.pem").symlink_to(keys / "k.pub.pem")
@@ -292,6 +298,7 @@ def test_a_pipe_among_the_keys_is_refused(keys: Path, trust: VerifyingProcess) -
         trust.check_keys()
 
 
+@copied
 @pytest.mark.parametrize("rests", [False, True])
 def test_a_key_that_was_removed_is_not_trusted_again(
     maker: Any, keys: Path, trust: VerifyingProcess, rests: bool
