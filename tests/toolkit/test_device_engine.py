@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.toolkit.fake_onnxruntime import write_aborting_onnxruntime
-from tests.toolkit.package_run import package, tiny
+from tests.toolkit.package_run import mlp, package, saved, tiny
 
 from edgekit_host.pinned_packages import read_pinned
 from edgekit_runtime.errors import SlowOpeningError
@@ -16,8 +16,7 @@ from edgekit_toolkit.packaging import device_engine
 from edgekit_toolkit.packaging.device_engine import FETCH_VARIABLE, find_device_engine
 
 pytestmark = pytest.mark.usefixtures("home")
-MODEL, DATA = tiny("digits_cnn", calibration_samples=16)
-OPTIONS = ("--backend", "ort", "--search-seconds", 0, "--json", *DATA)
+OPTIONS = ("--backend", "ort", "--search-seconds", 0, "--json")
 
 
 def pinned_release() -> str:
@@ -43,8 +42,13 @@ def needs_other_release() -> None:
         pytest.skip("on Python 3.10 this host runs the release of devices")
 
 
-def report_of(out: Path, *options: object) -> dict[str, Any]:
-    outcome = package(MODEL, out, *OPTIONS, *options)
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return saved(mlp(1), tmp_path / "net.onnx")
+
+
+def report_of(model: Path, out: Path, *options: object) -> dict[str, Any]:
+    outcome = package(model, out, *OPTIONS, *options)
     assert outcome.code == 0, outcome.stderr
     return outcome.json
 
@@ -54,7 +58,8 @@ def test_form_on_which_the_release_of_devices_aborts_gives_way_to_the_next_one(
 ) -> None:
     needs_other_release()
     install_release(cache, b"DequantizeLinear")
-    report = report_of(tmp_path / "out")
+    source, data = tiny("digits_cnn", calibration_samples=16, evaluation_samples=60)
+    report = report_of(source, tmp_path / "out", *data)
     refusals = [text for text in report["warnings"] if "SIGABRT" in text and "vector::operator[]" in text]
     (chosen,) = (one for one in report["candidates"] if one["chosen"])
     assert refusals
@@ -64,61 +69,49 @@ def test_form_on_which_the_release_of_devices_aborts_gives_way_to_the_next_one(
 
 
 def test_model_on_which_the_release_of_devices_always_aborts_is_refused_with_the_reason(
-    tmp_path: Path, cache: Path
+    model: Path, tmp_path: Path, cache: Path
 ) -> None:
     needs_other_release()
-    install_release(cache, b"Conv")
-    outcome = package(MODEL, tmp_path / "out", *OPTIONS)
+    install_release(cache, b"x")  # the name of the input, in every form
+    outcome = package(model, tmp_path / "out", *OPTIONS)
     assert outcome.code == 5
     reason = outcome.error["message"]
     assert ("refuses every candidate" in reason, "SIGABRT" in reason) == (True, True)
 
 
-def test_release_of_devices_that_cannot_be_fetched_is_said_in_one_line(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+def test_release_of_devices_that_cannot_be_fetched_is_said_in_one_line_and_remembered_for_some_minutes(
+    model: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs_other_release()
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_RETRIES", "0")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    outcome = package(MODEL, tmp_path / "out", *OPTIONS, "--version", "2.0.0")
-    report = outcome.json
-    note = report["proof"]["note"]
+    note = report_of(model, tmp_path / "out")["proof"]["note"]
     assert f"devices run onnxruntime {pinned_release()}: pip cannot fetch it" in note
     assert "\n" not in note
-    assert [path.suffix for path in (cache / "engines").iterdir()] == [".failed"]
-
-
-def test_failure_to_fetch_is_remembered_for_some_minutes(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    needs_other_release()
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_RETRIES", "0")
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    said: list[str] = []
-    first = find_device_engine("ort", said.append)
-    assert "next try after 10 minutes" in first.problem
-    assert find_device_engine("ort", said.append) == first
-    assert len(said) == 1
     (failure,) = (cache / "engines").iterdir()
+    assert failure.suffix == ".failed"
+    said: list[str] = []
+    remembered = find_device_engine("ort", said.append)
+    assert "next try after 10 minutes" in remembered.problem
+    assert said == []
     os.utime(failure, (0, 0))
-    find_device_engine("ort", said.append)
-    assert len(said) == 2
+    assert find_device_engine("ort", said.append) == remembered
+    assert len(said) == 1
 
 
 def test_proof_that_is_switched_off_fetches_nothing_and_is_said(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs_other_release()
     monkeypatch.setenv(FETCH_VARIABLE, "off")
-    assert f"{FETCH_VARIABLE} is off" in report_of(tmp_path / "out")["proof"]["note"]
+    assert f"{FETCH_VARIABLE} is off" in report_of(model, tmp_path / "out")["proof"]["note"]
     assert not cache.exists()
 
 
 @pytest.mark.parametrize(("slow", "note"), [(1, ""), (2, "Not opened with onnxruntime")])
 def test_release_of_devices_that_opens_a_package_too_slowly_here_refuses_nothing(
-    slow: int, note: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    slow: int, note: str, model: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs_other_release()
     install_release(cache)
@@ -130,7 +123,7 @@ def test_release_of_devices_that_opens_a_package_too_slowly_here_refuses_nothing
         return ""
 
     monkeypatch.setattr(device_engine, "test_in_child", open_slowly)
-    report = report_of(tmp_path / "out")
+    report = report_of(model, tmp_path / "out")
     assert not [text for text in report["warnings"] if "refuses" in text]
     assert report["proof"]["note"].startswith(note)
     assert (report["proof"]["engine"] == report["proof"]["device_engine"]) == (slow == 1)

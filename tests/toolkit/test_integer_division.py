@@ -99,7 +99,7 @@ def test_tflite_model_is_judged_alike(operator: str, dtype: str, divisor: Any, e
     lite.tensor("b", [1], dtype, None if divisor is None else np.array(divisor, dtype))
     lite.operator(operator, ["a", "b"], ["c"])
     lite.ends(["a"] if divisor else ["a", "b"], ["c"])
-    assert tflite_divides_by_inputs(lite.content()) is expected
+    assert tflite_divides_by_inputs(lite.model) is expected
 
 
 @pytest.mark.usefixtures("home")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from onnx import helper
-from tests.toolkit.package_run import edgekit, mlp, model_of, package, read_only, saved, tensor, tiny
+from tests.toolkit.package_run import edgekit, mlp, model_of, package, read_only, saved, tensor
 
 from edgekit_runtime.autotune import contest
 from edgekit_runtime.sessions.ort_products import saturates
@@ -26,24 +26,17 @@ pytestmark = [
 ]
 
 
-def test_tournament_keeps_one_engine_and_reports_all(tmp_path: Path) -> None:
-    source, data = tiny("italy_power_mlp")
-    options = ("--backend", "auto", *data, "--search-seconds", 0, "--json")
-    report = package(source, tmp_path, *options, target="rpi5").json
-    assert [one["backend"] for one in report["tournament"]] == ["ort", "litert"]
-    kept = [one for one in report["tournament"] if one["kept"]]
-    assert [one["backend"] for one in kept] == [report["target"]["backend"]]
-    assert all(one["latency_ms"] > 0 for one in report["tournament"])
-    assert "Engines" in (next(tmp_path.glob("*.report.html"))).read_text()
-    with read_only(tmp_path) as opened:
-        assert opened.manifest.backend.name == kept[0]["backend"]
-
-
-def test_tournament_is_the_default_where_the_target_has_several_engines(tmp_path: Path) -> None:
+def test_tournament_is_the_default_where_the_target_has_several_engines_and_keeps_one(tmp_path: Path) -> None:
     model = saved(mlp(1), tmp_path / "net.onnx")
     options = ("--search-seconds", 0, "-o", tmp_path / "out", "--json")
     report = edgekit("package", model, "--target", "rpi5", *options).json
     assert [one["backend"] for one in report["tournament"]] == ["ort", "litert"]
+    kept = [one for one in report["tournament"] if one["kept"]]
+    assert [one["backend"] for one in kept] == [report["target"]["backend"]]
+    assert all(one["latency_ms"] > 0 for one in report["tournament"])
+    assert "Engines" in (next((tmp_path / "out").glob("*.report.html"))).read_text()
+    with read_only(tmp_path / "out") as opened:
+        assert opened.manifest.backend.name == kept[0]["backend"]
     report = edgekit("package", model, "--target", "android-arm64", *options).json
     assert (report["target"]["backend"], report["tournament"]) == ("litert", [])
 

@@ -11,7 +11,7 @@ from typing import Final, Literal
 from edgekit_runtime.sessions.latency import LatencyLimits
 
 VARIABLE: Final = "EDGEKIT_BRIEF"
-_BATCH_S: Final = 0.0005
+_BATCH_S: Final = 0.0001
 _HOST_S: Final = 0.1
 
 

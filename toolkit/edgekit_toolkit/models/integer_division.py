@@ -68,11 +68,10 @@ def onnx_divides_by_inputs(model: onnx.ModelProto) -> bool:
     )
 
 
-def tflite_divides_by_inputs(content: bytes) -> bool:
-    """Return the same for a `.tflite` model."""
+def tflite_divides_by_inputs(model: Any) -> bool:
+    """Return the same for a `.tflite` model, as `tflite.flatbuffer` parses it."""
     from edgekit_toolkit.tflite import flatbuffer  # needs LiteRT, which a host may lack
 
-    model = flatbuffer.parsed(content)
     for graph, _, operator in flatbuffer.operators(model):
         if flatbuffer.operator_name(model, operator) not in _TFLITE_OPERATORS:
             continue

@@ -28,6 +28,7 @@ from edgekit_toolkit.tflite.flatbuffer import (
     stored_bytes,
     tensor_name,
 )
+from edgekit_toolkit.tflite.flatbuffer import Model as ParsedModel
 from edgekit_toolkit.tflite.summary import DYNAMIC, TfliteSummary, summarise
 
 _RANDOM: Final = frozenset({"MULTINOMIAL", "RANDOM_STANDARD_NORMAL", "RANDOM_UNIFORM"})
@@ -51,13 +52,17 @@ class TfliteModel:
         return {}
 
     @cached_property
+    def _parsed(self) -> ParsedModel:
+        return parsed(self.content)
+
+    @cached_property
     def summary(self) -> TfliteSummary:
-        return summarise(parsed(self.content))
+        return summarise(self._parsed)
 
     @property
     def size(self) -> ModelSize:
         """Operators and values of constants."""
-        model = parsed(self.content)
+        model = self._parsed
         constants = [
             tensor for graph in model.subgraphs for tensor in graph.tensors if stored_bytes(model, tensor)
         ]
@@ -66,7 +71,7 @@ class TfliteModel:
 
     def stored_tensors(self) -> Iterator[StoredTensor]:
         """Yield the constants that are not sparse, each buffer once."""
-        model = parsed(self.content)
+        model = self._parsed
         tensors = (tensor for graph in model.subgraphs for tensor in graph.tensors)
         for tensor in {tensor.buffer: tensor for tensor in tensors if tensor.sparsity is None}.values():
             if size_bytes := stored_bytes(model, tensor):
@@ -101,10 +106,10 @@ class TfliteModel:
         return dynamic or self.summary.integer_operators > 0
 
     def divides_by_inputs(self) -> bool:
-        return tflite_divides_by_inputs(self.content)
+        return tflite_divides_by_inputs(self._parsed)
 
     def random_nodes(self) -> tuple[str, ...]:
-        model = parsed(self.content)
+        model = self._parsed
         return tuple(
             f"{operator_name(model, operator)} '{tensor_name(graph.tensors[operator.outputs[0]])}'"
             for graph, _, operator in operators(model)
@@ -119,7 +124,7 @@ class TfliteModel:
         return tflite_code_ranges(self.content)
 
     def node_costs(self, dims: Mapping[str, int], *, float_outputs: bool = False) -> list[NodeCost]:  # noqa: ARG002  # the file states its outputs
-        return tflite_costs(parsed(self.content), dims)
+        return tflite_costs(self._parsed, dims)
 
     def estimate_memory(self, dims: Mapping[str, int], *, blocked_layout: bool) -> MemoryEstimate | None:
         """None: LiteRT's memory depends little on the processor, so it is measured here."""

@@ -6,6 +6,7 @@ rounding makes. Engines of the same codes differ by the rounding of ties; inputs
 rounding of that size all through the model, so they tell its effect on each row (docs/adr/0030).
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -180,15 +181,15 @@ def _tolerance(
     """
     if value.dtype.kind != "f" or not value.size:
         return float(max((distance(value, other).max() for other in jittered), default=0.0)), 0.0
-    size = _size(value)
+    size, distances = _size(value), [distance(value, other) for other in jittered]
     extent = max(float(np.ptp(value[np.isfinite(value)])), float(size.max()), 1e-6) if size.any() else 1.0
-    share = _SHARE[kind] + NOISE_FACTOR * _noise(value, jittered, np.asarray(extent))
+    share = _SHARE[kind] + NOISE_FACTOR * _noise(distances, extent)
     choices = [(state_tolerance(max(share * extent, least_atol)), 0.0)]
     floors = (
         () if least_score is None else (least_score, *(floor for floor in _FLOORS if floor > least_score))
     )
     for floor in floors:
-        share = _SCORE_SHARE[kind] + NOISE_FACTOR * _noise(value, jittered, size + floor)
+        share = _SCORE_SHARE[kind] + NOISE_FACTOR * _noise(distances, size + floor)
         choices.append((state_tolerance(max(share * floor, least_atol)), state_tolerance(share)))
     return min(choices, key=lambda choice: float(np.log(choice[0] + choice[1] * size).mean()))
 
@@ -198,8 +199,8 @@ def state_tolerance(tolerance: float) -> float:
     return float(f"{tolerance * _ROUNDING:.2e}")
 
 
-def _noise(value: NDArray[Any], jittered: Outputs, unit: NDArray[np.float64]) -> float:
-    return max((float((distance(value, other) / unit).max()) for other in jittered), default=0.0)
+def _noise(distances: Sequence[NDArray[np.float64]], unit: float | NDArray[np.float64]) -> float:
+    return max((float((distance / unit).max()) for distance in distances), default=0.0)
 
 
 def _holds_scores(value: NDArray[Any]) -> bool:
@@ -223,6 +224,7 @@ def _comparable(outputs: Outputs, reference: Outputs) -> bool:
         output.shape == want.shape
         and (
             output.dtype.kind != "f"
+            or np.isfinite(output).all()
             or not (np.isnan(output).any() or np.isinf(output).sum() > np.isinf(want).sum())
         )
         for output, want in zip(outputs, reference, strict=True)
@@ -282,11 +284,16 @@ def _contrasts(outputs: Outputs, reference: Outputs, noisy: Sequence[Outputs]) -
         every = -(-value.size // _MAX_VALUES)
         contrasts.append((distance(value, reference[index]) / allowed).reshape(-1)[::every])
         if value.ndim and 1 < value.shape[-1] <= _MAX_PAIRS_OF:
-            first, right = np.triu_indices(value.shape[-1], 1)
+            first, right = _pairs(value.shape[-1])
             lines, limits = (array.reshape(-1, value.shape[-1])[:_MAX_VALUES] for array in (value, allowed))
             swapped = distance(lines[:, first], lines[:, right])
             contrasts.append((swapped / np.minimum(limits[:, first], limits[:, right])).max(axis=0))
     return np.log1p(np.minimum(np.concatenate(contrasts), _ENOUGH))
+
+
+@functools.cache
+def _pairs(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    return np.triu_indices(count, 1)
 
 
 def _cover(contrasts: NDArray[np.float64], count: int) -> list[int]:

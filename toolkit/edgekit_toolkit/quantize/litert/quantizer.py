@@ -1,9 +1,10 @@
 """`.tflite` models in the search: quantized by ai-edge-quantizer, run by LiteRT."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,8 @@ from edgekit_toolkit.quantize.sensitivity import (
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.tflite.flatbuffer import operator_name, operators, parsed, tensor_name
 from edgekit_toolkit.tflite.summary import summarise
+
+_MAX_RECENT: Final = 4  # a step of the search tries three plans, and builds the form of the best one
 
 
 class CompressedFloats(NamedTuple):
@@ -86,6 +89,7 @@ class LiteRtQuantizer:
         self.scheme = scheme
         self.threads = threads
         self._compress = compress
+        self._recent: deque[tuple[Plan, TfliteModel | None]] = deque(maxlen=_MAX_RECENT)
 
     @cached_property
     def _prepared(self) -> bytes:
@@ -136,7 +140,7 @@ class LiteRtQuantizer:
 
     def stored_layers(self, form: Form, model: Model) -> dict[str, StoredLayer]:  # noqa: ARG002  # the file says it
         # ai-edge-quantizer renames tensors; layers keep their order.
-        layers = summarise(parsed(model.content)).layers
+        layers = (model if isinstance(model, TfliteModel) else TfliteModel(model.content)).summary.layers
         return dict(zip(self.model.summary.layers, layers.values(), strict=True))
 
     def softmax_axes(self) -> Sequence[int | None]:
@@ -159,6 +163,15 @@ class LiteRtQuantizer:
         return [-1 if tensors[spec.name] in names else None for spec in self._specs[1]]
 
     def build(self, form: Form) -> TfliteModel | None:
+        if form.plan is None or form != Form(form.kind, form.plan):
+            return self._build(form)
+        for plan, model in self._recent:
+            if plan == form.plan:
+                return model
+        self._recent.append((form.plan, self._build(form)))
+        return self._recent[-1][1]
+
+    def _build(self, form: Form) -> TfliteModel | None:
         floats = None
         if form.compression is not None:
             if self._compress is None:
