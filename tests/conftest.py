@@ -3,6 +3,7 @@
 import faulthandler
 import gc
 import os
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 import edgekit_runtime  # noqa: F401  # switches telemetry off, before a test imports onnxruntime
 from tests.browser import browser, page  # noqa: F401  # fixtures
+from tests.fork_server import popen_own
 
 os.environ.setdefault("EDGEKIT_DEVICE_ENGINES", "off")
 os.environ["EDGEKIT_BRIEF"] = "times,memory,races"  # of measurements, also in child processes
@@ -80,6 +82,14 @@ def same_environment() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def copied_children() -> Iterator[None]:
+    """Let children that our code starts in this process, such as workers, be copies that need no imports."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", popen_own)
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

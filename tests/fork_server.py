@@ -17,6 +17,7 @@ import fcntl
 import functools
 import gc
 import importlib
+import importlib.machinery
 import json
 import os
 import resource
@@ -50,6 +51,8 @@ _HOST_PRELOADED: Final = (
     *("edgekit_fleet.web.server", "edgekit_fleet.web.app", "edgekit_fleet.broker.mosquitto"),
     *("edgekit_hil.benches.opening", "onnx", "onnxruntime", "pytest"),
 )
+_COPIED: Final = ("edgekit_runtime.", "tests.service.")  # the toolkit measures the memory of its children
+_PYTHON: Final = sys.executable
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _FIRST_FREE: Final = 200  # above the descriptors that a process is given
 _MAX_REQUEST_BYTES: Final = 1 << 17
@@ -113,7 +116,7 @@ class ForkServer:
             while "=" in command[1]:
                 variables.update([command.pop(1).split("=", 1)])
             command.pop(0)
-        if command[:2] != [sys.executable, "-m"] or _read_at_start(variables) != self._variables:
+        if command[:2] != [_PYTHON, "-m"] or _read_at_start(variables) != self._variables:
             return _Popen(arguments, **options)
         return _ForkedPopen(self, command, **{**options, "env": variables})
 
@@ -126,8 +129,17 @@ def _read_at_start(variables: Mapping[str, str]) -> dict[str, str]:
     read = {name: value for name, value in variables.items() if name.startswith(_READ_AT_START)}
     folders = {*_split_path(variables)} - {str(_ROOT)}
     own = (f"{sys.prefix}/", f"{sys.base_prefix}/")
-    read["PYTHONPATH"] = os.pathsep.join(sorted(path for path in folders if not path.startswith(own)))
+    counted = (path for path in folders if not path.startswith(own) and _may_matter(path))
+    read["PYTHONPATH"] = os.pathsep.join(sorted(counted))
     return read
+
+
+def _may_matter(folder: str) -> bool:
+    """Return whether a folder is of the source tree, or has a module in the place of another one."""
+    others = [path for path in sys.path if path != folder]
+    names = {entry.stem for entry in Path(folder).glob("*")}
+    specs = (importlib.machinery.PathFinder.find_spec(name, others) for name in names)
+    return Path(folder).is_relative_to(_ROOT) or any(spec and spec.loader for spec in specs)
 
 
 def _split_path(variables: Mapping[str, str]) -> list[str]:
@@ -191,9 +203,9 @@ def host_server() -> ForkServer:
 
 
 def popen_own(arguments: list[str], **options: Any) -> "subprocess.Popen[Any]":
-    """Start a process as `subprocess.Popen` would; one that finds the modules of this process is a copy."""
-    is_module = arguments[:2] == [sys.executable, "-m"]
-    return (_own_server().popen if is_module else _Popen)(arguments, **options)
+    """Start a process as `subprocess.Popen` would; a child that this process's code starts is a copy."""
+    is_ours = arguments[:2] == [_PYTHON, "-m"] and arguments[2].startswith(_COPIED)
+    return (_own_server().popen if is_ours else _Popen)(arguments, **options)
 
 
 @functools.cache
@@ -204,7 +216,7 @@ def _own_server() -> ForkServer:
 def _start_server(folders: Sequence[str], modules: Sequence[str]) -> ForkServer:
     near, far = socket.socketpair(type=socket.SOCK_SEQPACKET)
     variables = {**_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(str(_ROOT / folder) for folder in folders)}
-    command = [sys.executable, __file__, str(far.fileno()), *modules]
+    command = [_PYTHON, __file__, str(far.fileno()), *modules]
     with far:
         server = _Popen(command, env=variables, pass_fds=[far.fileno()])
 

@@ -90,6 +90,23 @@ def test_start_that_a_copy_could_not_show_is_that_of_python(options):
     assert type(process) is subprocess.Popen
 
 
+def test_copy_imports_from_further_folders_unless_they_hide_a_module(tmp_path):
+    (tmp_path / "shown.py").write_text(SHOW)
+    runtime = environment(tmp_path)["PYTHONPATH"]
+    env = {**environment(tmp_path), "PYTHONPATH": f"{tmp_path}{os.pathsep}{runtime}"}
+    started, copied = (
+        json.loads(run(popen, ("shown",), "", cwd="/", env=env)[1])["import path"]
+        for popen in (subprocess.Popen, runtime_server().popen)
+    )
+    assert started == copied
+    for name, is_copy in (("third", True), ("numpy", False), ("json", False)):
+        (tmp_path / f"{name}.py").touch()
+        with runtime_server().popen(
+            [sys.executable, "-m", "this"], stdout=subprocess.DEVNULL, env=env
+        ) as process:
+            assert (type(process) is not subprocess.Popen) == is_copy
+
+
 def test_server_has_the_environment_from_before_the_tests():
     text = """
 import os, sys

@@ -1,13 +1,11 @@
 """One service of the model `linear` for the tests of a file, models that hang, and what services need."""
 
 import contextlib
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fork_server import popen_own
 from tests.runtime.conftest import PackageMaker, maker, other_signer
 from tests.runtime.slot_cases import write_keys
 from tests.service.gates import Gate, Gated
@@ -26,11 +24,8 @@ def linear(maker: PackageMaker, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture(scope="module", autouse=True)
-def copied_children() -> Iterator[None]:
-    """What a service on a thread starts, such as a worker, is a copy of a process that has imported it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subprocess, "Popen", popen_own)
-        yield
+def _copies(copied_children: None) -> None:
+    """Each file has copies: services on threads start many processes."""
 
 
 @pytest.fixture(scope="module")
