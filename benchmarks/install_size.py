@@ -75,13 +75,27 @@ def start_agent(made: Install) -> str:
 
 def install(kind: str, wheels: Mapping[str, Path], folder: Path) -> Install:
     """Install `requirements/<kind>.txt` and our wheels for that kind into a new environment in `folder`."""
+    install_requirements(kind, folder)
+    return install_wheels(kind, wheels, folder)
+
+
+def install_requirements(kind: str, folder: Path) -> None:
+    """Install `requirements/<kind>.txt` into a new environment in `folder`."""
     _run([sys.executable, "-m", "venv", "--without-pip", str(folder)])
-    python = folder / "bin" / "python"
-    into = [*PIP, "--python", str(python), "install", "--no-deps", "--no-compile", "--only-binary=:all:"]
-    _run([*into, "--require-hashes", "-r", str(ROOT / "requirements" / f"{kind}.txt")])
+    requirements = ROOT / "requirements" / f"{kind}.txt"
+    _run([*_install_into(folder), "--require-hashes", "-r", str(requirements)])
+
+
+def install_wheels(kind: str, wheels: Mapping[str, Path], folder: Path) -> Install:
+    """Install our wheels for a kind into an environment that has its requirements."""
     ours = ("edgekit", "edgekit-host") if kind == "host" else ("edgekit",)
-    _run([*into, *(str(wheels[name]) for name in ours)])
-    return Install(python, next(folder.glob("lib/python*/site-packages")))
+    _run([*_install_into(folder), *(str(wheels[name]) for name in ours)])
+    return Install(folder / "bin" / "python", next(folder.glob("lib/python*/site-packages")))
+
+
+def _install_into(folder: Path) -> list[str]:
+    python = str(folder / "bin" / "python")
+    return [*PIP, "--python", python, "install", "--no-deps", "--no-compile", "--only-binary=:all:"]
 
 
 def install_plainly(kind: str, wheels: Mapping[str, Path], folder: Path) -> Install:

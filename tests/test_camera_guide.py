@@ -17,13 +17,15 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from tests.fork_server import runtime_server
 from tests.service.answer_parts import LABELS, draw, make_cell_detector
 from tests.service.stream_parts import write_video
 
 ROOT = Path(__file__).resolve().parents[1]
+DEVICE = [sys.executable, "-m", "edgekit_runtime.cli"]
 PROGRAMS = {
     "./edgekit": [sys.executable, "-m", "edgekit_cli"],
-    "env/bin/edgekit-device": [sys.executable, "-m", "edgekit_runtime.cli"],
+    "env/bin/edgekit-device": DEVICE,
     "echo": ["echo"],
 }
 SHORT = {"package": ["--search-seconds", "0", "--backend", "ort"], "serve": ["--port", "0"]}
@@ -60,10 +62,31 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def start(command: list[str], folder: Path, environment: dict[str, str]) -> "subprocess.Popen[str]":
+    """Start a command of the guide; those of a device are copies of a process."""
+    is_device = command[: len(DEVICE)] == DEVICE
+    return (runtime_server().popen if is_device else subprocess.Popen)(
+        command,
+        cwd=folder,
+        env={**environment, "PYTHONPATH": str(ROOT / "device_runtime")} if is_device else environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
+    """Return what a command prints."""
+    process = start(command, folder, environment)
+    output, errors = process.communicate()
+    assert process.returncode == 0, output + errors
+    return output
+
+
 @contextmanager
 def serving(command: list[str], folder: Path, environment: dict[str, str]) -> Iterator[int]:
     """Run the service; yield its port once it is ready."""
-    process = subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+    process = start(command, folder, environment)
     assert process.stderr is not None
     lines = []
     try:
@@ -98,16 +121,10 @@ def test_newcomer_sees_boxes(folder: Path) -> None:
     preprocessing, package, export, trust, serve, stream = commands
     (folder / "letterbox.json").write_text(preprocessing[1])
     for command in (package, export, trust):
-        done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        run(command, folder, environment)
     with serving(serve, folder, environment) as port:
-        done = subprocess.run(
-            stream, cwd=folder, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        answers = [json.loads(line) for line in done.stdout.splitlines() if "detections" in line]
+        printed = run(stream, folder, environment)
+        answers = [json.loads(line) for line in printed.splitlines() if "detections" in line]
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/live", timeout=60) as page:
             assert b"<canvas" in page.read()
     assert answers

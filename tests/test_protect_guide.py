@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.fork_server import runtime_server
 from tests.runtime.conftest import PackageMaker, maker
 from tests.runtime.encryption_parts import find_plaintext, make_heavy
 from tests.runtime.slot_cases import write_keys
+from tests.service.serve_parts import environment
 
 __all__ = ["maker"]
 
@@ -40,13 +42,19 @@ def test_guide_leads_to_an_encrypted_model_on_the_device(
     for line in read_commands():
         command, _, target = line.partition(" > ")
         program, *arguments = command.split()
-        done = subprocess.run(
-            [*PROGRAMS[program], *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+        is_device = program == "edgekit-device"
+        process = (runtime_server().popen if is_device else subprocess.Popen)(
+            [*PROGRAMS[program], *arguments],
+            cwd=tmp_path,
+            env=environment(tmp_path) if is_device else None,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
-        assert done.returncode == 0, f"{line}: {done.stderr}"
-        output = done.stdout
+        output, errors = process.communicate()
+        assert process.returncode == 0, f"{line}: {errors}"
         if target:
-            (tmp_path / target).write_text(done.stdout)
+            (tmp_path / target).write_text(output)
     assert "encrypted" in output  # of `status`, the last command
     assert "key of this device: " in output
     package.unlink()

@@ -1,10 +1,15 @@
 """The built wheels, and bare device installs: what a device gets, and what it must not get."""
 
+import contextlib
 import email
+import hashlib
 import importlib.util
 import json
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -111,12 +116,29 @@ def any_device(request: pytest.FixtureRequest) -> Any:
 def make_install(
     install_size: ModuleType, kind: str, wheels: dict[str, Path], factory: pytest.TempPathFactory
 ) -> Any:
+    folder = factory.mktemp(kind) / "venv"
     try:
-        return install_size.install(kind, wheels, factory.mktemp(kind) / "venv")
+        shutil.copytree(find_environment(install_size, kind), folder, symlinks=True)
+        return install_size.install_wheels(kind, wheels, folder)
     except subprocess.CalledProcessError as error:
         if "connection broken by" in error.output:
             pytest.skip("the package index cannot be reached")
         pytest.fail(error.output)
+
+
+def find_environment(install_size: ModuleType, kind: str) -> Path:
+    """Return an environment with `requirements/KIND.txt`; it is made once and stays in the cache."""
+    requirements = (ROOT / "requirements" / f"{kind}.txt").read_bytes()
+    digest = hashlib.sha256(requirements + f"{sys.base_prefix}, {sys.version}".encode()).hexdigest()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgekit"
+    folder = cache / f"{kind}-{digest[:16]}"
+    if not folder.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as name:
+            install_size.install_requirements(kind, Path(name) / "venv")
+            with contextlib.suppress(OSError):  # another run was faster
+                (Path(name) / "venv").rename(folder)
+    return folder
 
 
 def run_code(device: Any, code: str, *arguments: Path) -> "subprocess.CompletedProcess[str]":

@@ -30,13 +30,14 @@ from edgekit_offload.demo.demo_page import render_live_page, render_saved_page, 
 from edgekit_offload.demo.director import PHASES, DemoSetup, run_demo
 from edgekit_offload.demo.live_server import LiveServer
 from edgekit_offload.demo.recording import EDGEKIT, Phase, PhaseTimes, Recording, Request
+from edgekit_offload.export.service_config import service_config
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import OutputError
 from edgekit_runtime.offload.cut_table import CUT_TABLE_ROLE, CutTable
 from edgekit_runtime.offload.offload_plan import OffloadPlan, PlanCosts
 from edgekit_runtime.package.manifest import BackendChoice, Manifest
 
-SHORT_S = 6.0
+SHORT_S = 4.0
 
 
 def recorded() -> Recording:
@@ -262,8 +263,10 @@ def make_setup(plain: PackageMaker, folder: Path, *, weight: NDArray[np.float32]
     write_keys(home / "keys")
 
     def serve(host: str, port: int) -> list[str]:
-        options = ["--host", host, "--port", str(port), "--keys", str(home / "keys")]
-        return [sys.executable, "-m", "edgekit_cli", "offload", "serve", str(path), *options]
+        config = folder / "serve.toml"
+        config.write_text(service_config([tail], {"unix_socket": "", "host": host, "port": port}, devices=8))
+        options = ["--config", str(config), "--tails", str(path), "--keys", str(home / "keys")]
+        return [sys.executable, "-m", "edgekit_runtime.cli", "serve", *options]
 
     return DemoSetup(
         folder=folder,
@@ -328,7 +331,7 @@ def test_server_that_answers_wrongly_after_its_proof_makes_answers_of_the_record
     with np.load(setup.requests) as stored:
         assert ((stored["x"] @ weight).argmax(axis=1) != stored["classes"]).any()
     recording = run_demo(
-        setup, seconds=SHORT_S / 2, kind="proxy", on_change=lambda _: None, device_share=None
+        setup, seconds=SHORT_S * 3 / 4, kind="proxy", on_change=lambda _: None, device_share=None
     )
 
     assert recording.wrong > 0

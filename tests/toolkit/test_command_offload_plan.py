@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -22,16 +23,20 @@ from edgekit_cli.offload.plan_request import (
     parse_watts,
 )
 from edgekit_cli.offload.source import read_named_model, read_samples, read_whole_model
+from edgekit_offload.partition import opened_model
 from edgekit_offload.planning.result import PlanningResult
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
 from edgekit_offload.profiling.model_profile import write_profile
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import CutError, EdgekitError, ModelError, OutputError
 from edgekit_runtime.offload.cut_table import read_cut_table
+from edgekit_runtime.offload.measurement import job_runner
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
+from edgekit_toolkit.packaging.plain_package import write_plain_package
+from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer
 
 TINY = Path(__file__).parents[2] / "models" / "tiny"
 MODEL, SAMPLES = TINY / "digits_cnn.onnx", TINY / "digits_cnn.calib.npz"
@@ -46,8 +51,17 @@ def invoke(*arguments: object) -> Result:
 def few_samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("samples") / "few.npz"
     with np.load(SAMPLES) as arrays:
-        np.savez(path, **{name: values[:100] for name, values in arrays.items()})
+        np.savez(path, **{name: values[:40] for name, values in arrays.items()})
     return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_pauses() -> Iterator[None]:
+    """Measure in this process without the pauses that let a processor become cold: no time decides a test."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (job_runner, opened_model):
+            patch.setattr(module, "PAUSE_S", 0.0)
+        yield
 
 
 @pytest.fixture
@@ -171,10 +185,10 @@ def test_package_that_was_planned_carries_the_cut_table(
     few_samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-    options = ("-t", "x86-64", "--backend", "ort", "--calibration", few_samples, "--search-seconds", 0)
-    arguments = ["package", MODEL, *options, "-o", tmp_path / "packages"]
-    CliRunner().invoke(cli, [str(one) for one in arguments], catch_exceptions=False, standalone_mode=False)
-    (package,) = (tmp_path / "packages").glob("*.edgepkg")
+    generate_key("default")
+    package = write_plain_package(
+        MODEL, name="digits_cnn", target="x86-64", folder=tmp_path, sign=load_signer()
+    )
     machines = ("--device", "local", "--server", "local", "--seconds", "0.1")
     invoke(package, *machines, "--samples", few_samples, "--bandwidth", "10", "-o", tmp_path / "plans")
     (planned,) = (tmp_path / "plans").glob("*.edgepkg")
@@ -218,6 +232,9 @@ def test_opus_gets_the_sample_rate_that_the_package_states(
     assert {codec for candidate in result.candidates for codec in candidate.plan.media.values()} == {
         "opus:24@8000"
     }
+    (planned,) = (tmp_path / "plans").glob("*.edgepkg")
+    with read_package(planned, TrustStore.from_folder(find_keys_folder())) as opened:
+        assert read_cut_table(opened) == result.table
 
 
 @pytest.mark.usefixtures("_machines_here")

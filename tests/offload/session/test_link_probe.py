@@ -10,6 +10,7 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from tests.free_port import free_port
 from tests.offload.session import link_probe_server
 from tests.runtime.conftest import PackageMaker
 from tests.service.service_parts import running_linear
@@ -46,23 +47,23 @@ def start() -> Iterator[Callable[..., str]]:
 
 
 @pytest.mark.skipif(not CAN_NAMESPACES, reason="network namespaces need root, /dev/net/tun and iproute2")
-@pytest.mark.parametrize(("up", "down", "rtt_ms"), [(20, 20, 20), (2, 10, 5)])
-def test_probe_of_an_emulated_link_finds_its_rates(up: float, down: float, rtt_ms: float) -> None:
+def test_probe_of_an_emulated_link_finds_its_rates() -> None:
     with Testbed() as testbed:
-        testbed.set_link(up_mbit_s=up, down_mbit_s=down, rtt_ms=rtt_ms)
         server = testbed.spawn(
             "server", [sys.executable, link_probe_server.__file__, testbed.server_host, "9001"]
         )
         wait_for(lambda: server.output.endswith(b"\n"), "the server")
         host, port = testbed.reach(9001)
-        client = testbed.spawn("device", [sys.executable, "-c", PROBE, f"{host}:{port}"])
-        wait_for(lambda: client.wait(0.1) is not None, "the probe")
-        assert client.output, client.last_line
-        found = json.loads(client.output)
-    # As wide as the emulator's own test; a loaded machine makes round trips longer, never shorter.
-    assert found["up_bits_per_s"] == pytest.approx(up * 1e6, rel=0.15)
-    assert found["down_bits_per_s"] == pytest.approx(down * 1e6, rel=0.15)
-    assert found["rtt_s"] >= 0.9 * rtt_ms / 1e3
+        for up, down, rtt_ms in ((20, 20, 20), (2, 10, 5)):
+            testbed.set_link(up_mbit_s=up, down_mbit_s=down, rtt_ms=rtt_ms)
+            client = testbed.spawn("device", [sys.executable, "-c", PROBE, f"{host}:{port}"])
+            wait_for(lambda client=client: client.wait(0.1) is not None, "the probe")
+            assert client.output, client.last_line
+            probe = json.loads(client.output)
+            # As wide as the emulator's own test; a loaded machine makes round trips longer, never shorter.
+            assert probe["up_bits_per_s"] == pytest.approx(up * 1e6, rel=0.15)
+            assert probe["down_bits_per_s"] == pytest.approx(down * 1e6, rel=0.15)
+            assert probe["rtt_s"] >= 0.9 * rtt_ms / 1e3
 
 
 def test_probe_works_with_another_server(start: Callable[..., str]) -> None:
@@ -96,4 +97,4 @@ def test_server_that_answers_before_it_reads_gives_no_bandwidth(start: Callable[
 
 def test_server_that_is_not_there_is_said() -> None:
     with pytest.raises(TransportError, match="cannot reach"):
-        probe_link("127.0.0.1:1", seconds=0.5)
+        probe_link(f"127.0.0.1:{free_port()}", seconds=0.5)
