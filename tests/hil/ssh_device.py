@@ -44,11 +44,13 @@ mount -t tmpfs tmpfs /mnt
 for folder in etc opt usr/local var/lib; do
     own=/mnt/$folder
     mkdir -p $own/upper $own/work
+    if [ -n "$6" ]; then cp -a "$6/mnt/$folder/upper" $own; fi
     mount -t overlay overlay -o lowerdir=/$folder,upperdir=$own/upper,workdir=$own/work /$folder
 done
 mount -t tmpfs tmpfs /run
 mkdir /run/sshd
 cp "$5" /run/user_key.pub # where every user may read it
+if [ -n "$6" ]; then cp "$6"/run/active.* /run; fi
 if [ "$2" = 1 ]; then mkdir -p /run/systemd/system; fi
 cp "$1" /usr/local/bin/systemctl
 printf '#!/bin/sh\n' >/usr/local/bin/sync
@@ -60,7 +62,7 @@ if [ "$3" != root ]; then
     cp "$4" /usr/local/bin/sudo
 fi
 touch /run/ready
-exec sleep 600
+exec sleep infinity
 """
 SSHD = """HostKey {folder}/host_key
 AuthorizedKeysFile /run/user_key.pub
@@ -113,9 +115,19 @@ class SshDevice:
 
 @contextlib.contextmanager
 def open_device(
-    folder: Path, *, has_systemd: bool = True, has_network: bool = False, user: str = "root"
+    folder: Path,
+    *,
+    has_systemd: bool = True,
+    has_network: bool = False,
+    user: str = "root",
+    like: SshDevice | None = None,
 ) -> Iterator[SshDevice]:
-    """Yield a new device; with a network it has that of this machine, and another user than root has sudo."""
+    """Yield a new device; with a network it has that of this machine, and another user than root has sudo.
+
+    Args:
+        folder: for its keys and configuration of ssh.
+        like: a device whose disk and running services it has.
+    """
     for name in ("host_key", "user_key"):
         make = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
         subprocess.run(make, check=True)
@@ -126,7 +138,8 @@ def open_device(
     for name in ("systemctl", "sudo"):
         (folder / name).chmod(0o755)
     arguments = [str(folder / "systemctl"), str(int(has_systemd)), user, str(folder / "sudo")]
-    words = ["sh", "-c", SETUP, "sh", *arguments, str(folder / "user_key.pub")]
+    arguments += [str(folder / "user_key.pub"), "" if like is None else f"/proc/{like.pid}/root"]
+    words = ["sh", "-c", SETUP, "sh", *arguments]
     unshare = ["unshare", "-m", *([] if has_network else ["-n"])]
     process = subprocess.Popen([*unshare, "setpriv", "--pdeathsig", "KILL", *words])
     try:

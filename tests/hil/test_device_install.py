@@ -1,6 +1,7 @@
 """Devices that are set up over a real ssh, without a network of their own."""
 
 import contextlib
+import functools
 import hashlib
 import subprocess
 import sys
@@ -37,8 +38,8 @@ PACK, PACK_PIP = wheelhouse.make_zip, wheelhouse.pack_pip
 UNITS = ("edgekit.service", "edgekit-agent.service")
 
 
-@pytest.fixture(autouse=True)
-def own_packages(monkeypatch, tmp_path):
+@pytest.fixture(scope="module", autouse=True)
+def own_packages(tmp_path_factory):
     """Install the runtime alone, without pip, with the packages of this environment beside it."""
     version = subprocess.run(
         ["/usr/bin/python3", "-c", "import platform; print(platform.python_version())"],
@@ -48,14 +49,35 @@ def own_packages(monkeypatch, tmp_path):
     ).stdout
     if version.split(".")[:2] != [str(number) for number in sys.version_info[:2]]:
         pytest.skip("/usr/bin/python3 is not of the version of this Python, whose packages it would take")
-    monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(wheelhouse, "read_pinned", lambda *_: [])
-    monkeypatch.setattr(
-        wheelhouse.Wheelhouse, "download", lambda self: self.folder.mkdir(parents=True, exist_ok=True)
-    )
     unpacker = PACK({"pip/__main__.py": Path(wheel_unpacker.__file__).read_bytes()})
-    monkeypatch.setattr(wheelhouse, "pack_pip", lambda: unpacker)
-    change_runtime(monkeypatch, {})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGEKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(wheelhouse, "read_pinned", lambda *_: [])
+        patch.setattr(
+            wheelhouse.Wheelhouse, "download", lambda self: self.folder.mkdir(parents=True, exist_ok=True)
+        )
+        patch.setattr(wheelhouse, "pack_pip", lambda: unpacker)
+        change_runtime(patch, {})
+        yield
+
+
+@pytest.fixture(scope="module")
+def first(own_packages, tmp_path_factory):
+    """A device that is set up, and the report of that."""
+    with open_device(tmp_path_factory.mktemp("first")) as device:
+        yield device, set_up(device)
+
+
+@pytest.fixture
+def first_release(first):
+    return first[1].release
+
+
+@pytest.fixture
+def installed(tmp_path, first):
+    """A device that is set up as the first one was."""
+    with open_device(tmp_path, like=first[0]) as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -75,14 +97,18 @@ def set_up(device, **wanted):
     return install(device.host, InstallRequest(**wanted), lambda _: None)
 
 
+@functools.cache
+def pack_once(files):
+    return PACK(dict(files))
+
+
 def change_runtime(monkeypatch, files):
     """Let the runtime that is installed differ from ours by some files."""
     packages = sysconfig.get_paths()["purelib"].encode()
 
     def pack(content):
-        return PACK(
-            {**content, "packages.pth": packages, **{name: data.encode() for name, data in files.items()}}
-        )
+        own_files = {name: data.encode() for name, data in files.items()}
+        return pack_once(tuple({**content, "packages.pth": packages, **own_files}.items()))
 
     monkeypatch.setattr(wheelhouse, "make_zip", pack)
 
@@ -112,90 +138,73 @@ def test_device_is_set_up_and_the_second_run_changes_nothing(device, key, monkey
     assert device.run("stat -c %U /etc/edgekit/keys /etc/edgekit/fleet").split() == ["edgekit", "edgekit"]
 
 
-def test_units_pass_systemd_analyze(device):
-    set_up(device, target="rpi5")
+def test_units_pass_systemd_analyze(installed):
+    set_up(installed, target="rpi5")
     paths = " ".join(f"/etc/systemd/system/{unit}" for unit in UNITS)
-    assert (
-        device.run(f"command -v systemd-analyze >/dev/null || exit 0; systemd-analyze verify {paths} 2>&1")
-        == ""
-    )
+    verify = f"command -v systemd-analyze >/dev/null || exit 0; systemd-analyze verify {paths} 2>&1"
+    assert installed.run(verify) == ""
 
 
-def test_upgrade_goes_beside_the_old_version(device, monkeypatch):
-    first = set_up(device)
+def test_upgrade_goes_beside_the_old_version(installed, first_release, monkeypatch):
     change_runtime(monkeypatch, {"edgekit_runtime/added.py": "# 2"})
-    second = set_up(device)
+    second = set_up(installed)
     assert second.changed == (f"release {second.release}", "current release", "services started")
-    facts = probe(device.host)
-    assert (facts.release, facts.previous) == (second.release, first.release)
+    facts = probe(installed.host)
+    assert (facts.release, facts.previous) == (second.release, first_release)
     change_runtime(monkeypatch, {"edgekit_runtime/added.py": "# 3"})
-    third = set_up(device)
-    kept = set(device.run("ls /opt/edgekit/releases").split())
+    third = set_up(installed)
+    kept = set(installed.run("ls /opt/edgekit/releases").split())
     assert kept == {second.release, third.release}  # and no older one
 
 
-def test_version_that_fails_its_check_changes_nothing(device, monkeypatch):
-    first = set_up(device)
+def test_version_that_fails_its_check_changes_nothing(installed, first_release, monkeypatch):
     change_runtime(monkeypatch, {"edgekit_runtime/cli.py": "raise SystemExit(7)"})
     with pytest.raises(ProvisioningError, match="edgekit-device does not start"):
-        set_up(device)
-    assert probe(device.host).release == first.release
-    assert "restart" not in device.run("tail -n 1 /run/systemctl.log")
+        set_up(installed)
+    assert probe(installed.host).release == first_release
+    assert "restart" not in installed.run("cat /run/systemctl.log")
 
 
-def test_version_that_does_not_start_is_taken_back(device, monkeypatch):
-    first = set_up(device)
-    change_runtime(monkeypatch, {"edgekit_runtime/added.py": "# 2"})
-    facts = probe(device.host)
-    second = wheelhouse.Wheelhouse.plan(facts, facts.choose_python(), "ort").release
-    device.run(f"echo {second} >/run/refused")
-    with pytest.raises(ProvisioningError, match=f"{first.release} runs again"):
-        set_up(device)
-    facts = probe(device.host)
-    assert (facts.release, facts.previous, facts.service) == (first.release, "", "active")
-    assert device.run("cat /opt/edgekit/started").strip() == first.release
-    device.run("rm /run/refused")
-    assert set_up(device).release == second == probe(device.host).release
-
-
-def test_version_that_does_not_start_leaves_the_units_of_the_old_one(device, monkeypatch):
-    first = set_up(device, target="rpi5")
+def test_version_that_does_not_start_is_taken_back_with_its_units(installed, first_release, monkeypatch):
+    set_up(installed, target="rpi5")
     units = " ".join(f"/etc/systemd/system/{unit}" for unit in UNITS)
-    before = device.run(f"cat {units}")
+    before = installed.run(f"cat {units}")
     source = Path(systemd.__file__).read_text()
     changed = source.replace("WatchdogSec=10s", "WatchdogSec=11s")
     assert changed != source
     change_runtime(monkeypatch, {"edgekit_runtime/service/systemd.py": changed})
-    facts = probe(device.host)
+    facts = probe(installed.host)
     second = wheelhouse.Wheelhouse.plan(facts, facts.choose_python(), "ort").release
-    device.run(f"echo {second} >/run/refused")
-    with pytest.raises(ProvisioningError, match=f"{first.release} runs again"):
-        set_up(device, target="rpi4")
-    assert device.run(f"cat {units}") == before
-    device.run("rm /run/refused")
-    assert set_up(device, target="rpi5").release == second
-    assert "WatchdogSec=11s" in device.run(f"cat {units}")
+    installed.run(f"echo {second} >/run/refused")
+    with pytest.raises(ProvisioningError, match=f"{first_release} runs again"):
+        set_up(installed, target="rpi4")
+    facts = probe(installed.host)
+    assert (facts.release, facts.previous, facts.service) == (first_release, "", "active")
+    assert installed.run("cat /opt/edgekit/started").strip() == first_release
+    assert installed.run(f"cat {units}") == before
+    installed.run("rm /run/refused")
+    assert set_up(installed, target="rpi5").release == second == probe(installed.host).release
+    assert "WatchdogSec=11s" in installed.run(f"cat {units}")
 
 
-def test_interrupted_installation_is_mended_by_the_next_one(device, key, monkeypatch, is_long):
+def test_interrupted_installation_is_mended_by_the_next_one(installed, key, monkeypatch, is_long):
     cuts = ("lock", "make_release", "make_user", "trust_keys", "write_units", "activate", "remove_old")
-    set_up(device)
     real = installing.read_script()
     begin = real.index("install_release() {")
     for last in cuts if is_long else ("make_release", "trust_keys", "activate"):
-        device.run("rm -f /etc/edgekit/keys/*")
+        installed.run("rm -f /etc/edgekit/keys/*")
         change_runtime(monkeypatch, {"edgekit_runtime/added.py": f"# {last}"})
         line = next(each for each in real[begin:].splitlines() if each.split()[:1] == [last])
         cut = real[:begin] + real[begin:].replace(line, f"{line}\n    kill -9 $$", 1)
         with monkeypatch.context() as patch:
             patch.setattr(installing, "read_script", lambda script=cut: script)
             with pytest.raises((ProvisioningError, TransportError)):
-                set_up(device, keys=[key])
-        found = set_up(device, keys=[key])
-        facts = probe(device.host)
-        assert (facts.release, [*facts.keys], facts.service) == (found.release, ["vendor"], "active")
-        assert device.run("cat /opt/edgekit/started").strip() == found.release
-    assert set_up(device, keys=[key]).changed == ()
+                set_up(installed, keys=[key])
+        report = set_up(installed, keys=[key])
+        facts = probe(installed.host)
+        assert (facts.release, [*facts.keys], facts.service) == (report.release, ["vendor"], "active")
+        assert installed.run("cat /opt/edgekit/started").strip() == report.release
+    assert set_up(installed, keys=[key]).changed == ()
 
 
 def wrap(device, program, note):
@@ -213,12 +222,10 @@ def test_release_is_on_the_disk_before_its_mark(device):
     assert device.run("cat /run/sync.log").splitlines() == whole_then_mark_then_end
 
 
-def test_half_made_release_is_made_again(device):
-    first = set_up(device)
-    device.run(
-        f"rm /opt/edgekit/releases/{first.release}/complete; rm -r /opt/edgekit/releases/{first.release}/lib"
-    )
-    assert f"release {first.release}" in set_up(device).changed
+def test_half_made_release_is_made_again(installed, first_release):
+    folder = f"/opt/edgekit/releases/{first_release}"
+    installed.run(f"rm {folder}/complete; rm -r {folder}/lib")
+    assert f"release {first_release}" in set_up(installed).changed
 
 
 def test_device_without_systemd_gets_all_but_a_start(tmp_path):
@@ -229,7 +236,7 @@ def test_device_without_systemd_gets_all_but_a_start(tmp_path):
         assert uninstall(device.host, purge=False)
 
 
-def test_device_joins_a_fleet_once(tmp_path):
+def test_device_joins_a_fleet_once(tmp_path, first):
     if not all(folder.stat().st_mode & 1 for folder in Path(sysconfig.get_paths()["purelib"]).parents):
         pytest.skip("the user of the service cannot read the packages of this environment")
     fleet, settings = FleetFolder(tmp_path / "fleet"), FleetSettings(web_port=free_port())
@@ -239,11 +246,11 @@ def test_device_joins_a_fleet_once(tmp_path):
     with (
         contextlib.closing(fleet.open_store()) as store,
         serve_devices(store, fleet, settings, authority),
-        open_device(tmp_path, has_network=True) as device,
+        open_device(tmp_path, has_network=True, like=first[0]) as device,
     ):
         parts = (store, settings, authority)
         (invitation,) = devices.invite(*parts, ("pi-1",), actor="test", target="x86-64")
-        assert set_up(device).changed[-1] == "services started"
+        assert set_up(device).changed == ()
         wrap(device, "runuser", 'echo "$*"')
         assert set_up(device, code=str(invitation.code)).changed == ("enrolment",)
         arguments = device.run("cat /run/runuser.log")  # the list of processes shows them to everybody
@@ -294,33 +301,35 @@ def test_user_without_rights_is_refused(tmp_path):
             uninstall(device.host, purge=False)
 
 
-def test_uninstall_keeps_models_and_keys_unless_purged(device, key):
-    set_up(device, keys=[key])
-    assert "current removed" in uninstall(device.host, purge=False)
-    left = device.run(
+def test_uninstall_keeps_models_and_keys_unless_purged(installed, key):
+    set_up(installed, keys=[key])
+    assert "current removed" in uninstall(installed.host, purge=False)
+    left = installed.run(
         "ls /etc/edgekit/keys; ls -d /opt/edgekit /etc/systemd/system/edgekit* 2>/dev/null; true"
     )
     assert left == "vendor.pub.pem\n"
-    assert set_up(device, keys=[key]).changed
-    assert "/etc/edgekit removed" in uninstall(device.host, purge=True)
-    assert device.run("ls -d /etc/edgekit /var/lib/edgekit 2>/dev/null; id edgekit 2>/dev/null; true") == ""
-    assert uninstall(device.host, purge=True) == ()
+    assert set_up(installed, keys=[key]).changed
+    assert "/etc/edgekit removed" in uninstall(installed.host, purge=True)
+    assert (
+        installed.run("ls -d /etc/edgekit /var/lib/edgekit 2>/dev/null; id edgekit 2>/dev/null; true") == ""
+    )
+    assert uninstall(installed.host, purge=True) == ()
 
 
-def test_key_that_has_the_name_of_another_is_refused(device, key):
-    set_up(device, keys=[key])
-    device.run("echo other >/etc/edgekit/keys/vendor.pub.pem")
+def test_key_that_has_the_name_of_another_is_refused(installed, key):
+    set_up(installed, keys=[key])
+    installed.run("echo other >/etc/edgekit/keys/vendor.pub.pem")
     with pytest.raises(ProvisioningError, match="another key by the name 'vendor'"):
-        set_up(device, keys=[key])
+        set_up(installed, keys=[key])
 
 
-def test_key_alone_is_copied_without_packages(device, key, monkeypatch):
-    first = set_up(device, keys=[key])
+def test_key_alone_is_copied_without_packages(installed, key, first_release, monkeypatch):
+    set_up(installed, keys=[key])
     (key.parent / "more.pub.pem").write_text(KEY)
     monkeypatch.setattr(wheelhouse.Wheelhouse, "list_content", lambda _: pytest.fail("packages are copied"))
-    second = set_up(device, keys=[key, key.parent / "more.pub.pem"])
-    assert (second.changed, second.release) == (("key more",), first.release)
-    assert [*probe(device.host).keys] == ["more", "vendor"]
+    second = set_up(installed, keys=[key, key.parent / "more.pub.pem"])
+    assert (second.changed, second.release) == (("key more",), first_release)
+    assert [*probe(installed.host).keys] == ["more", "vendor"]
 
 
 def test_device_with_a_full_disk_is_refused_before_anything_is_copied(device):
