@@ -133,7 +133,7 @@ def from_json(
 
 
 def keep_known(kind: type[Any], plain: object) -> object:
-    """Return JSON without fields that the dataclass `kind` lacks, at any depth: a newer one wrote them."""
+    """Return JSON without fields that the dataclass `kind` lacks, at any depth: newer releases write more."""
     if not isinstance(plain, dict):
         return plain
     shapes = _read_shapes(kind)  # type: ignore[arg-type]

@@ -185,9 +185,9 @@ class Execution:
         execution, model, version: the same fields as in `DesiredModel`.
         state: see `ExecutionState`.
         reason: one sentence, empty while there is nothing to explain.
-        code: short and stable, to group by, such as `disk-full` or `self-test`; empty as above.
+        code: short and stable, to group by, such as `disk-full` or `self-test`; empty if `reason` is.
         done_bytes: bytes downloaded so far.
-        sent_bytes: received over the network, with everything that was received twice.
+        sent_bytes: bytes that the network carried to the device; what came twice counts twice.
     """
 
     execution: str

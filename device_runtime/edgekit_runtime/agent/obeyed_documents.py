@@ -46,7 +46,7 @@ class ObeyedDocuments:
     def unseal(self, payload: bytes, now_s: float, width_s: float) -> Desired | None:
         """Return the document in an envelope, or None if it waits for a refresh of the metadata.
 
-        Of several documents by unknown keys the newest one waits: the manager repeats its own.
+        Of several documents by unknown keys only the newest waits, since the manager sends its own again.
 
         Args:
             payload: the envelope.

@@ -68,7 +68,8 @@ def seal_payload(payload: bytes, kind: Kind, key: Ed25519PrivateKey) -> bytes:
 def seal_report(reported: Reported, key: Ed25519PrivateKey) -> bytes:
     """Return the envelope of a report; if it is too large, the least important parts are left out.
 
-    Too many figures are sent in turn, some in each report: the manager keeps the last ones of each model.
+    Figures that do not fit into one report are sent in turn with the next: the manager stores the last of
+    each model.
     """
     figures, brief = reported.figures, tuple(replace(model, because="") for model in reported.models)
     first = reported.sequence % max(len(figures), 1)

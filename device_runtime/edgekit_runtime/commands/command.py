@@ -67,5 +67,5 @@ def positive(text: str) -> float:
 
 
 def report(line: str) -> None:
-    """Print a line on how far a command is, where its output does not go."""
+    """Print a line on a command's progress to standard error."""
     print(f"edgekit-device: {clean_line(line)}", file=sys.stderr, flush=True)

@@ -34,10 +34,10 @@ class Objective:
     Attributes:
         goal: name for people.
         unit: unit of its scores.
-        figure: the compared figure in words, with `cost` in ms or mJ, and `duration`.
+        figure: template of the compared figure in words; `{cost}` is in ms or mJ, `{duration}` a time.
         ribbon: sentence about the best candidates in the planner's chart.
-        stages: weights for the solver, of the device's watts while it computes and while its radio is on: one
-            sum, or several of which the largest counts.
+        stages: (watts of the computing device, watts of its radio) -> the solver's weights: one sum, or
+            several of which the largest counts.
         solver_unit: unit of those sums.
         score: seconds or joules of a request, which are minimised, of a plan, conditions, the limit on
             latency and the watts of the radio; infinity beyond the limit. None stands for the latency.

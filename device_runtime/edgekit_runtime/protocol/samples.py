@@ -200,14 +200,14 @@ def sample_info(sample_id: str) -> bytes:
 
 
 def write_sample(sample: Sample) -> bytes:
-    """Return the plain file of a sample."""
+    """Return the unsealed file of a sample."""
     parts = (encode_json(to_plain(sample.header)), sample.input, encode_json(sample.answer))
     lengths = (len(part).to_bytes(width, "big") for part, width in zip(parts, _LENGTHS, strict=True))
     return b"".join((_MAGIC, *lengths, *parts))
 
 
 def read_sample(data: bytes) -> Sample:
-    """Return the sample of a plain file; the input itself is not looked at.
+    """Return the sample in an unsealed file; its input is not decoded.
 
     Raises:
         DataError: it is none.

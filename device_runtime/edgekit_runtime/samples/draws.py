@@ -162,7 +162,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A sample for one order, drawn by `lines`; the share of the first holds it."""
+    """A sample for one order, drawn by `lines`; its bytes count in the first line's share of the disk."""
 
     lines: tuple[Line, ...]
     probability: float

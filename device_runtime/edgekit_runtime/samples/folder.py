@@ -103,8 +103,9 @@ class SampleFolder:
         """Delete samples that are too old or beyond a limit, and return the rest.
 
         Only age and order of arrival decide, never what a sample holds, so those that stay are still fair
-        draws of the time since then. Within a share the oldest go first. Beyond the limit of all, the oldest
-        of those go first that a look at the request chose, then random ones and those of applications.
+        draws of the time since then. Within a share the oldest go first. Beyond `max_bytes`, samples whose
+        trigger looked at the request go first, then random ones and those that applications kept; the oldest
+        of each first.
 
         Args:
             oldest_at: in seconds since 1970; older samples go.

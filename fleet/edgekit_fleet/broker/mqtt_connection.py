@@ -115,7 +115,7 @@ class MqttConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def ping(self) -> None:
-        """Send a ping, so that the broker knows that the device is there."""
+        """Send a ping, so that the broker keeps the connection."""
         self._send(_packet(_PINGREQ << 4, b""))
 
     def close(self) -> None:

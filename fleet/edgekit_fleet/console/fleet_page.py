@@ -83,8 +83,8 @@ def show_fleet(console: Console, request: Request) -> Response:
 def warm_up(store: Store) -> None:
     """Read everything that the first page reads, so that its first reader does not wait.
 
-    The first reading of a process compiles its statements, and each connection has a cache of its own: a
-    second one serves the page while a rollout's log is read.
+    The first reading of a process compiles its statements, and each connection to the database has a cache of
+    its own. So it reads over two connections: the page uses the second while the first reads a rollout's log.
     """
     with store.snapshot() as first, store.snapshot() as other:
         _read_values(first)

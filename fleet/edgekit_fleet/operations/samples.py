@@ -95,7 +95,7 @@ class SampleChoice:
     Attributes:
         order: identifier of an order.
         trigger: kind of a trigger that drew them.
-        older_than_days: that came before so many days.
+        older_than_days: only samples that came at least so many days ago.
     """
 
     ids: tuple[str, ...] = ()

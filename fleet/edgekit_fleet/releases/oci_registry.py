@@ -47,7 +47,8 @@ def fetch_package(reference: str, folder: Path) -> Path:
     """Return a package from a registry, as a file in `folder`.
 
     Args:
-        reference: as above. A registry on this machine is asked by HTTP, all others by HTTPS.
+        reference: `oci://HOST/NAME@sha256:DIGEST`. A registry on this machine is asked by HTTP, all others by
+            HTTPS.
         folder: where the file goes.
 
     Raises:

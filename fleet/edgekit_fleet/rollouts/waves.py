@@ -58,7 +58,7 @@ def freeze_cohort(rollout: str, classes: Mapping[str, str]) -> tuple[str, ...]:
     """Return the devices in the order of the rollout.
 
     Args:
-        rollout: its name; another one has another order.
+        rollout: name of the rollout, which decides the order among equals.
         classes: device -> its class.
     """
     of_class: dict[str, list[str]] = {}

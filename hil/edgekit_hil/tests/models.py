@@ -139,12 +139,12 @@ class PackageMaker:
         return cache_folder
 
     def offload(self, package: Path, folder: Path, local_s: float) -> Path:
-        """Write a copy of a package into `folder` that may run on a server which serves the package.
+        """Write a copy of a package into `folder` with a plan that runs it on a server of that package.
 
         Args:
             package: package from `make`.
-            folder: another one.
-            local_s: time of the device alone, as the copy states it.
+            folder: folder for the copy; not that of `package`.
+            local_s: seconds of a run on the device alone, as the copy's cut table states.
         """
         with read_package(package, TrustStore.from_folder(self.home / "keys")) as opened:
             manifest = opened.manifest

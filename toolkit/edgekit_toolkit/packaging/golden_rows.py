@@ -49,11 +49,12 @@ Outputs = Sequence[NDArray[Any]]
 
 
 def count_rows(macs: float, cheap_row_macs: float = _CHEAP_ROW_MACS) -> int:
-    """Return how many further rows a package has; costly models get fewer, and more where opening takes long.
+    """Return how many further golden rows a package has: fewer for a model that takes long to run.
 
     Args:
         macs: multiply-adds of one inference.
-        cheap_row_macs: multiply-adds that a row may cost for all rows to be taken.
+        cheap_row_macs: largest `macs` with which a model gets all `_MAX_ROWS` rows; higher for engines that
+            take long to open.
     """
     return int(np.clip(_MAX_ROWS * cheap_row_macs / max(macs, 1.0), _MIN_ROWS, _MAX_ROWS))
 

@@ -79,8 +79,8 @@ class Job:
     """A measurement job.
 
     Attributes:
-        kind: `profile` for the kernels of the one graph; `time` for whole runs of all, five in a row in turn;
-            `batch` for the mean of consecutive runs without a pause, of all in turn.
+        kind: `profile` for the kernels of the one graph; `time` for whole runs, five of each graph in a row,
+            in turns; `batch` for the mean of consecutive runs without a pause, the graphs in turns.
         graphs: the graphs.
         blob_bytes: size of each blob.
         seconds: time limit, kept approximately; loading is not counted. Runs at a speed of the processor

@@ -95,7 +95,7 @@ class Source(Protocol):
 
 
 def open_listed(listed: Servable, trust: Verifier, limits: Limits) -> OpenedPackage:
-    """Return a package that was listed, verified.
+    """Return the verified package of a listed file.
 
     Raises:
         PackageError: it is damaged, or another file has replaced it; see `read_package` for the others.

@@ -46,7 +46,7 @@ class Writer:
         self._thread: threading.Thread | None = None
 
     def put(self, size_bytes: int, job: Callable[[], None]) -> bool:
-        """Queue a job that holds so many bytes; return False if it is dropped."""
+        """Queue a job that needs `size_bytes` of memory; return False if it is dropped."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="edgekit-samples", daemon=True)
             self._thread.start()

@@ -95,7 +95,7 @@ class Threads:
 
 
 class Flow(Protocol):
-    """A model that runs its batches on the pool; the paper calls it a flow.
+    """A model that runs its batches on the pool; start-time fair queueing calls it a flow.
 
     Attributes:
         used_s: seconds of thread time that it has used, on the pool's virtual clock; the pool sets it.

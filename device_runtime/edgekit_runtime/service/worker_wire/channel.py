@@ -51,7 +51,7 @@ Handle: TypeAlias = Callable[[Kind, bytes, list[int]], None]
 
 
 class Passed(Protocol):
-    """The owner of a descriptor that goes with a message; it may close it before the message goes."""
+    """The owner of a descriptor to send with a message; it may close the descriptor before that."""
 
     def fileno(self) -> int:
         """Return its descriptor, or -1 once it is closed."""
@@ -62,7 +62,7 @@ class ChannelError(TransportError):
 
 
 class Channel:
-    """One end; it owns its socket."""
+    """One end of the channel between service and worker; it owns its socket."""
 
     def __init__(
         self,

@@ -107,8 +107,8 @@ class OutputLayout:
     Attributes:
         sentence: shapes and meaning, for documents.
         options: the options that it reads beside those that all layouts read.
-        leading: values in a row before its scores, where one output holds all and either of its axes may
-            count the boxes; the fifth, if there is one, is the score of an object. 0 for outputs apart.
+        leading: number of values before the scores in a row, if one output holds boxes and scores, along
+            either axis; a fifth value is the score of an object. 0 for separate outputs.
         find_corners: (coords [A, 4 or more], chosen rows, options, size of the input) -> corners of the
             chosen boxes in pixels of the input.
         read: reads all of the boxes instead, for a detector that has chosen classes by itself.
@@ -130,8 +130,8 @@ def find_boxes(
         outputs: outputs of one sample, each with the first axis 1.
         options: options of the task.
         input_size: height and width of the input.
-        labels: number of classes that have a label, which tells the axis of boxes from that of classes. If
-            it fits none or both, scores over 1 are refused; None to read them.
+        labels: number of classes that have a label, which tells the axis of boxes from that of classes. If it
+            fits neither axis or both, scores over 1 are refused; None accepts them.
 
     Raises:
         DataError: an output is missing, or has another shape.
