@@ -48,7 +48,7 @@ def print_line(
 
     Args:
         console: where to print.
-        parts: each a foreign text, a pair of it and a style, or text that is plain already.
+        parts: foreign texts; pairs of a foreign text and its style; or `Text` that is known to be safe.
         first_indent: indent of the first line, in cells.
         indent: indent of the lines after it, in cells.
     """

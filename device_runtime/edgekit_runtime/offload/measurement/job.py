@@ -40,7 +40,7 @@ class JobInput:
 
 @dataclass(frozen=True, slots=True)
 class TransferCoding:
-    """The work of a half of a model on the tensors that cross the link, beside its graph.
+    """How one half of a model codes the tensors that cross the link, outside of its graph.
 
     Attributes:
         tensors: tensors that are sent: outputs or inputs of a head, or inputs of a tail.

@@ -280,7 +280,7 @@ class Rpc:
         self.resume()
 
     def resume(self) -> None:
-        """Continue, unless the client is ahead or other connections have their turn."""
+        """Continue, unless the client has sent too far ahead of its responses, or it is others' turn."""
         try:
             if self.is_open and not self.is_held:
                 self._advance()
