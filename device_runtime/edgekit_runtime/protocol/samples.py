@@ -210,7 +210,7 @@ def read_sample(data: bytes) -> Sample:
     """Return the sample in an unsealed file; its input is not decoded.
 
     Raises:
-        DataError: it is none.
+        DataError: `data` hold no sample.
     """
     position, lengths = len(_MAGIC), []
     for width in _LENGTHS:

@@ -55,10 +55,10 @@ def default_minimum(devices: int) -> int:
 
 
 def freeze_cohort(rollout: str, classes: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the devices in the order of the rollout.
+    """Return the devices in a random order that the rollout's name decides, each class spread evenly.
 
     Args:
-        rollout: name of the rollout, which decides the order among equals.
+        rollout: name of the rollout.
         classes: device -> its class.
     """
     of_class: dict[str, list[str]] = {}
