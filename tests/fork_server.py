@@ -51,7 +51,7 @@ _HOST_PRELOADED: Final = (
     *("edgekit_fleet.web.server", "edgekit_fleet.web.app", "edgekit_fleet.broker.mosquitto"),
     *("edgekit_hil.benches.opening", "onnx", "onnxruntime", "pytest"),
 )
-_COPIED: Final = ("edgekit_runtime.", "tests.service.")  # the toolkit measures the memory of its children
+_COPIED: Final = ("edgekit_runtime.", "tests.")  # the toolkit measures the memory of its children
 _PYTHON: Final = sys.executable
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _FIRST_FREE: Final = 200  # above the descriptors that a process is given

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from tests.free_port import free_port
+from tests.offload import offload_service
 from tests.runtime.conftest import PackageMaker
 from tests.service.serve_parts import TOKEN, environment, wait_ready, write_certificate
 from tests.service.service_parts import post_bytes
@@ -178,7 +179,7 @@ def test_many_devices_stay_connected_where_one_beyond_the_limit_is_dropped(
     path, _ = split
     folder, port, count = path.parent, free_port(), 300 if is_long else 100
     options = ("--port", port, "--max-devices", count, *secured(folder))
-    with serving(folder, path, *options) as process, contextlib.ExitStack() as stack:
+    with offload_service.serving(folder, path, *options) as process, contextlib.ExitStack() as stack:
         wait_ready(process)
         devices = [stack.enter_context(connect(folder, port)) for _ in range(count)]
         with pytest.raises(OSError):  # reset or ended, as it comes
@@ -202,7 +203,8 @@ def test_devices_are_bounded_by_the_limit_of_descriptors(split: tuple[Path, str]
 
 def test_address_beyond_this_machine_needs_tls_and_a_token(split: tuple[Path, str]) -> None:
     path, _ = split
-    with serving(path.parent, path, "--host", "192.0.2.1", "--port", free_port()) as process:
+    options = ("--host", "192.0.2.1", "--port", free_port())
+    with offload_service.serving(path.parent, path, *options) as process:
         _, error = process.communicate(timeout=60)
     assert process.returncode == 17
     assert "tls_certificate and token_file" in error

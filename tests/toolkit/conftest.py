@@ -9,6 +9,11 @@ from tests.toolkit.package_run import isolated_home
 from edgekit_toolkit.measurement import brevity
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _copies(copied_children: None) -> None:
+    """Each file has copies: commands prove packages and measure devices in children."""
+
+
 @pytest.fixture
 def measured_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure the memory of candidates."""
