@@ -26,10 +26,16 @@ def memfd(size: int, seals: int = SEALS, flags: int = 0) -> Iterator[int]:
         os.close(descriptor)
 
 
-def register(client: socket.socket, name: str, descriptors: list[int], **stated: Any) -> Reply:
+def register_bytes(name: str, **stated: Any) -> tuple[bytes, bytes]:
+    """Return the head of a request, whose answer is awaited, and its body, with which the descriptors go."""
     body = json.dumps({"key": "k", "offset": 0, **stated}).encode()
     fields = f"Expect: 100-continue\r\nEdgekit-Descriptor: 1\r\nContent-Length: {len(body)}\r\n"
-    client.sendall(f"POST {REGION}/{name}/register HTTP/1.1\r\nHost: l\r\n{fields}\r\n".encode())
+    return f"POST {REGION}/{name}/register HTTP/1.1\r\nHost: l\r\n{fields}\r\n".encode(), body
+
+
+def register(client: socket.socket, name: str, descriptors: list[int], **stated: Any) -> Reply:
+    head, body = register_bytes(name, **stated)
+    client.sendall(head)
     begun = client.recv(1000)
     assert begun == b"HTTP/1.1 100 Continue\r\n\r\n"
     socket.send_fds(client, [body], descriptors)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.fork_server import runtime_server
 from tests.runtime.conftest import WEIGHT, PackageMaker
 from tests.service.serve_parts import TOKEN, Served, environment, served
 from tests.service.service_parts import (
@@ -304,7 +305,7 @@ def test_service_without_a_model_says_what_comes_next(folder: Path, installed: b
     stated = ["--port", "0", "--unix-socket", str(folder / "s.sock")]
     stated += [] if installed else ["--package", str(place)]
     advice = "edgekit-device install PACKAGE" if installed else f"put packages into {place} and start again"
-    started = subprocess.Popen(
+    started = runtime_server().popen(
         [sys.executable, "-m", "edgekit_runtime.cli", "serve", *stated],
         env=environment(folder),
         cwd=folder,

@@ -1,7 +1,6 @@
 """Cache, drift, memory cap and metrics in a running service."""
 
 import dataclasses
-import os
 import re
 import subprocess
 import sys
@@ -11,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.fork_server import runtime_server
 from tests.runtime.conftest import WEIGHT, PackageMaker
 from tests.runtime.slot_cases import write_keys
+from tests.service.serve_parts import environment
 from tests.service.service_parts import X, ask, get_bytes, make_config, post_bytes, running
 from tests.service.wiring_parts import (
     ask_many,
@@ -29,7 +30,6 @@ from tests.service.wiring_parts import (
 )
 from tests.waiting import bounded, wait_for
 
-import edgekit_runtime
 from edgekit_runtime import Client
 from edgekit_runtime.autotune.contest import RunSetting
 from edgekit_runtime.autotune.tune import Tuning
@@ -396,11 +396,11 @@ def test_process_with_a_configuration_file_serves_with_cache_and_json_log(
         "[models.linear]\ncache = true\n[models.linear.scheduling]\nmax_batch = 4\n"
     )
     command = [sys.executable, "-m", "edgekit_runtime.cli", "serve", "--package", str(packages)]
-    process = subprocess.Popen(
+    process = runtime_server().popen(
         [*command, "--keys", str(keys), "--config", str(config)],
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(edgekit_runtime.__file__).parents[1])},
+        env=environment(tmp_path),
         cwd=tmp_path,
     )
     with bounded(process):

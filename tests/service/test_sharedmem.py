@@ -18,7 +18,7 @@ import pytest
 from tests.descriptor_parts import count_descriptors
 from tests.runtime.conftest import WEIGHT, PackageMaker
 from tests.service.gates import ON_THREADS, Gate
-from tests.service.region_parts import REGION, SEALS, infer_in, memfd, register
+from tests.service.region_parts import REGION, SEALS, infer_in, memfd, register, register_bytes
 from tests.service.service_parts import (
     Replies,
     Reply,
@@ -336,23 +336,35 @@ def test_regions_beyond_the_limits_are_refused(open_to_posix: Running, segment: 
     assert register_key(open_to_posix, "large", key=segment.name, byte_size=1001).status == 400
 
 
+# It imports nothing of ours, which would take half a second.
 ELSEWHERE = """
-import socket, sys
-sys.path[:0] = sys.argv[1].split(":")
-from tests.service.gates import ON_THREADS, Gate
-from tests.service.region_parts import REGION, memfd, register
-from tests.service.service_parts import Replies, post_bytes
-with socket.socket(socket.AF_UNIX) as client, memfd(64) as descriptor:
-    client.connect(sys.argv[2])
-    client.sendall(post_bytes(f"{REGION}/{sys.argv[3]}/unregister", b""))
-    print(Replies(client).next().status, register(client, "elsewhere", [descriptor], byte_size=64).status)
+import fcntl, os, socket, sys
+seals, unregister, head, body = map(bytes.fromhex, sys.argv[2:])
+client = socket.socket(socket.AF_UNIX)
+client.connect(sys.argv[1])
+lines = client.makefile("rb")
+def read_status():
+    first, *fields = iter(lines.readline, b"\\r\\n")
+    lines.read(sum(int(field[16:]) for field in fields if field.lower().startswith(b"content-length: ")))
+    return int(first.split()[1])
+descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+os.ftruncate(descriptor, 64)
+fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals[0])
+client.sendall(unregister)
+print(read_status())
+client.sendall(head)
+assert read_status() == 100
+socket.send_fds(client, [body], [descriptor])
+print(read_status())
 """
 
 
 def act_elsewhere(service: Running, name: str) -> list[int]:
     """Let another process unregister a region and register one; return both statuses."""
-    code = [sys.executable, "-c", ELSEWHERE, ":".join(sys.path), service.socket_path, name]
-    printed = subprocess.run(code, capture_output=True, check=True, timeout=60).stdout
+    unregister = post_bytes(f"{REGION}/{name}/unregister", b"")
+    sent = bytes([SEALS]), unregister, *register_bytes("elsewhere", byte_size=64)
+    command = [sys.executable, "-c", ELSEWHERE, service.socket_path, *(data.hex() for data in sent)]
+    printed = subprocess.run(command, capture_output=True, check=True, timeout=60).stdout
     return [int(status) for status in printed.split()]
 
 
