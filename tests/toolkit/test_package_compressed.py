@@ -60,7 +60,7 @@ def chosen_of(report: dict[str, Any]) -> dict[str, Any]:
 def made(home: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """Folder and report of a package for onnxruntime."""
     folder = tmp_path_factory.mktemp("compressed")
-    outcome = compressed(folder, f"transport={MAX_BYTES}B,drop=2%", "--json", name="digits_cnn")
+    outcome = compressed(folder, f"transport={MAX_BYTES}B,drop=2%", "--json", name="digits_cnn", search_s=1)
     assert outcome.code == 0, outcome.stdout
     return folder, outcome.json
 
@@ -81,7 +81,8 @@ def test_limit_on_transport_is_kept_by_weights_of_few_values(made: tuple[Path, d
 
 @needs_litert
 def test_limit_on_transport_is_kept_for_litert(tmp_path: Path) -> None:
-    outcome = compressed(tmp_path, f"transport={MAX_MLP_BYTES}B,drop=5%", "--backend", "litert", "--json")
+    options = ("--backend", "litert", "--json")
+    outcome = compressed(tmp_path, f"transport={MAX_MLP_BYTES}B,drop=5%", *options, search_s=3)
     assert outcome.code == 0, outcome.stdout
     check_transport(tmp_path, outcome.json, MAX_MLP_BYTES)
 
@@ -191,9 +192,9 @@ def test_model_without_weights_to_round_is_refused_in_words(tmp_path: Path) -> N
 
 
 def test_limit_that_no_form_keeps_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
-    outcome = compressed(tmp_path, "transport=2kB,drop=2%", name="digits_cnn", search_s=2)
+    outcome = compressed(tmp_path, "transport=1250B,drop=2%", search_s=2)
     assert outcome.code == 5
-    assert "transport at most 2kB" in outcome.stderr
+    assert "transport at most 1.25kB" in outcome.stderr
     (document,) = tmp_path.glob("*.report.json")
     report = json.loads(document.read_text())
     assert any("none travels within the limit" in warning for warning in report["warnings"])
@@ -276,7 +277,7 @@ def test_metric_of_masks_judges_a_package_within_a_limit_on_transport(tmp_path: 
     model = saved(model_of(nodes, weights, {"x": [1, 1, 12, 12]}), tmp_path / "net.onnx")
     images = stored(tmp_path / "x.npz", {"x": draw.normal(size=(40, 1, 12, 12)).astype(np.float32)})
     metric = Path(__file__).parents[2] / "benchmarks" / "metrics.py"
-    options = ("--calibration", images, "--metric", f"{metric}:mask_iou", "--search-seconds", "10")
+    options = ("--calibration", images, "--metric", f"{metric}:mask_iou", "--search-seconds", "3")
     outcome = package(model, tmp_path / "out", *options, "-b", "transport=8kB,drop=10%", "--json")
     assert outcome.code == 0, outcome.stdout
     candidate = chosen_of(outcome.json)

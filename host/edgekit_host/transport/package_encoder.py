@@ -213,9 +213,13 @@ def _measure_packed(content: NDArray[np.uint8]) -> float:
     """Return the size of bytes within a stream packed by LZMA; for many bytes, extrapolated from a piece."""
     begin = max(0, (len(content) - _SAMPLE_BYTES) // 2)
     piece = content[begin : begin + _SAMPLE_BYTES].tobytes()
+    return _measure_piece(piece) * len(content) / len(piece)
+
+
+@functools.lru_cache(maxsize=256)  # of at most 2 MB; packages of one model share tensors
+def _measure_piece(piece: bytes) -> int:
     filters = [{**list_lzma_filters(0)[0], "dict_size": _SAMPLE_BYTES}]
-    packed_bytes = len(lzma.compress(piece, lzma.FORMAT_RAW, filters=filters)) - _LZMA_END_BYTES
-    return max(1, packed_bytes) * len(content) / len(piece)
+    return max(1, len(lzma.compress(piece, lzma.FORMAT_RAW, filters=filters)) - _LZMA_END_BYTES)
 
 
 def _estimate_coded(residual: NDArray[np.uint8], width: int) -> float:
