@@ -139,7 +139,7 @@ def test_report_of_twenty_models_on_trial_holds_all_figures():
 
 def test_figures_that_do_not_fit_follow_in_later_reports():
     found = set()
-    for sequence in range(1, 81):
+    for sequence in range(1, 81, 10):
         report = read_report(40, sequence)
         assert len(report.executions) == len(report.models) == 40
         found |= {(one.model, one.version) for one in report.figures}

@@ -111,6 +111,7 @@ class Device:
         for _ in range(turns):
             views = {model: installer.view(model) for model in installer.fingerprint()}
             plan = reconcile(desired, journal.record.executions, views, HERE)
+            has_settled = not plan.steps and plan.executions == journal.record.executions
             history.write(journal, dataclasses.replace(journal.record, executions=plan.executions))
             (state,) = {progress.report.state for progress in plan.executions}
             for step in plan.steps:
@@ -118,6 +119,8 @@ class Device:
                 installer.install(path, wanted)
                 done = [progress.enter("trying", code="installed") for progress in plan.executions]
                 history.write(journal, dataclasses.replace(journal.record, executions=tuple(done)))
+            if has_settled:  # all further turns would be the same
+                break
         return state
 
     def start(self) -> str:
