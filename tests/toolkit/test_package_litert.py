@@ -58,7 +58,7 @@ def for_litert(model: Path, out: Path, *options: object, target: str = "rpi5") -
 @pytest.mark.parametrize("model", TINY_MODELS)
 def test_every_tiny_model_is_packaged_for_litert(model: str, tmp_path: Path) -> None:
     source, data = tiny(model)
-    outcome = for_litert(source, tmp_path, *data, "--search-seconds", 0.3, "--json")
+    outcome = for_litert(source, tmp_path, *data, "--search-seconds", 0.1, "--json")
     assert (outcome.code, outcome.json["target"]["backend"]) == (0, "litert")
     layers = outcome.json["layers"]
     assert not [layer["name"] for layer in layers if ";" in layer["name"]]
@@ -116,7 +116,7 @@ def test_package_has_inputs_and_outputs_of_the_source_in_its_order(tmp_path: Pat
 
 def test_recipe_for_litert_gives_the_same_bytes(tmp_path: Path) -> None:
     source, data = tiny("digits_cnn")
-    assert for_litert(source, tmp_path / "first", *data, "--search-seconds", 0.3).code == 0
+    assert for_litert(source, tmp_path / "first", *data, "--search-seconds", 0.1).code == 0
     recipe = next((tmp_path / "first").glob("*.recipe.json"))
     assert {"ai-edge-litert", "ai-edge-quantizer"} <= json.loads(recipe.read_text())["tools"].keys()
     assert edgekit("package", source, "--recipe", recipe, "-o", tmp_path / "second").code == 0
@@ -272,7 +272,7 @@ def float_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_float_tflite_is_quantized_and_repeated(float_file: Path, tmp_path: Path) -> None:
     before, (_, data) = float_file.read_bytes(), tiny("digits_cnn")
-    outcome = package(float_file, tmp_path / "a", *data, "--search-seconds", 0.3, "--json", target="rpi5")
+    outcome = package(float_file, tmp_path / "a", *data, "--search-seconds", 0.1, "--json", target="rpi5")
     assert outcome.code == 0
     report = outcome.json
     assert (report["target"]["backend"], report["source"]["opset"], report["steps"]) == ("litert", None, [])
@@ -301,7 +301,7 @@ def test_tflite_with_float16_weights_is_quantized(float_file: Path, tmp_path: Pa
     assert half is not None
     (tmp_path / "half.tflite").write_bytes(half.content)
     _, data = tiny("digits_cnn")
-    options = (*data, "--search-seconds", 0.3, "--json")
+    options = (*data, "--search-seconds", 0.1, "--json")
     outcome = package(tmp_path / "half.tflite", tmp_path / "a", *options, target="rpi5")
     assert outcome.code == 0
     candidates = outcome.json["candidates"]

@@ -57,7 +57,7 @@ def test_every_target_is_among_the_combinations() -> None:
 )
 def test_tiny_model_is_packaged_for_a_target(model: str, target: str, tmp_path: Path) -> None:
     source, data = tiny(model, evaluation_samples=200 if model == "mnist5k_dscnn" else 1000)
-    assert package(source, tmp_path, *data, "--search-seconds", 0.3, target=target).code == 0
+    assert package(source, tmp_path, *data, "--search-seconds", 0.1, target=target).code == 0
     with read_only(tmp_path) as opened:
         assert opened.manifest.target == target
         score: Any = opened.manifest.figures["score"]

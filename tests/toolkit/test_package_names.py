@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import helper
 from tests.toolkit.cases import cases
-from tests.toolkit.package_run import mlp, package, saved, stored
+from tests.toolkit.package_run import mlp, model_of, package, saved, stored, tensor
 
 from edgekit_cli.cli import main
 
@@ -75,7 +76,8 @@ def test_long_tensor_names_do_not_flood_the_terminal(tmp_path: Path) -> None:
 )
 def test_a_hostile_file_name_makes_a_plain_package_name(file: str, name: str, tmp_path: Path) -> None:
     source = tmp_path / file
-    source.write_bytes(mlp().SerializeToString())
+    model = model_of([helper.make_node("Relu", ["x"], ["y"])], [tensor("x", [1, 4])], [tensor("y", [1, 4])])
+    source.write_bytes(model.SerializeToString())
     outcome = package(source, tmp_path / "out")
     assert outcome.code == 0
     assert {path.name.split("-1.0.0-")[0] for path in (tmp_path / "out").iterdir()} == {name}
