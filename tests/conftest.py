@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 
 import edgekit_runtime  # noqa: F401  # switches telemetry off, before a test imports onnxruntime
 from tests.browser import browser, page  # noqa: F401  # fixtures
-from tests.fork_server import popen_own
+from tests.fork_server import host_server, popen_own
 
 os.environ.setdefault("EDGEKIT_DEVICE_ENGINES", "off")
 os.environ["EDGEKIT_BRIEF"] = "times,memory,races"  # of measurements, also in child processes
@@ -89,6 +89,14 @@ def copied_children() -> Iterator[None]:
     """Let children that our code starts in this process, such as workers, be copies that need no imports."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "Popen", popen_own)
+        yield
+
+
+@pytest.fixture(scope="module")
+def copied_commands() -> Iterator[None]:
+    """Let commands of the host that our code starts in this process be copies that need no imports."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", host_server().popen)
         yield
 
 

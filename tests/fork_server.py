@@ -52,6 +52,7 @@ _HOST_PRELOADED: Final = (
     *("edgekit_hil.benches.opening", "onnx", "onnxruntime", "pytest"),
 )
 _COPIED: Final = ("edgekit_runtime.", "tests.")  # the toolkit measures the memory of its children
+_NO_COPIES: Final = "edgekit_toolkit.measurement."  # which measures its own memory
 _PYTHON: Final = sys.executable
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _FIRST_FREE: Final = 200  # above the descriptors that a process is given
@@ -116,7 +117,8 @@ class ForkServer:
             while "=" in command[1]:
                 variables.update([command.pop(1).split("=", 1)])
             command.pop(0)
-        if command[:2] != [_PYTHON, "-m"] or _read_at_start(variables) != self._variables:
+        is_module = command[:2] == [_PYTHON, "-m"] and not command[2].startswith(_NO_COPIES)
+        if not is_module or _read_at_start(variables) != self._variables:
             return _Popen(arguments, **options)
         return _ForkedPopen(self, command, **{**options, "env": variables})
 

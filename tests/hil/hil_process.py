@@ -1,20 +1,21 @@
-"""`edgekit hil`: as a process of its own, or in this one."""
+"""`edgekit hil`: as a process of its own, see `tests.fork_server`, or in this one."""
 
 import contextlib
 import io
-import os
 import subprocess
 import sys
 
+from tests.fork_server import host_server
+
 from edgekit_cli.cli import main
+from edgekit_runtime.system.child_process import child_environment
 
 
 def start_hil(*arguments: str) -> "subprocess.Popen[str]":
     """Start `edgekit hil ARGUMENTS` as a process."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-m", "edgekit_cli", "hil", *arguments]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
+    return host_server().popen(command, env=child_environment(), stdout=pipe, stderr=pipe, text=True)
 
 
 def run_hil(*arguments: str) -> "subprocess.CompletedProcess[str]":

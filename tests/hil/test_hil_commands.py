@@ -36,7 +36,7 @@ from edgekit_toolkit.targets.loader import find_user_targets, load_target
 from edgekit_toolkit.targets.spec import DeviceTimes
 from edgekit_toolkit.targets.writer import write_target
 
-pytestmark = pytest.mark.usefixtures("folder")
+pytestmark = pytest.mark.usefixtures("folder", "copied_commands")
 
 
 def init(board: SshBoard, *more: str) -> int:

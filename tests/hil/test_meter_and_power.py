@@ -168,7 +168,7 @@ def test_after_a_power_cut_the_same_device_and_its_meter_answer_again(
         assert (tmp_path / "marks").read_text().split() == ["off", "on"]
         assert bench.power_label == "ExternalPowerDriver"
         with bench.meter.measure() as readings:
-            time.sleep(3)
+            pass
         assert {watts for _, watts in readings} == {10.0}
 
 

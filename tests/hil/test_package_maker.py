@@ -16,6 +16,8 @@ from edgekit_toolkit.measurement.arithmetic import measures_here
 from edgekit_toolkit.targets.loader import find_user_targets, load_target
 from edgekit_toolkit.targets.writer import write_target
 
+pytestmark = pytest.mark.usefixtures("copied_commands")
+
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -28,7 +30,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def made(cache: None) -> tuple[PackageMaker, list[Path]]:
+def made(cache: None, copied_commands: None) -> tuple[PackageMaker, list[Path]]:
     """A maker, and the package that it and another one made at one time."""
     makers = PackageMaker(), PackageMaker()
     with ThreadPoolExecutor(2) as pool:

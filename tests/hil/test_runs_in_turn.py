@@ -20,7 +20,7 @@ from edgekit_runtime.system.child_process import child_environment
 TEST = ("-k", "italy and ort and golden", "--evidence", "seen")
 
 
-pytestmark = pytest.mark.usefixtures("folder")
+pytestmark = pytest.mark.usefixtures("folder", "copied_commands")
 
 
 def wait_held(lock: BenchLock, run: "subprocess.Popen[str]") -> None:
