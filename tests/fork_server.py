@@ -139,8 +139,8 @@ def _read_at_start(variables: Mapping[str, str]) -> dict[str, str]:
 def _may_matter(folder: str) -> bool:
     """Return whether a folder is of the source tree, or has a module in the place of another one."""
     others = [path for path in sys.path if path != folder]
-    names = {entry.stem for entry in Path(folder).glob("*")}
-    specs = (importlib.machinery.PathFinder.find_spec(name, others) for name in names)
+    names = {entry.name.partition(".")[0] for entry in Path(folder).glob("*")}
+    specs = (importlib.machinery.PathFinder.find_spec(name, others) for name in names if name.isidentifier())
     return Path(folder).is_relative_to(_ROOT) or any(spec and spec.loader for spec in specs)
 
 

@@ -92,6 +92,7 @@ def test_start_that_a_copy_could_not_show_is_that_of_python(options):
 
 def test_copy_imports_from_further_folders_unless_they_hide_a_module(tmp_path):
     (tmp_path / "shown.py").write_text(SHOW)
+    (tmp_path / ".models").mkdir()  # `importlib` fails for this name, since there is a folder `models`
     runtime = environment(tmp_path)["PYTHONPATH"]
     env = {**environment(tmp_path), "PYTHONPATH": f"{tmp_path}{os.pathsep}{runtime}"}
     started, copied = (
