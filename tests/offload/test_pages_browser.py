@@ -33,27 +33,21 @@ MEASURE = """() => {
 
 
 @pytest.mark.parametrize("name", list(PAGES))
-def test_page_opens_without_console_messages_and_keeps_its_charts(name: str, page: Page) -> None:
+def test_page_has_no_console_messages_and_fits_wide_and_narrow_screens(name: str, page: Page) -> None:
     html = PAGES[name]()
     load(page, html)
 
     assert page.locator("svg").count() == html.count("<svg") > 0
+    for width in (1200, 390):
+        page.set_viewport_size({"width": width, "height": 1900})
+        assert page.evaluate(MEASURE) == {
+            "width": width,
+            "wide": [],
+            "cut": [],
+            "tall": ANY if name == "hostile" or width < 1000 else 0,
+            "charts": 1,
+        }
     assert list_messages(page) == []
-
-
-@pytest.mark.parametrize("width", [1200, 390])
-@pytest.mark.parametrize("name", list(PAGES))
-def test_page_fits_the_screen_and_shows_one_chart(name: str, width: int, page: Page) -> None:
-    page.set_viewport_size({"width": width, "height": 1900})
-    load(page, PAGES[name]())
-
-    assert page.evaluate(MEASURE) == {
-        "width": width,
-        "wide": [],
-        "cut": [],
-        "tall": ANY if name == "hostile" or width < 1000 else 0,
-        "charts": 1,
-    }
 
 
 def test_live_page_follows_the_demo_and_logs_nothing(page: Page) -> None:

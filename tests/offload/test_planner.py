@@ -1,6 +1,7 @@
 """The planner on real models, with profiles whose times are made up, so that no timing decides a test."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +26,7 @@ from edgekit_offload.planning.measurement import CutMeasurement, leakage_of
 from edgekit_offload.planning.plan_inputs import MAX_LOSS, ExtractedPlan, PlanInputs
 from edgekit_offload.planning.planner import plan
 from edgekit_offload.planning.result import Candidate, PlanningResult, Refusal, SentTensor
+from edgekit_offload.planning.uploads import UploadCandidate
 from edgekit_offload.profiling.model_profile import KernelTime, ModelProfile, digest_model
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import CutError
@@ -387,6 +389,7 @@ def plan_with_leaks(
     return plan(replace(inputs, leakage=attack, most_leakage_db=20.0))
 
 
+@functools.cache
 def tiny_with_leakage() -> PlanInputs:
     """A real classifier whose latency is best at `max_pool2d` (21.5 dB); what comes later leaks 18.4 dB."""
     content = (TINY / "digits_cnn.onnx").read_bytes()
@@ -394,7 +397,9 @@ def tiny_with_leakage() -> PlanInputs:
     feeds = [{"image": one[np.newaxis]} for one in images]
     device_s = [1e-4] * 5 + [0.5, 1e-4, 1e-4, 0.5]
     made = inputs_of(content, device_s, [1e-5] * 9, feeds[:8])
-    return replace(made, leakage=leakage_of(OpenedModel(content), feeds))
+    attack = leakage_of(OpenedModel(content), feeds)
+    leakages = functools.cache(attack)
+    return replace(made, leakage=lambda sent: leakages(tuple(sent)))
 
 
 def test_limit_on_leakage_that_the_fastest_cut_breaks_finds_a_deeper_one() -> None:
@@ -703,6 +708,25 @@ def hidden_by_a_pattern(amplitude: float) -> PlanInputs:
     )
 
 
+@functools.cache
+def measured_once(amplitude: float) -> PlanInputs:
+    """`hidden_by_a_pattern` whose uploads and cuts are measured once for plans of several limits."""
+    inputs = hidden_by_a_pattern(amplitude)
+    measure = inputs.measure
+    assert measure is not None
+    results: dict[tuple[str, ...], Mapping[str, ExtractedPlan | Refusal]] = {}
+
+    def remember(
+        uploads: Sequence[UploadCandidate], cuts: Sequence[CutCandidate]
+    ) -> Mapping[str, ExtractedPlan | Refusal]:
+        names = tuple(candidate.plan.name for candidate in (*uploads, *cuts))
+        if names not in results:
+            results[names] = measure(uploads, cuts)
+        return results[names]
+
+    return replace(inputs, measure=remember)
+
+
 @pytest.mark.parametrize(
     ("amplitude", "max_loss", "offered"),
     [
@@ -715,7 +739,7 @@ def hidden_by_a_pattern(amplitude: float) -> PlanInputs:
 def test_cut_that_loses_more_accuracy_than_allowed_is_shown_and_not_offered(
     amplitude: float, max_loss: float, offered: set[str]
 ) -> None:
-    result = plan(replace(hidden_by_a_pattern(amplitude), max_loss=max_loss))
+    result = plan(replace(measured_once(amplitude), max_loss=max_loss))
     lossy = {
         candidate.name.rpartition("-")[2]: candidate
         for candidate in result.candidates

@@ -24,7 +24,8 @@ from edgekit_runtime.errors import CutError
 from edgekit_runtime.offload.measurement.machine_facts import describe_engine
 from edgekit_runtime.offload.measurement.request_cost import is_precise
 from edgekit_runtime.system import processor_speed
-from edgekit_toolkit.measurement.calibration_networks import make_calibration_models
+from edgekit_toolkit.engines.record import find_support
+from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
 
 MODELS = Path(__file__).resolve().parents[2] / "models" / "tiny"
 LOCAL = Machine.parse("local")
@@ -213,7 +214,8 @@ def test_batches_time_each_graph() -> None:
 
 
 def test_batches_of_tflite_models_run_in_litert() -> None:
-    content = make_calibration_models("litert")["dense-small-int8"].content
+    networks, maker = make_calibration_networks(), find_support("litert").maker
+    content = maker.convert_codes(networks["dense-small-int8"], networks["dense-small"]).content
     measured = time_batches(LOCAL, [RunnableGraph(content)], seconds=0.1, engine="litert")
     assert measured.machine.engine == describe_engine("litert")
     assert measured.timings[0].seconds > 0

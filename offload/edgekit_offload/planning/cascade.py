@@ -157,7 +157,7 @@ def _allowed(count: int, largest_rate: float, confidence: float) -> int:
     low, high = -1, count
     while high - low > 1:
         middle = (low + high) // 2
-        if _largest_rate(middle, count, confidence) <= largest_rate:
+        if _at_most(middle, count, largest_rate) <= 1 - confidence:
             low = middle
         else:
             high = middle
@@ -180,6 +180,8 @@ def _largest_rate(errors: int, count: int, confidence: float) -> float:
 
 def _at_most(errors: int, count: int, rate: float) -> float:
     """Return the probability of at most `errors` errors in `count` samples at a true rate."""
+    if rate == 1.0:
+        return float(errors >= count)
     logs = (
         math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
         + k * math.log(rate) + (count - k) * math.log1p(-rate)
