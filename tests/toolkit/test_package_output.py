@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.fork_server import host_server
 from tests.toolkit.package_run import (
     Outcome,
     check_refused,
@@ -129,7 +130,7 @@ def test_an_interrupt_at_any_moment_leaves_all_or_nothing(delay_s: float, tmp_pa
     out = tmp_path / "out"
     options = ("--target", "rpi4", "-o", out, "--threads", "1", "--search-seconds", "1")
     command = [sys.executable, *EDGEKIT, "package", *map(str, (source, *data, *options))]
-    started = subprocess.Popen(
+    started = host_server().popen(
         command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     with bounded(started) as process:
@@ -173,8 +174,11 @@ def test_an_interrupt_while_judging_leaves_nothing(model: Path, tmp_path: Path) 
     # In a process of its own: the signal would reach whatever else runs in this one.
     options = ("--target", "rpi4", "-o", tmp_path / "out", "--metric", f"{metric}:f", "--json")
     command = [sys.executable, *EDGEKIT, "package", *map(str, (model, *options))]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    outcome = Outcome(done.returncode, done.stdout, done.stderr)
+    with host_server().popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        out, err = process.communicate()
+    outcome = Outcome(process.returncode, out, err)
     assert (outcome.code, outcome.stderr.strip()) == (130, "interrupted")
     assert outcome.error["type"] == "KeyboardInterrupt"
     assert not (tmp_path / "out").exists()
@@ -218,8 +222,9 @@ def test_a_reader_that_goes_away_ends_the_output_quietly(model: Path, tmp_path: 
     options = ("--target", "rpi4", "--backend", "ort", "-o", tmp_path / "out", "--search-seconds", "0")
     command = [sys.executable, *EDGEKIT, "package", *map(str, (model, *options))]
     with os.fdopen(writing, "wb") as pipe:
-        done = subprocess.run(command, env=environment(), stdout=pipe, stderr=subprocess.PIPE, check=False)
-    assert (done.returncode, without_progress(done.stderr)) == (141, b"")
+        process = host_server().popen(command, env=environment(), stdout=pipe, stderr=subprocess.PIPE)
+        _, err = process.communicate()
+    assert (process.returncode, without_progress(err)) == (141, b"")
     assert len(listing(tmp_path / "out")) == 5
 
 
