@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.fork_server import runtime_server
 from tests.runtime.conftest import PackageMaker
 from tests.runtime.encryption_parts import encrypt_package, find_plaintext, make_device, make_heavy
 from tests.runtime.slot_cases import MODEL
@@ -35,8 +36,11 @@ def test_disk_holds_no_weights_after_install_serve_crash_and_rollback(
 
     def run(*arguments: str) -> None:
         command = [sys.executable, "-m", "edgekit_runtime.cli", *arguments]
-        done = subprocess.run(command, env=environment(folder), capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        started = runtime_server().popen(
+            command, env=environment(folder), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        output, _ = started.communicate(timeout=120)
+        assert started.returncode == 0, output
 
     def check() -> None:
         assert find_plaintext(folder, secret) == []

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 from tests.runtime.backend_parts import install_backend
 from tests.runtime.conftest import PackageMaker
-from tests.service.serve_parts import Served
+from tests.service.serve_parts import Served, environment
 from tests.service.service_parts import X, ask, get_bytes, infer_bytes, make_config, running
 from tests.service.tail_parts import scale_part, write_split
 from tests.service.wiring_parts import index, infer, load, write
 from tests.waiting import bounded
 
+from edgekit_runtime.client import Client
+from edgekit_runtime.errors import RequestError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.package.manifest import Variant
 from edgekit_runtime.package.manifest_entries import BackendChoice
@@ -275,9 +277,12 @@ def test_command_serve_outlives_an_engine_that_aborts(
     install_engine(folder, monkeypatch, ABORTING)
     open_before(maker, folder / "linear.edgepkg")
     broken = write(maker, folder, "1.0.0", name="broken", backend=THIRD)
-    site = str(folder / "site")
-    main = f"import sys; sys.path.insert(0, {site!r}); from edgekit_runtime.cli import main; sys.exit(main())"
-    service = Served(folder, "--package", str(broken), command=("-c", main))
-    with bounded(service.process):
+    variables = environment(folder)
+    variables["PYTHONPATH"] = os.pathsep.join((str(folder / "site"), variables["PYTHONPATH"]))
+    monkeypatch.setattr("tests.service.serve_parts.environment", lambda _: variables)
+    service = Served(folder, "--package", str(broken))
+    with bounded(service.process), Client(str(service.socket_path)) as client:
         service.wait_ready()
+        with pytest.raises(RequestError, match="SIGABRT"):
+            client.load("broken")
         assert service.end()[0] == 0
