@@ -1,6 +1,7 @@
 """Quantizing `.tflite` models: forms, ranges, which operators become integer kernels, and the search."""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -77,6 +78,17 @@ def test_static_int8_computes_in_integers_behind_float_ends(old: bool) -> None:
     assert (found.inputs[0].dtype, found.outputs[0].dtype) == ("float32", "float32")
     for feeds in images(6, seed=9):
         assert np.abs(run(made, feeds) - run(content, feeds)).max() < INT8_ERROR
+
+
+def test_plans_that_alternate_have_a_model_each() -> None:
+    content = small_cnn().content()
+    whole = static_plan(content)
+    plans = [whole, replace(whole, kernels=frozenset(sorted(whole.kernels)[:1])), whole]
+    quantizer = LiteRtQuantizer(content, threads=1)
+    models = [quantizer.build(Form(forms.STATIC_INT8, plan)) for plan in plans]
+    expected = [built(content, Form(forms.STATIC_INT8, plan)) for plan in plans]
+    assert [model and model.content for model in models] == expected
+    assert expected[0] != expected[1]
 
 
 def test_final_softmax_stays_float() -> None:
