@@ -91,7 +91,8 @@ def run_ssh_board(folder: Path) -> Iterator[SshBoard]:
         f"ListenAddress 127.0.0.1:{port}\nHostKey {folder}/host_key\nPidFile none\nUsePAM no\n"
         "StrictModes no\n"
         f"AuthorizedKeysFile {folder}/user_key.pub\nPasswordAuthentication no\nPermitRootLogin yes\n"
-        f"SetEnv HOME={home}\nSubsystem sftp internal-sftp -d {home}\n"
+        "KexAlgorithms curve25519-sha256\n"  # others take most of the time of a connection
+        f"SetEnv HOME={home} OPENBLAS_NUM_THREADS=1\nSubsystem sftp internal-sftp -d {home}\n"
     )
     Path("/run/sshd").mkdir(exist_ok=True)  # where the server puts its own children
     with (folder / "sshd.log").open("w") as log:
