@@ -59,7 +59,7 @@ def store(request, tmp_path_factory):
             server = request.getfixturevalue("postgresql")
             url = opened.enter_context(new_database(server, STORE_TEMPLATE))
         store = opened.enter_context(contextlib.closing(open_store(url)))
-        fill_store(store, 300)
+        fill_store(store, 200)
         with store.snapshot() as session:
             names = [name for (name,) in session.query(DeviceRow.name).order_by(DeviceRow.name).limit(3)]
         for name in names:  # a tag hides a fact
@@ -143,7 +143,7 @@ def test_what_needs_attention_comes_first(store):
         rows = find_all(session, Search())
     keys = [(ATTENTION.index(row.status), not row.is_online, row.name) for row in rows]
     assert keys == sorted(keys)
-    assert len(keys) == 300
+    assert len(keys) == 200
 
 
 def test_status_and_special_narrow_the_search(store):

@@ -17,6 +17,7 @@ from tests.fleet.conftest import Fleet
 from tests.fleet.console.conftest import PASSWORD, Client
 from tests.fleet.fleet_device import eventually
 from tests.fleet.test_manager import versions, want
+from tests.fork_server import host_server
 from tests.free_port import free_port
 
 from edgekit_fleet.access import tokens, users
@@ -28,6 +29,7 @@ from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.shards import SHARDS, shard_of
 from edgekit_fleet.store.tables import ManagerRow
 from edgekit_runtime.errors import ConfigError, FleetError
+from edgekit_runtime.system.child_process import child_environment
 
 
 class Joining(Fleet):
@@ -207,8 +209,11 @@ def served(folder, *options):
     """Yield process and port of the console of a manager."""
     port = free_port()
     command = [sys.executable, "-m", "edgekit_cli", "fleet", "up", "--json", "--console-port", str(port)]
-    process = subprocess.Popen(
-        [*command, "--folder", str(folder.path), *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    process = host_server().popen(
+        [*command, "--folder", str(folder.path), *options],
+        env=child_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     try:
         line = process.stdout.readline()

@@ -188,6 +188,8 @@ class AttackSite:
         monkeypatch.setattr(agent_module, "time", self.clock)
         monkeypatch.setattr(download, "time", self.clock)
         monkeypatch.setattr(agent_module, "MqttLink", Broker)
+        engines = agent_module.list_engines()  # looked for in each report, in all folders of the path
+        monkeypatch.setattr(agent_module, "list_engines", lambda: engines)
         monkeypatch.setattr(Downloader, "open", lambda _, url, headers: site.mirror.open(url, headers))
         random.seed(1)
 

@@ -133,7 +133,7 @@ def test_indefinite_freeze_is_reported_when_the_timestamp_expires(site):  # noqa
 @with_any_clock
 def test_indefinite_freeze_of_the_documents_shows_as_stale(site):  # noqa: F811
     """Who withholds documents can do so for their lifetime; from then on every report states it."""
-    site.run(7 * DAY_S + 600.0, 600.0)
+    site.run(7 * DAY_S + 600.0, 3600.0)
     assert site.reported["status"] == "stale"
     assert "has expired" in site.reported["because"]
     site.check_unharmed()
