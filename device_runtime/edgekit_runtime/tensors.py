@@ -96,7 +96,7 @@ class TensorSpec(Record):
 
 
 def allocate_aligned(size_bytes: int, lead_bytes: int) -> memoryview:
-    """Return memory of `size_bytes` that is aligned behind its first `lead_bytes`."""
+    """Return memory of `size_bytes` whose part behind the first `lead_bytes` is aligned to 64 bytes."""
     memory = np.empty(size_bytes + _ALIGNMENT_BYTES, np.uint8)
     address: int = memory.__array_interface__["data"][0]
     start = -(address + lead_bytes) % _ALIGNMENT_BYTES

@@ -32,9 +32,12 @@ class LazyCommand(click.Command):
 def lazy_commands(
     names: Mapping[str, str], folder: str, files: Mapping[str, str] | None = None
 ) -> list[click.Command]:
-    """Return the installed commands of a package, in the order of `names` (name -> short help).
+    """Return those commands of a Python package whose modules are installed, in the order of `names`.
 
-    `files` names the files of commands that are functions in the file of another command.
+    Args:
+        names: name of a command -> its short help.
+        folder: name of the package, such as `edgekit_cli.hil`; a command is in the module of its name.
+        files: name of a command -> its module, if that is another one.
     """
     modules = {name: f"{folder}.{(files or {}).get(name, name)}" for name in names}
     return [
@@ -48,5 +51,5 @@ class OrderedGroup(click.Group):
     """Lists its commands in the given order, not alphabetically."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """The names, in the order of a first use."""
+        """The names in the given order."""
         return list(self.commands)

@@ -89,7 +89,10 @@ class Obstacle:
 def find_obstacle(
     desired_model: DesiredModel, view: ModelView, conditions: DeviceConditions, done_bytes: int
 ) -> Obstacle | None:
-    """Return an obstacle to beginning or continuing the download of `desired_model`, or None."""
+    """Return an obstacle to beginning or continuing the download of `desired_model`, or None.
+
+    `done_bytes`: bytes of the package that are on the disk already.
+    """
     rejection = view.find_rejection(desired_model.manifest_sha256)
     if rejection is not None and not desired_model.is_return:
         return Obstacle("rejected-here", f"version {desired_model.version} was rejected here: {rejection}")

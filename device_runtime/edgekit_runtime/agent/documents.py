@@ -239,7 +239,7 @@ class ModelFigures:
         p50_ms, p99_ms: latency, or None before the first call; to be shown.
         energy_mj: mean energy a call, in millijoules, or None where it is not measured.
         agreement: mean agreement with the old version on the same inputs, 0..1, or None without a trial.
-        compared: pairs behind it.
+        compared: number of pairs of answers behind `agreement`.
         drift: population stability index of inputs or outputs, the larger, or None.
         gauges: further figures by name, such as `battery`: charge of the device's battery, 0..1.
     """

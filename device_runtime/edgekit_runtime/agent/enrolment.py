@@ -84,7 +84,15 @@ def enrol(
     """Join the fleet of a code.
 
     Package keys of another fleet, in which this device was before, are trusted no more. Those that somebody
-    trusted by hand stay. Without `trusted_time` the clock alone tells the time, from the release on.
+    trusted by hand stay.
+
+    Args:
+        code: code of the fleet.
+        config: folder of this device's configuration; its folder `fleet` gets the files.
+        facts: the same field as in `Reported`.
+        disk: carries changes out.
+        trusted_time: by which certificates end; without it the clock alone tells the time, from the release
+            on.
 
     Raises:
         EnrolmentError: the fleet refuses.

@@ -107,7 +107,7 @@ class DeviceSettings:
     def follow(self, desired: Mapping[str, str]) -> None:
         """Apply the fleet's present orders, and write the file for the service.
 
-        On a full disk the agent heeds it, and the next call writes the file.
+        On a full disk the agent heeds the orders all the same, and the next call writes the file.
         """
         accepted = {
             key: value
@@ -122,7 +122,7 @@ class DeviceSettings:
         logging.getLogger("edgekit_runtime").setLevel(level.upper() if level else self._default_level)
 
     def find(self, key: str) -> str:
-        """Return the value of a setting: the owner's, or the fleet's if it is right; or an empty text."""
+        """Return the owner's value of a setting, else the fleet's if allowed and valid, else ''."""
         if key in self._fixed:
             return self._fixed[key]
         value = (self._desired or {}).get(key, "")

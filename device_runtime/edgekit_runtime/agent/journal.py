@@ -60,7 +60,10 @@ class Progress:
         return self.report.state in ENDED
 
     def enter(self, state: ExecutionState, *, code: str = "", reason: str = "") -> "Progress":
-        """Return the execution in `state`; a new state begins without failures."""
+        """Return the execution in `state`; a new state begins without failures.
+
+        `code`, `reason`: the same fields as in `Execution`.
+        """
         report = replace(self.report, state=state, code=code, reason=reason)
         if state == self.report.state:
             return replace(self, report=report)

@@ -119,7 +119,11 @@ class Presence:
         self._sequence = self._journal.next_sequence()
 
     def publish_hello(self, desired_version: int, *, is_new_connection: bool) -> None:
-        """Publish a hello with the version of the document that the device holds."""
+        """Publish a hello with the version of the document that the device holds.
+
+        `is_new_connection`: whether it is the first one on this connection, whose will is then the one that
+        the link has.
+        """
         if is_new_connection:
             self._will = self._link.will
         hello = Hello(

@@ -81,7 +81,13 @@ class Membership:
     def make_time(
         self, folder: Path, clock: Callable[[], float], monotonic: Callable[[], float] = time.monotonic
     ) -> TrustedTime:
-        """Return the time without a document, see `TrustedTime`."""
+        """Return the trusted time by certificate and clock alone, before any document; see `TrustedTime`.
+
+        Args:
+            folder: the agent's folder.
+            clock: seconds since 1970.
+            monotonic: seconds since any moment; it never goes back.
+        """
         return TrustedTime(self.enrolment.certificate, folder, clock, monotonic)
 
     def read_time(self, folder: Path, clock: Callable[[], float] = time.time) -> TrustedTime:
@@ -144,8 +150,8 @@ class ResumingContext(ssl.SSLContext):
     """A context that resumes its last session, which costs the broker a third of a full handshake.
 
     It checks itself that certificates have not ended, by the trusted time. OpenSSL does so, too, where public
-    authorities count and the clock may be right. That a certificate of the fleet's own authority is not valid
-    yet shuts nobody out: the authority has signed that it is later than this device's clock says.
+    authorities count and the clock may be right. A certificate of the fleet's own authority that is not valid
+    yet is accepted: by signing it, the authority says that this device's clock is behind.
 
     Attributes:
         trusted_time: see `TrustedTime`.

@@ -39,8 +39,8 @@ class Step:
         action: `download` the package, `install` it into the spare slot and make it active, let the service
             `load` it, `unload` the served version, or `remove` the model. The agent itself adds `refresh`:
             verify the repository's metadata again, and `upload`: send samples.
-        model: its name; empty for those two.
-        desired_model: the model's entry in the desired document; None to remove the model, and for those two.
+        model: its name; empty for `refresh` and `upload`.
+        desired_model: the model's entry in the desired document; None for `remove`, `refresh` and `upload`.
     """
 
     action: Action

@@ -43,7 +43,10 @@ class SampleUploads:
     def may_send(
         self, now_s: float, orders: Sequence[str], conditions: DeviceConditions, stated: Mapping[str, Any]
     ) -> bool:
-        """Return whether there is something to send now, and the service says that the owner allows it."""
+        """Return whether there is something to send now, and the service says that the owner allows it.
+
+        `orders`: result of `list_held`. `stated`: what the service states of samples, see `read_samples`.
+        """
         return (
             stated.get("allowed") is True
             and self.look(now_s)

@@ -143,5 +143,5 @@ def _read_signed(timestamp: Path | None) -> float:
 
 
 def format_utc(at: float) -> str:
-    """Return a time such as `2026-11-28 12:00:00 UTC`."""
+    """Return `at`, in seconds since 1970, as text such as `2026-11-28 12:00:00 UTC`."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))

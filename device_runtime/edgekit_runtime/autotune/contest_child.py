@@ -129,7 +129,7 @@ def main() -> None:
 
 
 def run() -> None:
-    """Measure, and end with the last line and exit code that the parent reads."""
+    """Do as `main`; on an error, exit with a code and a last line on stderr that the parent reads."""
     try:
         main()
     except PackageError as error:

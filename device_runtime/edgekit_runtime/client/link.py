@@ -147,7 +147,8 @@ class Link:
     """A connection that is made when it is needed.
 
     Attributes:
-        connection: its number, 0 while there is none.
+        connection: number of the open connection, from 1; a new one gets the next number. 0 while none is
+            open.
         memory: responses are received into it if they fit.
         first_read: when the last response began to arrive, on the monotonic clock, and how many bytes came.
     """
@@ -234,8 +235,8 @@ class Link:
             parts: parts of the request, C-contiguous.
             size_bytes: size of all parts together.
             timeout_s: time limit of the whole exchange, connecting included; kept to a tenth.
-            previous_layout: layout of the expected response; if the response has it, it is returned, and the
-                bytes lie in `memory`.
+            previous_layout: layout of the expected response. If the response has this layout, the layout is
+                returned in place of a `Response`, and the bytes lie in `memory`.
             ancillary: data that go with the first byte, as for `sendmsg`; not over TLS.
 
         Raises:

@@ -130,6 +130,12 @@ def read_response(
 ) -> tuple[dict[str, Array], Layout | None]:
     """Return the outputs in a response, and its layout, or None where the next one cannot reuse that.
 
+    Args:
+        head: head of the response.
+        body: its body.
+        targets: output name -> array in shared memory that the service wrote to; None without any.
+        memory: where the next response is received; a longer one has no layout.
+
     Raises:
         TransportError: it is no response of the protocol, or shorter than it states.
         DataError: an array in shared memory has another dtype than its output.

@@ -49,7 +49,10 @@ def count_lanes(total: int) -> int:
 
 
 def split(total: int) -> Iterator[tuple[int, list[slice]]]:
-    """Yield the symbols of each chunk, and its steps between which the tables are rebuilt."""
+    """Yield for each chunk its number of symbols, and its steps in slices.
+
+    The tables are rebuilt between two slices.
+    """
     lanes, done = count_lanes(total), 0
     for begin in range(0, total, CHUNK):
         count = min(CHUNK, total - begin)
@@ -78,7 +81,7 @@ class Tables:
         self.count(np.zeros(0, np.int64))
 
     def count(self, keys: NDArray[np.integer]) -> None:
-        """Count coded symbols, and rebuild the tables."""
+        """Count coded symbols by their keys, an array of any shape, and rebuild the tables."""
         self._counts += np.bincount(keys.ravel(), minlength=self._counts.size).reshape(self._counts.shape)
         weights = self._prior + (self._counts << 6)
         free = (1 << PRECISION_BITS) - self.size

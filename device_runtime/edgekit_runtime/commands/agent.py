@@ -137,7 +137,11 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 
 def renew_certificate(config: Path, is_refused: bool, stated_s: float) -> "Renewal":
-    """Fetch a new certificate if it is time, in a process of its own, since only this needs x509."""
+    """Fetch a new certificate if it is time, in a process of its own, since only this needs x509.
+
+    `is_refused`: whether the broker refuses this device; then the web server is asked in any case.
+    `stated_s`: see `TrustedTime`.
+    """
     from edgekit_runtime.agent.link_watch import Renewal
     from edgekit_runtime.system.child_process import ChildProcess
 

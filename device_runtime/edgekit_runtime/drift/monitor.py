@@ -85,7 +85,7 @@ class Drift:
     def add(
         self, picked: Sequence[tuple[str, Array]], outputs: Mapping[str, Array], phase: float = 0.0
     ) -> None:
-        """Count the values picked from the inputs of one call, and some values of its outputs."""
+        """Count the values picked from the inputs of one call, and some of its outputs; see `pick`."""
         for name, values in picked:
             self._inputs[name].add(values)
         for name, sketch in self._outputs.items():

@@ -111,7 +111,7 @@ class Header(Record):
 
 @dataclass(frozen=True, slots=True)
 class ContentKey:
-    """A key of files, such as that of a release, and its public id."""
+    """A key of files (32 bytes), such as that of a release, and its public id."""
 
     key_id: str
     secret: bytes = field(repr=False)

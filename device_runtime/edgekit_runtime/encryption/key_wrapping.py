@@ -65,7 +65,10 @@ def unwrap_key(wrapped: str, key_id: str, exchange: Exchange, public_key: bytes)
 
 
 def seal(message: bytes, public_key: bytes, info: bytes) -> bytes:
-    """Return `message` encrypted for the owner of `public_key`: the encapsulated key, then the ciphertext."""
+    """Return `message` encrypted for the owner of `public_key`: the encapsulated key, then the ciphertext.
+
+    `info`: public text to which the message is bound, such as its purpose; `unseal` needs the same.
+    """
     from cryptography.hazmat.primitives.asymmetric import ec
 
     private = ec.generate_private_key(ec.SECP256R1())
@@ -84,6 +87,14 @@ def unseal(
     associated: bytes | None = None,
 ) -> bytes:
     """Return the message that was sealed for the owner of `exchange` and `public_key`.
+
+    Args:
+        sealed: the encapsulated key, then the ciphertext.
+        exchange: key exchange with the private key.
+        public_key: uncompressed point of P-256.
+        info: as for `seal`.
+        aead: cipher of the message.
+        associated: data that the cipher authenticates as well, or None.
 
     Raises:
         EncryptionError: it was sealed for another owner or with other `info`, or is damaged.

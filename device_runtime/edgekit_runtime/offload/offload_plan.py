@@ -71,6 +71,7 @@ class InputCodes:
         lowest, highest: values of the first and the last code.
         step: distance between the values of two adjacent codes.
         is_grid: whether values must lie on those steps, as in all samples; otherwise they are rounded.
+        axis: axis of the channels.
 
     Raises:
         ValueError: there are no channels, their numbers differ, or a step is 0.

@@ -115,6 +115,14 @@ def make_tail_request(
 ) -> TailRequest:
     """Return the request that sends tensors to a model, or to one of its versions.
 
+    Args:
+        model: name of the model on the server.
+        tensors: input name -> array.
+        expected: the outputs that a reply must have.
+        compression: compression of the body, left out if it makes it larger.
+        fields: further header lines, each with its line end.
+        version: version of the model; None for the one that the server prefers.
+
     Raises:
         DataError: the protocol has no such dtype.
         BackendError: zstd is not installed here.

@@ -28,6 +28,7 @@ class Counts:
 
     Attributes:
         local: by this device alone, as planned.
+        remote: by the server in time.
         hedged: with a local run that began because the reply was late.
         failed: by the device, because the server's part failed.
         uncoded: requests among all these whose inputs were not finite, or beyond the codes of the usual plan,

@@ -35,7 +35,7 @@ _MAX_RATE: Final = 999_999
 
 @dataclass(frozen=True, slots=True)
 class MediaType:
-    """A media type with its parameters, both in lower case but for values.
+    """A media type with its parameters. Names are in lower case; values are as they were sent.
 
     Raises:
         RequestError: 415, this type is not supported.

@@ -27,7 +27,7 @@ def load_object(data: bytes, where: str, placeholders: Iterable[object] = ()) ->
     Args:
         data: the document.
         where: the source, for messages.
-        placeholders: the value of each `Infinity`, in order; any further one is refused.
+        placeholders: what stands for each `Infinity` of the text, in order; a further `Infinity` is refused.
 
     Raises:
         RequestError: `data` is not an object, not JSON, not UTF-8, contains NaN, or is nested too deeply.

@@ -107,7 +107,10 @@ class Line:
         self.looks, self.fits = self.looks + 1, self.fits + is_fit
 
     def choose_probability(self, requests_per_s: float, now_s: float) -> float:
-        """Return the probability to draw the next request; without observations, every request fits."""
+        """Return the probability to draw the next request.
+
+        Until requests were judged, each is taken to fit the trigger.
+        """
         self.own.grow(now_s)
         self.of_order.grow(now_s)
         if self.trigger.kind == KEPT or not self.has_room:
@@ -122,7 +125,7 @@ class Draw:
     """A request that was drawn, perhaps only to be looked at.
 
     Attributes:
-        lines: all of the model.
+        lines: all lines of the model.
         probabilities: probability of each line when the request came.
         hits: whether each line drew it.
         is_pulled: whether an application chose it, so that nothing can be learned of other requests.

@@ -79,10 +79,12 @@ _AUTOMATIC: Final = _CUDA.name  # TensorRT builds an engine for minutes before a
 
 
 def choose_provider() -> str:
-    """Return the provider for models of packages, `cpu`, `cuda` or `tensorrt`, which runs a small model here.
+    """Return the provider for models of packages: `cpu`, `cuda` or `tensorrt`.
+
+    One on a GPU is returned only if it runs a small model here.
 
     Raises:
-        BackendError: the variable names no provider.
+        BackendError: the environment variable `VARIABLE` names no provider.
     """
     stated = os.environ.get(VARIABLE) or "auto"
     if stated not in ("auto", PROCESSOR, *_PROVIDERS):

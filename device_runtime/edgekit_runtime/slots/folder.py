@@ -179,7 +179,7 @@ class ModelFolder:
         return True
 
     def may_name(self, item: Installed) -> bool:
-        """Return whether the state file may name `item`: it may if the last sync of a change failed."""
+        """Return whether the state file possibly names `item`, as after a change whose last sync failed."""
         loaded = self.load()
         is_named = any(other.sha256 == item.sha256 for other in loaded.state.installed)
         return is_named if loaded.problem is None else not loaded.replaceable

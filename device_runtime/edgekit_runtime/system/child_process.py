@@ -64,6 +64,7 @@ class ProgramResult:
 
     Attributes:
         exit_code: exit code, negative for a signal; None if it was killed at its time limit.
+        output: its standard output, or the end of a long one.
         last_line: the last line of its standard error, or an empty text.
     """
 
@@ -322,7 +323,10 @@ class JsonChild(ChildProcess):
 
 
 def open_channel() -> socket.socket:
-    """Return this process's end of the channel to its parent; from now on it ends with the parent."""
+    """Return this process's end of the channel to its parent.
+
+    From now on the kernel kills this process when the parent ends.
+    """
     end_with_parent()
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)

@@ -64,7 +64,10 @@ class SpeedGate:
         return all(_is_near(speed_s, self.usual_s) for speed_s in speeds)
 
     def follow(self) -> bool:
-        """If few recent checks had the usual speed, take the most frequent; return True if it differs."""
+        """Take the most frequent recent speed as the usual one, if few checks had that.
+
+        Returns whether it has changed.
+        """
         usual = sum(self.is_usual(speed_s) for speed_s in self._speeds)
         if len(self._speeds) < _ENOUGH_CHECKS or usual >= _RARE_SHARE * len(self._speeds):
             return False

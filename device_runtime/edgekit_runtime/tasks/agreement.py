@@ -20,9 +20,9 @@ _MAX_BOXES: Final = 100  # the best of each answer are compared
 def compare_answers(current: Decoded, candidate: Decoded) -> float:
     """Return the agreement of two answers, 0..1: the mean over their fields.
 
-    Entries with boxes agree in pairs of one label whose boxes overlap by half; of other lists of labels, the
-    best entries agree or not, and of regressions all. Inner answers of a pair count with it. Numbers agree as
-    `compare_numbers` says, and anything else if it is equal.
+    Entries with boxes are paired: same label, and boxes that overlap by half or more. Of other lists of
+    labels the best entries are compared, of regressions all values. Answers inside a pair count with it.
+    Numbers agree as `compare_numbers` says, and anything else if it is equal.
     """
     parts = [_compare(current.get(name), candidate.get(name)) for name in {*current, *candidate}]
     return sum(parts) / len(parts) if parts else 1.0

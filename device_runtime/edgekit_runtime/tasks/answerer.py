@@ -109,7 +109,7 @@ class Answerer:
     def prepare_decoded(self, media: Media, origin: tuple[int, int] = (0, 0)) -> Prepared:
         """Return the inputs for media of the kind and sample rate that the preprocessing takes.
 
-        The origin of a crop is the x and y of its corner in the picture whose pixels answers are given in.
+        `origin`: x and y of a crop's upper left corner in the whole picture; answers are in pixels of that.
 
         Raises:
             DataError: it does not fit the model.

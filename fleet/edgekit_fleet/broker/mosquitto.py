@@ -120,6 +120,8 @@ def _write_acl(path: Path, authority: Authority, silent: Collection[str] = ()) -
 def write_revoked(authority: Authority, serials: Iterable[str], folder: Path) -> None:
     """Write the list of revoked certificates, also for the broker, which reads it after `reload`.
 
+    `serials`: all serial numbers, in hexadecimal digits. `folder`: folder that the broker reads.
+
     Raises:
         OutputError: the folder cannot be written.
     """

@@ -73,7 +73,7 @@ class SamplePages:
         )
 
     def show_content(self, console: Console, request: Request) -> Response:
-        """Answer with what a sample holds, made anew."""
+        """Answer with what a sample holds, as `render_content` makes it: never with its own bytes."""
         sample_id, actor = request.path_params["id"], request.state.principal.name
         side = SIDES.get(request.query_params.get("size", ""), SIDES["small"])
         vault = open_vault(console)

@@ -249,7 +249,8 @@ class Console:
 
         Args:
             request: request that it answers; its user is logged in.
-            order: from the field of the login form; foreign text.
+            order: path and fields of the form that was sent, as the login form carries them:
+                `PATH?NAME=VALUE`; foreign text.
             status: HTTP status.
         """
         parts = urlsplit(local_address(order))

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 class RepositoryUpkeep:
     """Signs and cleans the repository, and deletes old samples.
 
-    All of it beside the turns, which send the heartbeat.
+    It works in a task of its own, beside the manager's loop, whose turns must send heartbeats in time.
     """
 
     def __init__(

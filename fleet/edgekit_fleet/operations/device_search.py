@@ -67,7 +67,8 @@ def find_devices(
         after: `after` of the page before.
         limit: most devices of a page.
         counts: result of `count_devices`, to skip empty groups and choose the faster query.
-        max_listed: most matching devices for which SQLite lists all of them to find those of a page.
+        max_listed: among more devices than this, by `counts`, SQLite looks attributes up in the index, see
+            `selector_sql.Lookup`.
 
     Raises:
         FleetError: the selector is malformed.

@@ -201,6 +201,8 @@ def start(
 ) -> SampleOrderStatus:
     """Order samples of a model from the devices that a selector means, also from new ones.
 
+    The arguments are fields of `SampleOrder`; `days`: days from now until the order ends.
+
     Raises:
         FleetError: the fleet collects no samples, the selector is malformed, or there are too many orders.
     """

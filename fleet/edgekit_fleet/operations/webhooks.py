@@ -62,6 +62,8 @@ class Webhook:
 def add_webhook(store: Store, name: str, url: str, actions: Sequence[str], *, actor: str) -> str:
     """Return the secret of a new webhook, which is told of what happens from now on.
 
+    `actions`: beginnings of actions of the audit log, such as `rollout.`; all if empty.
+
     Raises:
         FleetError: the name is malformed or taken, or the URL is not one of HTTPS.
     """

@@ -111,7 +111,7 @@ class ArtifactStorage:
             raise OutputError(f"cannot read {name} of {self.url}: {first}") from cause
 
     def write(self, name: str, content: bytes, cache: str) -> None:
-        """Store a file.
+        """Store a file; `cache`: value of the header `Cache-Control` with which a bucket serves it.
 
         Raises:
             OutputError: as from `read`.

@@ -252,7 +252,8 @@ def read_evidence(
 def judge_samples(samples: Iterable[Sample], limits: Mapping[str, float], models: Sequence[str]) -> Judgement:
     """Return the judgement of the samples about a release.
 
-    `samples`: samples of all devices that have answered, in any order.
+    `samples`: samples of all devices that have answered, in any order. `limits`, `models`: as for
+    `list_tests`.
     """
     answered = list(samples)
     groups = list_groups(answered)

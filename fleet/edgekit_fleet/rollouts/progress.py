@@ -92,6 +92,7 @@ class StartEntry:
 
     Attributes:
         devices: the cohort in its order.
+        classes: class of each of the devices.
     """
 
     settings: RolloutSettings

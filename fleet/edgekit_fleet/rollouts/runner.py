@@ -80,7 +80,10 @@ def log_entries(
 
 
 def read_entries(session: Session, rollout: str, after: int = 0) -> list[tuple[int, float, Entry]]:
-    """Return (number of the audit row, time, entry) of a rollout, in their order."""
+    """Return (number of the audit row, seconds since 1970, entry) of a rollout, in their order.
+
+    `after`: number of the row behind which to begin.
+    """
     rows = session.execute(
         select(AuditRow.number, AuditRow.at, AuditRow.detail)
         .where(AuditRow.subject == rollout, AuditRow.action == LOG_ACTION, AuditRow.number > after)

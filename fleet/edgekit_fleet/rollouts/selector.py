@@ -55,7 +55,7 @@ class Has:
 
 @dataclass(frozen=True, slots=True)
 class Equals:
-    """A tag or fact matches one of these patterns, which are as in file names."""
+    """The value of a tag or fact matches one of these patterns, with `*`, `?` and `[...]` as in a shell."""
 
     name: str
     patterns: tuple[str, ...]

@@ -61,7 +61,7 @@ def compile_selector(
     Args:
         session: session of the store.
         selector: selector of the devices.
-        lookup: how attributes are looked up.
+        lookup: how SQLite looks attributes up, see `Lookup`.
     """
     return _Compiler(session.get_bind().dialect.name, lookup).compile(selector.test)
 

@@ -23,6 +23,7 @@ class DeviceCounts:
 
     Attributes:
         connects, resumed: connections that were made, and those of them that resumed a TLS session.
+        refused: number of documents that the device refused.
         reports: number of reports that were sent.
     """
 

@@ -71,6 +71,7 @@ class Stretch:
     """The bytes of a sealed file that a request carries.
 
     Attributes:
+        begin: position of the first one.
         end: position behind the last one.
         size_bytes: size of the whole file.
     """

@@ -98,7 +98,8 @@ def find_image(*, booted: bool) -> Image:
 def make_image(show: Show, *, rebuild: bool = False) -> Image:
     """Return the image of this recipe with today's versions of its packages, made if it is missing.
 
-    It has no snapshot yet: see `drivers.boot_strategy.save_snapshot`.
+    `rebuild`: whether to make it even if it is there. It has no snapshot yet: see
+    `drivers.boot_strategy.save_snapshot`.
 
     Raises:
         BenchError: this machine cannot make it: it is not root, a program is missing, a package is

@@ -95,7 +95,7 @@ class _Run:
 
 
 def encode(base: bytes, package: bytes) -> bytes | None:
-    """Return the delta from one package to another; None if too much of it is unknown, or in too many pieces.
+    """Return the delta from one package to another, or None if there is none within the limits of a delta.
 
     Args:
         base: the old package; it is valid. Without one, the result is a coded file.

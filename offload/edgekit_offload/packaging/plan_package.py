@@ -163,7 +163,15 @@ def attach(
 def attach_tails(
     planned: Path, result: PlanningResult, tails: Mapping[str, PlannedTail], folder: Path, key: str
 ) -> list[Path]:
-    """Write a package for the edge machine for each tail with plans of its own, and return their paths."""
+    """Return new packages for the edge machine, one for each tail that it splits with a server in turn.
+
+    Args:
+        planned: package that holds the tails as submodels.
+        result: plan whose cut table names the tails.
+        tails: name of a plan -> its tail, with the plans of that; other tails are left out.
+        folder: where the packages go; it is created.
+        key: name of the key that signs them.
+    """
     sign, trust, written = load_signer(key), TrustStore.from_folder(find_keys_folder()), []
     for plan in result.table.plans:
         if plan.tail is None or plan.name not in tails:

@@ -41,7 +41,8 @@ class CutCoding:
             such ranges would be a third of all bytes.
         wide_values: largest number of values of a tensor that gets 16-bit codes with one range.
         min_samples: samples for an estimate of what it changes in the answers; 0 if it is exact.
-        max_cuts: number of measured cuts besides the best one; None: those of the codings without a limit.
+        max_cuts: most cuts in this coding that are measured besides the best one; None for the limit that
+            codings without a number of their own share.
     """
 
     bits: int
@@ -258,8 +259,8 @@ def code_tensor(spec: TensorSpec, coding: Coding, opset: int) -> CodedTensor | N
 def code_reply(spec: TensorSpec, coding: Coding, opset: int) -> CodedTensor | None:
     """Return how an output comes back from the server, or None if it comes as it is.
 
-    Only with codings that round anyway, and in 8 bits at least. Small outputs, such as scores of classes,
-    take a few packets in any coding.
+    Outputs are coded only beside cuts in a coding that rounds, and with 8 bits at least. Small ones, such as
+    scores of classes, come as they are: they take a few packets in any coding.
     """
     return code_tensor(spec, Coding(REPLY_CODING), opset) if codes_reply(spec, coding) else None
 

@@ -202,7 +202,8 @@ class SourceModel:
 
         Args:
             sizes: name of a free size -> the size; 1 for others.
-            varied: whether floats, which are in 0..1, are varied as for sizes that depend on values.
+            varied: whether floats, else in 0..1, are multiplied as `vary_values` says: sizes that depend on
+                values then change.
 
         Raises:
             CutError: onnxruntime does not run the model.

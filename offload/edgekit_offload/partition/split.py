@@ -171,7 +171,8 @@ def whole_upload(
 ) -> SplitModels:
     """Return a model that runs whole on the server; the head, if there is one, only codes the inputs.
 
-    A model that cannot be cut is its own tail: one with control flow, or with sizes that depend on data.
+    For the arguments see `split_model`. A model that cannot be cut is its own tail: one with control flow, or
+    with sizes that depend on data.
 
     Raises:
         CutError: the content is no model, a tensor has no rank, or the coding cannot be used.

@@ -310,6 +310,11 @@ def refuse_cascade(
 def cascade_split(small: bytes, output: str, upload: SplitModels) -> SplitModels:
     """Return the submodels of a cascade: the small model beside the head of an upload, and its tail.
 
+    Args:
+        small: the ONNX model for the device.
+        output: name that its output, the scores, gets in the head.
+        upload: the split that sends the input.
+
     Raises:
         CutError: the small model and the coding cannot be in one graph.
     """

@@ -216,6 +216,8 @@ def weigh_costs(
 ) -> Costs:
     """Return what one request costs on two tiers: by default seconds of latency.
 
+    `coding`: key of `costs.codings`.
+
     `pinned`: bool [tensors], whether a tensor must not leave the device.
 
     Raises:
@@ -239,7 +241,7 @@ def weigh_costs(
 def tier_costs(
     costs: GraphCosts, coding: str, links: tuple[LinkState, ...], pinned: NDArray[np.bool_] | None = None
 ) -> Costs:
-    """Return seconds of latency on a row of tiers with one link between each two."""
+    """Return seconds of latency on a row of tiers with one link between each two; see `weigh_costs`."""
     coded = costs.codings[coding]
     upload, download, setup = [], [], []
     for link in links:

@@ -74,7 +74,10 @@ def find_winners(scores: NDArray[np.float64], ranks: Sequence[int]) -> NDArray[n
 
 
 def win_ranges(winners: NDArray[np.intp], number: int, grid: Grid) -> tuple[WinRange, ...]:
-    """Return the bandwidths at which plan `number` wins on unloaded machines, adjoining ones joined."""
+    """Return the bandwidths at which plan `number` wins on unloaded machines, adjoining ones joined.
+
+    `winners`: result of `find_winners`, for the conditions of `grid`.
+    """
     columns = len(grid.bandwidths_mbit_s)
     ranges = []
     for row, rtt in enumerate(grid.rtts_ms):

@@ -201,8 +201,11 @@ class TierPlan:
     Attributes:
         bandwidths_mbit_s, rtts_ms: bandwidths and round trips of both links, the device's first.
         kernels: number of kernels on each tier.
+        sent: for each link the tensors that cross it.
+        compute_ms: time of the kernels on each tier.
         total_ms: latency including both links.
         tiers: the tier of each kernel.
+        coding: coding in which the tensors are sent.
     """
 
     bandwidths_mbit_s: tuple[float, ...]
@@ -231,6 +234,8 @@ class PlanningResult:
         kernels: number of kernels of the graph; 0 if the model cannot be cut.
         samples: number of samples for sizes and accuracy.
         max_loss: share of the answers that a coding may be expected to make wrong, with one standard error.
+        sentences: where offloading pays, in words, see `explain_plan`.
+        tiers: the fastest placements on three tiers; empty without a machine at the edge.
     """
 
     model: str

@@ -122,6 +122,13 @@ def place_on_tiers(
 
     The middle part and the part behind it make one package for the edge machine. The cut table of that
     package leads to the next tier, so two packages implement the plan.
+
+    Args:
+        costs: the graph with its times on each tier.
+        coding: key of `costs.codings`.
+        links: link behind each tier but the last.
+        pinned: bool [tensors], whether a tensor must not leave the device.
+        limits: sums that must stay below a bound.
     """
     tiers = len(links) + 1
     table = tier_costs(costs, coding, links, pinned)

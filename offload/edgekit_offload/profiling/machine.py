@@ -122,7 +122,7 @@ class Machine:
         raise CutError(f"machine {text!r}: expected 'local', 'local@20%' or 'ssh:HOST'")
 
     def at_speed_of(self, profile: ModelProfile) -> "Machine":
-        """Return this machine, with times that count at the processor's speed of an earlier profile."""
+        """Return this machine; times count only at the processor speed of an earlier profile."""
         return replace(self, usual_s=profile.machine.usual_s)
 
     def run(self, job: Job, blobs: Iterable[bytes | memoryview]) -> JobResult:

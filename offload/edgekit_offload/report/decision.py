@@ -36,6 +36,8 @@ def _seconds(latency_ms: float) -> float:
 def reaches_of(result: PlanningResult, row: int) -> tuple[Reach, ...]:
     """Return the ranges of bandwidth with their winners at one round trip of the grid, in rising order.
 
+    `row`: position of the round trip in the grid.
+
     Neighbouring ranges meet half-way between the points of the grid, on a logarithmic scale.
     """
     grid, rtt_ms = result.bandwidths_mbit_s, result.rtts_ms[row]

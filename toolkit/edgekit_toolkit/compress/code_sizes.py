@@ -17,7 +17,9 @@ _HALVINGS: Final = 14
 
 
 class CodeSizes:
-    """Bytes of nearest codes, for steps of any strength.
+    """Size of all codes of a model, each code the nearest to its weight, for steps of any strength.
+
+    `EqualSlopeSteps.choose` says what a strength is.
 
     Attributes:
         steps: chooses the steps.
@@ -36,7 +38,7 @@ class CodeSizes:
         self._rows = [(layer, layer.to_rows(weights[name])) for name, layer in by_weight.items()]
 
     def at(self, strength: float) -> float:
-        """Return the bytes of all codes with steps of this strength."""
+        """Return the bytes of all codes, by their entropy, with steps of this strength."""
         return self._sum(lambda layer, rows: self.steps.choose(layer, rows, strength))
 
     def of_peak(self, peak: int, fine_peak: int) -> float:

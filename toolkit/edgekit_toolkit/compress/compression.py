@@ -104,9 +104,10 @@ class Compression:
         return {name: weight.scale for name, weight in self.weights.items()}
 
     def scales_of_outputs(self, model: onnx.ModelProto) -> dict[str, NDArray[np.float32]]:
-        """Return the scales by the names of the layers' outputs, and of those of a Relu or Clip behind.
+        """Return the scale of each weight, float32 [channels], by the name of its layer's output.
 
-        Converted models name an operator after one of both.
+        A Relu or Clip behind the layer adds its output as a second name: converted models name an operator
+        after either.
         """
         index = GraphIndex(model.graph)
         scales = {}

@@ -61,7 +61,7 @@ def prune(
 ) -> list[SlicedModel]:
     """Return models with fewer and fewer channels, until each share of the multiply-adds is saved.
 
-    A model may save several shares; those that cannot be saved have none.
+    One model may save several shares; a share that cannot be saved has no model.
 
     Args:
         model: float model, from which a pass of its own has removed dead channels.

@@ -33,7 +33,7 @@ _MIN_FINE_PEAK: Final = 63
 
 
 def limits(peak: int) -> tuple[int, int]:
-    """Return the smallest and the largest code; of few bits all that two's complement has."""
+    """Return the smallest and the largest code: -`peak` and `peak`, with few bits -`peak` - 1 and `peak`."""
     return (-peak - 1 if is_coarse(peak) else -peak), peak
 
 
@@ -66,7 +66,10 @@ class Spread:
 
 
 def choose_scale(rows: Floats, moment: Floats, peak: int) -> Floats:
-    """Return the step of each row [G, R, 1] with the least error when its codes are the nearest."""
+    """Return the step of each row [G, R, 1] with the least error when its codes are the nearest.
+
+    `peak`: largest code.
+    """
     largest = np.maximum(np.abs(rows).max(axis=2, keepdims=True), _LEAST) / peak
     best: Floats = largest
     error = np.full(largest.shape, np.inf)
@@ -88,7 +91,8 @@ def round_rows(
         moment: second moment of the patches, [G, K, K], after `damp`.
         scale: step of each row, [G, R, 1].
         peak: largest code.
-        spread: that of the moment, where rows are rounded more than once; it takes most of the work.
+        spread: `Spread` of the moment; give it where rows are rounded more than once, since making it is most
+            of the work.
     """
     nearest = np.clip(np.rint(rows / scale), *limits(peak))
     starts = nearest, _round_in_order(rows, spread or Spread(moment), scale, peak)

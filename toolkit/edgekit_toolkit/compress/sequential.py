@@ -33,7 +33,7 @@ ChooseStep = Callable[[Layer, Floats], Floats | None]
 
 
 def least_error(_layer: Layer, _rows: Floats) -> None:
-    """Choose for each row the step of least error."""
+    """Return None: `round_weights` then chooses for each row the step of least error."""
 
 
 def find_roundable_layers(model: onnx.ModelProto) -> list[Layer]:

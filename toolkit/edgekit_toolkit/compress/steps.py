@@ -29,7 +29,7 @@ def probe_step(_layer: Layer, rows: Floats) -> Floats:
 
 
 class EqualSlopeSteps:
-    """Steps of equal slope.
+    """Steps with which a bit more in any layer would lower the noise of the output by the same amount.
 
     Args:
         layers: layers of the model.

@@ -92,8 +92,8 @@ class EngineSupport:
         competes: whether other engines that run here are measured against it, although a target prefers it.
         shares_cores: whether it takes several threads unless a package says otherwise.
         slows_exact_products: whether its exact 8-bit products are slow on x86 processors without VNNI.
-        cheap_row_macs: multiply-adds that a golden row may cost for all rows to be taken, which then take
-            half as long as opening; None for the first row alone.
+        cheap_row_macs: most multiply-adds of one inference with which a package gets all golden rows: running
+            them then takes half as long as opening the model. None gives the first row alone.
         check: asks the engine's own parser whether it takes a model, given shapes for free sizes beside the
             batch.
         notes: warnings about the figures of every package for it.

@@ -81,7 +81,7 @@ class PartScores:
         return Score(self.scores[index], self.baseline, self.drops[index])
 
     def without(self, dropped: Collection[int]) -> "PartScores":
-        """Return the scores of the other candidates."""
+        """Return the scores without those of the candidates at these positions."""
         remaining = [index for index in range(len(self.scores)) if index not in dropped]
         return replace(
             self,
@@ -128,7 +128,7 @@ class Scores:
         return self.confirmation or self.choosing
 
     def without(self, dropped: Collection[int]) -> "Scores":
-        """Return the scores of the other candidates, which are all fit for use."""
+        """Return the scores without the candidates at these positions; all others are fit for use."""
         confirmation = None if self.confirmation is None else self.confirmation.without(dropped)
         rows = [index + 1 for index in dropped]
         return replace(

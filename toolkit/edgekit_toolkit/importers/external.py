@@ -33,8 +33,8 @@ def external_files(model: onnx.ModelProto, path: Path) -> dict[str, Path]:
     """Return the external files that the model in `path` names, by location, sorted; none has been read.
 
     Raises:
-        ModelError: a location is outside the model's folder, or a symbolic link leads to a file outside that
-            folder and the one that the model's own link leads to, or no file is there.
+        ModelError: no file is at a location, or the location is outside the model's folder. A symbolic link
+            may lead to the folder into which the model's own link leads, and nowhere else outside.
     """
     locations = {_entries(name, tensor)["location"]: name for name, tensor in _external(model)}
     return {location: _resolved(path, location, locations[location]) for location in sorted(locations)}

@@ -48,7 +48,7 @@ class SourceModel(Generic[M_co]):
 
 
 def read_model_file(path: Path, ending: str, max_bytes: int) -> bytes:
-    """Return the content of a file.
+    """Return the content of a file; `ending`: which kind to ask for in an error message, such as `.onnx`.
 
     Raises:
         ModelError: there is no such file, it is no regular file, or it is too large.

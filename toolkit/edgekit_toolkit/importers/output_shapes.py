@@ -43,7 +43,10 @@ def infer_outputs(model: onnx.ModelProto) -> list[str]:
 
 
 def correct_outputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
-    """Make each axis of these outputs free, in place, if runs gave another size; the model can be loaded."""
+    """Make each axis of these outputs free, in place, if runs gave another size.
+
+    The engine must be able to load the model.
+    """
     if not names:
         return
     shapes = {spec.name: spec.shape for spec in tensor_specs(model)[1]}

@@ -34,10 +34,12 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class SizedModel:
-    """A model that runs with these sizes.
+    """A model with the sizes of its free dimensions, with which it runs.
 
     Attributes:
         source: the model; its `original` is set if operators were written out.
+        sizes: name of a free dimension -> its size.
+        ranges: input name -> smallest and largest value to generate.
         written_out: operators that were written out here, as the engine fails on them.
     """
 

@@ -43,7 +43,9 @@ def arithmetic_facts() -> dict[str, Any]:
 
 
 def measures_here(target: Target) -> bool:
-    """Whether latency here holds for the target: a generic one whose processor has the same kernels.
+    """Whether latency measured here holds for the target.
+
+    The target must be generic, and its processor must have the same kernels as this one.
 
     Without VNNI, int8 kernels take several times as long.
     """

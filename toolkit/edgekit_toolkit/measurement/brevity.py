@@ -16,7 +16,10 @@ _HOST_S: Final = 0.1
 
 
 def is_brief(kind: Literal["times", "memory", "races"]) -> bool:
-    """Return whether measurements of this kind are brief. Brief `races` leave out the race between forms."""
+    """Return whether measurements of this kind are kept short, since `$EDGEKIT_BRIEF` names it.
+
+    Brief `races` leave out the race between forms.
+    """
     return kind in os.environ.get(VARIABLE, "").split(",")
 
 

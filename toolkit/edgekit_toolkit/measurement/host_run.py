@@ -206,7 +206,7 @@ def read_kernels(
     """Return the time of each kernel, and the spilled bytes of a run.
 
     Args:
-        events: what the profile says.
+        events: (name, operator) of a kernel -> its events in onnxruntime's profile.
         grouped: names of convolutions in groups.
         shortest_us: duration of a kernel that does nothing. One that takes no longer is a part of what the
             engine does beside kernels: no thread helps with it, and what it computes does not matter.

@@ -18,9 +18,10 @@ _VALUE: Final = b"fp16accfp16"  # products and sums in half precision
 
 
 class HalfPrecisionModel(TfliteModel):
-    """A float model with the permission to compute in half precision; see `Model`.
+    """A float model that LiteRT may compute in half precision; see `Model`.
 
-    Elsewhere LiteRT computes the same file in float32, so `open` never asks the engine of this machine.
+    A processor without half precision computes the same file in float32. So `open` runs it on an emulated
+    processor that has it, and not on this machine.
     """
 
     needs_feature = "asimdhp"

@@ -117,7 +117,7 @@ class Model(Protocol):
         """
 
     def node_costs(self, dims: Mapping[str, int], *, float_outputs: bool = False) -> list[NodeCost]:
-        """Return the work of each kernel of one inference.
+        """Return the work of each kernel of one inference; for the arguments see `onnx_operators.node_costs`.
 
         Raises:
             ModelError: the work cannot be counted.
@@ -125,6 +125,8 @@ class Model(Protocol):
 
     def estimate_memory(self, dims: Mapping[str, int], *, blocked_layout: bool) -> MemoryEstimate | None:
         """Return the memory that the model adds to the engine's; None if it must be measured.
+
+        `dims`, `blocked_layout`: see `optimise_as_engine`.
 
         Raises:
             EdgekitError: the model cannot be followed.

@@ -134,7 +134,7 @@ def check_channels(channels: Channels) -> None:
 
 
 def compose_channels(first: Channels, second: Channels) -> dict[str, tuple[int, ...]]:
-    """Return the channels of slicing by `first`, and the result by `second`."""
+    """Return the channels that stay after a slice by `first` and a slice of its result by `second`."""
     composed = dict(first)
     for name, indices in second.items():
         composed[name] = tuple(first[name][i] for i in indices) if name in first else indices

@@ -29,7 +29,10 @@ def function_operators(model: onnx.ModelProto) -> dict[str, OpSchema]:
 
 
 def opaque_functions(model: onnx.ModelProto) -> set[str]:
-    """Return the functions without a rule for shapes: the shapes and types of later tensors are unknown."""
+    """Return the operators (without domain) that ONNX defines by a function without a rule for shapes.
+
+    The shapes and types of later tensors are unknown.
+    """
     functions = function_operators(model).items()
     return {name for name, schema in functions if not schema.has_type_and_shape_inference_function}
 
@@ -40,7 +43,10 @@ def write_out_opaque(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def foreign_functions(model: onnx.ModelProto) -> set[str]:
-    """Return the functions that no engine runs: of domains such as `ai.onnx.preview`, or deprecated."""
+    """Return the operators (without domain) that ONNX defines by a function and no engine runs.
+
+    They are deprecated, or of domains such as `ai.onnx.preview`.
+    """
     return {
         name
         for name, schema in function_operators(model).items()
@@ -49,7 +55,7 @@ def foreign_functions(model: onnx.ModelProto) -> set[str]:
 
 
 def named_functions(model: onnx.ModelProto, reason: str) -> set[str]:
-    """Return the functions that an engine's error message names."""
+    """Return the operators (without domain) with a function in ONNX that an engine's error message names."""
     return {name for name in function_operators(model) if re.search(rf"\b{name}\b", reason)}
 
 

@@ -158,7 +158,8 @@ def _draw(total: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]
 def find_layers(model: onnx.ModelProto) -> list[Layer]:
     """Return the layers of the top-level graph, in order.
 
-    A weight that two products read along different axes makes neither a layer: a row of it is none for both.
+    A weight that two products read along different axes makes neither a layer, since its rows differ for the
+    two.
     """
     index = GraphIndex(model.graph)
     layers = [layer for node in model.graph.node if (layer := _as_layer(index, node)) is not None]

@@ -126,7 +126,10 @@ def _write_exported(package: OpenedPackage, answerer: Answerer | None) -> Iterat
 
 
 def write_rules(name: str, rules: MediaRules) -> Iterator[str]:
-    """Yield the lines of a preprocessing; none for steps of sequences and types that it lacks."""
+    """Yield lines of Kotlin that state a preprocessing; none if the Kotlin cannot do it.
+
+    It lacks some dtypes, and sound in steps of a sequence.
+    """
     if rules.dtype not in _MEDIA_DTYPES:
         return
     if isinstance(rules, ImageRules):
@@ -136,7 +139,7 @@ def write_rules(name: str, rules: MediaRules) -> Iterator[str]:
 
 
 def write_task(choice: TaskChoice, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Iterator[str]:
-    """Yield the lines of a task; none for tasks that the Kotlin does not decode.
+    """Yield lines of Kotlin that state a task; none for tasks that the Kotlin does not decode.
 
     Args:
         choice: the task.

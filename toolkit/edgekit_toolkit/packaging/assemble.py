@@ -296,7 +296,7 @@ def _as_variant(name: str, manifest: Manifest, moved: Mapping[str, str]) -> Vari
 
 
 def describe_artifacts(contents: Mapping[str, bytes], roles: Mapping[str, str]) -> tuple[Artifact, ...]:
-    """Return the entries of artifacts, sorted as a manifest has them."""
+    """Return the entries of artifacts, sorted as a manifest has them; both arguments are by path."""
     return tuple(
         Artifact(path, len(contents[path]), hashlib.sha256(contents[path]).hexdigest(), roles[path])
         for path in sorted(contents)

@@ -16,7 +16,9 @@ Conditions = Callable[[Feeds], Mapping[str, bool]]
 
 
 def open_conditions(model: Model) -> Conditions:
-    """Return a call that reads the conditions of a model, without those inside bodies and of a `.tflite`.
+    """Return a call that takes inputs and returns the condition of each `If`, by the name of the node.
+
+    An `If` inside another body is left out. A `.tflite` has none that can be read.
 
     Raises:
         BackendError: the engine refuses the model.

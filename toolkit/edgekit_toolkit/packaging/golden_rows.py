@@ -67,7 +67,8 @@ def choose_seeds(
     Args:
         run: the float model.
         first: the first row.
-        macs: multiply-adds of one inference; of costly models few rows are tried, or none but those taken.
+        macs: multiply-adds of one inference; a costly model has few rows to choose from, or only as many as
+            are chosen.
         conditions: reads which branches a row takes. Those that the first row does not take come before all
             else that a row can show.
     """
@@ -209,7 +210,7 @@ def _holds_scores(value: NDArray[Any]) -> bool:
 
 
 def sigmoid_error(value: NDArray[Any]) -> float:
-    """Return how far sigmoids may be off in any engine; 0 for values that are none."""
+    """Return how far sigmoids may be off in any engine; 0 for values that do not look like sigmoids."""
     return _SIGMOID_ERROR if _holds_scores(value) and not _excludes(value) else 0.0
 
 
@@ -238,7 +239,10 @@ def _size(value: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def distance(value: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the distance of finite values, 0 for others; at least one number."""
+    """Return the absolute differences of two arrays, 0 where a value is not finite.
+
+    Arrays that are empty or of different shapes give [0].
+    """
     if value.shape != other.shape or not value.size:
         return np.zeros(1)
     with np.errstate(invalid="ignore"):
@@ -247,7 +251,10 @@ def distance(value: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def off_by_codes(first: Feeds, turn: int) -> Feeds:
-    """Return differences of -1, 0 or 1 code for each input of floats or pixels; empty if there is none."""
+    """Return random differences of -1, 0 or 1 code for each input of floats or pixels; others have none.
+
+    `turn`: seed; each number gives other differences.
+    """
     stream = np.random.PCG64(turn)
     steps: Feeds = {}
     for name, value in first.items():

@@ -49,7 +49,7 @@ def _merge_one(graph: onnx.GraphProto) -> bool:
 
 
 def is_pointwise(index: GraphIndex, node: onnx.NodeProto) -> bool:
-    """Whether a node is such a convolution, with constant float32 weights and bias (if any)."""
+    """Whether a node is a 1x1 convolution without groups, with constant float32 weights and bias (if any)."""
     if (
         node.op_type != "Conv"
         or attribute(node, "group", 1) != 1

@@ -20,7 +20,9 @@ from edgekit_toolkit.passes.foreign import simplify
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy in which no condition is known; a branch may make more conditions known.
+    """Return a copy in which no `If` has a constant condition.
+
+    It repeats: a branch that takes the place of its `If` may make further conditions constant.
 
     Raises:
         Exception: onnxoptimizer or onnxruntime failed; their exceptions have no common base.

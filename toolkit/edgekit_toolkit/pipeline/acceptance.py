@@ -25,7 +25,7 @@ _NEEDED: Final = "another --backend that the target runs, or a model that the en
 def choose_accepted(
     budget: Budget, measured: Sequence[CandidateFigures], check: Callable[[str], Acceptance], *, on_gpu: bool
 ) -> AcceptedChoice:
-    """Choose, and choose again without the candidates that the engine refuses.
+    """Return the choice among the candidates, made again as long as the engine refuses the chosen one.
 
     `measured`: candidates, at least one.
     `check`: takes a candidate's id; says whether the engine accepts it.

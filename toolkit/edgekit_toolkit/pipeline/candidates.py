@@ -119,7 +119,14 @@ class CandidateSet:
         return Candidate(label, form, built, snr_db)
 
     def record_stop(self, subject: str, spent_s: float, more_s: float, limits: frozenset[str]) -> None:
-        """Record a form that was left out because it needs more work than the search had left."""
+        """Record a form that was left out because it needs more work than the search had left.
+
+        Args:
+            subject: what was left out, for messages.
+            spent_s: work of the search so far.
+            more_s: work that the form needs.
+            limits: limits of the budget that it may help to keep.
+        """
         self.stops.append(StoppedSearch(subject, max(spent_s, self.needed_s) + more_s, limits))
 
     @property
@@ -460,7 +467,7 @@ class _Search:
 def narrow_ranges(
     quantizer: Quantizer, kernels: Sequence[str], samples: Sequence[Feeds], whole: Ranges
 ) -> dict[str, Ranges]:
-    """Return ranges without rare extremes, by label; `whole` has the ranges with them."""
+    """Return ranges without rare extremes, by the label of each `RangeMethod`; `whole`: with extremes."""
     histograms = quantizer.histograms(kernels, samples, whole)
     symmetric = quantizer.scheme.symmetric
     ranges: dict[str, Ranges] = {}

@@ -237,7 +237,12 @@ def _median_s(contender: Contender) -> float:
 
 
 def packaged_threads(contender: Contender, cores: int) -> int | None:
-    """Return the threads that the package states; None for the engine's own number, which fits the device."""
+    """Return the number of threads that the package states; None leaves it to the engine.
+
+    Args:
+        contender: the winner of a race on this machine.
+        cores: cores of the target; if several threads won here, the package states at least so many.
+    """
     if contender.usual:
         return None
     return 1 if contender.threads == 1 else max(contender.threads, cores)

@@ -119,7 +119,11 @@ def near_bias(
 
 
 def near_floats(new: NDArray[Any], earlier: NDArray[Any]) -> NDArray[Any]:
-    """Return float16 or float32 weights at steps from earlier ones; NaN and infinities stay."""
+    """Return `new`, each weight moved to a whole number of steps from that in `earlier`.
+
+    The step of float16 is at most 0.9 times the root mean square of the change; that of float32 is a power of
+    two in units of the last place. NaN and infinities stay, and so does a float32 of another sign.
+    """
     stepped = (_near_halves if new.dtype == np.float16 else _near_singles)(new, earlier)
     return np.where(np.isfinite(stepped) & np.isfinite(new), stepped, new).reshape(new.shape)
 

@@ -226,7 +226,7 @@ def measure_blocks(
     fidelity: Fidelity,
     expired: Callable[[], bool],
 ) -> Iterator[BlockNoise]:
-    """Yield the noise of each block until the time is over; blocks that were not reached are left out."""
+    """Yield the noise of each block until `expired` returns True; the blocks left then are left out."""
     for block in parts:
         if expired():
             return
@@ -253,7 +253,7 @@ def measure_weights(
     fidelity: Fidelity,
     expired: Callable[[], bool],
 ) -> Iterator[LayerCost]:
-    """Yield the cost of int8 weights in each layer until the time is over, with float16 in all others."""
+    """Yield the cost of int8 weights in each layer, float16 in all others, until `expired` returns True."""
     half = build(Form(FLOAT16_WEIGHTS)) or fidelity.model
     for layer in layers:
         if expired():

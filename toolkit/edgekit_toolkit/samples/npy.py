@@ -86,7 +86,7 @@ def read_npy(path: Path) -> StoredArray:
 
 
 def read_npz(path: Path, needed: frozenset[str]) -> tuple[dict[str, StoredArray], tuple[str, ...]]:
-    """Return the wanted arrays of an `.npz`, without their values, and the names of all arrays.
+    """Return the arrays `needed` of an `.npz`, without their values, and the names of all its arrays.
 
     Raises:
         DataError: not an `.npz` file, truncated or corrupt, a name twice, or a wanted array that is refused.

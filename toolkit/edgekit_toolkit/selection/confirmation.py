@@ -110,7 +110,7 @@ class ConfirmedChoice:
 
 
 def limits_in_force(budget: Budget, *, has_data: bool, strict: bool) -> Budget:
-    """Return the limits for candidates; without data there is no drop to limit."""
+    """Return the limits for candidates: without data the limit on the drop falls away, unless `strict`."""
     if has_data or strict:
         return budget
     return Budget({name: most for name, most in budget.limits.items() if name != _LIMIT})

@@ -54,6 +54,7 @@ class Tensor:
     Attributes:
         shape: sizes of the held axes.
         name: name in the file, set when a tensor becomes a value of the model.
+        data: values of a constant; None for a tensor that is computed.
     """
 
     index: int

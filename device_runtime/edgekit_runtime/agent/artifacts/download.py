@@ -251,7 +251,7 @@ class Downloader:
 
 
 def connect(host_and_port: tuple[str, int], limits: DownloadLimits) -> socket.socket:
-    """Return a connection; under a small cap the kernel buffers at most a second of it in advance.
+    """Return a connection; under a small cap the kernel receives at most the bytes of one second in advance.
 
     Raises:
         OSError: no address can be reached.

@@ -48,7 +48,14 @@ class DeviceObserver:
         self._fingerprint, self._service_s = {}, 0.0
 
     def look(self, now_s: float, *, is_step_running: bool, is_under_way: bool) -> None:
-        """Bring `views` up to date; `now_s` is the time of the monotonic clock."""
+        """Bring `views` up to date.
+
+        Args:
+            now_s: time of the monotonic clock.
+            is_step_running: whether a step is running; then changed slots alone are no reason to ask the
+                service.
+            is_under_way: whether an execution is under way; then the service is asked every second.
+        """
         fingerprint = dict(self._installer.fingerprint())
         if fingerprint == self._fingerprint and now_s < self._service_s:
             return
@@ -67,7 +74,11 @@ class DeviceObserver:
         self.views, self._fingerprint = views, fingerprint
 
     def read_figures(self, now_s: float, *, is_under_way: bool) -> tuple[ModelFigures, ...]:
-        """Return the figures of the service, read again if it is time."""
+        """Return the figures of the service, read again if it is time.
+
+        They are read more often while an execution is under way, and for a while after it. `now_s` is the
+        time of the monotonic clock.
+        """
         if is_under_way:
             self._busy_s = now_s
         period_s = _FIGURES_S if now_s - self._busy_s < _YOUNG_S else _QUIET_FIGURES_S

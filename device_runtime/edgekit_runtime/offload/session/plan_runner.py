@@ -127,6 +127,12 @@ class PlanRunner:
     ) -> TailRequest:
         """Return the request of the tail.
 
+        Args:
+            sent: the inputs of the tail, by name.
+            outputs: outputs of the whole model, for a tail that is the whole model.
+            compression: compression of the body.
+            fields: further header lines, each with its line end.
+
         Raises:
             DataError: an array does not fit its spec.
         """

@@ -94,7 +94,7 @@ class State:
 
 
 def most_credit_j(allowed_w: float, limits: DeviceLimits) -> float:
-    """Return the joules that one turn may draw beyond `allowed_w`, before a turn of less power.
+    """Return the joules that a plan may draw beyond `allowed_w` before one of less power takes its turn.
 
     It bounds the mean power of any window of `limits.window_s`.
     """

@@ -58,12 +58,15 @@ class Factor:
         )
 
     def gain(self, setting: ModelSetting, least: float = _LEAST_GAIN) -> float:
-        """Return the weight of the next observation of a setting."""
+        """Return the weight of the next observation of a setting, 0..1: at least `least`."""
         # The forecast counts as one reading: a mean at first, later a mean that forgets.
         return max(least, 1 / (self.by_setting.get(setting, (0.0, 0.0))[1] + 2))
 
     def learn(self, setting: ModelSetting, ratio: float, gain: float) -> "Factor":
-        """Return the factors after one observation of a setting."""
+        """Return the factors after one observation of a setting.
+
+        `ratio`: observed over stated cost. `gain`: weight of the observation, see `gain`.
+        """
         ratio = min(max(ratio, _RATIO_BOUNDS[0]), _RATIO_BOUNDS[1])
         learned_factor, count = self.of(setting), self.by_setting.get(setting, (0.0, 0.0))[1]
         factors = {

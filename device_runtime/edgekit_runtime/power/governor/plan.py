@@ -38,6 +38,7 @@ class Plan:
     """A setting for each model.
 
     Attributes:
+        power_w: power of the device with all models.
         loss: sum of the squared losses of the models.
         settings: settings in the order of the models.
     """

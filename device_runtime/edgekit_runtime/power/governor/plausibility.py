@@ -32,7 +32,10 @@ class SensorFilter:
     most_w: float = 0.0
 
     def see(self, value: float | None, expected_w: float) -> "SensorFilter":
-        """Return the state after a reading."""
+        """Return the state after a reading.
+
+        `value`: the reading, or None for a failed one. `expected_w`: power that was expected meanwhile.
+        """
         if value is None:
             return replace(self, recent=())
         if not self.recent or value != self.recent[-1]:

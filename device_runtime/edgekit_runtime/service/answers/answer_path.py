@@ -63,7 +63,7 @@ class AnswerRequest:
         reply: called once on the loop's thread, maybe before `submit` returns.
         data: bytes of a file, or None if the inputs are there; valid until `reply` is called.
         media_type: type of the file; None for what the model usually takes.
-        inputs: inputs that need no preparation, such as states; then all inputs.
+        inputs: inputs that need no preparation, such as states; after `prepare` all inputs.
         decodes: whether the reply needs the answer of the task, not only the outputs.
         overrides: options of the task for this answer.
         priority: 1 is the highest, 0 the model's default.

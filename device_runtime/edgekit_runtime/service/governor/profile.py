@@ -23,7 +23,7 @@ _NO_SCORE: Final = 0.5
 def make_profile(
     loaded_settings: tuple[LoadedSetting, ...], options: GovernorOptions, scheduling: SchedulingLimits
 ) -> Profile:
-    """Return the loaded settings with their costs, unknown ones excepted.
+    """Return the loaded settings with their costs, each with every allowed size of batch.
 
     Running times were measured on loading. Energy is taken as proportional to the time of the engine's
     threads: a governor learns the factor. Accuracy is the score in the package.

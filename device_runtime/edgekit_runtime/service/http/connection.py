@@ -495,9 +495,9 @@ class Connection:
 
     @property
     def is_own_user(self) -> bool:
-        """Whether the service's own user, or root, is at the other end of a Unix socket.
+        """Whether the client is on a Unix socket and runs as the service's own user, or as root.
 
-        A client over TLS is not: the service itself is at the other end of the socket on its decrypted side.
+        False for clients over TLS: their socket here leads to the TLS code of the service itself.
         """
         is_unix = self._socket.family == socket.AF_UNIX
         return self.is_open and self.is_local and is_unix and is_own_user(self._socket)

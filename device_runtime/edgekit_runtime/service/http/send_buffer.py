@@ -48,7 +48,7 @@ class SendBuffer:
 
 
 def flatten(part: Buffer) -> memoryview:
-    """Return the bytes of a part."""
+    """Return the bytes of a part, without a copy; an array must be C-contiguous."""
     if isinstance(part, np.ndarray):
         return memoryview(part.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
     return memoryview(part)

@@ -69,7 +69,7 @@ class PackageFiles(Source):
         """Return the packages that `policy` chooses.
 
         Raises:
-            PackageError: there are none, and one that cannot be read may be one.
+            PackageError: there are none, but a file that cannot be read may be one of them.
             RequestError: there are none, or not a version that is asked for.
             UnavailableError: one cannot be read now.
         """

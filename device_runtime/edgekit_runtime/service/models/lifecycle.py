@@ -85,7 +85,10 @@ class Lifecycle:
         return await asyncio.get_running_loop().run_in_executor(self._disk, self.source.names)
 
     async def drain(self, served: Served, late: Callable[[], object] | None = None) -> bool:
-        """Wait for the calls of a version, which accepts no more; returns whether they end in time."""
+        """Wait for the calls of a version, which accepts no more; returns whether they end in time.
+
+        `late`: called once they end after all.
+        """
         if served.cache is not None:
             served.cache.close()
         drained = asyncio.get_running_loop().create_future()

@@ -151,7 +151,7 @@ class LaneMetrics:
         self.last_s = now_s
 
     def note_run(self, calls: int, rows: int, merge_s: float, infer_s: float, split_s: float) -> None:
-        """Count a run of the engine that served `calls` of `rows` together."""
+        """Count a run of the engine that served `calls` of `rows` together; see `RunCount` for the times."""
         run = self._find_run(calls, rows)
         run.count += 1
         run.merge_s += merge_s

@@ -36,7 +36,8 @@ class CanaryLane(Lane):
     """Sends a share of the calls to the candidate and the rest to the current version.
 
     Attributes:
-        skipped: pairs that were not made, since another one was under way or real calls came first.
+        skipped: calls that both versions should have run again for comparison, and did not: such a pair of
+            runs was under way, or real calls came first.
     """
 
     __slots__ = (

@@ -185,8 +185,8 @@ def may_be_promoted(current: Arm, candidate: Arm, gates: Gates) -> bool:
     """Return whether `judge` can have promoted a candidate with these answers, whatever else was observed.
 
     Args:
-        current: counts of the version in use; only those of its answers are used.
-        candidate: counts of the candidate; only those of its answers are used.
+        current: the version in use; only its numbers of answers and of failed ones count.
+        candidate: the candidate; only the same numbers count.
         gates: the limits.
     """
     if candidate.answers < gates.min_samples:

@@ -150,7 +150,10 @@ class PairedRuns:
         self._has_thread = self._is_over = False
 
     def may_start(self) -> bool:
-        """Return whether real calls leave room for a pair now; whatever either version does is no reason."""
+        """Return whether real calls leave room for a pair now.
+
+        How the two versions fare plays no part, so that it cannot bias the comparison.
+        """
         return not self._is_busy()
 
     def start(self, inputs: Inputs, done: TakePair) -> None:

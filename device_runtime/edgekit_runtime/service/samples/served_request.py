@@ -49,6 +49,7 @@ class ServedRequest:
         data: the file as it came, or None for tensors; `media_type` is None where the client stated none.
         answer: of the task; None while it is not decoded.
         id: identifier that the client gave it, or None.
+        taken_at: seconds since 1970.
     """
 
     served: Served

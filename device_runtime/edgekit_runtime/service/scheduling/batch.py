@@ -42,10 +42,12 @@ class BatchResult:
     Attributes:
         answers: one for each call.
         began_s: when it began, on the clock given.
-        merge_s, infer_s, split_s: seconds of merging the calls, of the engine, and of splitting the outputs;
-            around the engine, also of the `work` of a call.
+        merge_s, infer_s, split_s: seconds of merging the calls, of the engine, and of splitting the outputs.
+            For a call with `work` of its own, its preparation is in the first and what follows the engine in
+            the last.
         is_apart: whether the calls of a batch ran one by one, since the batch failed.
-        is_refused: whether the `work` of a call came to no run: its inputs are wrong, or it was stopped.
+        is_refused: whether the `work` of a call ended before the engine ran: its inputs are wrong, or it was
+            stopped.
     """
 
     answers: tuple[Answer, ...]

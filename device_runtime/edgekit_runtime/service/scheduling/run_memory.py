@@ -88,7 +88,8 @@ def estimate_run_memory(manifest: Manifest, variant: str) -> RunMemory:
 def allowed_run_bytes(stated: int | None, max_model_bytes: int | None) -> int:
     """Return how much memory one inference may take.
 
-    `max_model_bytes`: memory limit of all models together, or None.
+    `stated`: the option `max_run_bytes`; None for the default. `max_model_bytes`: memory limit of all models
+    together, or None.
     """
     if stated is not None:
         return stated

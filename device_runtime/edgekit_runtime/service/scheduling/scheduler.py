@@ -242,7 +242,7 @@ class Scheduler(Lane):
             self._answer(batch)
 
     def take(self) -> Batch | None:
-        """Return a batch to run now, or None; for the pool."""
+        """Return a batch to run now, or None; called by the pool."""
         if late := self._waiting.expire(self._clock()):
             # Not from here: whom they answer may submit more, in the middle of what the pool decides.
             self._late += late
@@ -325,7 +325,10 @@ class Scheduler(Lane):
         )
 
     def finish(self, batch: Batch) -> Callable[[], None]:
-        """Count a batch that has run, and return a function that answers its calls; for the pool."""
+        """Count a batch that has run, and return a function that answers its calls.
+
+        The pool calls this, and then the function.
+        """
         self._lost -= batch.is_abandoned
         self._take_in(batch, on_loop=False)
         if self._idle and self._waiting.rows and self._is_due() and not self._is_next_short():

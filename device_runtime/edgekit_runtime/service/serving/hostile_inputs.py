@@ -42,7 +42,7 @@ class Hazard(NamedTuple):
 
     Attributes:
         reason: what the model does, after its name.
-        max_data_bytes: limit on the memory of that process, if it may take any.
+        max_data_bytes: limit on the memory of that process, if the model may take any amount; else None.
     """
 
     reason: str

@@ -46,7 +46,10 @@ class IsolatedVersion(DrainingLane, Protocol):
         """The trial in which this version is the candidate, or None."""
 
     def lend(self, connection: Connection, *, is_default: bool) -> bool:
-        """Let a worker answer the present request of `connection`; returns whether one does."""
+        """Let a worker answer the present request of `connection`; returns whether one does.
+
+        `is_default`: whether the request names no version.
+        """
 
     def refuse(self) -> EdgekitError:
         """Count a request that no worker can take now, and return why."""

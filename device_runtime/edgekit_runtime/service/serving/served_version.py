@@ -36,7 +36,10 @@ class Sampler(Protocol):
         file: "tuple[bytes | memoryview, MediaType | None, Placement | None] | None" = None,
         answer: Mapping[str, JsonValue] | None = None,
     ) -> None:
-        """Take a request before its answer is sent, while its inputs are valid."""
+        """Take a request before its answer is sent, while its inputs are valid.
+
+        `file`: content, media type and placement of the file that the request had, or None for tensors.
+        """
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return what came of each order, for the statistics."""

@@ -171,7 +171,10 @@ def _confine() -> None:
 
 
 def main() -> None:
-    """Capture on the channel whose descriptor is the first argument, until the source or the service ends."""
+    """Read the source of one stream and send its frames to the service, until either ends.
+
+    The first argument is the descriptor of the channel to the service, which sends the options.
+    """
     channel = open_channel()
     data, descriptors, _, _ = socket.recv_fds(channel, MAX_PACKET_BYTES, 1)
     _confine()

@@ -249,7 +249,10 @@ def _end(_reason: str) -> None:
 
 
 def main() -> None:
-    """Serve on the channel whose descriptor is the first argument, until it ends."""
+    """Serve the model that the service sends, until the channel to the service ends.
+
+    The first argument is the descriptor of the channel.
+    """
     connected = open_channel()
     room = socket.CMSG_SPACE(_DESCRIPTORS * array("i").itemsize)
     _, extras, _, _ = connected.recvmsg(16, room, socket.MSG_CMSG_CLOEXEC)

@@ -29,7 +29,8 @@ class VerifiedPackage:
         version: version of the model.
         manifest_sha256: digest of the package, which must still be this one.
         submodel: the part of the package that is the model, or None.
-        local_key: as that of the package, as text: the worker gets the content decrypted.
+        local_key: `local_key` of the package, as text, for what the worker derives and stores; None for a
+            plain package. The worker gets the content decrypted.
     """
 
     version: str

@@ -166,7 +166,10 @@ class IsolatedModel(IsolatedVersion):
         return all(worker.is_idle for worker in self.ready)
 
     def lend(self, connection: Connection, *, is_default: bool) -> bool:
-        """Let the worker with the fewest connections answer the present request of `connection`."""
+        """Let the worker with the fewest connections answer the present request of `connection`.
+
+        `is_default`: whether the request names no version. Returns whether a worker answers.
+        """
         answering = [] if self._is_draining else self.ready[: self.spec.isolation.processes]
         return any(
             worker.lend(connection, is_default=is_default)
@@ -189,7 +192,10 @@ class IsolatedModel(IsolatedVersion):
         return UnavailableError(f"{self.manifest.name}: {text}", _RESTART_S + left_s)
 
     def drain(self, done: Callable[[], None]) -> None:
-        """Stop lending, and call `done` once all connections have come back; unopened, end at once."""
+        """Stop lending, and call `done` once all connections have come back.
+
+        A version that is not open yet ends at once.
+        """
         if not self.opened.done():
             self.end()
         if self.hosted is not None:

@@ -42,7 +42,7 @@ class Crashes:
         return min(_FIRST_DELAY_S * 2.0 ** min(self.count - 2, 30), isolation.max_delay_s)
 
     def is_loop(self, isolation: Isolation) -> bool:
-        """Whether the version should be given up."""
+        """Return whether there were so many crashes in a row that the version should be given up."""
         return self.count >= isolation.max_crashes
 
 
@@ -52,7 +52,7 @@ class RestartDecision:
 
     Attributes:
         delay_s: time to wait before the next start.
-        fails_load: whether the version cannot be loaded, instead of a next start.
+        fails_load: whether there is no next start: the version cannot be loaded.
         is_loop: whether the version keeps crashing and is to be rejected.
     """
 

@@ -131,6 +131,8 @@ class WorkerHandle:
     def lend(self, connection: Connection, *, is_default: bool) -> bool:
         """Let the worker answer on `connection` from its present request on.
 
+        `is_default`: whether that request names no version.
+
         Returns:
             False, with nothing done, if it can accept no more.
         """

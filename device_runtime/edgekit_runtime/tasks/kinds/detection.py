@@ -111,7 +111,7 @@ class OutputLayout:
             either axis; a fifth value is the score of an object. 0 for separate outputs.
         find_corners: (coords [A, 4 or more], chosen rows, options, size of the input) -> corners of the
             chosen boxes in pixels of the input.
-        read: reads all of the boxes instead, for a detector that has chosen classes by itself.
+        read: reads the boxes of a detector that has chosen classes by itself; then `find_corners` is None.
     """
 
     sentence: str

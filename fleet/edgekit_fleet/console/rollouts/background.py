@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Lookup(Generic[Result]):
-    """The result so far.
+    """The result of work that goes on in a `Background`.
 
     Attributes:
         result: the newest one, or None while there is none.

@@ -190,7 +190,10 @@ def list_refusals(session: Session, row: RolloutRow) -> list[Reason]:
 def list_members(
     session: Session, rollout: str, *, state: str | None, after: str, limit: int
 ) -> list[MemberRow]:
-    """Return devices of a rollout by name."""
+    """Return devices of a rollout by name, `limit` at most, from the one behind `after` on.
+
+    `state`: only devices in this state; None or empty for all.
+    """
     statement = select(MemberRow).where(MemberRow.rollout == rollout, MemberRow.device > after)
     if state:
         statement = statement.where(MemberRow.state == state)

@@ -51,7 +51,8 @@ def weight_bounds(
 ) -> dict[str, NDArray[np.float32]]:
     """Return by tensor name the magnitude to quantize for, where the weight's own magnitude does not suit.
 
-    It is too small for the bias, or the weight is codes times a scale already, which the magnitude states.
+    Its own magnitude is too small for the bias, or the weight is codes times a scale already, which the
+    returned one states.
 
     Args:
         model: prepared float model.

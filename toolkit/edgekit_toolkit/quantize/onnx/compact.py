@@ -141,7 +141,9 @@ def derive_bias_scales(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def split_parameters(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `model` with zero points of weights and biases of 16 bits as parts of two tensors, if smaller.
+    """Return `model` with small parameters as parts of two tensors, if that makes it smaller.
+
+    They are zero points of weights, and biases whose codes fit into 16 bits.
 
     Zero points are the parts of a tensor of zeros, which engines make when they load the model; biases those
     of a tensor of int16. `store_parameters` undoes it.

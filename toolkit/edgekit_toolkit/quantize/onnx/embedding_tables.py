@@ -34,7 +34,7 @@ _TABLE_READERS: Final = frozenset(
 
 
 def is_table_lookup(index: GraphIndex, node: onnx.NodeProto) -> bool:
-    """Return whether a node looks up rows of a constant float32 table [rows, columns] that is worth it."""
+    """Return whether a node looks up rows of a constant, large float32 table [rows, columns]."""
     if node.op_type != "Gather" or attribute(node, "axis", 0) != 0:
         return False
     table = index.constant(node.input[0])
@@ -49,7 +49,10 @@ def is_table_lookup(index: GraphIndex, node: onnx.NodeProto) -> bool:
 
 
 def added_table(index: GraphIndex, node: onnx.NodeProto) -> str | None:
-    """Return the constant float32 table that a node adds or moves, if it is worth it; else None."""
+    """Return the name of the constant, large float32 table that a node adds or moves; else None.
+
+    A matrix product must follow.
+    """
     if node.op_type not in _TABLE_READERS or node.domain or is_table_lookup(index, node):
         return None
     for name in node.input:
@@ -152,7 +155,7 @@ def _lookup(
 
 
 def stored_table(index: GraphIndex, output: str) -> list[onnx.TensorProto]:
-    """Return codes and scales of a table of which `int8_tables` made a tensor; else nothing."""
+    """Return codes and scales behind the tensor `output`, if `int8_tables` made it of a table; else none."""
     product = index.producers.get(output)
     if product is None or product.op_type != "Mul":
         return []

@@ -32,15 +32,15 @@ class Emitter:
         self.nodes: list[onnx.NodeProto] = []
 
     def store(self, stem: str, value: NDArray[Any]) -> str:
-        """Add a constant; returns its name."""
+        """Add a constant; returns its name, which begins with `stem`."""
         return add_constant(self._index, stem, value)
 
     def params(self, stem: str, params: QuantizationParams) -> tuple[str, str]:
-        """Add scale and zero point; returns their names."""
+        """Add scale and zero point; returns their names, which begin with `stem`."""
         return self.store(f"{stem}_scale", params.scale), self.store(f"{stem}_zero_point", params.zero_point)
 
     def quantize(self, source: str, stem: str, params: QuantizationParams) -> Codes:
-        """Add a QuantizeLinear of tensor `source`."""
+        """Add a QuantizeLinear of tensor `source`; returns its codes, whose name begins with `stem`."""
         scale, zero_point = self.params(stem, params)
         codes = fresh_name(self._index, f"{stem}_q")
         self.nodes.append(
@@ -69,7 +69,10 @@ class Emitter:
         return output or name
 
     def clip(self, codes: str, stem: str, low: int | None, high: int | None) -> str:
-        """Add a Clip of uint8 codes, unless there is no limit; returns the name of the result."""
+        """Add a Clip of uint8 codes, unless there is no limit; returns the name of the result.
+
+        `low`, `high`: smallest and largest code, or None.
+        """
         if low is None and high is None:
             return codes
         limits = ["" if value is None else self._code(value) for value in (low, high)]

@@ -22,7 +22,9 @@ _CARRIES = (MOVES | VIEWS | {"Concat", "Transpose"}) - {"Pad", "Resize", "Upsamp
 
 
 def output_parts(model: onnx.ModelProto, feeds: Feeds, *, threads: int) -> list[NDArray[np.int64] | None]:
-    """Return for each output the source tensor's number of each value; None if all come from one tensor.
+    """Return for each output the number of the tensor that each value comes from, int64 [values].
+
+    None stands for an output whose values all come from one tensor.
 
     Where onnxruntime cannot run the moves, no output has parts.
 

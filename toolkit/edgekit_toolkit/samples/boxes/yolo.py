@@ -65,7 +65,10 @@ def find_sheet(folder: Path) -> Path | None:
 
 
 def labels_file(image: Path) -> Path:
-    """Return where the labels of an image are: in `labels` instead of the last `images`, or beside it."""
+    """Return the path of the labels of an image: `labels` replaces the last folder `images` in its path.
+
+    Without such a folder they are beside the image.
+    """
     parts = image.parts
     for index in range(len(parts) - 2, -1, -1):
         if parts[index] == "images":

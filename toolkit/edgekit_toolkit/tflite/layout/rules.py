@@ -79,7 +79,10 @@ def _fits_kernels(form: Form) -> bool:
 
 
 def axis_last(axis: int) -> MakeRule:
-    """Return the rule of an operator along its last held axis, by default `axis` of ONNX."""
+    """Return a maker of rules for operators that work along one axis, which must be the last held one.
+
+    `axis`: the axis of nodes without the attribute `axis`.
+    """
 
     def make(node: Node, graph: Graph) -> Rule:
         rule = axiswise(node, graph)

@@ -31,7 +31,9 @@ __all__ = [
 
 
 def lower(model: onnx.ModelProto) -> bool:
-    """Replace these operators in a model with known shapes, in place; returns whether there was one.
+    """Replace the operators of `LOWERINGS` by others, in place; returns whether there was one.
+
+    The shapes of the model must be known.
 
     A node that cannot be lowered stays, with the reason.
     """
