@@ -233,6 +233,7 @@ def test_a_question_that_was_given_up_answers_no_other_one(
         with pytest.raises(MemoryError):
             trust.verify(maker.signer(PAYLOAD), PACKAGE_PREDICATE_TYPE, "good")
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     kill_verifiers(signal.SIGCONT)
     with pytest.raises(SignatureError):
