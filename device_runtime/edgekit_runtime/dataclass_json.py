@@ -301,7 +301,7 @@ def _find_fault(
 
 @functools.lru_cache(1024)  # a document may have any names
 def range_of_unit(name: str) -> Range:
-    """Return the range of a field that declares none."""
+    """Return the range of a field that declares none, by the unit at the end of its name."""
     return next((bounds for unit, bounds in _RANGES_OF_UNITS.items() if name.endswith(unit)), _RANGE_OF_REST)
 
 

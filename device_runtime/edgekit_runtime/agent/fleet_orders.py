@@ -39,7 +39,10 @@ _logger = logging.getLogger(__name__)
 
 
 class WishFile:
-    """Writes the file if it must change; only the user of agent and service can read it."""
+    """Writes wishes of the fleet to a file when they change.
+
+    Only the user of agent and service can read it.
+    """
 
     def __init__(self, path: Path, field: str, disk: Disk) -> None:
         """Read what an earlier run wrote; `field` names the document's field that the file holds."""

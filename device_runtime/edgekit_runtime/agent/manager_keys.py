@@ -49,7 +49,10 @@ class _KeyFile:
 
 
 class ManagerKeys:
-    """The keys, as far as this device has followed the root."""
+    """Public keys of the manager: those whose documents this device obeys.
+
+    The newest verified root of the repository that this device has seen names them.
+    """
 
     def __init__(self, folder: Path, first_root: str, disk: Disk = DISK) -> None:
         """Use the file in the agent's folder.

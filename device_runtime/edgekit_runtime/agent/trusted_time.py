@@ -41,7 +41,7 @@ _LONG_YEAR: Final = 14  # digits of a time with four of them for the year
 
 
 class TrustedTime:
-    """The time, and its lower bound."""
+    """The time as this device knows it: by its clock, but not before a bound that others have signed."""
 
     def __init__(
         self,

@@ -15,7 +15,10 @@ from edgekit_runtime.records import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Costs of a second: of the device, the link, the server, and of waiting for a round trip or a turn."""
+    """Weight of a second in a sum of costs: on device, link and server, and of waiting.
+
+    Waiting is for a round trip, or for a turn in the queue of the server.
+    """
 
     device: float = 0.0
     link: float = 0.0

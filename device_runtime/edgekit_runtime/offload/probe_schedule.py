@@ -168,7 +168,10 @@ class HedgePolicy:
         return self._credit_s >= local_s
 
     def earn(self, device_s: float, local_s: float) -> None:
-        """Note the time of a request on the device itself."""
+        """Note the time of a request on the device itself, a share of which is credit.
+
+        `local_s`: time of a local run; credit grows to four of the longest recent ones at most.
+        """
         self._longest_s = max(local_s, self._longest_s * _DECAY)
         self._credit_s = min(self._credit_s + self._share * device_s, _MOST_RUNS * self._longest_s)
 

@@ -50,6 +50,11 @@ _ReadEnvelope: TypeAlias = Callable[[bytes, str], tuple[Statement, str]]
 class Limits:
     """Size limits of a reader, each checked before anything of that size is read.
 
+    Attributes:
+        max_package_bytes: size of the file.
+        max_manifest_bytes, max_signature_bytes: sizes of these members.
+        max_members: number of members.
+
     Raises:
         ValueError: a limit is not positive, or beyond what the format can hold.
     """

@@ -42,7 +42,7 @@ _DEFAULT_RATE: Final = 16000
 
 
 def expand_preset(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the named preset; given fields replace those of the preset.
+    """Return the fields of a preprocessing, with those of the preset that it names where it has none.
 
     Raises:
         DataError: there is no such preset.

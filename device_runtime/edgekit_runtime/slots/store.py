@@ -148,7 +148,9 @@ class Slots:
     def list_candidates(
         self, model: str, version: str | None = None, *, counted: Collection[str] = ()
     ) -> tuple[tuple[Installed, Path], ...]:
-        """Return what `choose` would try and where each lies, best first; no package is opened.
+        """Return the entries that `choose` would try, with the path of each, best first; opens no package.
+
+        `counted`: the same as for `begin_start`.
 
         Raises:
             SlotError: no such model or version.

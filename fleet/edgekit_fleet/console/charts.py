@@ -45,13 +45,13 @@ class Chart:
     Attributes:
         key: unique on the page.
         words: what it shows, for screen readers.
-        x_ticks: (x, text).
+        x_ticks: (x, text) of each mark.
         lines: lines in drawing order: the lowest first.
         limit: y of a horizontal line, or None.
         top: highest y; higher points are outside of the frame.
         bottom: lowest y.
-        show: writes a y.
-        show_x: writes an x, for the table.
+        show: returns a y as text.
+        show_x: returns an x as text, for the table.
         is_log: whether x is drawn by its logarithm.
         x_range: lowest and highest x; those of the points by default.
     """

@@ -36,7 +36,7 @@ class Metric:
     Attributes:
         name: name in identifiers of the page.
         value: column that is averaged over devices.
-        show: writes a value.
+        show: returns a value as text.
         top: least upper end of the y axis.
         bottom: lower end of the y axis.
     """

@@ -35,7 +35,7 @@ class ServerAccess:
     insecure: bool = False
 
     def read_arguments(self) -> dict[str, Any]:
-        """Return the arguments of clients.
+        """Return the keyword arguments `token`, `ca_file` and `insecure` of clients of the server.
 
         Raises:
             ConfigError: the token cannot be read.
@@ -49,7 +49,7 @@ class ProbedServer:
     """A server, measured over its link.
 
     Attributes:
-        profile: profile of this machine, scaled.
+        profile: profile of this machine, its times scaled to the server's time of the whole model.
     """
 
     profile: ModelProfile

@@ -146,7 +146,7 @@ def fit_ratios(runs: Sequence[HostRun], device_s: Sequence[float], *, may_share:
 
     Args:
         runs: networks here, at least three.
-        device_s: the same networks on the device.
+        device_s: seconds of one inference of each of them on the device.
         may_share: whether the device's engine may have run the networks on several threads.
 
     Raises:

@@ -25,6 +25,8 @@ class CandidateFigures:
     """One candidate with its figures.
 
     Attributes:
+        id: name of the candidate, unique in a run.
+        label: its name in reports.
         figures: cost name -> value in the unit of `budget.UNITS`; every name of `COSTS`, and `transport` if
             that is limited. An unknown cost is infinite, so that it exceeds every limit.
         latency_uncertainty: factor by which the latency may be off relative to another candidate's; 1 if it

@@ -288,7 +288,19 @@ class DeviceTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What a model is compiled for: architecture, backend and device class, with the figures of the class."""
+    """What a model is compiled for: architecture, backend and device class, with the figures of the class.
+
+    Attributes:
+        name: name of the target, lower-case words joined by hyphens.
+        title: name for people.
+        arch: architecture of the processor.
+        releases: releases of its operating system, at least one.
+        sources: sources of the figures, see `Figure.source`.
+        device_times: times of the calibration networks on a device of this class, or None.
+        aliases: further names of the target.
+        accelerator: its GPU or the like, in words; empty if there is none.
+        notes: remarks for people.
+    """
 
     name: str
     title: str

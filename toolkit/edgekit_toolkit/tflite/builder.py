@@ -136,7 +136,10 @@ class Builder:
         options: Options | None = None,
         version: int = 1,
     ) -> tuple[Tensor, ...]:
-        """Add an operator; returns its new output tensors, given as pairs of shape and dtype.
+        """Add an operator; returns its new output tensors.
+
+        `kind`: name in `BuiltinOperator`. `outputs`: shape and dtype of each output. `version`: see
+        `Operation`.
 
         Raises:
             RefusedError: its kernel does not compute with plain 8-bit or 16-bit integers.

@@ -91,7 +91,10 @@ class PlanRunner:
         return {} if head is None else head.run({spec.name: inputs[spec.name] for spec in head.inputs})
 
     def decode(self, outputs: dict[str, Array]) -> dict[str, Array]:
-        """Return the outputs of a reply with those that it holds as codes; a local run has none."""
+        """Return the outputs of a reply, with codes restored to values.
+
+        Outputs without codes, as of a local run, stay as they are.
+        """
         decoder = self._decoder
         if decoder is None or any(spec.name not in outputs for spec in decoder.inputs):
             return outputs

@@ -51,8 +51,9 @@ class Heat:
     ) -> "Heat":
         """Return the state after `dt_s` seconds.
 
-        `range_w`: least and greatest power that the settings can make.
-        `dt_s`: time since the last step.
+        `limit_c`: temperature to hold. `temperature_c`: temperature now; None if it was not measured.
+        `range_w`: least and greatest power that the settings can make. `now_s`: the time. `dt_s`: time since
+        the last step.
         """
         if temperature_c is None:
             return self._go_blind(range_w, now_s)
@@ -90,8 +91,8 @@ class Charge:
     ) -> "Charge":
         """Return the state after `dt_s` seconds.
 
-        `used_w`: power since the last step.
-        `dt_s`: time since the last step.
+        `battery`: reading now; None if there was none. `used_w`: power since the last step. `now_s`: the
+        time. `dt_s`: time since the last step.
         """
         if battery is None:
             counted_j = None if self._above_j is None else self._above_j - used_w * dt_s

@@ -34,7 +34,7 @@ class _SettingsFile:
 
 
 class FleetHandler:
-    """Follows the settings of the fleet, and answers its agent.
+    """Follows the fleet's settings in a file that the agent writes, and answers the agent.
 
     Attributes:
         problems: key of each setting of the file -> why it has no effect, or empty if it has.
@@ -54,7 +54,7 @@ class FleetHandler:
         self._default_level = logging.getLogger("edgekit_runtime").level
 
     def look(self) -> None:
-        """Follow the file if it has changed."""
+        """Read the file of settings if it has changed, and apply them."""
         stamp = read_stamp(self._path)
         if stamp == self._stamp:
             return

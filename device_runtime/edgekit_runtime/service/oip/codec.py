@@ -143,7 +143,7 @@ class Codec:
     def hold(self, request: InferRequest, *, is_local: bool) -> RegionMap:
         """Return the regions for the outputs of a request.
 
-        They stay valid for it, even if their names are reused.
+        They stay valid for it, even if their names are reused. `is_local`: see `Regions.find`.
 
         Raises:
             RequestError: there is no region of that name, or an output's place is not within it.

@@ -55,7 +55,7 @@ class FleetSamples:
         self._scan_s = 0.0
 
     def look(self) -> None:
-        """Once a second, read the file if it has changed, and give new versions their samplers."""
+        """Read the file of orders if it has changed, and give new versions their samplers; once a second."""
         if not self._options.file:
             return
         stamp = read_stamp(self._path)

@@ -86,7 +86,7 @@ class ResponseCache:
         return state.digest()
 
     def find(self, key: _Key) -> Reused | None:
-        """Return the answer of a lane's number and a digest, or None."""
+        """Return the answer under a key, (number of a lane, digest of inputs), or None."""
         answer = self._answers.get(key)
         if answer is None:
             return None

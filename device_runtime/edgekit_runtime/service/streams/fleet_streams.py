@@ -51,7 +51,7 @@ class FleetStreams:
         self._faults: dict[str, str] = {}
 
     def look(self) -> None:
-        """Follow the file if it has changed, and start streams whose names are free by now."""
+        """Follow the file of streams if it has changed, and start streams whose names are free by now."""
         stamp = read_stamp(self._path)
         if stamp != self._stamp:
             self._stamp = stamp

@@ -44,7 +44,15 @@ class BuildEngines(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine on which engines are built and run."""
+    """The machine on which engines are built and run.
+
+    Attributes:
+        version: version of TensorRT.
+        power_mode: see `read_power_mode`.
+        cache: engines that were built here before.
+        build: builds the engines of a model, see `build_engines`.
+        load: returns the engine of a plan, ready to run.
+    """
 
     version: str
     gpu: Gpu

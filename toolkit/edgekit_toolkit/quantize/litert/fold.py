@@ -62,7 +62,7 @@ class _Fold(NamedTuple):
 
 
 def fold_pixels(prepared: bytes, plan: Plan) -> tuple[bytes, Plan]:
-    """Return an equal model whose narrow kernels are folded, and the plan for it.
+    """Return an equal model whose convolutions of few channels make several pixels at a time, and its plan.
 
     Args:
         prepared: float model as `prepare.prepare` made it.
