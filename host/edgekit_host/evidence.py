@@ -29,6 +29,8 @@ class Figure:
     Attributes:
         name: what was measured, with the model.
         value: the value, in `unit`.
+        method: how it was measured.
+        test: name of the test that measured it.
         predicted: value that the package or the profile predicted, in `unit`, or None.
     """
 
@@ -53,6 +55,8 @@ class Curve:
 
     Attributes:
         x_label, y_label: quantities with their units.
+        x, y: values of the points, in those units.
+        test: name of the test that measured them.
     """
 
     name: str
@@ -65,7 +69,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPower:
-    """Power of a device, by a meter of the whole of it."""
+    """Power of a device, by a meter of the whole of it: watts at rest, and under load."""
 
     idle_w: float
     active_w: float

@@ -27,7 +27,13 @@ _OWED: Final = ("kept", "random")  # kinds that go last
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSample:
-    """A sample that waits, since `stored_at` (seconds since 1970)."""
+    """A sealed sample that waits in the folder to be sent.
+
+    Attributes:
+        order, kind: identifier of its order, and kind of the trigger that drew it.
+        size_bytes: size of the sealed file.
+        stored_at: seconds since 1970.
+    """
 
     path: Path
     id: str

@@ -27,6 +27,8 @@ class Observation:
     """A request with its answer, which is empty without a task.
 
     Attributes:
+        inputs, outputs: tensors of the request, by name.
+        answer: answer of the task.
         find_agreement: returns how similar another version's answer is, 0..1; None without another version.
     """
 

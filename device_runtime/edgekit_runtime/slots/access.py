@@ -34,7 +34,7 @@ class ForeignFileError(SlotError):
 
 
 def make_folder(path: Path, mode: int, disk: Disk) -> None:
-    """Make a folder, and those above it, so that they survive a power cut.
+    """Make a folder, and those above it, so that they survive a power cut; `mode` is before the umask.
 
     Raises:
         SlotError: that is not possible.
@@ -56,7 +56,10 @@ def make_folder(path: Path, mode: int, disk: Disk) -> None:
 
 
 def check_private(folder: Path, *, may_be_link: bool = False) -> None:
-    """Raise `SlotError` unless only this user, or root, can change what lies in `folder`."""
+    """Raise `SlotError` unless only this user, or root, can change what lies in `folder`.
+
+    `may_be_link`: whether it may be a symbolic link; then its target is checked.
+    """
     try:
         status = folder.stat() if may_be_link else folder.lstat()
     except OSError as cause:

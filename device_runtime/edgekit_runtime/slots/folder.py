@@ -157,6 +157,8 @@ class ModelFolder:
     def write(self, package: "OpenedPackage", item: Installed, *, factory: bool) -> bool:
         """Write a verified package under its name, and verify the file; False if it was there undamaged.
 
+        `item`: its entry in the state. `factory`: whether it is the factory package.
+
         Raises:
             RecordError: the disk is full, or the folder cannot be written.
             PackageError: the bytes that were read back differ from those that were written.

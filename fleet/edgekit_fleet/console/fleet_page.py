@@ -63,6 +63,7 @@ class VersionBar:
     Attributes:
         share: share of the devices with this model, as text.
         width: width of the bar, 0..1000.
+        is_most: whether no other version of the model runs on more devices.
         link: page with these devices.
     """
 

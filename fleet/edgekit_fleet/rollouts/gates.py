@@ -48,7 +48,9 @@ class Verdict:
     """Why a release stops.
 
     Attributes:
+        gate: name of the gate.
         sentence: the reason in words.
+        figures: the figures in the sentence, by name.
     """
 
     gate: str

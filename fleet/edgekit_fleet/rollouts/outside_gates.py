@@ -100,6 +100,7 @@ class OutsideFinding:
 
     Attributes:
         sentence: the statement in words.
+        figures: the figures in the sentence, by name.
     """
 
     outcome: Outcome

@@ -37,7 +37,10 @@ def list_stable(facts: Mapping[str, str], models: Mapping[str, str]) -> dict[str
 
 
 def make_rows(device: str, stable: Mapping[str, str], tags: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the rows of a device; a tag hides a fact of its name."""
+    """Return the rows of a device, for `AttributeRow`; a tag hides a fact of its name.
+
+    `stable`: result of `list_stable`.
+    """
     attributes = {_clean(name, 128): _clean(value, 256) for name, value in {**stable, **tags}.items()}
     return [{"device": device, "name": name, "value": value} for name, value in attributes.items()]
 

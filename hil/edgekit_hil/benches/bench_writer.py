@@ -27,6 +27,7 @@ class SshBench:
     """The address of a device, and the switch of its power.
 
     Attributes:
+        address, port, user: where ssh logs in.
         power: labgrid's resource and driver with their arguments, or None.
     """
 

@@ -23,7 +23,7 @@ _CREDENTIALS: Final = re.compile(r"//[^/\s@]+@")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a command on the device ended."""
+    """How a command on the device ended: exit code, standard output and standard error."""
 
     exit_code: int
     output: str

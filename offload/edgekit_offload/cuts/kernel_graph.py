@@ -19,6 +19,7 @@ class Kernel:
     Attributes:
         name: name, unique in the graph.
         reads: tensors that the kernel needs, without weights.
+        writes: tensors that it makes.
     """
 
     name: str

@@ -41,6 +41,7 @@ class Part:
 
     Attributes:
         content: an ONNX model, whose large weights are external data in the whole model's file.
+        inputs, outputs: specs of the half by itself.
         reads_weights: whether it refers to the whole model's file.
     """
 

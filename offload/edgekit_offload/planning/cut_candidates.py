@@ -49,6 +49,9 @@ class CutCandidate:
     """A placement on its way to a plan.
 
     Attributes:
+        plan: the plan, with modelled costs.
+        device_nodes: indices of the nodes of the head, in the order of the file.
+        sent: tensors that cross the link.
         goes_on: whether the best placement on three tiers cuts its tail once more.
     """
 

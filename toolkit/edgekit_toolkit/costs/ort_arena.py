@@ -17,7 +17,10 @@ _MOST_WASTE_BYTES: Final = 128 << 20
 
 
 class Block(NamedTuple):
-    """A part of a region; blocks sort by size, then by place, as the arena searches them."""
+    """A part of a region, in bytes from its begin.
+
+    Blocks sort by size, then by place, as the arena searches them.
+    """
 
     size: int
     region: int

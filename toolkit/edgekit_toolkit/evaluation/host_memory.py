@@ -44,6 +44,7 @@ class MemoryHere:
     Attributes:
         peak: peak memory of a fresh process that opens the model; None if it could not be measured.
         service_bytes: estimated peak of the service with it; None if memory is not limited.
+        notes: sentences for the user on how the memory was found.
     """
 
     peak: PeakMemory | None

@@ -26,7 +26,10 @@ from edgekit_toolkit.samples.split import Ranges, read_ranges
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Size of a free dimension, and its origin; only a batch is assumed, as 1."""
+    """Size of a free dimension, and its origin: stated by the user, seen in samples, or assumed.
+
+    Only a batch is assumed, as 1.
+    """
 
     value: int
     origin: Literal["given", "samples", "assumed"]

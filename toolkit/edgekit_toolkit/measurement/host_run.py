@@ -56,6 +56,7 @@ class HostRuns:
     """Runs on this machine, measured in turns.
 
     Attributes:
+        networks: name of a calibration network -> its run.
         models: runs of the models, in order.
     """
 

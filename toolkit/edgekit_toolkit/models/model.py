@@ -23,6 +23,7 @@ class ModelSize(NamedTuple):
 
     Attributes:
         opset: ONNX operator set; None for other formats.
+        nodes: number of nodes, those inside control flow included.
         parameters: number of values in its constants.
     """
 

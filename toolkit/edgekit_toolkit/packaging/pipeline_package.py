@@ -45,6 +45,7 @@ class StageCosts:
 
     Attributes:
         count: most pictures that it runs for, for one of the source.
+        size_bytes: size of its member.
         latency_ms: of one picture; None if no evidence states it.
         memory_bytes: above the engine, with the rows of a batch of crops; None if the package does not state
             it.

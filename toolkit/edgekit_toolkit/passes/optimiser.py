@@ -46,6 +46,7 @@ class PassResult:
     """The result of one pass.
 
     Attributes:
+        applied: whether its result was kept.
         reason: why it was not kept, or why only a lesser form of it was; empty otherwise.
         max_error: largest absolute difference of any output from the source model's; None if the result
             could not be compared.

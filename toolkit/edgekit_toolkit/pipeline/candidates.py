@@ -67,6 +67,7 @@ class StoppedSearch:
     """What the limit of the search left out.
 
     Attributes:
+        subject: what was left out, for messages.
         needed_s: limit that would allow it, with all that was left out before.
         limits: limits of the budget that it may help to keep.
     """

@@ -101,9 +101,12 @@ class Run:
         load: load of this machine by others meanwhile.
         front: ids of the Pareto front: no other candidate matches or beats these in every cost.
         acceptance: what the target's engine says about the chosen candidate.
+        seconds: phase of the run -> its duration.
+        warnings: sentences for the user, see `find_warnings`.
         memory_here: memory of the chosen candidate, once it is measured.
         tournament: the engines among which this one won.
         slower_than: a float model that is faster here and breaks a limit, and by how much; or an empty text.
+        variants: the further variants that the package carries.
         whole: the chosen candidate with its variants, or under another version.
     """
 

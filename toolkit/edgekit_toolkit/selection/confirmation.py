@@ -101,6 +101,7 @@ class ConfirmedChoice:
     """A choice, and the drop of each candidate that was compared with the limit.
 
     Attributes:
+        measured: the candidates with the figures by which the choice was made.
         held: the drop of each candidate; None without samples.
     """
 

@@ -62,6 +62,9 @@ class Graph:
 
     Attributes:
         nodes: nodes in an order in which they can run.
+        inputs, outputs: tensors that the caller gives and gets.
+        constants: name of a tensor -> its value.
+        shapes, dtypes: sizes and element type of the tensors for which they are known.
     """
 
     nodes: tuple[Node, ...]

@@ -347,7 +347,10 @@ class OffloadState:
             self.fail(f"the server failed: {error}", runner)
 
     def fail(self, cause: str, runner: PlanRunner | None = None, at_least_s: float = 0.0) -> None:
-        """Stop using the server until it answers golden inputs; `runner` is the plan whose request failed."""
+        """Stop using the server until it answers golden inputs; `runner` is the plan whose request failed.
+
+        `cause`, `at_least_s`: see `CircuitBreaker.fail`.
+        """
         with self.lock:
             if runner is not None:
                 self._leave(runner, cause)

@@ -105,14 +105,17 @@ class Http2Stream:
 
 
 class HeadersReceived(NamedTuple):
-    """A request has begun; `stream.is_remote_open` says whether a body follows."""
+    """A request has begun with `head`; `stream.is_remote_open` says whether a body follows."""
 
     stream: Http2Stream
     head: Any
 
 
 class DataReceived(NamedTuple):
-    """A piece of a request's body; the owner calls `consume` once it has taken it."""
+    """A piece of a request's body, the last one if `ends_stream`.
+
+    The owner calls `consume` once it has taken it.
+    """
 
     stream: Http2Stream
     data: memoryview

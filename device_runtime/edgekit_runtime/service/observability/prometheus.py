@@ -27,6 +27,7 @@ class MetricFamily:
     Attributes:
         name: name with its unit, as Prometheus recommends; a counter's ends in `_total`.
         help: one line that explains the metric.
+        series: a value for each set of labels.
     """
 
     name: str

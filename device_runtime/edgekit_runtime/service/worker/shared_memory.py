@@ -23,7 +23,11 @@ class ForwardedRegions(Regions):
         self._missing: dict[str, bool] = {}  # name -> is_mapped
 
     def receive(self, payload: bytes, descriptors: list[int]) -> None:
-        """Register a region of the service; without its memory if this process cannot open it now."""
+        """Register a region of the service; without its memory if this process cannot open it now.
+
+        `payload`: the message as the service packs it. `descriptors`: that of the file, or none if it could
+        not come.
+        """
         offset_bytes, size_bytes, is_mapped, length = REGION.unpack_from(payload)
         words = payload[REGION.size :]
         name, key = (text.decode(errors="surrogatepass") for text in (words[:length], words[length:]))

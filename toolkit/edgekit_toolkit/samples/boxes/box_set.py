@@ -29,6 +29,8 @@ class StatedBox:
         corners: x1, y1, x2, y2, in the unit of `PictureBoxes.size`.
         category: its class: a name, or a number where the data set has no names.
         where: source of the box, such as file and line, for messages.
+        is_ignored: whether it may be found or missed without effect.
+        is_crowd: whether it is a region of many objects.
     """
 
     corners: tuple[float, float, float, float]
