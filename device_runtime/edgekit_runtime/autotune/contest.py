@@ -48,7 +48,7 @@ class RunSetting:
 
     @property
     def name(self) -> str:
-        """The differences from the package's own setting."""
+        """Name for people: the differences from the package's own setting, or `as packaged`."""
         parts = [f"{name} {_format(value)}" for name, value in self.options]
         parts += [f"{self.instances} instances"] * (self.instances > 1)
         parts += [f"batch {self.batch}"] * (self.batch > 1)

@@ -132,7 +132,7 @@ class ProbeSchedule:
             self._paid_s = max(self._paid_s, now_s) + size_bytes / self._bytes_per_s
 
     def may_spend(self, now_s: float) -> bool:
-        """Return whether the limit allows a probe of the link."""
+        """Return whether the limit of bytes an hour allows a probe of the link now."""
         return self._bytes_per_s > 0 and now_s >= self._paid_s
 
     def is_due(self, now_s: float, *, is_busy: bool) -> bool:

@@ -32,7 +32,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Monitor:
-    """Runs the tick on a timer of the event loop."""
+    """Once a second judges trials, updates metrics, shares out energy and runs the governor."""
 
     def __init__(
         self,

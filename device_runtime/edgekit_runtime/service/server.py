@@ -207,7 +207,7 @@ class Service:
         return self._find_fleet().find(parts) if self._settings_file else None
 
     def follow_samples(self) -> None:
-        """Take the samples that the fleet orders by now."""
+        """Read the fleet's orders of samples if they have changed, and follow them; called once a second."""
         self._router.follow_samples()
 
 

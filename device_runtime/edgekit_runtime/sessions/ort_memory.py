@@ -37,7 +37,7 @@ def make_lean(settings: "onnxruntime.SessionOptions") -> None:
 
 @contextmanager
 def lean_loading() -> Iterator[None]:
-    """Give memory freed by the block back to the system; for creating a session.
+    """Create a session in this block: memory that is freed in it goes back to the system.
 
     Blocks from 64 KiB are mapped one by one while the body runs, and free pages are returned at its end. The
     thresholds apply to the whole process, so one body runs at a time; one that hangs delays another for at

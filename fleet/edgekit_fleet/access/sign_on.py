@@ -60,7 +60,7 @@ def fits_login(identity: Identity | None, login: Login) -> bool:
 
 
 class SignOn:
-    """Reads the headers of the proxies."""
+    """Reads the headers by which proxies state whom they have logged in."""
 
     def __init__(self, settings: FleetSettings) -> None:
         """Read the settings and the secret.

@@ -34,7 +34,7 @@ class MeterProtocol(abc.ABC):
     @property
     @abc.abstractmethod
     def scope(self) -> str:
-        """The part whose watts are measured, such as `board`; for the method of a figure."""
+        """The part whose watts are measured, such as `board`, as the method of a figure names it."""
 
     @abc.abstractmethod
     def measure(self) -> contextlib.AbstractContextManager[list[tuple[float, float]]]:
@@ -78,7 +78,7 @@ class CommandMeterDriver(Driver, MeterProtocol):
 
     Attributes:
         command: a command of the shell that prints one number, the watts at this moment, and ends.
-        measures: the part that the meter measures, with the meter; for the method of a figure.
+        measures: the meter and the part that it measures, as the method of a figure names them.
         is_whole: whether that is the whole device.
         interval_s: seconds between two readings.
         limit_s: seconds after which a reading that has not come has failed.

@@ -48,7 +48,7 @@ class SensorsDriver(Driver, MeterProtocol):
 
     @property
     def scope(self) -> str:
-        """The part whose watts are measured, such as `board`; for the method of a figure."""
+        """The part whose watts are measured, such as `board`, as the method of a figure names it."""
         return self._scope
 
     @Driver.check_active  # type: ignore[untyped-decorator]

@@ -33,7 +33,7 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A range with ticks; both ends are positive where `log`."""
+    """A range with ticks; if `log`, it is logarithmic, and both ends are above 0."""
 
     low: float
     high: float

@@ -25,7 +25,7 @@ def text(x: float, y: float, words: str, style: str | None, anchor: str = "start
 
 
 def rect(x: float, y: float, width: float, height: float, style: str | None = None) -> Markup:
-    """Return a rectangle whose colour is its class's."""
+    """Return a rectangle; `style`: class of the style sheet, which sets its colour."""
     return el("rect", x=float(x), y=float(y), width=float(width), height=float(height), class_=style)
 
 

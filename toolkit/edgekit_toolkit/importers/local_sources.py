@@ -56,7 +56,7 @@ def find_model(source: str) -> LocalModel:
 
 
 def is_named(source: str) -> bool:
-    """Whether a source is a name that shows no folders of this machine."""
+    """Whether a source is a name such as `hf:OWNER/NAME`, which shows no folders of this machine."""
     return source.startswith(_HF)
 
 

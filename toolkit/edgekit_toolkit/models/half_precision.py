@@ -28,7 +28,7 @@ class HalfPrecisionModel(TfliteModel):
 
     @classmethod
     def of(cls, floats: bytes) -> "HalfPrecisionModel":
-        """Return a float model with the permission in its metadata."""
+        """Return a float model with LiteRT's permission for half precision in its metadata."""
         model = parse(floats)
         buffer, entry = schema.BufferT(), schema.MetadataT()
         buffer.data = np.frombuffer(_VALUE, np.uint8)

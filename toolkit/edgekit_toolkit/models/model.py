@@ -23,7 +23,7 @@ class ModelSize(NamedTuple):
 
     Attributes:
         opset: ONNX operator set; None for other formats.
-        nodes: number of nodes, those inside control flow included.
+        nodes: number of nodes; of an ONNX model those outside control flow.
         parameters: number of values in its constants.
     """
 

@@ -122,7 +122,7 @@ class Adjoint:
         return add_constant(self._index, "adjoint_constant", array)
 
     def again(self, node: onnx.NodeProto, inputs: Mapping[int, str]) -> onnx.NodeProto:
-        """Append a copy of a node with other inputs at some positions; return the copy."""
+        """Append a copy of a node; `inputs`: position -> name of another input. Returns the copy."""
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
         for position, name in inputs.items():

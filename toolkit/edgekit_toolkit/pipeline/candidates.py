@@ -166,7 +166,7 @@ class CandidateSet:
         ]
 
     def put_aside(self, candidate: Candidate, better: Candidate) -> None:
-        """Remove a candidate, because `better` has less noise at the same position."""
+        """Remove a candidate, and record in `set_aside` that the similar form `better` has less noise."""
         self.candidates.remove(candidate)
         loss_db = better.snr_db - candidate.snr_db
         self.set_aside.append(f"{candidate.label} ({loss_db:.1f} dB more noise than {better.label})")

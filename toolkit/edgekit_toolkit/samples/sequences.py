@@ -73,7 +73,7 @@ class SequenceSamples:
         self.dims = {name: GENERATED_STEPS * self._rows[spec] for spec, name in names.items()}
 
     def first_step(self, sample: Feeds) -> Feeds:
-        """Return all inputs of the first step of a sequence."""
+        """Return all inputs of the first step of a sequence, states included."""
         return self._states.complete(next(self._cut(sample)))
 
     def over_sequences(self, run: Run, *, steps: Steps) -> Run:

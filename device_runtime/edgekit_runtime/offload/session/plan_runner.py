@@ -152,7 +152,10 @@ class PlanRunner:
         return replace(read_golden(self._tail_package), rows=())
 
     def prepare_golden(self, golden: GoldenCase, fields: str) -> TailRequest:
-        """Return the request that proves the server."""
+        """Return a request with golden inputs, whose answer shows whether the server computes right.
+
+        `fields`: further header lines, each with its line end.
+        """
         expected = _bind(self.outputs, self.inputs, golden.inputs)
         return make_tail_request(self.plan.tail or "", golden.inputs, expected, self.plan.compression, fields)
 

@@ -74,7 +74,10 @@ class ServerProber:
         return self._probed.wait(timeout_s)
 
     def prove_now(self, timeout_s: float) -> None:
-        """Prove the next plan without the pause after a fault, and wait for the end."""
+        """Send golden inputs for the next plan at once, without the pause after a fault.
+
+        Waits for the outcome, `timeout_s` at most.
+        """
         proof = threading.Event()
         self._waiting.append(proof)
         self._state.wake.set()

@@ -178,7 +178,7 @@ class AnswerRequest:
 
 
 class AnswerPath:
-    """Answers requests with media; shared by all models and streams."""
+    """Answers requests with photographs or sound; shared by all models and streams."""
 
     __slots__ = ("_limits", "_loop", "_threads", "_waiting")
 

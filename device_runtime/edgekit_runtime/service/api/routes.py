@@ -116,7 +116,7 @@ class Router:
         return self.bodies.close(timeout_s) and has_stored
 
     def follow_samples(self) -> None:
-        """Take the samples that the fleet orders by now."""
+        """Read the fleet's orders of samples if they have changed, and follow them; called once a second."""
         file = self._sample_options.file
         if self._samples is not None or (file and os.path.exists(file)):  # noqa: PTH110  # each second
             self._find_samples().look()

@@ -118,7 +118,7 @@ class Batch:
         return self.ran.merge_s + self.ran.infer_s + self.ran.split_s
 
     def run(self) -> None:
-        """Run all calls, and give back what a large run took; raises nothing."""
+        """Run all calls, and free the memory that a large run leaves behind; raises nothing."""
         self._run()
         if self._trim is not None:
             self._trim(self.session)

@@ -20,7 +20,7 @@ _HUNG_NAME: Final = "edgekit-hung-load"
 
 
 class LoadAttempt(Generic[Result]):
-    """A load that may take too long."""
+    """A load that is abandoned if it takes too long."""
 
     def __init__(
         self,

@@ -29,7 +29,10 @@ class View:
         return tuple(NEW if axis == NEW else self.axes[axis] for axis in form)
 
     def from_root(self, form: Form) -> Form:
-        """Return a form of the root as a form of the view, complete."""
+        """Return the form of the view that stands for a form of its root.
+
+        Axes that the view inserts are placed behind their predecessors.
+        """
         names = {axis: index for index, axis in enumerate(self.axes) if axis != NEW}
         return complete([names.get(axis, NEW) for axis in form], len(self.axes))
 
