@@ -28,6 +28,8 @@ class DeviceFacts:
     Attributes:
         architecture: output of `uname -m`.
         runtime: version of edgekit.
+        os, kernel: operating system and kernel, each with its release.
+        python: version of the Python that runs edgekit.
         engines: installed distribution of an engine -> its version.
         free_bytes: free space on the disk that the tests use.
         clock: governor and highest clock of the first processor, and the power mode of a Jetson, as far as

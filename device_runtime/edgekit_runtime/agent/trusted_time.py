@@ -64,7 +64,7 @@ class TrustedTime:
         self.note(0.0)
 
     def note(self, issued_s: float) -> None:
-        """Set the time of the manager's newest document; 0 without a valid document."""
+        """Set the time of the manager's newest document (seconds since 1970); 0 without a valid one."""
         self._issued_s, self._noted_s = issued_s, self._monotonic()
         self._signed_s = _read_signed(self._timestamp)
 

@@ -40,6 +40,8 @@ class Address:
     Attributes:
         path: path of a Unix socket, or None.
         prefix: what stands before the path of each request, such as `/edge` for a proxy; or empty.
+        host, port: where it listens over TCP; empty and 0 with `path`.
+        is_tls: whether it speaks TLS there.
         ca_file: PEM file of the authority that signed the service's certificate; None for the system's.
     """
 

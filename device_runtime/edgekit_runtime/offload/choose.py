@@ -48,6 +48,7 @@ class RunnerUp:
 
     Attributes:
         cost: see `PlanChoice`.
+        predicted_s: predicted latency of a request, infinity if the plan cannot run now.
     """
 
     name: str
@@ -62,6 +63,7 @@ class PlanChoice:
     Attributes:
         cost: two numbers. If the plan misses the latency limit: 1 and its latency. Else 0 and the figure that
             the objective minimises: seconds of latency, of the slowest stage or of the server, or joules.
+        predicted_s: predicted latency of a request, seconds.
         limit_s: latency that is good enough, for energy or capacity.
         other: the best other plan, or None. It may be better than a `plan` that already runs: a switch needs
             a larger gain.

@@ -147,6 +147,8 @@ def make_upload_probe(size_bytes: int, fields: str, tail: str | None) -> TailReq
     """Return a request with random bytes for a model that no server has; the answer is 404.
 
     In that answer our server states the load of `tail`, which the request names as the version.
+
+    `size_bytes`: size of the body. `fields`: further header lines, each with its line end.
     """
     body = np.random.default_rng(0).integers(0, 256, size_bytes, np.uint8)
     return make_tail_request(NO_MODEL, {"x": body}, (), "identity", fields, version=tail)

@@ -48,6 +48,8 @@ class OffloadStatus:
 
     Attributes:
         model: name of the package.
+        process: id of the process.
+        server: address of the server.
         plan: the plan that it runs now.
         reason: why that plan runs, in one sentence.
         up_bits_per_s, down_bits_per_s, rtt_s: the link, None before it was measured.

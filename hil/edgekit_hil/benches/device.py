@@ -143,7 +143,7 @@ class Device:
         self.run(_wait_for(pid))
 
     def put(self, path: Path, name: str) -> str:
-        """Copy a file into `folder`, and return its path there."""
+        """Copy a file of this machine into `folder` under `name`, and return its path on the device."""
         remote = f"{self.folder}/{name}"
         try:
             self._transfer.put(str(path), remote)
@@ -157,7 +157,7 @@ class Device:
         self.run("umask 077 && mkdir -p home/keys && cp bench.pub.pem home/keys/")
 
     def get(self, name: str, path: Path) -> None:
-        """Copy a file of `folder` here."""
+        """Copy the file `name` of `folder` to `path` on this machine."""
         try:
             self._transfer.get(f"{self.folder}/{name}", str(path))
         except Exception as cause:

@@ -58,7 +58,7 @@ class LocalDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol):
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def run(self, cmd: str, timeout: float | None = None, **_codec: str) -> tuple[list[str], list[str], int]:
-        """Return output, errors and exit code of a command."""
+        """Return the lines of output and of errors of a command, and its exit code."""
         return self._run(cmd, timeout=timeout)
 
     def _run(self, cmd: str, timeout: float | None = None, **_codec: str) -> tuple[list[str], list[str], int]:
@@ -88,10 +88,10 @@ class LocalDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol):
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def put(self, filename: str, remotepath: str) -> None:
-        """Copy a file to the device."""
+        """Copy the file `filename` to `remotepath` on the device, which is this machine."""
         shutil.copy(filename, self.home / remotepath)
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def get(self, filename: str, destination: str) -> None:
-        """Copy a file from the device."""
+        """Copy the file `filename` of the device, which is this machine, to `destination`."""
         shutil.copy(self.home / filename, destination)

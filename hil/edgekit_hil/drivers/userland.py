@@ -86,12 +86,12 @@ class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol
             self._open = undo.pop_all()
 
     def on_deactivate(self) -> None:
-        """End every program there and remove the files that they wrote."""
+        """End every program in the userland and remove the files that they wrote."""
         self._open.close()
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def run(self, cmd: str, timeout: float | None = None, **_codec: str) -> tuple[list[str], list[str], int]:
-        """Return output, errors and exit code of a command of the shell."""
+        """Return the lines of output and of errors of a command of the shell, and its exit code."""
         return self._run(cmd, timeout=timeout)
 
     def _run(self, cmd: str, timeout: float | None = None, **_codec: str) -> tuple[list[str], list[str], int]:
@@ -114,7 +114,7 @@ class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol
         return texts[0], texts[1], done.returncode if done.returncode >= 0 else 128 - done.returncode
 
     def enter(self) -> list[str]:
-        """Return the command prefix that runs a command there."""
+        """Return the command prefix that runs a command in the userland."""
         variables = {
             "HOME": "/root",
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -139,7 +139,7 @@ class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def put(self, filename: str, remotepath: str) -> None:
-        """Copy a file there.
+        """Copy the file `filename` of this machine to `remotepath` in the userland.
 
         Raises:
             BenchError: it cannot be written.
@@ -149,7 +149,7 @@ class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def get(self, filename: str, destination: str) -> None:
-        """Copy a file from there.
+        """Copy the file `filename` of the userland to `destination` on this machine.
 
         Raises:
             BenchError: it cannot be read.

@@ -53,7 +53,7 @@ class Quantizer(Protocol):
     def labels(self) -> Mapping[str, str]: ...  # see the class
 
     def source_form(self) -> tuple[str, Model]:
-        """Return the name of the source form, and the model to package in its own precision."""
+        """Return name and model of the form that keeps the precision of the source."""
 
     def why_no_forms(self) -> str | None:
         """Return why no other form is made of this model; None if some may be."""
