@@ -16,8 +16,8 @@ from typing import Final
 
 from edgekit_runtime.system.child_process import ChildProcess
 
-_ATTEMPTS: Final = 20
-_PAUSE_S: Final = 0.1  # processes that end with the owner may still write
+_ATTEMPTS: Final = 600
+_PAUSE_S: Final = 0.1  # processes that end with the owner may still write, on a busy machine for long
 _LIMIT_S: Final = 5.0
 
 
