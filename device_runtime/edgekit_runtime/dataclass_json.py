@@ -65,7 +65,13 @@ _RANGE_OF_REST: Final = Range(0, (1 << 31) - 1)  # counts and shares
 
 
 def to_plain(record: Any) -> Any:
-    """Return the dataclass `record`, whose fields are plain, sequences, mappings or such dataclasses."""
+    """Return the dataclass `record` as a dict that JSON can hold: each field by name, sequences as lists.
+
+    Its fields are plain, lists, tuples, mappings or such dataclasses; a plain `record` is returned as it is.
+
+    Raises:
+        TypeError: a value is of another type.
+    """
     if record is None or isinstance(record, (bool, int, float, str)):
         return record
     if isinstance(record, (list, tuple)):

@@ -47,7 +47,17 @@ def create() -> tuple[Mapping[str, Any], bytes]:
 
 
 def open_exchange(stored: Mapping[str, Any]) -> Exchange:
-    """Return a key exchange with the TPM's key that `stored` identifies; each call asks the TPM."""
+    """Return a function that computes a key exchange in the TPM, with its key that `stored` identifies.
+
+    Each call of that function loads the key anew. It raises `UnavailableError` if tpm2-tools is missing, or
+    the TPM refuses or does not answer in time; and `EncryptionError` if no key comes out.
+
+    Args:
+        stored: what `create` returned: `unique`, 32 bytes in base64.
+
+    Raises:
+        KeyError, TypeError, ValueError: `stored` is malformed.
+    """
     unique = base64.b64decode(stored["unique"], validate=True)
 
     def exchange(point: bytes) -> bytes:

@@ -245,7 +245,14 @@ class Draws:
 
 
 def pull_kept(lines: Sequence[Line], now_s: float) -> Draw | None:
-    """Return the draw of a request that an application keeps; None if no order has credit and room."""
+    """Draw a request because an application asked to keep it; return the draw, or None if no line drew it.
+
+    Each line of the kind `KEPT` draws it that has credit for one sample and room on the disk, and pays one.
+
+    Args:
+        lines: all lines of the model.
+        now_s: now, on the clock of the lines' credit.
+    """
     hits = []
     for line in lines:
         line.own.grow(now_s)

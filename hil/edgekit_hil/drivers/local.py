@@ -58,7 +58,15 @@ class LocalDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol):
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def run(self, cmd: str, timeout: float | None = None, **_codec: str) -> tuple[list[str], list[str], int]:
-        """Return the lines of output and of errors of a command, and its exit code."""
+        """Run a command in the device's shell; return its lines of output, its lines of errors and exit code.
+
+        Args:
+            cmd: command of `sh`; a signal that ends it gives 128 plus the signal's number as exit code.
+            timeout: seconds; None for `COMMAND_LIMIT_S`.
+
+        Raises:
+            BenchError: time is up.
+        """
         return self._run(cmd, timeout=timeout)
 
     def _run(self, cmd: str, timeout: float | None = None, **_codec: str) -> tuple[list[str], list[str], int]:

@@ -90,10 +90,11 @@ def check_installed() -> None:
 
 
 def find_folder(path: Path | None) -> FleetFolder:
-    """Return the folder of the fleet.
+    """Return the fleet's folder at `path`, which need not exist; for None the one of `default_folder`.
 
     Raises:
         ConfigError: something that a fleet needs is not installed.
+        click.UsageError: `--server` is given: the folder is on the fleet's own machine.
     """
     check_local()
     check_installed()

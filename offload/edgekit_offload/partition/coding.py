@@ -259,8 +259,14 @@ def code_tensor(spec: TensorSpec, coding: Coding, opset: int) -> CodedTensor | N
 def code_reply(spec: TensorSpec, coding: Coding, opset: int) -> CodedTensor | None:
     """Return how an output comes back from the server, or None if it comes as it is.
 
-    Outputs are coded only beside cuts in a coding that rounds, and with 8 bits at least. Small ones, such as
-    scores of classes, come as they are: they take a few packets in any coding.
+    Outputs are coded only if the tensors of the cut are rounded, in `int8` or `int4`; in both cases outputs
+    get 8 bits. Outputs of other dtypes than float32, of unknown size, or of 2,048 values a sample or
+    fewer, such as scores of classes, come as they are: small ones take a few packets in any coding.
+
+    Args:
+        spec: the output.
+        coding: coding of the tensors of the cut.
+        opset: opset of the default domain in the model.
     """
     return code_tensor(spec, Coding(REPLY_CODING), opset) if codes_reply(spec, coding) else None
 

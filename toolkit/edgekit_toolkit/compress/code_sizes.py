@@ -38,7 +38,11 @@ class CodeSizes:
         self._rows = [(layer, layer.to_rows(weights[name])) for name, layer in by_weight.items()]
 
     def at(self, strength: float) -> float:
-        """Return the bytes of all codes, by their entropy, with steps of this strength."""
+        """Return how many bytes all codes take, by their entropy.
+
+        Args:
+            strength: sets the steps of all layers, see `EqualSlopeSteps.choose`; more of it, fewer bytes.
+        """
         return self._sum(lambda layer, rows: self.steps.choose(layer, rows, strength))
 
     def of_peak(self, peak: int, fine_peak: int) -> float:

@@ -58,7 +58,13 @@ class InstalledModels(Source):
         return None
 
     def find_trial(self, name: str) -> str | None:
-        """Return how the current version is to be tried while it is unproven, or None."""
+        """Return `shadow` or `canary`, as the installation of the current version requested, or None.
+
+        It is None too once that version has proved itself.
+
+        Raises:
+            SlotError: no such model, or its folder is open to other users.
+        """
         current = self._slots.load(name).state.current
         return None if current is None or current.health != UNPROVEN else current.trial or None
 

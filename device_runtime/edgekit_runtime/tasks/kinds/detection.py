@@ -130,11 +130,12 @@ def find_boxes(
         outputs: outputs of one sample, each with the first axis 1.
         options: options of the task.
         input_size: height and width of the input.
-        labels: number of classes that have a label, which tells the axis of boxes from that of classes. If it
-            fits neither axis or both, scores over 1 are refused; None accepts them.
+        labels: number of classes that have a label. It tells which axis of an output with boxes and scores
+            counts the boxes. If it fits neither axis or both, the longer axis counts them, and a probability
+            over 1 shows that this was wrong. None takes the longer axis too, and accepts any score.
 
     Raises:
-        DataError: an output is missing, or has another shape.
+        DataError: an output is missing or has another shape, or a probability is over 1, see `labels`.
     """
     boxes = read_boxes(outputs, options, input_size, labels)
     return choose_best(boxes, overlap=options.overlap, max_boxes=options.max_boxes)

@@ -22,7 +22,10 @@ def _rule(node: Node, graph: Graph) -> Rule:
 
 @writes("Gather", rule=_rule)
 def write_gather(step: Step) -> None:
-    """Write GATHER with indices that count from the begin; of a table's rows EMBEDDING_LOOKUP."""
+    """Write GATHER, or EMBEDDING_LOOKUP where computed indices read rows of a constant float32 matrix.
+
+    Negative indices, which ONNX counts from the end of the axis, become the equal ones from its begin.
+    """
     if _is_table_lookup(step):
         _write_lookup(step)
         return
