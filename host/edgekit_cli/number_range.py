@@ -10,10 +10,10 @@ class NumberRange(click.FloatRange):
     """A finite number within a range: click also takes NaN, which no comparison refuses, and infinity."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number.
+        """Return the number that an option states.
 
         Raises:
-            click.BadParameter: it is none, or out of range.
+            click.BadParameter: the value is no finite number, or out of range.
         """
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):

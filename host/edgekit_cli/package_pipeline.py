@@ -40,7 +40,15 @@ _PER_MEMBER: Final = ("drop", "energy")  # limits that are kept by each member, 
 def package_pipeline(
     ctx: click.Context, path: Path, console: Console, *, package_model: PackageModel
 ) -> Path:
-    """Return the package of the pipeline in a file, for the options of `edgekit package` in `ctx`.
+    """Package the pipeline in a file with the options of `edgekit package` in `ctx`; return the package's path.
+
+    The package is written into the folder of `--out`, and `console` or the standard output says what it holds.
+
+    Args:
+        ctx: context of the command.
+        path: file of the pipeline (.toml).
+        console: where to print.
+        package_model: packages a member that the file names as a model.
 
     Raises:
         click.UsageError: an option is missing, or one for models.

@@ -53,10 +53,15 @@ def find_source(model: Path, python: Path | None, out: Path) -> LocalModel:
 def read_request(model: Path, options: Mapping[str, Any]) -> Request:
     """Return the request that the options of `edgekit package` state.
 
+    Args:
+        model: file of the model.
+        options: name of each option's argument -> its value as click parsed it.
+
     Raises:
         click.UsageError: an option is missing or malformed.
         TargetError: there is no such target.
         DataError: labels, preprocessing or task cannot be used.
+        RecipeError: the recipe of `--like` cannot be used.
     """
     if options["target"] is None:
         raise click.UsageError("Missing option '--target'; `edgekit targets` lists them.")
@@ -154,7 +159,7 @@ def _backend(requested: str | None, target: Target, model: Path) -> str:
 
 
 def command_line(ctx: click.Context) -> str:
-    """Return the command with the options in the order of its help, and file names instead of paths.
+    """Return the command as typed, its options in the order of its help, with file names instead of paths.
 
     Reports are passed on, so they must not show the names of folders and users.
     """

@@ -113,10 +113,13 @@ def command(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredProfile:
-    """A measured profile: facts about the device, the networks on both sides, the fit, the power.
+    """A measured profile of a device.
 
     Attributes:
-        power: power of the device, or None.
+        machine: facts about the device.
+        here, times: runs of the calibration networks on this machine, and their times on the device.
+        fitted: ratios that convert the ones into the others.
+        power: power of the device, or None if it was not measured.
         power_text: what measured it, or why nothing did.
     """
 
@@ -129,11 +132,11 @@ class MeasuredProfile:
 
     @property
     def errors(self) -> dict[str, float]:
-        """Error of each network by a fit to the others."""
+        """Predicted over measured time, less 1, of each network by its name; the fit left that network out."""
         return dict(zip(self.here.networks, self.fitted.errors, strict=True))
 
     def describe(self) -> dict[str, object]:
-        """Return the profile as JSON."""
+        """Return the profile as a dict that JSON can hold, with times in seconds."""
         from edgekit_runtime.dataclass_json import to_plain
 
         networks = {
@@ -154,7 +157,7 @@ class MeasuredProfile:
         }
 
     def describe_power(self) -> str:
-        """Return the power and what measured it, or why it is that of the target."""
+        """Return a text with the power and what measured it, or why the power of the target is used."""
         if self.power is None:
             return f"that of the target, not measured; {self.power_text}"
         return f"{self.power.idle_w:.3g} W at rest, {self.power.active_w:.3g} W meanwhile ({self.power_text})"
@@ -163,11 +166,18 @@ class MeasuredProfile:
 def measure_profile(
     device: MeteredMachine, target: Target, path: Path, seconds: float, show: Callable[..., None]
 ) -> MeasuredProfile:
-    """Measure a device, and write a target with its profile.
+    """Time the calibration networks on a device and here, and write a target with the device's times.
+
+    Args:
+        device: opened device.
+        target: target that the device belongs to.
+        path: file of the new target; an existing one is replaced.
+        seconds: about how long to measure on the device.
+        show: called with the present step.
 
     Raises:
-        CutError: the device does not measure.
-        TargetError: a time is none of a device.
+        CutError: the networks cannot be run on the device.
+        TargetError: a measured time cannot be one of a device.
     """
     from edgekit_offload.profiling.machine import RunnableGraph
     from edgekit_toolkit.measurement.calibration_networks import make_calibration_models

@@ -43,7 +43,10 @@ class Figure:
 
     @property
     def error(self) -> float | None:
-        """Share by which the prediction is too high; negative if it is too low."""
+        """Predicted over measured value, less 1: negative if the prediction is too low.
+
+        None without a prediction, or if the measured value is None or 0.
+        """
         if self.predicted is None or not self.value:
             return None
         return self.predicted / self.value - 1
@@ -69,7 +72,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPower:
-    """Power of a device, by a meter of the whole of it: watts at rest, and under load."""
+    """Power of the whole device by a meter, in watts: at rest, and under load."""
 
     idle_w: float
     active_w: float
@@ -151,7 +154,7 @@ class Evidence:
 
     @property
     def latency_errors(self) -> tuple[float, ...]:
-        """Errors of the predicted latencies of this run."""
+        """Errors of the predicted latencies of this run, see `Figure.error`."""
         return tuple(
             figure.error for figure in self.figures if figure.unit == "ms" and figure.error is not None
         )
@@ -160,7 +163,7 @@ class Evidence:
         return sum(test.outcome == outcome for test in self.tests)
 
     def describe_tests(self) -> str:
-        """Return how many tests passed, failed, were skipped, and were left out."""
+        """Return a text with how many tests passed, failed, were skipped, and were left out."""
         counts = [
             f"{self.count(counted_outcome)} {counted_outcome}"
             for counted_outcome in ("passed", "failed", "skipped")
@@ -173,8 +176,8 @@ class Checkout:
     """The source tree of the running code.
 
     Attributes:
-        commit: hash of the commit, or empty outside of a checkout.
-        is_dirty: whether files differ from the commit or are in none; evidence of other runs does not count.
+        commit: hash of the commit; empty outside of a checkout, `unknown` if git does not say.
+        is_dirty: whether sources differ from the commit or are in none; files of evidence are not compared.
     """
 
     commit: str
@@ -182,7 +185,7 @@ class Checkout:
 
 
 def read_checkout() -> Checkout:
-    """Return the commit of the running code: empty for an installed wheel, `unknown` if git does not say."""
+    """Return the commit of the running code; see `Checkout` for an installed wheel, or if git fails."""
     if not (PACKAGE.parents[1] / ".git").exists():
         return Checkout("", is_dirty=False)
     try:
@@ -193,7 +196,7 @@ def read_checkout() -> Checkout:
 
 
 def write_evidence(evidence: Evidence, folder: Path) -> Path:
-    """Write a file of evidence into `folder`, and return its path."""
+    """Write evidence into `folder` as `TARGET-BENCH-DATE.json`, and return the path; the folder is made."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / evidence.file_name
     write_text_atomically(path, f"{json.dumps(to_plain(evidence), indent=1)}\n")
@@ -220,13 +223,17 @@ def _read_document(path: Path) -> Any:
 
 
 def read_folders(folders: Iterable[Path]) -> list[Evidence]:
-    """Return all evidence in some folders, oldest first."""
+    """Return all evidence in some folders, oldest first; of two files with one name, that of the later folder.
+
+    Raises:
+        BenchError: a file is no evidence, or of a newer format.
+    """
     files = {path.name: path for folder in folders for path in sorted(folder.glob("*.json"))}
     return sorted((read_evidence(path) for path in files.values()), key=lambda run: run.date)
 
 
 def list_committed() -> Path:
-    """Return the folder of the evidence that came with this source, or with this release."""
+    """Return the folder of the evidence that came with this source or release; the user's is elsewhere."""
     released = PACKAGE / "released_evidence"
     return released if released.is_dir() else PACKAGE.parents[1] / "hil" / "evidence"
 
@@ -237,9 +244,9 @@ def find_hil_folder() -> Path:
 
 
 def read_newest(target: str) -> list[Evidence]:
-    """Return the newest evidence of a target for each of its benches, of this source and of this user.
+    """Return the newest evidence of each bench of a target, both that of this source and that of this user.
 
-    This leaves out runs in which every test was skipped, and files of the user that cannot be read.
+    Runs in which every test was skipped are left out, and so are files of the user that cannot be read.
     """
     return list({run.bench: run for run in _read_all(target)}.values())
 
@@ -259,7 +266,7 @@ def _read_all(target: str) -> list[Evidence]:
 
 
 def read_measured_costs(target: str) -> list[tuple[Evidence, NetworkTimes]]:
-    """Return evidence with times of calibration networks on a real device, and the times, newest first.
+    """Return the evidence with times of calibration networks on a real device, and those times, newest first.
 
     Times of an emulated device are never costs of its class.
     """
@@ -268,7 +275,7 @@ def read_measured_costs(target: str) -> list[tuple[Evidence, NetworkTimes]]:
 
 
 def describe_source(evidence: Evidence, current: Checkout) -> str:
-    """Return the source of evidence, relative to the present checkout: `this commit`, `commit 1234abc`..."""
+    """Return which code made the evidence, in words: `this commit`, or `commit 1234abcde` with its changes."""
     if not evidence.commit:
         return "no commit (an installed release)"
     changes = " with changes that were not committed" if evidence.is_dirty else ""

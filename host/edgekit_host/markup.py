@@ -85,8 +85,12 @@ def table(
 ) -> Markup:
     """Return a table that scrolls sideways in itself on narrow screens.
 
-    `rows`: finished `tr` elements.
-    `numeric`: indices of the columns of numbers, whose headings are right-aligned.
+    Args:
+        head: texts of the headings.
+        rows: finished `tr` elements.
+        numeric: indices of the columns of numbers, whose headings are right-aligned.
+        caption: caption of the table, which also names it for screen readers.
+        style: class of the `table` element, or None.
     """
     cells = [
         el("th", title, scope="col", class_="n" if index in numeric else None)
@@ -159,14 +163,14 @@ def _digest(text: str) -> str:
 
 
 def show_ms(seconds: float) -> str:
-    """Return a latency, such as `1.24 ms` or `2.1 s`; `none` if there is none."""
+    """Return a latency in words, such as `1.24 ms` or `2.1 s`; `none` if it is not finite."""
     if not math.isfinite(seconds):
         return "none"
     return f"{three_digits(seconds)} s" if seconds >= 1 else f"{three_digits(_KILO * seconds)} ms"
 
 
 def show_bytes(size_bytes: float) -> str:
-    """Return a size, such as `602 kB`."""
+    """Return a size in words, such as `602 kB`; units are bytes, kB and MB of powers of 1000."""
     if size_bytes < _KILO:
         return f"{size_bytes:.0f} bytes"
     for unit in ("kB", "MB"):
@@ -177,7 +181,10 @@ def show_bytes(size_bytes: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Return a number without an exponent, with three digits if it has a fraction."""
+    """Return a number with three significant digits, without zeros at the end, exponent or unit: `0.012`, `1,234`.
+
+    Digits before the decimal point all stay.
+    """
     if value == 0:
         return "0"
     decimals = max(0, 2 - math.floor(math.log10(abs(value))))

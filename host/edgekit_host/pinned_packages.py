@@ -13,7 +13,7 @@ PINNED_ENGINES: Final = tuple(engine.name for engine in list_registered() if eng
 
 
 def read_pinned(engine: str, machine: str, python: str) -> list[str]:
-    """Return the packages of an engine, each with its hashes and without conditions.
+    """Return the packages of an engine as requirements of pip, each with its hashes and without conditions.
 
     Conditions are resolved here, since pip would resolve them for the machine that it runs on.
 
@@ -23,7 +23,7 @@ def read_pinned(engine: str, machine: str, python: str) -> list[str]:
         python: version of CPython, such as `3.11.2`.
 
     Raises:
-        ProvisioningError: the list is missing here.
+        ProvisioningError: the list of the engine's packages is missing here.
     """
     environment = {
         "implementation_name": "cpython",
@@ -48,10 +48,10 @@ def read_pinned(engine: str, machine: str, python: str) -> list[str]:
 
 
 def find_list(engine: str) -> Path:
-    """Return the list of an engine's packages, from this installation or the checkout.
+    """Return the path of the list of an engine's packages, in this installation or the checkout.
 
     Raises:
-        ProvisioningError: it is missing.
+        ProvisioningError: it is missing, or no list pins this engine's packages.
     """
     here, name = Path(__file__).parent, find_engine(engine).installation.pinned_list
     if not name:

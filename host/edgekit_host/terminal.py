@@ -29,7 +29,7 @@ def open_console(*, stderr: bool = False) -> Console:
 
 
 def is_ascii_only(console: Console) -> bool:
-    """Return whether a console may lack characters beyond ASCII."""
+    """Return True if a console may be unable to show characters beyond ASCII."""
     return not console.encoding.lower().startswith("utf")
 
 
@@ -60,8 +60,8 @@ def print_line(
 def print_section(console: Console, title: str, rows: Iterable[tuple[object, ...]]) -> None:
     """Print a title over rows of foreign texts, in columns; nothing when there are no rows.
 
-    A row that is too long for the columns goes without them, and one that is too long for a line goes on its
-    own lines, so that a digest stays in one piece where that is possible.
+    A row that is too long for the columns is printed without them. One that is too long for a line has its
+    texts on lines of their own, so that a digest stays in one piece where that is possible.
     """
     texts = [tuple(plain(value, console) for value in row) for row in rows]
     if not texts:

@@ -91,7 +91,13 @@ def command(seconds: float, *, output: Path, proxy: bool, no_browser: bool, as_j
 
 
 def prepare(folder: Path, packed: DemoPackage, *, is_tls: bool) -> DemoSetup:
-    """Return the setup of the demo, with a certificate and a token if the server is not on loopback."""
+    """Return the setup of the demo; with `is_tls`, write the server's certificate and token into `folder`.
+
+    Args:
+        folder: folder of the demo.
+        packed: package to run.
+        is_tls: whether the server is reached over TLS with a token, as needed off loopback.
+    """
     import sys
 
     from edgekit_host.emulation.namespace_link import SERVER_HOST

@@ -45,6 +45,9 @@ _SIZE = re.compile(rf"([0-9.]+)\s*({'|'.join(_BYTES)})")
 def parse_bandwidths(text: str) -> tuple[float, ...]:
     """Return the bandwidths that `--bandwidth` names, in Mbit/s, in ascending order.
 
+    Args:
+        text: a range `A..B`, which gives bandwidths at equal ratios, or numbers as for `parse_numbers`.
+
     Raises:
         click.BadParameter: neither a range nor values above 0.
     """
@@ -60,10 +63,14 @@ def parse_bandwidths(text: str) -> tuple[float, ...]:
 
 
 def parse_numbers(text: str, option: str) -> tuple[float, ...]:
-    """Return numbers above 0 that commas separate, in order.
+    """Return the numbers in `text`, in ascending order, each once.
+
+    Args:
+        text: numbers above 0, separated by commas.
+        option: name of the option, for the error.
 
     Raises:
-        click.BadParameter: something else.
+        click.BadParameter: `text` is something else, or holds too many numbers.
     """
     values = sorted({_number(part, option) for part in text.split(",")})
     if values[0] <= 0 or len(values) > _MAX_POINTS:
@@ -87,8 +94,18 @@ class PlanRequest:
     """The options of `edgekit offload plan`, parsed.
 
     Attributes:
-        device, server, edge: profiles or machines; the server may be a URL, `edge` is None on two tiers.
+        device, server, edge: each the file of a profile or the text of a machine, such as `ssh:HOST`; `server`
+            may be a URL, and `edge` is None on two tiers.
         access: access to the server at a URL; None for a machine.
+        edge_link: link from edge to server; None on two tiers.
+        samples: file or folder of samples; None if none were given.
+        most_leakage_db: leakage (PSNR) above which a candidate is refused; None for no limit.
+        max_loss: share of the answers that a coding may make wrong, 0 to 1.
+        classes: names of outputs that hold scores of classes.
+        sample_rate_hz: sample rate of sound; None for that of the package, or 16000.
+        cascade: small model that the device runs first; None for no cascade.
+        agreement: share of a cascade's answers that must be the model's, 0 to 1.
+        seconds: how long to measure on each machine.
     """
 
     model: Path
@@ -115,11 +132,15 @@ class PlanRequest:
 
     @classmethod
     def parse(cls, model: Path, options: Mapping[str, Any]) -> "PlanRequest":
-        """Return the request that options, by their names, stand for.
+        """Return the request that options state.
+
+        Args:
+            model: model to plan.
+            options: name of each option, with `_` for `-`, -> its value as click parsed it.
 
         Raises:
             click.UsageError: an option is malformed, or two do not go together.
-            CutError: a machine is none.
+            CutError: the text of a machine names neither a machine nor the file of a profile.
         """
         server, is_tiered, limit_ms = options["server"], options["tiers"] > 2, options["latency_limit"]
         for option in ("--device", "--server", "--edge"):
@@ -189,7 +210,14 @@ def _parse_link(text: str) -> LinkState:
 
 
 def read_inputs(request: PlanRequest, progress: ProgressBar) -> PlanInputs:
-    """Return the inputs of a plan: profiles, read from files or measured, and samples."""
+    """Read or measure the inputs of a plan: model, samples, and the profiles of the machines.
+
+    A machine without the file of a profile runs the model for about `request.seconds`; a server at a URL is
+    measured through its URL.
+
+    Raises:
+        EdgekitError: the model, the samples or a profile cannot be used, or a machine cannot be measured.
+    """
     name, graph, stated, stated_hz = read_whole_model(request.model)
     model = OpenedModel(graph.content)
     classes = stated | _check_classes(model, request.classes)
@@ -335,7 +363,7 @@ def _is_profile(text: str) -> bool:
 
 
 def parse_percent(text: str, option: str) -> float:
-    """Return a percentage as a share.
+    """Return a percentage as a share: 0.001 for `0.1%`.
 
     Raises:
         click.BadParameter: it is no percentage, or not between 0 and 100.
@@ -347,7 +375,7 @@ def parse_percent(text: str, option: str) -> float:
 
 
 def parse_watts(text: str) -> tuple[float, float]:
-    """Return the two powers of `--power`, in watts.
+    """Return the two powers that `--power` states as `COMPUTE,RADIO`, in that order, in watts.
 
     Raises:
         click.BadParameter: something else.
@@ -361,10 +389,10 @@ def parse_watts(text: str) -> tuple[float, float]:
 
 
 def parse_bytes(text: str, option: str) -> float:
-    """Return the number of bytes that an option names.
+    """Return the number of bytes that a size states, such as `64MB` or `8 KiB`.
 
     Raises:
-        click.BadParameter: something else.
+        click.BadParameter: the text is no size; `option` is named.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:

@@ -154,16 +154,23 @@ def read_samples(
     *,
     max_bytes: float = 1e9,
 ) -> tuple[list[dict[str, Array]], tuple[str, ...]]:
-    """Return samples, one request each, and notes about them for the user.
+    """Return samples as requests of batch 1, and notes about them for the user.
 
-    Without a path they are the golden inputs of the package, or invented.
+    Without `path` there is one sample of the golden inputs of the package, or a few are generated.
 
-    `path`: of the samples; None if none were given.
-    `at_most`: number of samples, if they take `max_bytes` or less. `least`: number to return even if they
-        take more.
+    Args:
+        model: file of the model or package.
+        content: the ONNX model.
+        path: file or folder of samples; None if none were given.
+        at_most: number of samples, if they take `max_bytes` or less.
+        least: number of samples to return even if they take more than `max_bytes`.
+        max_bytes: limit of the samples' tensors together.
+
+    Returns:
+        The samples, each a tensor for every input by its name, in an order drawn once for all, and the notes.
 
     Raises:
-        DataError: the samples cannot be read, or none can be invented.
+        DataError: the samples cannot be read, or none can be generated.
     """
     specs, _ = tensor_specs(onnx.load_from_string(content))
     decoding, golden = None, None

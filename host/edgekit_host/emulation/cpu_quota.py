@@ -35,7 +35,11 @@ _numbers = itertools.count(1)
 
 
 def can_limit_processor(mounts: Path = _MOUNTS) -> bool:
-    """Return whether this user may give processes a share of a processor of this machine."""
+    """Return True if this user may give processes a share of a processor of this machine.
+
+    Args:
+        mounts: list of mounted file systems, in the form of `/proc/mounts`.
+    """
     try:
         root, _ = _find_cpuset(mounts)
     except ConfigError:
@@ -50,10 +54,10 @@ class CpuQuota(contextlib.AbstractContextManager["CpuQuota"]):
     another processor, or waits.
 
     Attributes:
-        share: share of one processor.
+        share: share of one processor, 0 to 1.
         cpu: number of that processor.
-        procs_file: a process that writes its id here comes under the quota, as do the children it starts
-            later.
+        procs_file: a process that writes its id into this file comes under the quota, as do the children it
+            starts later.
     """
 
     def __init__(self, share: float, mounts: Path = _MOUNTS) -> None:
@@ -96,7 +100,7 @@ class CpuQuota(contextlib.AbstractContextManager["CpuQuota"]):
         self.close()
 
     def change(self, share: float) -> None:
-        """Give the processes another share from now on.
+        """Give the processes another share of the processor, 0 to 1, from now on.
 
         Raises:
             ConfigError: this process may not raise its priority.

@@ -47,6 +47,7 @@ class OneWay:
     Attributes:
         bytes_per_s: speed of the wire, headers included.
         delay_s: time from the last bit sent to the last bit received.
+        is_blocked: whether packets are dropped.
     """
 
     def __init__(self, source: int, target: int) -> None:
@@ -56,7 +57,7 @@ class OneWay:
         self._wire_free_at = 0.0
 
     def take(self) -> None:
-        """Read the packets that were sent, and note when each arrives."""
+        """Read packets that were sent, at most 64, and compute when each arrives; a blocked link drops them."""
         for _ in range(_MOST_PACKETS):
             try:
                 packet = os.read(self.source, _MTU_BYTES)
@@ -71,7 +72,11 @@ class OneWay:
             self._packets.append((due, packet))
 
     def deliver(self) -> float | None:
-        """Write the packets that are due; return when the next one is due, or None."""
+        """Write the packets that are due by now.
+
+        Returns:
+            When the next packet is due, by the monotonic clock; None if no packet is on its way.
+        """
         while self._packets:
             due, packet = self._packets[0]
             if due > time.monotonic():
@@ -99,7 +104,12 @@ class NamespaceLink:
         return {"device": f"/proc/{pid}/fd/{self._device}", "server": f"/proc/{pid}/fd/{self._server}"}
 
     def apply(self, order: Mapping[str, Any]) -> None:
-        """Change the link; connections stay."""
+        """Change bandwidth and delay of the link, or block it; connections stay.
+
+        Args:
+            order: `is_blocked`; and if it is False `up_bits_per_s` and `down_bits_per_s`, the bandwidths of TCP's
+                payload, and `rtt_s`.
+        """
         for direction, namespace, rate in (
             (self._up, self._device, "up_bits_per_s"),
             (self._down, self._server, "down_bits_per_s"),
@@ -117,7 +127,11 @@ class NamespaceLink:
             )
 
     def relay(self, channel: socket.socket) -> None:
-        """Carry packets and obey orders until the channel closes."""
+        """Carry packets between the namespaces, and apply the orders of the channel, until it is closed.
+
+        Args:
+            channel: brings orders for `apply`, each a line of JSON.
+        """
         orders = channel.makefile("rw", encoding="ascii")
         while True:
             due = [at for at in (self._up.deliver(), self._down.deliver()) if at is not None]
@@ -174,7 +188,7 @@ def _run(command: str) -> None:
 
 
 def main() -> None:
-    """Make the link, print the paths of the namespaces, and carry packets."""
+    """Make the link, send the paths of the namespaces to the parent as JSON, and carry packets."""
     channel = open_channel()
     with contextlib.suppress(OSError):  # a relay that waits for a processor adds to the delay
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))

@@ -29,7 +29,7 @@ class SharedWire:
     Attributes:
         delay_s: half a round trip.
         is_open: event that is not set while the link is blocked.
-        bytes_per_s: bandwidth of payload.
+        bytes_per_s: bandwidth of payload, which all connections share.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class SharedWire:
         return min(_MOST_CHUNK_BYTES, max(_LEAST_CHUNK_BYTES, int(self.bytes_per_s * _CHUNK_S)))
 
     async def send(self, size_bytes: int, *, was_waiting: bool) -> float:
-        """Wait until the wire has taken these bytes; return when they arrive.
+        """Wait until the wire has taken these bytes; return when they arrive, by the monotonic clock.
 
         Args:
             size_bytes: the number of bytes.
@@ -67,7 +67,7 @@ class ProxyLink:
         self._pairs: set[asyncio.Task[None]] = set()
 
     async def listen(self, port: int) -> int:
-        """Return the port whose connections go to `port`."""
+        """Open a free port on loopback, and return it; its connections are forwarded to `port`."""
 
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.current_task()
@@ -83,7 +83,11 @@ class ProxyLink:
         return int(server.sockets[0].getsockname()[1])
 
     def apply(self, order: Mapping[str, Any]) -> None:
-        """Change the link; connections stay."""
+        """Change bandwidth and delay of the link, or block it; connections stay.
+
+        Args:
+            order: `is_blocked`; and if it is False `up_bits_per_s`, `down_bits_per_s` and `rtt_s`.
+        """
         for wire, rate in ((self._up, "up_bits_per_s"), (self._down, "down_bits_per_s")):
             if order["is_blocked"]:
                 wire.is_open.clear()

@@ -18,7 +18,7 @@ _LEAST_SLICE_S: Final = 0.00005
 
 
 def main() -> None:
-    """Bind to the processor, and keep it busy until this process is killed."""
+    """Keep the processor busy for the stated share of each period, until this process is killed."""
     end_with_parent()
     os.sched_setaffinity(0, {int(sys.argv[1])})
     os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(2))

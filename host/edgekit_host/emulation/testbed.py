@@ -28,7 +28,7 @@ _ROOT: Final = Path("/")
 
 
 def can_make_namespaces() -> bool:
-    """Return whether this user may link two network namespaces here, with the programs that this takes."""
+    """Return True if this user is root and `ip`, `tc` and `/dev/net/tun` are here, to link two network namespaces."""
     has_programs = all(shutil.which(program) for program in ("ip", "tc"))
     return os.geteuid() == 0 and has_programs and Path("/dev/net/tun").exists()
 
@@ -39,6 +39,9 @@ class Testbed(contextlib.AbstractContextManager["Testbed"]):
     The thread that makes it must outlive it, because the kernel kills the processes with that thread.
 
     Attributes:
+        kind: how the link is emulated.
+        server_host: address of the server, as the device reaches it.
+        label: what is emulated and how, for results that were measured here.
         quota: quota of the device's processes, or None if nothing slows them.
     """
 
@@ -85,10 +88,10 @@ class Testbed(contextlib.AbstractContextManager["Testbed"]):
         Args:
             up_mbit_s: bandwidth of TCP to the server, without headers, as a speed test shows.
             down_mbit_s: the same from the server.
-            rtt_ms: round trip of a small message.
+            rtt_ms: round trip of a small message; may be 0.
 
         Raises:
-            ConfigError: a figure is not positive, or the link has ended.
+            ConfigError: a bandwidth is not above 0, the round trip is negative, or the link has ended.
         """
         if min(up_mbit_s, down_mbit_s) <= 0 or rtt_ms < 0:
             raise ConfigError(
@@ -107,7 +110,7 @@ class Testbed(contextlib.AbstractContextManager["Testbed"]):
         self._order(is_blocked=True)
 
     def reach(self, port: int) -> tuple[str, int]:
-        """Return host and port at which the device reaches the server's `port`."""
+        """Return host and port at which the device reaches the server's `port`; the proxy opens one for it."""
         if self.kind == "namespaces":
             return self.server_host, port
         self._link.send({"port": port}, _ANSWER_LIMIT_S)
@@ -117,6 +120,12 @@ class Testbed(contextlib.AbstractContextManager["Testbed"]):
         self, side: Side, command: Sequence[str], *, folder: Path = _ROOT, output: Output = "keep"
     ) -> ChildProcess:
         """Start a command on one side; `close` kills it, as does the end of this process.
+
+        Args:
+            side: a `device` is slowed by the quota, a `server` keeps off the quota's processor.
+            command: program and arguments.
+            folder: working folder.
+            output: what happens to its output, see `ChildProcess`.
 
         Raises:
             OSError: the command cannot be started.

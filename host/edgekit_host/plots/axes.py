@@ -33,7 +33,12 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A range with ticks; if `log`, it is logarithmic, and both ends are above 0."""
+    """A range with ticks.
+
+    Attributes:
+        decimals: decimals with which ticks are written; on a logarithmic axis each tick has its own.
+        log: whether the axis is logarithmic; both ends are above 0 then.
+    """
 
     low: float
     high: float
@@ -58,7 +63,10 @@ class Axis:
 
 
 def scale_axis(quantity: Quantity) -> Axis:
-    """Return the axis for costs (size, latency): all points, and the limit unless it is far away."""
+    """Return the axis for costs (size, latency), logarithmic if the points differ by much.
+
+    It shows all points, and the limit too unless the points would then take less than 45 % of the axis.
+    """
     low, high = min(quantity.values), max(quantity.values)
     if low > 0 and high / low > _LOG_RATIO:
         return _log_axis(low, high, quantity.limit)
@@ -67,9 +75,9 @@ def scale_axis(quantity: Quantity) -> Axis:
 
 
 def focus_axis(quantity: Quantity) -> Axis:
-    """Return the axis for scores; a collapsed candidate (1 % among 55 %) must not flatten the others.
+    """Return the axis for scores, around the best one: a collapsed candidate must not flatten the others.
 
-    Values below the range are drawn on its lower edge by the caller.
+    A value below the axis is for the caller to draw on its lower edge.
     """
     best = max((*quantity.values, *([] if quantity.baseline is None else [quantity.baseline])))
     low = min(quantity.values)

@@ -30,11 +30,11 @@ def bar(share: float, style: str, *, back: float | None = None) -> Markup:
 
 
 def budget_bar(share: float, state: str, *, title: str) -> Markup:
-    """Draw a value against its limit: the limit is the tick at 80 % of the width, so excess shows.
+    """Return the bar of a value against its limit: a tick at 80 % of the width is the limit, so excess shows.
 
     Args:
         share: value / limit; limited to 0..1.25.
-        state: verdict on the limit, which sets the bar's colour; `not resolved` is pale.
+        state: verdict on the limit, which sets the bar's colour: `ok`, `over`, or any other for an open one.
         title: the same in words.
     """
     length = 80 * min(1.25, max(0.0, share))

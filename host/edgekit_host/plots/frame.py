@@ -68,22 +68,28 @@ class Frame:
         return self.bottom - (self.bottom - self.top) * self.y.share(value)
 
     def trace(self, points: Iterable[tuple[float, float]], style: str) -> Markup:
-        """Return a line through the points, those without a finite value left out."""
+        """Return a line through the points (x, y); those whose y is not finite are left out."""
         drawn = [f"{self.x_at(x):.1f},{self.y_at(y):.1f}" for x, y in points if math.isfinite(y)]
         return el("polyline", points=" ".join(drawn), class_=style)
 
     def across(self, value: float, style: str) -> Markup:
-        """Return a line at a value of y, over the whole width."""
+        """Return a horizontal line at a value of y, over the whole width."""
         y = self.y_at(value)
         return line(self.left, y, self.right, y, style)
 
     def upright(self, value: float, style: str) -> Markup:
-        """Return a line at a value of x, over the whole height."""
+        """Return a vertical line at a value of x, over the whole height."""
         x = self.x_at(value)
         return line(x, self.top, x, self.bottom, style)
 
     def grid(self, x_ticks: Ticks, y_ticks: Ticks, *, has_columns: bool = False) -> list[Markup]:
-        """Return the lines and texts of the ticks; with `has_columns`, ticks of x have lines, too."""
+        """Return the lines and texts of the ticks, each a value and its text.
+
+        Args:
+            x_ticks: ticks of the lower edge.
+            y_ticks: ticks of the left edge, each with a line across the frame.
+            has_columns: whether ticks of x have upright lines, too.
+        """
         parts = []
         for value, words in y_ticks:
             parts.append(self.across(value, "grid"))

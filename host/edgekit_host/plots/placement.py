@@ -27,7 +27,11 @@ _ABOVE, _BELOW = -5.0, 14.0
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """The left end of a text's baseline, and whether the text stands beside its point."""
+    """The left end of a text's baseline.
+
+    Attributes:
+        near: False if the text stands away from its point, so that it needs a line to it.
+    """
 
     x: float
     y: float
@@ -49,7 +53,7 @@ class Room:
         self.occupied.append((x - reach, y - reach, x + reach, y + reach))
 
     def place_label(self, text: str, px: float, py: float) -> Spot | None:
-        """Return a free position for a point's label; None if there is none."""
+        """Return a free position for the label of the point (px, py) and occupy it; None if there is none."""
         for dx, dy in (*_NEAR, *_RINGS):
             box = _box(px + dx, py + dy, text, dx)
             if self._is_free(box):
@@ -58,9 +62,14 @@ class Room:
         return None
 
     def place_line_text(self, text: str, y: float, *, below: bool) -> Spot:
-        """Return the place of a horizontal line's text: at an end of the line, below or above it.
+        """Return the position of the text of a horizontal line, and occupy it.
 
-        `below`: which side to try first; if nothing is free, the text is at the left end on this side.
+        It is at an end or the middle of the line, below or above it. If nothing is free, it is at the left end.
+
+        Args:
+            text: text to place.
+            y: position of the line.
+            below: whether to try below the line first, and to stay there if nothing is free.
         """
         sides = (_BELOW, _ABOVE) if below else (_ABOVE, _BELOW)
         ends = ((self.left + 5, 2.0), (self.right - 5, -2.0), ((self.left + self.right) / 2, 0.0))

@@ -95,10 +95,10 @@ class _Run:
 
 
 def encode(base: bytes, package: bytes) -> bytes | None:
-    """Return the delta from one package to another, or None if there is none within the limits of a delta.
+    """Return the delta from one package to another, or None if it would exceed the limits of a delta.
 
     Args:
-        base: the old package; it is valid. Without one, the result is a coded file.
+        base: the old package, which is valid; empty to code `package` as a file of its own.
         package: the package to make; it is valid.
     """
     factors = _CODES_FACTORS[: None if len(package) <= _TRIED_PACKAGE_BYTES else 1]
@@ -112,7 +112,10 @@ def encode(base: bytes, package: bytes) -> bytes | None:
 
 
 def coded_size(package: bytes) -> int:
-    """Return the bytes that a device without an earlier version downloads: the coded file if it pays off."""
+    """Return how many bytes a device without an earlier version downloads.
+
+    That is the size of the coded file, or of the package if coding saves less than a fifth.
+    """
     coded_bytes = len(encode(b"", package) or package)
     return coded_bytes if coded_bytes < WORTH * len(package) else len(package)
 
@@ -150,7 +153,7 @@ def _encode(
 
 
 def pack_number(number: int) -> bytes:
-    """Return a number, 7 bits in each byte, the lowest first."""
+    """Return the bytes of a number of 0 or more: 7 bits in each, the lowest first; all but the last have bit 7."""
     content = bytearray()
     while number >= 0x80:
         content.append(number & 0x7F | 0x80)
@@ -185,7 +188,12 @@ def _unpack_words(packed: bytes) -> bytes:
 
 
 def compress(data: bytes, model: int) -> bytes:
-    """Return raw LZMA of some bytes; the reader must know how many."""
+    """Return raw LZMA of `data`, without its length, which the reader must know.
+
+    Args:
+        data: bytes to compress.
+        model: literal model, the byte of `list_lzma_filters`, with which it must be read.
+    """
     return _trim(_compress(data, model), data, model)
 
 
@@ -412,7 +420,10 @@ class _RunFinder:
 
 
 def list_tensors(package: bytes) -> Iterator[TensorPosition]:
-    """Yield the tensors of all models of a package, and other large members as tensors."""
+    """Yield the tensors of all models of a package, by their offset in the package.
+
+    Members with golden data, and large ones whose tensors are not understood, count as one tensor each.
+    """
     view = memoryview(package)
     for member in read_members(view, "package", DEFAULT_LIMITS.max_members):
         tensors = find_tensors(view[member.payload_offset : member.end_offset], member.name)

@@ -26,7 +26,7 @@ _FEW_LANES: Final = 16
 
 
 def encode(content: NDArray[np.uint8]) -> bytes:
-    """Return the stream of uint8 [n]; nothing for no bytes."""
+    """Return the rANS stream of uint8 [n]; b"" if n is 0."""
     if not len(content):
         return b""
     lanes = count_lanes(len(content))
