@@ -88,7 +88,7 @@ class TensorSpec(Record):
 
     @property
     def size_bytes(self) -> int | None:
-        """The size of an array of this spec, or None when a dimension is free."""
+        """The size of an array of this spec in bytes, or None when a dimension is free."""
         sizes = [size for size in self.shape if isinstance(size, int)]
         if len(sizes) < len(self.shape):
             return None
@@ -96,7 +96,7 @@ class TensorSpec(Record):
 
 
 def allocate_aligned(size_bytes: int, lead_bytes: int) -> memoryview:
-    """Return memory of `size_bytes` whose part behind the first `lead_bytes` is aligned to 64 bytes."""
+    """Return uninitialised memory of `size_bytes` whose byte at `lead_bytes` is aligned to 64 bytes."""
     memory = np.empty(size_bytes + _ALIGNMENT_BYTES, np.uint8)
     address: int = memory.__array_interface__["data"][0]
     start = -(address + lead_bytes) % _ALIGNMENT_BYTES
@@ -124,7 +124,7 @@ def find_shapes(inputs: Mapping[str, Array]) -> Shapes:
 
 
 def input_bytes(inputs: Mapping[str, Array]) -> int:
-    """Return the size of all inputs together."""
+    """Return the size of all inputs together, in bytes."""
     size = 0
     for array in inputs.values():  # sum() over a generator takes three times as long
         size += array.nbytes

@@ -39,6 +39,7 @@ class Prepared:
     """Inputs of one sample.
 
     Attributes:
+        inputs: input name -> array with a batch of 1.
         placement: where the picture lies in the input; None for sound.
     """
 
@@ -50,7 +51,8 @@ class Answerer:
     """The preprocessing, the task and the labels of one package; it neither waits nor runs a model.
 
     Attributes:
-        blank: arrays of the shapes of all inputs that it prepares, without memory; None if sizes are free.
+        blank: input name -> zeros in the shape that `prepare` gives it, as a view that takes no memory; None
+            without a preprocessing, or if a size other than the batch is free.
     """
 
     __slots__ = ("_options", "_spec", "blank", "labels", "rules", "task")
@@ -78,20 +80,23 @@ class Answerer:
 
     @property
     def file_type(self) -> MediaType:
-        """The type of files that state none; readers tell the formats of photographs apart."""
+        """The media type to take for a file that states none: `image/jpeg` for any picture, else `audio/wav`.
+
+        The reader of pictures recognises other formats by their content.
+        """
         return MediaType("image/jpeg" if isinstance(self.rules, ImageRules) else "audio/wav")
 
     def with_options(self, changes: Mapping[str, JsonValue]) -> "Answerer":
-        """Return an answerer with other options of the task, also beyond the ranges for users."""
+        """Return an answerer with these options of the task changed; their ranges are not checked."""
         options = replace(self._options, **changes)
         return Answerer(self._spec, rules=self.rules, task=self.task, options=options, labels=self.labels)
 
     def prepare(self, data: "bytes | memoryview", media_type: MediaType, max_pixels: int) -> Prepared:
-        """Return the inputs for a photograph or sound.
+        """Return the inputs for a photograph or sound; a photograph of over `max_pixels` is refused.
 
         Raises:
-            DataError: it cannot be decoded, or does not fit the model.
-            RequestError: the package has no preprocessing for it.
+            DataError: it cannot be decoded, is too large, or does not fit the model.
+            RequestError: the package has no preprocessing for media of this kind.
         """
         rules = self.rules
         if rules is None:
@@ -129,11 +134,16 @@ class Answerer:
     def answer(
         self, outputs: Outputs, placement: Placement | None, overrides: Mapping[str, JsonValue] | None = None
     ) -> Decoded:
-        """Return the answer that the outputs of one sample mean; `overrides` are options for it alone.
+        """Return the answer that the outputs of one sample mean, as a JSON object.
+
+        Args:
+            outputs: output name -> array, each with the first axis 1.
+            placement: as `prepare` returned it; without it, positions are those in the input.
+            overrides: options of the task that change for this answer alone.
 
         Raises:
             RequestError: the package has no task, or an option is wrong.
-            DataError: the outputs are not those of the task.
+            DataError: the outputs lack a tensor that the task reads, or it has another shape or holds NaN.
         """
         if self.task is None:
             raise RequestError(400, "the package states no task; package it with --task")
@@ -148,9 +158,10 @@ class Answerer:
         return self.task.decode(outputs, options, context)
 
     def find_fault(self, inputs: Mapping[str, Array], outputs: Outputs) -> str | None:
-        """Return why the task cannot decode outputs of the model; None if it can, or if there is no task.
+        """Return why the task cannot decode outputs of the model; None if it can.
 
-        A picture is taken for the whole input.
+        None also if there is nothing to decode: no task, or inputs that are not a batch of 1. A picture is
+        assumed to fill the input.
         """
         array, rules = inputs.get(self._spec.name), self.rules
         if self.task is None or array is None or array.shape[:1] != (1,):
@@ -167,7 +178,7 @@ class Answerer:
 
 
 def open_answerer(package: OpenedPackage) -> Answerer:
-    """Return the answerer of a package. It does nothing for a package without preprocessing, task and labels.
+    """Return the answerer of a package; without a preprocessing or a task it refuses the requests for it.
 
     Raises:
         PackageError: the preprocessing or the task is malformed or does not fit the model.

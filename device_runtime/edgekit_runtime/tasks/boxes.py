@@ -28,12 +28,19 @@ class Boxes:
         return len(self.scores)
 
     def take(self, chosen: "Array | slice") -> "Boxes":
-        """Return the boxes of these positions, or where a mask holds."""
+        """Return the boxes at these indices, or those for which a mask is True."""
         return Boxes(self.corners[chosen], self.scores[chosen], self.classes[chosen])
 
 
 def find_overlaps(boxes: Floats, others: Floats) -> Floats:
-    """Return the intersection over union of boxes [J, 4] and others [K, 4], [J, K]; 0 without an area."""
+    """Return the intersection over union of each of `boxes` with each of `others`, float32 [J, K].
+
+    It is 0 for two boxes without an area.
+
+    Args:
+        boxes: corners, float32 [J, 4].
+        others: corners, float32 [K, 4].
+    """
     left, top, right, bottom = (np.ascontiguousarray(column) for column in others.T)
     areas = (right - left) * (bottom - top)
     x1, y1, x2, y2 = (column[:, None] for column in boxes.T)
@@ -50,7 +57,7 @@ def find_overlaps(boxes: Floats, others: Floats) -> Floats:
 
 
 def choose_best(boxes: Boxes, *, overlap: float, max_boxes: int, max_candidates: int = 1000) -> Boxes:
-    """Return the best boxes, the best first, see `find_best`."""
+    """Return the boxes that `find_best` selects, the best first."""
     return boxes.take(find_best(boxes, overlap=overlap, max_boxes=max_boxes, max_candidates=max_candidates))
 
 
@@ -61,7 +68,7 @@ def find_best(boxes: Boxes, *, overlap: float, max_boxes: int, max_candidates: i
         boxes: boxes of one picture; those with a NaN, without an area, or with an infinite one are left out.
         overlap: intersection over union above which the worse box is left out; 1 leaves all.
         max_boxes: most boxes that are returned.
-        max_candidates: only so many boxes of the highest scores are looked at.
+        max_candidates: only this many boxes, those of the highest scores, are considered.
     """
     rows = _rank(boxes, max_candidates)
     if overlap >= 1:

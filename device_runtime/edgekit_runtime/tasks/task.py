@@ -56,9 +56,9 @@ class Task:
         title: name for people.
         sentence: what its answers hold, for documents and `--help`.
         options: frozen dataclass of its options, all with defaults.
-        decode: returns the answer.
+        decode: decodes the outputs of one sample to the answer.
         entries: field of its answers with a list of labels and scores, the best first; empty for none.
-        has_boxes: whether each of those has a box.
+        has_boxes: whether each entry of that list has a box.
     """
 
     name: str
@@ -83,7 +83,10 @@ def register(
     entries: str = "",
     has_boxes: bool = False,
 ) -> Callable[[Decode], Task]:
-    """Return a decorator that makes a task of a decoding function and puts it into the table; see `Task`."""
+    """Return a decorator that makes a `Task` of a decoding function and adds it to `TASKS`.
+
+    The arguments are the fields of `Task`; `title` is by default the name with spaces.
+    """
 
     def add(decode: Decode) -> Task:
         TASKS[name] = Task(
@@ -108,7 +111,7 @@ def load_tasks() -> Mapping[str, Task]:
 
 
 def read_task(choice: TaskChoice, error: type[DataError | PackageError] = PackageError) -> tuple[Task, Any]:
-    """Return the task that a manifest or a command names, and its options.
+    """Return the task that a manifest or a command names, and its options as an instance of `Task.options`.
 
     Raises:
         error: there is no such task, or an option is unknown or out of its range.

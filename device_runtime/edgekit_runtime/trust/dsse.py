@@ -63,7 +63,7 @@ class Statement:
 
     @classmethod
     def from_bytes(cls, payload: bytes, where: str) -> "Statement":
-        """Return the statement in a payload.
+        """Return the statement in a payload; error messages start with `where`.
 
         Raises:
             SignatureError: not a canonical in-toto statement v1 with one subject.
@@ -146,7 +146,8 @@ class Envelope:
         """Return the statement inside.
 
         Args:
-            predicate_type: what the statement must be; a signature for one purpose is none for another.
+            predicate_type: type that the predicate must have, so that a signature made for one purpose does
+                not count for another.
             where: what the error message starts with.
 
         Raises:
@@ -175,12 +176,13 @@ class Verifier(Protocol):
 
         Args:
             envelope: canonical bytes of a DSSE envelope; the caller has bounded their size.
-            predicate_type: what the statement must be.
+            predicate_type: type that the statement's predicate must have.
             where: what the error message starts with.
 
         Raises:
-            SignatureError: malformed, by a key that is not trusted, wrong, or of another predicate type.
-            UnavailableError: it cannot be found out now.
+            SignatureError: the envelope is malformed, its key is not trusted, its signature is wrong, or the
+                predicate has another type.
+            UnavailableError: the signature cannot be checked now; the same envelope may pass later.
         """
 
 
@@ -191,10 +193,11 @@ class KnownDigest:
         self._sha256 = manifest_sha256
 
     def verify(self, envelope: bytes, predicate_type: str, where: str) -> tuple[Statement, str]:
-        """Return the statement of the envelope, which must be about the package with the known digest.
+        """Return the statement of the envelope and the key id that it names, without checking the signature.
 
         Raises:
-            DigestError: it is about another one.
+            DigestError: the statement is about another package than the one whose digest is known.
+            SignatureError: the envelope is malformed, or the predicate has another type.
         """
         statement, key_id = read_unverified(envelope, predicate_type, where)
         if statement.sha256 != self._sha256:
@@ -209,11 +212,11 @@ def read_unverified(data: bytes, predicate_type: str, where: str) -> tuple[State
 
     Args:
         data: canonical bytes of the envelope; the caller has bounded their size.
-        predicate_type: what the statement must be.
+        predicate_type: type that the statement's predicate must have.
         where: what the error message starts with.
 
     Raises:
-        SignatureError: malformed, or of another predicate type.
+        SignatureError: the envelope is malformed, or the predicate has another type.
     """
     envelope = Envelope.from_bytes(data, where)
     return envelope.read(predicate_type, where), envelope.key_id

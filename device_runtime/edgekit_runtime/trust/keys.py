@@ -16,7 +16,7 @@ def list_keys(folder: Path) -> list[Path]:
 
     Raises:
         SignatureError: it is not a folder.
-        UnavailableError: it cannot be listed now. An empty list would be a verdict on all packages.
+        UnavailableError: it cannot be listed now. An empty list would mean that no package is trusted.
     """
     try:
         return sorted(path for path in folder.iterdir() if path.name.endswith(PUBLIC_KEY_SUFFIX))

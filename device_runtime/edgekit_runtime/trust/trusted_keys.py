@@ -23,7 +23,7 @@ class TrustedKey:
     """A public key in the folder.
 
     Attributes:
-        name: name of its file.
+        name: name of its file without `.pub.pem`.
         key_id: sha256 of the key, as signatures name it.
     """
 
@@ -35,8 +35,8 @@ def list_trusted(folder: Path) -> tuple[TrustedKey, ...]:
     """Return the keys in `folder`, by name; a missing folder holds none.
 
     Raises:
-        SignatureError: `folder` is not a folder, or a file there is not what its name says.
-        UnavailableError: it cannot be found out now.
+        SignatureError: `folder` is not a folder, or a `*.pub.pem` in it is no public key.
+        UnavailableError: the folder or a file in it cannot be read now.
     """
     return tuple(
         TrustedKey(path.name.removesuffix(PUBLIC_KEY_SUFFIX), read_public_key(path).keyid)
@@ -45,10 +45,10 @@ def list_trusted(folder: Path) -> tuple[TrustedKey, ...]:
 
 
 def trust_key(source: Path, name: str, folder: Path) -> TrustedKey:
-    """Return the public key at `source`, from now on trusted under `name`.
+    """Copy the public key at `source` into `folder`, where it is trusted under `name`; return it.
 
     Raises:
-        SignatureError: the file is no public key, or the name is malformed or that of another key.
+        SignatureError: the file is no public key, the name is malformed, or another key has that name.
         OutputError: the folder cannot be made or written.
     """
     check_name(name)
@@ -64,10 +64,10 @@ def trust_key(source: Path, name: str, folder: Path) -> TrustedKey:
 
 
 def remove_key(name: str, folder: Path) -> TrustedKey:
-    """Remove the key `name` from the trusted ones; returns it.
+    """Delete the public key `name` from `folder`, so that it is no longer trusted; return it.
 
     Raises:
-        SignatureError: there is no such key, or it signs on this machine.
+        SignatureError: there is no such key, or the folder also holds what signs with it.
         OutputError: it cannot be removed.
     """
     path = folder / f"{check_name(name)}{PUBLIC_KEY_SUFFIX}"
@@ -85,7 +85,9 @@ def remove_key(name: str, folder: Path) -> TrustedKey:
 
 
 def forget_key(folder: Path, name: str, pem: bytes) -> None:
-    """Trust the key `name` no more, if its file still holds these bytes and it does not sign here.
+    """Delete the public key `name` if its file still holds `pem`.
+
+    A key with which this machine signs stays.
 
     Raises:
         OutputError: it cannot be removed.
@@ -106,10 +108,10 @@ def _signs_here(name: str, folder: Path) -> bool:
 
 
 def check_name(name: str) -> str:
-    """Return `name` if a key may have it.
+    """Return `name` if it is 1 to 64 letters, digits, `_` or `-`.
 
     Raises:
-        SignatureError: it may not.
+        SignatureError: it is not.
     """
     if not _NAME.fullmatch(name):
         raise SignatureError(f"key name is {name!r}, expected 1 to 64 letters, digits, '_' or '-'")
@@ -117,10 +119,10 @@ def check_name(name: str) -> str:
 
 
 def make_keys_folder(folder: Path, mode: int) -> None:
-    """Make the folder if it is missing; `mode` is before the umask.
+    """Make the folder if it is missing, with the permissions `mode` less the umask.
 
     Raises:
-        OutputError: that is not possible.
+        OutputError: it cannot be made.
     """
     try:
         folder.mkdir(mode=mode, parents=True, exist_ok=True)
@@ -131,7 +133,7 @@ def make_keys_folder(folder: Path, mode: int) -> None:
 
 
 def write_public_file(path: Path, pem: bytes) -> None:
-    """Write a public key, whole or not at all.
+    """Write a public key to `path`, whole or not at all.
 
     Raises:
         OutputError: the folder cannot be written.

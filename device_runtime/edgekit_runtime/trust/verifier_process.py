@@ -44,11 +44,11 @@ _Answer: TypeAlias = "EdgekitError | Decrypted | None"
 
 
 class VerifyingProcess:
-    """A `Verifier` that uses the keys in a folder; each process reads them again.
+    """A `Verifier` that checks signatures in a child process, with the keys in a folder.
 
-    The first process starts at once, in parallel to what its caller does next, and stays until
-    `stop_when_idle`; later ones end with their answer. A good envelope is not verified again while the folder
-    is unchanged.
+    The first child starts at once, in parallel to what the caller does next, and stays until
+    `stop_when_idle`; later children end after one answer. Each child reads the keys when it starts. An
+    envelope whose signature was good is not verified again while the folder is unchanged.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class VerifyingProcess:
         return read_unverified(envelope, predicate_type, where)
 
     def decrypt(self, path: Path, max_bytes: int) -> "Decrypted":
-        """Return the plaintext of an encrypted package, see `decrypt_file`."""
+        """Return the plaintext of an encrypted package, which the child decrypts with `decrypt_file`."""
         question = str(path.absolute()), max_bytes
         extra_s = min(find_size(path), max_bytes) / _BYTES_PER_S
         decrypted = self._ask(question, str(question), stamp_keys(self._keys), extra_s)
@@ -95,14 +95,14 @@ class VerifyingProcess:
 
         Raises:
             SignatureError: one of the files is no public key.
-            UnavailableError: it cannot be found out now.
+            UnavailableError: a file cannot be read now, or the child does not answer.
         """
         self._ask(None, _KEYS, stamp_keys(self._keys))
 
     def stop_when_idle(self) -> None:
-        """End the process once it has answered; from now on each question starts one of its own.
+        """End the child once it has answered; each later question starts a child of its own.
 
-        This waits for no answer.
+        This returns at once.
         """
         self._stays = False
         self._end_if_idle()

@@ -17,17 +17,17 @@ _HALVINGS: Final = 14
 
 
 class CodeSizes:
-    """Size of all codes of a model, each code the nearest to its weight, for steps of any strength.
+    """Computes the size of a model's weights as codes, each weight as its nearest code.
 
-    `EqualSlopeSteps.choose` says what a strength is.
+    A strength sets the steps of all layers; `EqualSlopeSteps.choose` says what it is.
 
     Attributes:
-        steps: chooses the steps.
+        steps: chooses the steps of a layer for a strength.
 
     Args:
         layers: layers that are rounded.
         weights: their weights, by name.
-        steps: chooses the steps.
+        steps: chooses the steps of a layer for a strength.
     """
 
     def __init__(
@@ -41,15 +41,15 @@ class CodeSizes:
         """Return how many bytes all codes take, by their entropy.
 
         Args:
-            strength: sets the steps of all layers, see `EqualSlopeSteps.choose`; more of it, fewer bytes.
+            strength: sets the steps of all layers; the larger it is, the fewer bytes.
         """
         return self._sum(lambda layer, rows: self.steps.choose(layer, rows, strength))
 
     def of_peak(self, peak: int, fine_peak: int) -> float:
-        """Return a lower bound on the bytes of the codes alone, with equal bits in all rows.
+        """Return a lower bound on the bytes of the codes if the largest weight of each row has code `peak`.
 
-        It is the entropy of the nearest codes, where the largest weight of each row has the largest code.
-        Coded packages take some percent more, and their scales; rounding to few bits chooses shorter steps.
+        It is the entropy of the nearest codes. A package takes some percent more for them, and it also holds
+        their scales; rounding to few bits chooses shorter steps, whose codes take more bytes.
 
         Args:
             peak: largest code.
@@ -63,7 +63,7 @@ class CodeSizes:
         return self._sum(choose)
 
     def find_strength(self, max_bytes: float) -> float:
-        """Return the least strength whose codes have at most the allowed bytes, else the largest strength."""
+        """Return the least strength at which the codes take at most `max_bytes`, else `MAX_STRENGTH`."""
         low, high = MIN_STRENGTH, MAX_STRENGTH
         for _ in range(_HALVINGS):
             middle = math.sqrt(low * high)
@@ -71,7 +71,7 @@ class CodeSizes:
         return high
 
     def list_steps(self, strength: float) -> dict[str, NDArray[np.float32]]:
-        """Return the step of each channel, by the name of the weight."""
+        """Return the step of each output channel, float32 [channels], by the name of the weight."""
         return {
             layer.weight: self.steps.choose(layer, rows, strength).astype(np.float32).reshape(-1)
             for layer, rows in self._rows

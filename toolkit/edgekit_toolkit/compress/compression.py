@@ -41,7 +41,10 @@ class CodedWeight:
         return count_bits(self.codes)
 
     def floats(self, channel_axis: int) -> NDArray[np.float32]:
-        """Return codes times scale, float32 in the shape of the weight."""
+        """Return codes times scale, float32 in the shape of the weight.
+
+        `channel_axis`: axis of the output channels in that shape.
+        """
         along = [1] * self.codes.ndim
         along[channel_axis] = -1
         return np.asarray(self.codes * self.scale.reshape(along), np.float32)
@@ -49,13 +52,13 @@ class CodedWeight:
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """Changes of a float model before its form is made.
+    """Coded weights and removed channels of a float model, from which quantized forms are then made.
 
     Attributes:
         weights: coded weights, by the name of the initializer.
-        biases: float32 [channels] that go with them, by the name of the initializer.
+        biases: float32 [channels] that go with the coded weights, by the name of the initializer.
         channels: group -> channels that stay, for groups that lose some; weights and biases have only these.
-        is_distilled: whether they were trained on the float model's outputs before they were rounded.
+        is_distilled: whether the weights were trained on the float model's outputs before rounding.
     """
 
     weights: Mapping[str, CodedWeight] = field(default_factory=dict)
@@ -64,18 +67,18 @@ class Compression:
     is_distilled: bool = False
 
     def slice(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        """Return the model with the channels that stay.
+        """Return the model with only the channels that stay; the model itself if all of them do.
 
         Raises:
-            ValueError: the model has not these channels.
+            ValueError: the model has not these groups or channels.
         """
         return slice_channels(model, self.channels) if self.channels else model
 
     def apply(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        """Return the compressed float model, from the result of `slice`.
+        """Return a copy of the result of `slice` that has the values of the codes, and the biases.
 
         Raises:
-            ValueError: the compression does not belong to the model.
+            ValueError: the model lacks one of the weights or biases, or has it in another shape.
         """
         result = copy_model(model)
         axes = {layer.weight: layer.channel_axis for layer in find_layers(model)}
@@ -91,7 +94,7 @@ class Compression:
 
     @property
     def mean_bits(self) -> float:
-        """Bits per weight of an ideal coder that knows how often each code occurs in a layer."""
+        """Mean bits of a code by an ideal entropy coder that knows how often each code occurs in a layer."""
         return 8 * self.code_bytes / max(sum(weight.codes.size for weight in self.weights.values()), 1)
 
     @property
@@ -156,7 +159,7 @@ def count_bits(codes: NDArray[np.int8]) -> int:
 
 
 def entropy_bits(codes: NDArray[Any]) -> float:
-    """Return the entropy of codes times their number, in bits.
+    """Return the bits that an ideal entropy coder needs for all codes: entropy of a code times their number.
 
     `codes`: whole numbers, at least one.
     """

@@ -67,12 +67,12 @@ _MIN_GAIN: Final = 0.1  # of the noise, for a result to be of use
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distillation:
-    """A training.
+    """The outcome of a training.
 
     Attributes:
-        model: the trained student; None if held-back samples do not agree that it is better.
+        model: the trained student; None if it is no better on held-back samples.
         noise_before: noise of the student on held-back samples, as a share of the outputs' power.
-        noise_after: the same of the trained student.
+        noise_after: the same for the student at the end of the training.
     """
 
     model: onnx.ModelProto | None
@@ -88,12 +88,14 @@ def distil(
     steps: int,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Distillation:
-    """Train a student on the teacher's outputs; ends half-way where held-back samples show no gain.
+    """Train a copy of the student on the teacher's outputs.
+
+    The training ends half-way if held-back samples then show no gain.
 
     Args:
         teacher: float model.
-        student: float model with the same inputs and outputs, whose layers train.
-        samples: inputs; those with other shapes than the first do not count.
+        student: float model with the same inputs and outputs; weights and biases of its layers are trained.
+        samples: inputs; those with other shapes than the first are left out.
         steps: most steps of `BATCH` samples.
         progress: called with the number of steps done, and how many there are at most.
 

@@ -20,7 +20,9 @@ _MAX_FLOAT32: Final = 1e15  # a sum of squares stays finite
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Moments of the patches of a layer. The compressed network's may have fewer columns, J of K.
+    """Second moments and means of a layer's input patches in the float and in the compressed network.
+
+    Patches of the float network have K columns, those of the compressed network J of these.
 
     Attributes:
         own: second moment of the compressed network's patches, [G, J, J]: G groups, J columns.
@@ -67,18 +69,19 @@ class Moments:
         return cls(own, cross, mean, float_mean, columns)
 
     def restrict(self, columns: NDArray[np.intp]) -> "Moments":
-        """Return the moments for some of the compressed network's columns."""
+        """Return the moments for some of the compressed network's columns: their positions among its J."""
         own = self.own[:, columns[:, None], columns]
         mean = self.mean[:, columns]
         return Moments(own, self.cross[:, :, columns], mean, self.float_mean, self.columns[columns])
 
     def fit(self, rows: Floats) -> Floats:
-        """Return rows [G, R, J] that keep the layer's outputs on the compressed network's patches.
+        """Return weights [G, R, J] for the compressed network that keep the layer's outputs.
 
-        They come nearest to the outputs of `rows` on the float network's patches.
+        Their outputs on its patches are the nearest, by least squares, to those of `rows` on the float
+        network's patches.
 
         Args:
-            rows: [G, R, K].
+            rows: weights of the float network, [G, R, K].
         """
         diagonal = np.einsum("gii->gi", self.own).mean(axis=1)
         ridge = (_RIDGE * np.maximum(diagonal, 1e-9))[:, None, None]
@@ -87,7 +90,12 @@ class Moments:
         return np.swapaxes(np.linalg.solve(own, np.swapaxes(target, 1, 2)), 1, 2)
 
     def bias_change(self, rows: Floats, new_rows: Floats) -> Floats:
-        """Return the change of a layer's bias that keeps the means of its outputs, [G * R]."""
+        """Return the change of a layer's bias that keeps the means of its outputs, [G * R].
+
+        Args:
+            rows: weights of the float network, [G, R, K].
+            new_rows: weights of the compressed network, [G, R, J].
+        """
         means = rows @ self.float_mean[:, :, None] - new_rows @ self.mean[:, :, None]
         return np.asarray(means.reshape(-1))
 

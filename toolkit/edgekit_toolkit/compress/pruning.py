@@ -59,15 +59,16 @@ def prune(
     measure_noise: Callable[[onnx.ModelProto], float],
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[SlicedModel]:
-    """Return models with fewer and fewer channels, until each share of the multiply-adds is saved.
+    """Return models with fewer and fewer channels: for each share, the first that saves it.
 
-    One model may save several shares; a share that cannot be saved has no model.
+    One model may be the first for several shares; a share that cannot be saved has no model. So the list may
+    be shorter than `shares`.
 
     Args:
         model: float model, from which a pass of its own has removed dead channels.
         samples: inputs from which the moments are taken.
-        shares: of the multiply-adds, in ascending order.
-        multiple: of how many channels a group keeps a multiple.
+        shares: shares of the multiply-adds to save, in ascending order.
+        multiple: the number of channels that a group keeps is a multiple of this.
         threads: threads of one inference.
         measure_noise: returns the noise of the outputs of a model with other channels and weights.
         progress: called with the number of the layer that begins, and how many there are.
@@ -88,6 +89,8 @@ def prune(
 
 def count_macs(model: onnx.ModelProto, dims: Mapping[str, int]) -> dict[str, int]:
     """Return the multiply-adds of each layer, by its first output.
+
+    `dims`: size of each free dimension by name.
 
     Raises:
         ModelError: they cannot be counted.

@@ -33,7 +33,10 @@ _MIN_FINE_PEAK: Final = 63
 
 
 def limits(peak: int) -> tuple[int, int]:
-    """Return the smallest and the largest code: -`peak` and `peak`, with few bits -`peak` - 1 and `peak`."""
+    """Return the smallest and the largest code.
+
+    They are -`peak` and `peak`, or -`peak` - 1 and `peak` where `is_coarse(peak)`.
+    """
     return (-peak - 1 if is_coarse(peak) else -peak), peak
 
 
@@ -51,11 +54,13 @@ def damp(moment: Floats) -> Floats:
 
 
 class Spread:
-    """How the error of a column spreads over the later ones, by a second moment [G, K, K] after `damp`.
+    """How the rounding error of a column is spread over the columns that are rounded after it.
+
+    It follows from the second moment [G, K, K] of the patches, as `damp` returns it.
 
     Attributes:
-        order: the columns, the one with the largest moment first, [G, K].
-        factor: row j spreads the error of column j, [G, K, K].
+        order: columns in the order of rounding, the one with the largest moment first, [G, K].
+        factor: row j holds the weights that spread the error of the j-th column in that order, [G, K, K].
     """
 
     def __init__(self, moment: Floats) -> None:
@@ -66,9 +71,12 @@ class Spread:
 
 
 def choose_scale(rows: Floats, moment: Floats, peak: int) -> Floats:
-    """Return the step of each row [G, R, 1] with the least error when its codes are the nearest.
+    """Return the step of each row, [G, R, 1], at which the nearest codes have the least output error.
 
-    `peak`: largest code.
+    Args:
+        rows: weights, [G, R, K].
+        moment: second moment of the patches, [G, K, K].
+        peak: largest code.
     """
     largest = np.maximum(np.abs(rows).max(axis=2, keepdims=True), _LEAST) / peak
     best: Floats = largest
@@ -102,13 +110,25 @@ def round_rows(
 
 
 def measure_errors(differences: Floats, moment: Floats) -> Floats:
-    """Return the mean squared error d H d^T of each row's output, [G, R, 1]."""
+    """Return the mean squared error d H d^T of each row's output, [G, R, 1].
+
+    Args:
+        differences: d, the error of each weight, [G, R, K].
+        moment: H, the second moment of the patches, [G, K, K].
+    """
     errors: Floats = ((differences @ moment) * differences).sum(axis=2, keepdims=True)
     return errors
 
 
 def fit_scale(codes: Floats, rows: Floats, moment: Floats, scale: Floats) -> Floats:
-    """Return the step of each row [G, R, 1] with the least error of its codes; `scale` for rows of zeros."""
+    """Return the step of each row, [G, R, 1], at which its codes have the least output error.
+
+    Args:
+        codes: codes of the rows, [G, R, K].
+        rows: weights that the codes stand for, [G, R, K].
+        moment: second moment of the patches, [G, K, K].
+        scale: steps to keep for rows without such a step, as those whose codes are all 0.
+    """
     projected_codes = codes @ moment
     power, product = ((values * projected_codes).sum(axis=2, keepdims=True) for values in (codes, rows))
     return np.where((power > 0) & (product > 0), product / np.where(power > 0, power, 1), scale)

@@ -59,7 +59,9 @@ def round_weights(
     coarse_biases: bool = False,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Compression:
-    """Return the weights of all layers as codes, and biases that keep the means of the layers' outputs.
+    """Return the weights of layers as codes, and biases that keep the means of the layers' outputs.
+
+    Layers that `find_roundable_layers` leaves out, or that no sample reaches, stay as they are.
 
     Args:
         model: float model.
@@ -67,9 +69,10 @@ def round_weights(
         peak: largest code, 1 to 127.
         fine_peak: largest code of grouped layers, which have few weights and few inputs that could take
             up an error.
-        choose_step: returns the steps of a layer.
+        choose_step: (layer, its rows) -> step of each row, [G, R, 1]; None for the steps of least error.
         threads: threads of one inference.
-        quantize: returns the values that an input of a layer has, by its name, where activations are codes.
+        quantize: (name of a layer's input, its float values) -> the values that it has where activations are
+            codes.
         alone: whether each layer is rounded as if the rest of the network, activations included, stayed
             float.
         coarse_biases: whether biases are rounded to the precision of weights, to travel in fewer bytes.

@@ -23,13 +23,13 @@ _STEPS_A_POWER: Final = 4
 
 
 def probe_step(_layer: Layer, rows: Floats) -> Floats:
-    """Return the step of each row, [G, R, 1], at which the noise of a layer is measured."""
+    """Return the step of each row, [G, R, 1], for measuring how much noise the layer adds to the output."""
     size = max(float(np.sqrt((rows**2).mean())), 1e-30)
     return np.full((*rows.shape[:2], 1), _PROBE_STEP * size)
 
 
 class EqualSlopeSteps:
-    """Steps with which a bit more in any layer would lower the noise of the output by the same amount.
+    """Chooses steps with which one more bit would lower the output's noise equally in every layer.
 
     Args:
         layers: layers of the model.
@@ -47,11 +47,11 @@ class EqualSlopeSteps:
         }
 
     def choose(self, layer: Layer, rows: Floats, strength: float) -> Floats:
-        """Return the step of each row, [G, R, 1]: equal except for rows that need a longer step.
+        """Return the step of each row, [G, R, 1]: equal unless a row needs a longer one to stay within `peak`.
 
         Args:
             layer: the layer.
-            rows: its weights.
+            rows: its weights, [G, R, K].
             strength: square root of the noise that a layer of mean size may add.
         """
         share = min(strength * self._shares[layer.name], _MAX_STEP)

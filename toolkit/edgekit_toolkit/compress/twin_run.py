@@ -24,16 +24,16 @@ Quantize = Callable[[str, NDArray[Any]], NDArray[Any]]
 
 
 class TwinRun:
-    """Two runs of one graph that differ in the weights of its layers.
+    """A float and a compressed run of one graph, which differ in the weights of its layers.
 
     Args:
         model: float model.
         layers: its layers, in order.
         samples: inputs.
         threads: threads of one inference.
-        compressed: model of the compressed run: with the same nodes in the same order, by default `model`.
+        compressed: model of the compressed run, with the same nodes in the same order; by default `model`.
         is_single: whether there is only one run, whose tensors stand for both.
-        quantize: returns the values that a layer's input has in the compressed run.
+        quantize: (name of a layer's input, its values) -> the values that it has in the compressed run.
 
     Attributes:
         weights: initializers of layers that differ in the compressed run, by name; the caller adds to it.

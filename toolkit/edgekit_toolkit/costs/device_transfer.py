@@ -82,7 +82,7 @@ class ThreadSharing:
     share: float = 1.0
 
     def shorten(self, kernel: KernelTime) -> float:
-        """Return the time of a kernel on this machine, divided among the threads of the device."""
+        """Return the seconds of one run of a kernel here, if threads shared it as they do on the device."""
         if self.share == 1 or kernel.kind in _UNSHARED:
             return kernel.seconds
         alone_s = -self.alone_s * math.expm1(-kernel.seconds / self.alone_s)
@@ -106,7 +106,7 @@ class FittedRatios:
         ratios: kind of kernel -> time on the device over time here.
         s_per_spilled_byte: seconds that each spilled byte takes on the device, beside its kernel's time.
         sharing: how the device's threads share kernels; the ratios compare one thread of each machine.
-        errors: for each network predicted over measured time, less 1; the fit left that network out.
+        errors: for each network, predicted over measured time, less 1, by a fit to all other networks.
     """
 
     ratios: Mapping[KernelKind, float]
@@ -121,9 +121,9 @@ class FittedRatios:
         return max(worst, _LEAST_UNCERTAINTY)
 
     def predict_s(self, run: HostRun) -> float:
-        """Return the time of one inference on the device.
+        """Return the seconds of one inference on the device.
 
-        Kinds without a ratio count with the largest one.
+        A kind of kernel without a ratio counts with the largest ratio.
         """
         unknown, of_kinds = max(self.ratios.values()), sum_kinds(run, self.sharing)
         kernels_s = sum(seconds * self.ratios.get(kind, unknown) for kind, seconds in of_kinds.items())
@@ -131,7 +131,7 @@ class FittedRatios:
 
 
 def sum_kinds(run: HostRun, sharing: ThreadSharing = _ONE_THREAD) -> dict[KernelKind, float]:
-    """Return the time of each kind of kernel in a run here, as if threads of a device shared the kernels."""
+    """Return the seconds of each kind of kernel in a run here, if threads shared the kernels by `sharing`."""
     seconds_by_kind: dict[KernelKind, float] = defaultdict(float)
     for kernel in run.kernels:
         seconds_by_kind[kernel.kind] += kernel.count * sharing.shorten(kernel)
@@ -139,10 +139,10 @@ def sum_kinds(run: HostRun, sharing: ThreadSharing = _ONE_THREAD) -> dict[Kernel
 
 
 def fit_ratios(runs: Sequence[HostRun], device_s: Sequence[float], *, may_share: bool = True) -> FittedRatios:
-    """Return the ratios that predict networks best, by relative error, and that error.
+    """Return the ratios that predict the networks with the least relative errors, and these errors.
 
-    Kinds are pulled towards one common ratio. How strongly, and how threads share kernels, is chosen by the
-    error of networks left out.
+    The ratios of all kinds of kernels are pulled towards one common ratio. The strength of the pull, and how
+    threads share kernels, are chosen to predict best the networks that a fit leaves out.
 
     Args:
         runs: networks here, at least three.
@@ -150,7 +150,7 @@ def fit_ratios(runs: Sequence[HostRun], device_s: Sequence[float], *, may_share:
         may_share: whether the device's engine may have run the networks on several threads.
 
     Raises:
-        ValueError: fewer than three networks, or a time that is not above 0.
+        ValueError: fewer than three networks, not a time for each, or a time that is not above 0.
     """
     if len(runs) < 3 or len(runs) != len(device_s):
         raise ValueError(

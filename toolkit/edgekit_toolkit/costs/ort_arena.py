@@ -17,9 +17,14 @@ _MOST_WASTE_BYTES: Final = 128 << 20
 
 
 class Block(NamedTuple):
-    """A part of a region, in bytes from its begin.
+    """A part of a region of memory.
 
-    Blocks sort by size, then by place, as the arena searches them.
+    Blocks sort by size, then by position, as the arena searches them.
+
+    Attributes:
+        size: bytes.
+        region: index of the region.
+        offset: bytes from the begin of the region.
     """
 
     size: int
@@ -37,7 +42,7 @@ class Arena:
 
     @property
     def resident_bytes(self) -> int:
-        """Sum over regions of the bytes up to the last one ever used; blocks are cut from the front."""
+        """Sum over all regions of the bytes from the region's begin to the last byte that was ever used."""
         return sum(self._touched)
 
     def allocate(self, size: int) -> Block:

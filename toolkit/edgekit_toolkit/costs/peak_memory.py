@@ -79,7 +79,7 @@ class MemoryEstimate:
 
     @property
     def run_bytes_per_input_byte(self) -> float:
-        """Inputs, activations and outputs of one inference over its inputs."""
+        """Bytes of inputs, activations and outputs of one inference, over the bytes of its inputs."""
         return 1.0 + self.activations_bytes / max(self.feeds_bytes, 1)
 
     @property

@@ -68,15 +68,14 @@ _FREE: Final = frozenset({"RESHAPE", "SQUEEZE", "EXPAND_DIMS"})
 
 
 def tflite_costs(model: Model, dims: Mapping[str, int] | None = None) -> list[NodeCost]:
-    """Return the work of each operator of the first sub-graph that runs with every inference.
+    """Return the work of those operators of the first sub-graph that run in every inference.
 
     Args:
         model: a screened file; see `flatbuffer.parsed`.
         dims: sizes of its free dimensions, or None for the stored sizes.
 
     Raises:
-        ModelError: it would run with other sizes than the stored ones, or an operator's work cannot be
-            counted.
+        ModelError: `dims` are not the stored sizes, or an operator's work cannot be counted.
     """
     graph = model.subgraphs[0]
     stored = _free_sizes(graph)

@@ -48,8 +48,8 @@ class ModelMaker:
 
     Attributes:
         open_quantizer: returns the quantizer of a float model.
-        build: makes the model of a recipe's form; None if the form cannot be made of the model. A conversion
-            was checked when the recipe was made.
+        build: (float model, form of a recipe, sizes of free dimensions) -> model of that form; None if it
+            cannot be made of the model. A conversion is not checked again.
         convert: makes a float model in the engine's format, without a check.
         convert_codes: makes the engine's model of a network of 8-bit codes, from its ONNX form with codes and
             the same network in float.
@@ -94,8 +94,8 @@ class EngineSupport:
         slows_exact_products: whether its exact 8-bit products are slow on x86 processors without VNNI.
         cheap_row_macs: most multiply-adds of one inference with which a package gets all golden rows: running
             them then takes half as long as opening the model. None gives the first row alone.
-        check: asks the engine's own parser whether it takes a model, given shapes for free sizes beside the
-            batch.
+        check: (model, inputs whose shapes set the free sizes beside the batch) -> verdict of the engine's own
+            parser; None if it is not asked.
         notes: warnings about the figures of every package for it.
         untimed: kind of `quantize.forms.UNTIMED_KINDS` -> the form, where the engine has it.
     """

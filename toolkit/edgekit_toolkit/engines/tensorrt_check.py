@@ -42,10 +42,11 @@ class TensorRtCheck:
     """TensorRT's verdict on a model.
 
     Attributes:
-        errors: why the model is not accepted: operator, node name and message. An error next to `built` names
-            something that TensorRT accepts but computes differently from ONNX.
+        errors: why the model is not accepted: operator, node name and message. If `built` is True, an error
+            names something that TensorRT accepts but computes differently from ONNX.
         available: whether the library is installed; where not, `errors` holds the command that installs it.
         parsed: whether the parser understood every node.
+        built: whether an engine was built.
         engine_bytes: size of the engine, or None if none was built.
         version: version of the library, or None if it gave no answer.
         seconds: time to parse and build, or None if the library gave no answer.
@@ -81,7 +82,7 @@ def check_tensorrt(
         time_limit_s: the process is killed when it takes longer.
 
     Raises:
-        ValueError: shapes do not rise, or have different ranks.
+        ValueError: the shapes of an input are not in ascending order, or have different ranks.
     """
     request = {
         "library": _LIBRARY,

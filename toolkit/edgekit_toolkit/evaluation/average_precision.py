@@ -35,8 +35,8 @@ class MatchedBoxes:
     Attributes:
         scores: float32 [K].
         classes: int64 [K].
-        hits: bool [overlaps, K], whether each detection matches a true box.
-        ignored: bool [overlaps, K], whether each detection is left out of the score.
+        hits: bool [overlaps, K], for each of `OVERLAPS` whether a detection matches a true box.
+        ignored: bool [overlaps, K], for each of `OVERLAPS` whether a detection is left out of the score.
         truths: int64 [G], classes of the true boxes that count.
     """
 
@@ -48,7 +48,7 @@ class MatchedBoxes:
 
 
 def match_boxes(boxes: Boxes, truth: TrueBoxes) -> MatchedBoxes:
-    """Return which detections of a sample match true boxes, tried in the order of their scores."""
+    """Return a sample's detections in the order of their scores, and which of them match true boxes."""
     order = np.argsort(-boxes.scores, kind="stable")
     ranked = boxes.take(order)
     chosen = np.zeros(len(ranked), np.bool_)

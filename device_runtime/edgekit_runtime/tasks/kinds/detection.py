@@ -107,8 +107,8 @@ class OutputLayout:
     Attributes:
         sentence: shapes and meaning, for documents.
         options: the options that it reads beside those that all layouts read.
-        leading: number of values before the scores in a row, if one output holds boxes and scores, along
-            either axis; a fifth value is the score of an object. 0 for separate outputs.
+        leading: number of values of a box before its class scores, where one output holds both: 4 for the
+            box itself, 5 if the score of any object follows. 0 where boxes and scores are separate outputs.
         find_corners: (coords [A, 4 or more], chosen rows, options, size of the input) -> corners of the
             chosen boxes in pixels of the input.
         read: reads the boxes of a detector that has chosen classes by itself; then `find_corners` is None.
@@ -144,7 +144,10 @@ def find_boxes(
 def read_boxes(
     outputs: Outputs, options: DetectionOptions, input_size: Size, labels: int | None = None
 ) -> Boxes:
-    """Return the boxes of one sample before suppression, see `find_boxes`; some may have no finite area."""
+    """Return all boxes of one sample with `min_score` or more, before suppression.
+
+    Some may have no finite area. Arguments and errors are those of `find_boxes`.
+    """
     layout = LAYOUTS[options.layout]
     with np.errstate(over="ignore", invalid="ignore"):
         if layout.find_corners is None:
