@@ -46,6 +46,7 @@ class Service:
         registry: loads, swaps and unloads the models.
         http: the HTTP server with its connections.
         pool: the threads of models that do not run on the loop.
+        metrics: counters of the whole service.
         answers: answers requests with photographs and sound.
         workers: the worker processes of isolated models.
     """
@@ -64,7 +65,8 @@ class Service:
             config: configuration of the service.
             source: where packages lie.
             regions: shared memory of clients, registered by the caller; None to make it here.
-            tries_in_child: whether packages are opened in a child first, which an engine may end.
+            tries_in_child: whether a package is opened in a child process first, so that an engine that ends
+                its process ends only the child.
         """
         loop = asyncio.get_running_loop()
         self._config = config
@@ -80,11 +82,9 @@ class Service:
             lanes.make,
             config.models,
             # The workers are made below.
-            open_remote=lambda package, options, beside: self.workers.open(package, options, beside),  # noqa: PLW0108
-            memory=config.memory,
-            metrics=self.metrics,
-            drain_timeout_s=config.inference.drain_timeout_s,
-            tries_in_child=tries_in_child,
+            open_remote=lambda package, options, beside: self.workers.open(package, options, beside),  # noqa:
+            PLW0108 memory=config.memory, metrics=self.metrics,
+            drain_timeout_s=config.inference.drain_timeout_s, tries_in_child=tries_in_child,
         )
         self.answers = AnswerPath(loop, config.media)
         self._router = router = Router(
@@ -108,7 +108,7 @@ class Service:
         self._listening = Listening(self.http, config)
 
     async def listen(self) -> list[str]:
-        """Accept connections from now on; return the addresses.
+        """Accept connections from now on; return the addresses, that of HTTP over TCP as the last one.
 
         Raises:
             TransportError: an address is in use or cannot be used.
@@ -120,7 +120,7 @@ class Service:
         """Answer the requests under way, then free everything.
 
         Returns:
-            whether all work has ended; the rest continues on its threads until the process ends.
+            True if all work has ended; False if a load or an inference goes on until the process ends.
         """
         self._listening.begin_stop()
         if self._monitor is not None:
@@ -135,9 +135,8 @@ class Service:
         try:
             await asyncio.wait_for(self.registry.close(), UNLOAD_TIMEOUT_S)
         except asyncio.TimeoutError:
-            _logger.error("a model did not unload in time; stopping without waiting for it")  # noqa: TRY400  # says all
-            self.registry.abandon()
-            has_closed = False
+            _logger.error("a model did not unload in time; stopping without waiting for it")  # noqa: TRY400
+            # says all self.registry.abandon() has_closed = False
         self.http.close()  # what came back from workers too late
         has_ended = True
         for part in (self._threads, self._router, self.answers):
@@ -165,7 +164,7 @@ class Service:
         ).encode()
 
     def find_streams(self) -> "StreamsHandler":
-        """Return the handler of streams, created at its first use: most services have no streams."""
+        """Return the handler of streams; the first call creates it, since most services have no streams."""
         if self._streams is None:
             from edgekit_runtime.service.api.streams import open_streams
 
@@ -222,10 +221,11 @@ async def serve(
         announce: called with the addresses and the names of all models once these are loaded.
 
     Returns:
-        whether all has ended, see `Service.stop`.
+        True if all work has ended, see `Service.stop`.
 
     Raises:
         TransportError: an address is in use or cannot be used.
+        ConfigError: gRPC is to be served, and its package is not installed.
     """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()

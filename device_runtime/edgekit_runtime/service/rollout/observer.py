@@ -26,10 +26,11 @@ _logger = logging.getLogger(__name__)
 
 
 class Observer:
-    """Counts what two versions do, asks `judge`, and reports its verdict once.
+    """Counts the answers of two versions, compares them with the gates, and reports the verdict once.
 
     Attributes:
-        verdict: the verdict of `judge`, or None before it.
+        observed: what was counted so far.
+        verdict: whether the candidate is promoted or rolled back; None while the gates are undecided.
     """
 
     __slots__ = ("_begin_s", "_clock", "_defer", "_gates", "_report", "_until_look", "observed", "verdict")
@@ -45,10 +46,10 @@ class Observer:
         """Begin to count.
 
         Args:
-            gates: the limits.
+            gates: limits that the candidate must keep.
             report: takes the verdict, once, through `defer`: never while a call is being answered.
-            defer: calls something later on the loop's thread.
-            clock: in seconds.
+            defer: calls a function on the loop's thread, after so many seconds.
+            clock: returns the time in seconds.
         """
         self._gates = gates
         self._report: Callable[[Promote | Rollback], None] | None = report
@@ -68,7 +69,11 @@ class Observer:
         _count(self.observed.current, latency_s)
 
     def count_candidate(self, latency_s: float | None) -> None:
-        """Count an answer of the candidate; as for `count_current`."""
+        """Count an answer of the candidate; after some dozens of them, judge.
+
+        Args:
+            latency_s: latency of a good answer; None for a failed one.
+        """
         _count(self.observed.candidate, latency_s)
         if latency_s is not None:
             self.observed.failed_in_a_row = 0
@@ -79,8 +84,10 @@ class Observer:
     def blame(self, *, not_finite: bool) -> None:
         """Count a failure that is the candidate's own: the current version did not fail on the same inputs.
 
+        NaN, or as many failures in a row as the gates call a burst, are judged at once.
+
         Args:
-            not_finite: whether it answered NaN or infinity to finite inputs.
+            not_finite: whether the candidate answered NaN or infinity to finite inputs.
         """
         self.observed.failed_in_a_row += 1
         self.observed.not_finite += not_finite
@@ -88,7 +95,7 @@ class Observer:
             self.look()
 
     def add_pair(self, pair: Pair) -> None:
-        """Count a pair of runs of both versions with the same inputs."""
+        """Count a pair of runs of both versions with the same inputs; judge at once if the answers differ."""
         observed, least = self.observed, self._gates.min_agreement
         observed.agreement += pair.agreement
         observed.compared += 1
@@ -102,7 +109,10 @@ class Observer:
         self.observed.current.energy.add(current_j)
 
     def look(self) -> None:
-        """Judge now. The owner also calls this regularly, since the end of the time brings a verdict."""
+        """Judge now, and have a verdict reported through `defer`; does nothing after the verdict.
+
+        The owner also calls this regularly: a trial whose time is up gets its verdict without a new answer.
+        """
         self._until_look = max(_LOOK_EVERY, int(self.observed.candidate.answers * _LOOK_SHARE))
         if self.verdict is not None:
             return
@@ -123,7 +133,15 @@ class Observer:
             report(self.verdict)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return what was observed, for `/v2` statistics."""
+        """Return what was observed, for `/v2` statistics.
+
+        Returns:
+            `verdict`: `promote`, `rollback` with the `gate` and the `reason`, or `continue` with the
+            `undecided` gates; number of pairs `compared` and their mean `agreement`, None without pairs;
+            `latency_ratio_p50`, the median of the candidate's time over that of the current version; for
+            `current` and `candidate` the number of `answers`, how many `failed`, and quantiles of latency and
+            energy, None without values.
+        """
         observed = self.observed
         verdict = self.verdict or judge(observed, self._gates)
         stated: dict[str, JsonValue] = {"verdict": type(verdict).__name__.lower()}

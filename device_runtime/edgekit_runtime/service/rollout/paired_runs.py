@@ -43,7 +43,7 @@ class Pair:
 
     Attributes:
         agreement: agreement of their answers, 0..1.
-        current_s, candidate_s: how long the versions took.
+        current_s, candidate_s: seconds that the run of each version took.
     """
 
     agreement: float
@@ -65,13 +65,16 @@ def run_pair(
 ) -> Pair | None:
     """Run both versions in random order; return None if one fails or answers NaN or infinity.
 
+    If both runs together are shorter than 2 ms they are repeated, and only the repetition counts: the model
+    with fewer calls is no longer in the processor's caches.
+
     Args:
         current: session of the version in use.
         candidate: session of the one on trial.
         inputs: inputs for both.
         compare: compares their answers.
         flip: returns 0 or 1, with the same chance, for the order.
-        clock: in seconds.
+        clock: returns the time in seconds.
     """
     sessions = (current, candidate)
     answers, times_s = _run_both(sessions, inputs, flip, clock)
@@ -106,7 +109,7 @@ def _flip() -> int:
 
 
 class PairedRuns:
-    """Makes pairs on a thread of its own, one after the other; used on the thread of the loop."""
+    """Runs both versions on a thread of its own, one pair after the other; used on the thread of the loop."""
 
     __slots__ = (
         *("_alarm", "_call_soon", "_compare", "_complete", "_defer", "_has_thread", "_is_busy", "_is_over"),
@@ -131,12 +134,12 @@ class PairedRuns:
             current: session of the version in use.
             candidate: session of the version on trial.
             compare: compares their answers.
-            call_soon: calls something on the loop's thread, such as `loop.call_soon_threadsafe`.
-            is_busy: whether real calls need the processors, so that no pair is made.
-            defer: calls something on the loop's thread later, such as `loop.call_later`.
-            max_run_s: time limit of the runs of a pair; 0 for no limit.
-            complete: adds the states that inputs lack, as at the start of a sequence: one version cannot read
-                the states of the other.
+            call_soon: calls a function on the loop's thread, such as `loop.call_soon_threadsafe`.
+            is_busy: returns whether real calls need the processors, so that `may_start` refuses a pair.
+            defer: calls a function on the loop's thread later, such as `loop.call_later`.
+            max_run_s: seconds after which both runs of a pair are stopped; 0 for no limit.
+            complete: returns the inputs with the states that they lack, as at the start of a sequence: one
+                version cannot read the states of the other.
         """
         self._complete = complete
         self._sessions: tuple[Session, ...] = (share_session(current), share_session(candidate))
@@ -157,11 +160,11 @@ class PairedRuns:
         return not self._is_busy()
 
     def start(self, inputs: Inputs, done: TakePair) -> None:
-        """Make a pair.
+        """Queue a pair of runs for the thread; does nothing after `close`.
 
         Args:
-            inputs: the inputs that stay as they are.
-            done: takes the pair, or None if a run failed, on the loop's thread; not after `close`.
+            inputs: inputs of both runs; nobody may write to these arrays any more.
+            done: takes the pair, or None if a run failed, on the loop's thread; not called after `close`.
         """
         if self._is_over:
             return
@@ -174,7 +177,7 @@ class PairedRuns:
             self._alarm = self._defer(self._max_run_s, self._stop)
 
     def close(self) -> None:
-        """Make no more pairs. The pair under way is stopped and not reported, then the thread ends."""
+        """Start no more pairs. The pair under way is stopped and not reported, then the thread ends."""
         self._is_over = True
         self._queue.put(None)
         self._stop()

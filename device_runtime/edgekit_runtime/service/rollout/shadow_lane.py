@@ -37,8 +37,8 @@ class ShadowLane(Lane):
     """Answers with the current version, and lets the candidate try in quiet moments.
 
     Attributes:
-        under_way: real calls without an answer yet.
-        dropped: copies that were not made, or waited too long, since real calls came first.
+        under_way: number of real calls without an answer yet.
+        dropped: number of copies that were not made, or waited too long, since real calls came first.
     """
 
     __slots__ = (
@@ -190,7 +190,7 @@ class ShadowLane(Lane):
         return False
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return what was observed, for `/v2` statistics."""
+        """Return what `Observer.to_json` does, and how many copies were `dropped` and are `waiting`."""
         return {
             **self._observer.to_json(),
             "dropped": self.dropped,

@@ -37,16 +37,19 @@ _logger = logging.getLogger(__name__)
 
 
 class Writer:
-    """A thread for all models of a process; what does not fit into its queue is dropped."""
+    """A thread that stores the samples of all models of a process.
+
+    Its queue has room for 8 jobs and 32 MiB; jobs beyond that are dropped.
+    """
 
     def __init__(self) -> None:
-        """Prepare the runs; the first pair starts the thread."""
+        """Make the queue; the first job starts the thread."""
         self._jobs: queue.Queue[tuple[int, Callable[[], None]] | None] = queue.Queue(_MAX_QUEUED)
         self._lock, self._queued_bytes = threading.Lock(), 0
         self._thread: threading.Thread | None = None
 
     def put(self, size_bytes: int, job: Callable[[], None]) -> bool:
-        """Queue a job that needs `size_bytes` of memory; return False if it is dropped."""
+        """Queue a job that holds `size_bytes` of memory until it ends; return False if it is dropped."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="edgekit-samples", daemon=True)
             self._thread.start()
@@ -61,7 +64,7 @@ class Writer:
         return True
 
     def close(self) -> bool:
-        """Finish the queued jobs; return whether they ended in time."""
+        """Finish the queued jobs and end the thread; return False if it still runs after 4 s at most."""
         if self._thread is None:
             return True
         with contextlib.suppress(queue.Full):
@@ -82,7 +85,11 @@ class Writer:
 
 
 class ModelSampler:
-    """Samples of one model; used on the thread of the loop, except by `Writer`."""
+    """Samples of one model; used on the thread of the loop, while jobs of its `Writer` judge and store.
+
+    Attributes:
+        draws: decides which requests are drawn, and has a line for each trigger of an order.
+    """
 
     __slots__ = (
         *("_clock", "_dropped", "_folder", "_largest_bytes", "_loop", "_max_bytes", "_model", "_options"),
@@ -139,7 +146,7 @@ class ModelSampler:
         file: "tuple[bytes | memoryview, MediaType | None, Any] | None" = None,
         answer: Mapping[str, JsonValue] | None = None,
     ) -> None:
-        """Take a request, see `served_version.Sampler`."""
+        """Count an answered request, and copy it if it is drawn, see `served_version.Sampler`."""
         draws = self.draws
         draws.countdown -= 1
         if draws.countdown > 0 and self._recent is None:
@@ -167,10 +174,15 @@ class ModelSampler:
             self._put(request, draw)
 
     def keep(self, request_id: str | None) -> str:
-        """Store a recent request for the application, the last one by default; return the sample's id.
+        """Have a recent request stored, because the application asks for it; return the sample's id.
+
+        Args:
+            request_id: identifier that the client gave the request; None for the last request.
 
         Raises:
-            RequestError: no order asks for that, or none now, or the request is forgotten.
+            RequestError: no order wants what applications keep (status 409); the request is not among the
+                last few (404); the orders have enough samples or no room (429); the writer's queue is full
+                (503).
         """
         if self._recent is None:
             raise RequestError(409, f"the fleet has no order for kept samples of {self._model}")
@@ -190,12 +202,17 @@ class ModelSampler:
         self.draws.refresh(self._clock())
 
     def note_sizes(self, sizes: Mapping[tuple[str, str], int]) -> None:
-        """Learn how many bytes of samples wait, by order and kind."""
+        """Learn how many bytes of samples wait on the disk, by the order's id and the trigger's kind."""
         self._sizes = sizes
         self._note_room()
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return what came of each order, for the statistics."""
+        """Return what came of each order, by its id, for the statistics.
+
+        Returns:
+            `triggers`: number of samples stored by each kind of trigger; `dropped`: number of samples that
+            were lost; `error`: why triggers cannot decide, empty if all can.
+        """
         orders: dict[str, JsonValue] = {}
         for order in self._orders:
             lines = [line for line in self.draws.lines if line.order.id == order.id]
@@ -292,7 +309,12 @@ def _judge(observation: Observation, line: Line) -> bool | None:
 
 
 def copy_borrowed(arrays: Mapping[str, Array], own: str | None) -> Mapping[str, Array]:
-    """Return arrays that stay valid: copies of all whose memory others may write to, except `own`."""
+    """Return arrays that stay valid: those that borrow their memory, which others may write to, are copied.
+
+    Args:
+        arrays: arrays by name.
+        own: name of an array that is not copied, though it borrows, since nobody else writes there; or None.
+    """
     return {
         name: array if name == own or array.flags.owndata else array.copy() for name, array in arrays.items()
     }

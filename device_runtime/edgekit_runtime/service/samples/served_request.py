@@ -47,7 +47,8 @@ class ServedRequest:
 
     Attributes:
         data: the file as it came, or None for tensors; `media_type` is None where the client stated none.
-        answer: of the task; None while it is not decoded.
+        placement: where preprocessing put the picture, which the task's answer needs; or None.
+        answer: answer of the task; None while it is not decoded, empty if it cannot be.
         id: identifier that the client gave it, or None.
         taken_at: seconds since 1970.
     """
@@ -80,7 +81,15 @@ class ServedRequest:
         )
 
     def seal(self, selection: Selection, sample_id: str) -> bytes:
-        """Return the file of the sample for one order; raises EdgekitError or ValueError for a wrong key."""
+        """Return the file of the sample, encrypted for the public key of one order.
+
+        Args:
+            selection: lines that take the sample, all of this order, and the probability of selection.
+            sample_id: id of the sample, 32 hexadecimal digits.
+
+        Raises:
+            EdgekitError, ValueError: the order's public key is wrong.
+        """
         from edgekit_runtime.encryption.key_wrapping import seal  # cryptography: where a sample is stored
 
         order, manifest = selection.lines[0].order, self.served.loaded.manifest
@@ -170,7 +179,12 @@ class ServedRequest:
 
 
 def write_wav(samples: bytes, parameters: Mapping[str, str]) -> bytes:
-    """Return sound of the type `audio/x-raw` with these parameters as a WAV file."""
+    """Return a WAV file of raw sound.
+
+    Args:
+        samples: samples of all channels in turns, as `audio/x-raw` has them.
+        parameters: `rate` in hertz; `channels`, 1 by default; `format`, `S16LE` by default, or `F32LE`.
+    """
     tag, width = _WAV_TAGS[parameters.get("format", "S16LE")]
     rate, channels = int(parameters["rate"]), int(parameters.get("channels", "1"))
     frame = channels * width

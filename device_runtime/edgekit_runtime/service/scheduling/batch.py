@@ -20,7 +20,8 @@ from edgekit_runtime.tensors import Array
 def find_kind(session: Session, inputs: Mapping[str, Array]) -> tuple[Hashable | None, int]:
     """Return the kind of a call, equal for all calls of a batch, and its number of rows.
 
-    The kind is None if inputs have no rows or different numbers of rows; such a call fits no batch.
+    The kind is None if inputs have no rows or different numbers of rows; such a call fits no batch, and
+    counts as one row.
 
     Raises:
         DataError: the inputs do not fit the session; in a batch they would fail the others' calls too.
@@ -41,10 +42,10 @@ class BatchResult:
 
     Attributes:
         answers: one for each call.
-        began_s: when it began, on the clock given.
+        began_s: when it began, on the clock of the batch.
         merge_s, infer_s, split_s: seconds of merging the calls, of the engine, and of splitting the outputs.
-            For a call with `work` of its own, its preparation is in the first and what follows the engine in
-            the last.
+            For a call with `work` of its own, `merge_s` is its preparation and `split_s` what follows the
+            engine.
         is_apart: whether the calls of a batch ran one by one, since the batch failed.
         is_refused: whether the `work` of a call ended before the engine ran: its inputs are wrong, or it was
             stopped.
@@ -67,8 +68,9 @@ class Batch:
 
     Attributes:
         session: session to run; used by this batch alone until it ends.
+        queued: the calls, at least one.
         estimate_s: how long it is expected to take.
-        ran: result of the run, once it has run.
+        ran: result of the run; not set before `run` ends.
         stop_error: the answer to its calls if it was stopped, or None.
         stops: how often it was stopped.
         is_abandoned: whether its calls were answered though it still runs, since it could not be stopped.
@@ -118,7 +120,10 @@ class Batch:
         return self.ran.merge_s + self.ran.infer_s + self.ran.split_s
 
     def run(self) -> None:
-        """Run all calls, and free the memory that a large run leaves behind; raises nothing."""
+        """Run all calls, set `ran`, and free the memory that a large run leaves behind; raises nothing.
+
+        Where the calls cannot run together, each runs on its own.
+        """
         self._run()
         if self._trim is not None:
             self._trim(self.session)

@@ -17,7 +17,7 @@ Run: TypeAlias = Callable[[Mapping[str, Array]], Answer]
 
 
 class Reused(Mapping[str, Array]):
-    """Outputs that were computed for another call, and so no evidence about a version."""
+    """Outputs that were computed for another call: they say nothing about the version that is tried."""
 
     __slots__ = ("_outputs",)
 
@@ -71,7 +71,7 @@ class Call:
         return {name: array if array.flags.owndata else array.copy() for name, array in self.inputs.items()}
 
     def answered_by(self, reply: Callable[[Answer], None]) -> "Call":
-        """Return the same call with another `reply`, for a lane in front of another."""
+        """Return the same call with another `reply` and without `work`, for a lane in front of another."""
         return Call(self.inputs, reply, self.priority, self.deadline_s, self.is_unwanted, self.sequence)
 
 
@@ -83,7 +83,8 @@ class Lane(Protocol):
     def submit(self, call: Call) -> None:
         """Accept `call` and answer it through its `reply`; raises nothing."""
 
-    def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":  # noqa: ARG002  # of a lane that never does
+    def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":  # noqa: ARG002  # of a lane that never
+    does
         """Return the answer if this thread can compute it at once; else return None, without any effect.
 
         It is for the shortest models, for which a `Call` and its reply would take as long as their run.

@@ -23,7 +23,10 @@ _logger = logging.getLogger(__name__)
 def make_drift(
     manifest: Manifest, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], limits: DriftLimits
 ) -> Drift | None:
-    """Return the drift statistics of a version; None if its manifest describes its data wrongly."""
+    """Return the drift statistics of a version; None, with a warning in the log, if they cannot be kept.
+
+    That is so if what its manifest says about the model's data is wrong.
+    """
     try:
         return Drift(inputs, outputs, manifest.figures, limits.window)
     except ManifestError as error:
@@ -50,8 +53,8 @@ class DriftLane(Lane):
         Args:
             drift: drift statistics of the version behind this lane.
             lane: the lane that answers.
-            budget_s: mean time per call that counting may take.
-            clock: in seconds.
+            budget_s: seconds per call that counting may take, on average over all calls.
+            clock: returns the time in seconds.
         """
         self._budget_s = budget_s
         self._cost_s = _FIRST_COST_S  # smoothed time of a look
@@ -62,7 +65,7 @@ class DriftLane(Lane):
         self._countdown = 1
 
     def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":
-        """Let the lane behind answer, unless this call is counted."""
+        """Return the answer of the lane behind; None if that has none, or this call is to be counted."""
         if self._countdown <= 1:
             return None
         answer = self._lane.attempt(inputs)

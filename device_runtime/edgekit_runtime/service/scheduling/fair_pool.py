@@ -25,13 +25,13 @@ _LOOK_S: Final = 0.25  # between two looks at the runs under way
 
 
 class Threads:
-    """Threads, started when they are first needed.
+    """Threads that run functions and report back to the event loop; each is started when it is first needed.
 
     They get work through a `SimpleQueue`, and hand results back through a deque and an eventfd that the loop
     watches: `call_soon_threadsafe` writes to a socket and makes a handle for each call.
 
     Attributes:
-        count: how much work runs at once.
+        count: how many functions run at once.
     """
 
     def __init__(self, loop: AbstractEventLoop, count: int) -> None:
@@ -61,10 +61,13 @@ class Threads:
         self._work.put((work, finish))
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Finish the work under way, and end the threads; the last call.
+        """Finish the work under way and end the threads; nothing may be called afterwards.
+
+        Args:
+            timeout_s: seconds to wait for them; None to wait as long as it takes.
 
         Returns:
-            whether all threads have ended; one that hangs ends with the process.
+            True if all threads have ended; one that hangs ends with the process.
         """
         for _ in self._threads:
             self._work.put(None)
@@ -104,13 +107,21 @@ class Flow(Protocol):
     used_s: float
 
     def take(self) -> Batch | None:
-        """Return a batch to run now, or None."""
+        """Return a batch to run now, or None if the model has none."""
 
     def finish(self, batch: Batch) -> Callable[[], None]:
-        """Count a batch that has run; returns a function that answers its calls."""
+        """Count a batch that has run; return a function that answers its calls."""
 
     def look(self, batch: Batch, seconds: float) -> bool:
-        """Stop a batch that runs too long or without clients; return whether its place is free."""
+        """Stop a batch that runs too long, or whose clients have gone.
+
+        Args:
+            batch: a batch under way.
+            seconds: how long it has run.
+
+        Returns:
+            True if the pool may run another batch meanwhile, on one thread more.
+        """
 
 
 class Pool:
@@ -137,7 +148,7 @@ class Pool:
         self.on_abandoned: Callable[[], None] = _do_nothing
 
     def enlist(self, flow: Flow) -> None:
-        """Ask `flow` for a batch whenever it is next, as long as it has any."""
+        """Ask `flow` for a batch whenever its turn comes, until it has none; call it again for new work."""
         if flow not in self._ready:
             flow.used_s = max(flow.used_s, self._floor_s)
             self._ready.append(flow)

@@ -10,7 +10,7 @@ _logger = logging.getLogger(__name__)
 
 
 def reply(call: Call, answer: Answer) -> None:
-    """Answer a call; raises nothing."""
+    """Answer a call; raises nothing: an error of `call.reply` goes to the log."""
     try:
         call.reply(answer)
     except Exception:  # a fault in writing one answer must not keep back the others
@@ -30,7 +30,7 @@ def miss(call: Call, metrics: LaneMetrics) -> None:
 
 
 def shed(call: Call, metrics: LaneMetrics, waiting: int, wait_s: float) -> None:
-    """Refuse a call since `waiting` calls wait already, which will take `wait_s`."""
+    """Refuse a call since `waiting` calls wait already, which will take `wait_s` seconds."""
     metrics.shed += 1
     message = f"{metrics.model}: {waiting} calls wait already; try again in {wait_s:.3g} s"
     reply(call, OverloadedError(message, wait_s))

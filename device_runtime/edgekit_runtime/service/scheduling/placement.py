@@ -27,7 +27,7 @@ _REPEATS: Final = 8.0  # times the runs that are due, for a model that keeps fre
 
 
 def move_mean(mean_s: float, seconds: float) -> float:
-    """Return the moving mean in seconds after one more value; a mean of 0 means that there were none."""
+    """Return the moving mean in seconds after one more value; `mean_s` is 0 before the first."""
     return mean_s + (seconds - mean_s) * (_WEIGHT if mean_s else 1.0)
 
 
@@ -64,7 +64,7 @@ class RunPlacement:
         self._least_s = float("inf")
 
     def note_on_loop(self, seconds: float) -> None:
-        """Count a run that was on the loop."""
+        """Count a run on the loop; a mean over the limit, or a run that froze the loop, clears `short`."""
         mean_s = self.mean_s
         if seconds > mean_s * _HICCUP:
             if seconds >= self._freeze_s:
@@ -76,7 +76,7 @@ class RunPlacement:
             self._leave(0.0)
 
     def note_on_thread(self, seconds: float) -> None:
-        """Count a run on a thread; after several, the shortest decides where the next runs take place."""
+        """Count a run on a thread; after several, the shortest of them sets `short`."""
         self.mean_s = move_mean(self.mean_s, seconds)
         if seconds >= self._freeze_s:  # it would have frozen the loop
             due = min(self._patience, math.ceil(seconds / _SAVED_S))

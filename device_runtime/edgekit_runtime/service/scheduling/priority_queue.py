@@ -22,7 +22,8 @@ class Queued:
     Attributes:
         since_s: when it came, on the scheduler's clock.
         level: priority level, from 1, the highest.
-        rows: size of the first dimension of its inputs.
+        rows: size of the first dimension of its inputs; 1 where calls are not batched.
+        size_bytes: size of its inputs.
         kind: calls of one kind may run in one batch; a call of kind None runs alone.
     """
 
@@ -39,7 +40,8 @@ class PriorityQueue:
 
     Attributes:
         rows: number of rows in all calls that wait.
-        next_deadline_s: lower bound of the deadlines of all waiting calls; exact after `expire`.
+        next_deadline_s: lower bound of the deadlines of all waiting calls, infinite if none has a deadline;
+            `expire` makes it exact once it has passed.
     """
 
     __slots__ = ("_levels", "_max_bytes", "_max_passes", "_passes", "next_deadline_s", "rows")
@@ -49,7 +51,7 @@ class PriorityQueue:
 
         Args:
             levels: number of priority levels, at least 1.
-            max_passes: how many batches in a row may go past a level that waits.
+            max_passes: how many batches in a row may run before a waiting call of a lower level.
             max_bytes: size limit of the inputs of one batch.
         """
         self._levels: tuple[deque[Queued], ...] = tuple(deque() for _ in range(levels))
@@ -70,7 +72,7 @@ class PriorityQueue:
 
     @property
     def oldest_s(self) -> float:
-        """When the oldest call arrived; at least one waits."""
+        """When the oldest waiting call arrived, on the scheduler's clock; only while a call waits."""
         return min(level[0].since_s for level in self._levels if level)
 
     def choose(self, max_rows: int) -> list[Queued]:
@@ -138,7 +140,12 @@ class PriorityQueue:
         return unwanted
 
     def displace(self, level: int) -> Queued | None:
-        """Remove and return the youngest call of the lowest level below `level`, or None."""
+        """Remove and return the youngest call of the lowest level that has one, to make room for another.
+
+        Args:
+            level: level of the new call. Only calls of lower levels, with larger numbers, give way to it;
+                without any the result is None.
+        """
         for index in range(len(self._levels) - 1, level - 1, -1):
             if self._levels[index]:
                 queued = self._levels[index].pop()

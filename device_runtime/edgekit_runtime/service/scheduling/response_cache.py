@@ -37,11 +37,12 @@ class ResponseCache:
     """Cached answers of all models; the least recently used are dropped first.
 
     Attributes:
+        limits: limits of its size and of the size of inputs.
         held_bytes: size of all stored answers.
-        hits: calls that were answered from it at once.
-        joined: calls that waited for an equal call under way, with or without success.
-        misses: calls that were computed.
-        passed: calls that were too large.
+        hits: number of calls that were answered from it at once.
+        joined: number of calls that waited for an equal call under way, with or without success.
+        misses: number of calls that were computed.
+        passed: number of calls that were not looked up, since their inputs are too large.
     """
 
     __slots__ = (
@@ -58,12 +59,12 @@ class ResponseCache:
         self.held_bytes = self.hits = self.joined = self.misses = self.passed = 0
 
     def add_lane(self) -> int:
-        """Return a number under which a lane keeps its answers."""
+        """Return a new number, the first half of the keys under which a lane stores its answers."""
         self._lanes += 1
         return self._lanes
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the figures of the cache, for `/v2` statistics."""
+        """Return the number of stored `answers` and the counters under Attributes, for `/v2` statistics."""
         return {
             "answers": len(self._answers),
             "held_bytes": self.held_bytes,
@@ -74,7 +75,7 @@ class ResponseCache:
         }
 
     def digest(self, inputs: Mapping[str, Array]) -> bytes:
-        """Return a keyed hash of inputs, their names, dtypes and shapes."""
+        """Return a keyed hash of inputs, their names, dtypes and shapes; the key is of this cache alone."""
         state = hashlib.blake2b(digest_size=_KEY_BYTES, key=self._secret)
         for name in sorted(inputs):
             array = inputs[name]
@@ -86,7 +87,7 @@ class ResponseCache:
         return state.digest()
 
     def find(self, key: _Key) -> Reused | None:
-        """Return the answer under a key, (number of a lane, digest of inputs), or None."""
+        """Return the answer under a key, (number of a lane, digest of inputs), or None; count it as used."""
         answer = self._answers.get(key)
         if answer is None:
             return None
@@ -94,7 +95,14 @@ class ResponseCache:
         return answer[0]
 
     def keep(self, key: _Key, answer: Reused) -> None:
-        """Add an answer, and drop those that were not used for longest until all fit."""
+        """Add an answer, and drop the least recently used ones until all fit.
+
+        An answer that is larger than the whole cache is not stored.
+
+        Args:
+            key: number of the lane and digest of the inputs; nothing is stored under it yet.
+            answer: outputs to which nobody writes.
+        """
         size_bytes = sum(array.nbytes for array in answer.values()) + _ENTRY_BYTES
         if size_bytes > self.limits.max_bytes:
             return
@@ -172,7 +180,7 @@ class CacheLane(Lane):
         self._compute(call, inputs, digest)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the figures of this version, and the size of all answers, for `/v2` statistics."""
+        """Return `hits` and `misses` of this version, and the size of all models' answers, for statistics."""
         metrics = self._metrics
         return {
             "hits": metrics.cache_hits,
@@ -181,7 +189,7 @@ class CacheLane(Lane):
         }
 
     def close(self) -> None:
-        """Forget the answers of this version; calls under way are answered, but not kept."""
+        """Drop the stored answers of this version; calls under way are answered, but not stored."""
         self._is_closed = True
         self._cache.drop_lane(self._number)
 

@@ -33,7 +33,7 @@ class RunMemory:
 
     Attributes:
         bytes_per_input_byte: memory of inputs, activations and outputs together for each byte of inputs.
-        usual: name -> dtype and shape of the inputs for which the package was made.
+        usual: input name -> dtype and shape in the package's golden inputs.
     """
 
     bytes_per_input_byte: float
@@ -62,7 +62,10 @@ class RunMemory:
         return is_unusual and size_bytes * self.bytes_per_input_byte > _KEPT_BYTES
 
     def trim(self, session: Session) -> None:
-        """Free the memory that a session keeps beyond a run with the usual inputs, if it can."""
+        """Free the memory that a session keeps beyond a run with the usual inputs, if it has `trim`.
+
+        That method runs the model once, on zeros; a model that refuses them keeps its memory.
+        """
         give_back: Callable[[Mapping[str, object]], None] | None = getattr(session, "trim", None)
         if give_back is not None:
             try:
@@ -74,7 +77,10 @@ class RunMemory:
 
 
 def estimate_run_memory(manifest: Manifest, variant: str) -> RunMemory:
-    """Return the memory of a run, as the package states it or by the size of its inputs and outputs."""
+    """Return the memory of a run of a variant, as the package states it.
+
+    A package that does not state it is taken to need 64 times the size of its golden inputs and outputs.
+    """
     chosen = next(candidate for candidate in manifest.all_variants if candidate.name == variant)
     usual = {tensor.name: (tensor.dtype, tensor.shape) for tensor in chosen.golden.inputs}
     stated = _stated_ratio(chosen.figures)
@@ -86,10 +92,12 @@ def estimate_run_memory(manifest: Manifest, variant: str) -> RunMemory:
 
 
 def allowed_run_bytes(stated: int | None, max_model_bytes: int | None) -> int:
-    """Return how much memory one inference may take.
+    """Return how much memory one inference may take, in bytes.
 
-    `stated`: the option `max_run_bytes`; None for the default. `max_model_bytes`: memory limit of all models
-    together, or None.
+    Args:
+        stated: the option `max_run_bytes`; None for the default: 1 GiB, but at most a quarter of the
+            machine's memory, and at most `max_model_bytes`.
+        max_model_bytes: memory limit of all models together, or None.
     """
     if stated is not None:
         return stated
@@ -117,7 +125,7 @@ class InputLimit:
         """Check the size of a request's inputs.
 
         Raises:
-            RequestError: they are too large.
+            RequestError: they are too large (status 413).
         """
         size_bytes = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in inputs)
         if size_bytes <= self._max_bytes:

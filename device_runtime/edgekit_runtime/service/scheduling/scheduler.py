@@ -41,7 +41,7 @@ class Scheduler(Lane):
 
     Attributes:
         metrics: counts and times of its calls.
-        used_s: time on the threads of the pool, kept by the pool.
+        used_s: seconds of thread time that it has used, on the pool's virtual clock; the pool sets it.
     """
 
     __slots__ = (
@@ -121,7 +121,7 @@ class Scheduler(Lane):
         self._is_replying = False
 
     def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":
-        """Return the answer of a short model if no call waits for it, else None."""
+        """Run a short model here and return its answer; None if it is not short, or calls wait or run."""
         if self._is_replying or self._waiting.rows or self._is_held or not (self._idle and self._is_open):
             return None
         placement = self._find_placement(find_shapes(inputs))
@@ -144,7 +144,12 @@ class Scheduler(Lane):
         return is_free and not self._find_placement(find_shapes(inputs)).short
 
     def learn(self, shapes: Shapes, seconds: float) -> None:
-        """Count a run that was measured before there was traffic; see `warm_up`."""
+        """Count a run that was measured before there was traffic; see `warm_up`.
+
+        Args:
+            shapes: shapes of its inputs.
+            seconds: how long it took.
+        """
         self._find_placement(shapes).note_on_thread(seconds)
 
     def _find_placement(self, shapes: Shapes) -> RunPlacement:
@@ -156,7 +161,7 @@ class Scheduler(Lane):
         return placement
 
     def limit_batch(self, rows: int) -> None:
-        """Limit batches to `rows` rows from now on, or to those of the options if they are fewer."""
+        """Limit batches to `rows` rows from now on, or to `max_batch` of the options if that is less."""
         self._max_rows = max(1, min(rows, self._limits.max_batch)) if self._batches else 1
 
     def drain(self, done: Callable[[], None]) -> None:
@@ -242,7 +247,10 @@ class Scheduler(Lane):
             self._answer(batch)
 
     def take(self) -> Batch | None:
-        """Return a batch to run now, or None; called by the pool."""
+        """Remove the next batch from the queue and return it; None if none may run now. The pool calls this.
+
+        Calls whose deadline has passed, or whose clients have gone, are refused instead.
+        """
         if late := self._waiting.expire(self._clock()):
             # Not from here: whom they answer may submit more, in the middle of what the pool decides.
             self._late += late
@@ -286,10 +294,16 @@ class Scheduler(Lane):
             self._loop.call_soon(self._answer_dropped)  # later, for the same reason as what is late
 
     def look(self, batch: Batch, seconds: float) -> bool:
-        """Stop a batch that runs too long or without clients; the pool calls this several times a second.
+        """Stop a batch that runs too long, or whose clients have gone; the pool calls this every 0.25 s.
+
+        A batch that does not stop in about 2 s is abandoned: its calls are refused while it still runs.
+
+        Args:
+            batch: a batch under way.
+            seconds: how long it has run.
 
         Returns:
-            whether other models may have its place: it may have no end.
+            True if the run may never end, so that the pool gives other batches one thread more.
         """
         if batch.is_abandoned:
             return True
@@ -446,7 +460,10 @@ def _share(instances: Sequence[Session]) -> list[Session]:
 
 
 def run_one(session: Session, inputs: Mapping[str, Array]) -> Answer:
-    """Return what a session answers to one call; raises nothing."""
+    """Return a session's outputs for one call, or the error that it raised; raises nothing.
+
+    An error that is no `EdgekitError` becomes a `BackendError`.
+    """
     try:
         return session.run(inputs)
     except EdgekitError as error:

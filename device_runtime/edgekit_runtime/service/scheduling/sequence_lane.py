@@ -38,8 +38,8 @@ class SequenceLimits(NamedTuple):
     Attributes:
         max_sequences: most sequences at one time.
         max_bytes: size limit of all their states.
-        idle_s: a sequence without a request for so long ends.
-        max_waiting: most calls that wait for an earlier call of their sequence.
+        idle_s: seconds without a request after which a sequence ends.
+        max_waiting: most calls that wait for an earlier call of their sequence, over all sequences.
     """
 
     max_sequences: int
@@ -70,7 +70,12 @@ class _Sequence:
 
 
 class SequenceLane(Lane):
-    """Adds states to the inputs of calls, and takes them from the answers."""
+    """Adds the states of a sequence to the inputs of its calls, and stores those in the answers.
+
+    Attributes:
+        started: number of sequences that began.
+        expired: number of sequences that ended because no request came for too long.
+    """
 
     __slots__ = (
         *("_clock", "_held_bytes", "_lane", "_limits", "_metrics", "_sequences", "_states", "_waiting"),
@@ -95,7 +100,10 @@ class SequenceLane(Lane):
         self.started = self.expired = 0
 
     def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":
-        """Let the lane behind answer a call outside of any sequence: its states are zeros."""
+        """Return the answer of the lane behind to a call outside of any sequence, or None if it has none.
+
+        States that the inputs lack are zeros.
+        """
         return self._lane.attempt(self._states.complete(inputs))
 
     def submit(self, call: Call) -> None:
@@ -116,11 +124,14 @@ class SequenceLane(Lane):
         self._advance(step.id, sequence)
 
     def holds(self, sequence_id: int | str) -> bool:
-        """Return whether it has the states of a sequence."""
+        """Return True if the sequence is active here: it was started and has not ended."""
         return sequence_id in self._sequences
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the figures of the sequences, for `/v2` statistics, after dropping those that are over."""
+        """Return how many sequences are active, started and expired, for `/v2` statistics.
+
+        `held_bytes` is the size of their states. Sequences that were idle for too long are dropped first.
+        """
         self._expire(self._clock())
         return {
             "active": len(self._sequences),

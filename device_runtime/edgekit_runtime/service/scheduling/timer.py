@@ -14,7 +14,7 @@ TIMER_S: Final = 1e-3  # what epoll counts in
 
 
 class Alarm:
-    """Calls back once, on the thread of the loop."""
+    """A timer that calls a function once, on the thread of the loop."""
 
     __slots__ = ("_at_s", "_loop", "_timer")
 
@@ -25,12 +25,14 @@ class Alarm:
         self._at_s = math.inf
 
     def set(self, action: Callable[[], None], at_s: float, now_s: float, *, is_exact: bool) -> None:
-        """Call `action` at `at_s`. An earlier time that is set stays; the owner sets a new one then.
+        """Call `action` at `at_s`; does nothing if the timer is already set to an earlier time, or the same.
+
+        It goes off once: if more is to be done later, `action` sets it again.
 
         Args:
             action: what to call, always the same.
-            at_s: when; infinite for never.
-            now_s: time on the same clock.
+            at_s: when, on the owner's clock; infinite for never.
+            now_s: time now on that clock.
             is_exact: whether to wait for the last millisecond in turns of the loop, which keep a core busy;
                 otherwise the call may be a millisecond late.
         """

@@ -11,7 +11,9 @@ def load_tested(
     open_remote: OpenRemote | None = None,
     beside: Loaded | None = None,
 ) -> Loaded:
-    """Do what `load` does; a package that gets no process of its own must pass `check_first_opening` first.
+    """Do what `load` does, after `check_first_opening` if the package gets no process of its own.
+
+    That opens the package in a child first: an engine that ends its process ends only the child.
 
     Raises:
         BackendError: as `load`, or the engine ended the child.

@@ -41,8 +41,9 @@ class Hazard(NamedTuple):
     """How inputs of a client may harm the process that runs a model.
 
     Attributes:
-        reason: what the model does, after its name.
-        max_data_bytes: limit on the memory of that process, if the model may take any amount; else None.
+        reason: what the model does, a predicate that follows its name: `has a loop, in which …`.
+        max_data_bytes: limit to set on the memory of that process (`RLIMIT_DATA`), if the model may take any
+            amount; else None.
     """
 
     reason: str
@@ -53,8 +54,8 @@ def find_hazard(package: OpenedPackage, sessions: int = 1) -> Hazard | None:
     """Return why a model should run in a process of its own, or None.
 
     Args:
-        package: verified.
-        sessions: number of its sessions in that process.
+        package: verified package of a model or a pipeline.
+        sessions: number of sessions of each model in that process, for `max_data_bytes`.
     """
     members = package.list_members()
     if not members:
@@ -118,11 +119,12 @@ def _examine(content: memoryview, *, can_stop: bool) -> tuple[list[str], bool]:
 
 
 def can_trap(package: OpenedPackage, machine: str | None = None) -> bool:
-    """Return whether inputs of the model in `package` may end the process that runs it.
+    """Return whether inputs of the model in `package` may end its process, by a division of integers.
 
     Args:
-        package: verified.
-        machine: architecture as `platform.machine` names it, by default of this machine.
+        package: verified package of one model.
+        machine: architecture as `platform.machine` names it, by default of this machine. The answer is False
+            for all but x86, whose processors raise a signal there.
     """
     if (machine or platform.machine()).lower() not in _TRAPPING_MACHINES:
         return False

@@ -28,13 +28,17 @@ class LaneFactory:
     """Puts lanes in front of a loaded version.
 
     Attributes:
-        times: the times of the call that is answered next, where responses state them; or None.
+        times: times of the call that is answered next, for the header `Server-Timing`; None if that is off.
     """
 
     def __init__(self, loop: AbstractEventLoop, pool: Pool, regions: Regions, config: ServiceConfig) -> None:
         """Make the response cache, which all models share.
 
-        `pool`: pool of threads, shared by all models.
+        Args:
+            loop: event loop on whose thread all lanes work.
+            pool: pool of threads, shared by all models.
+            regions: shared memory of clients.
+            config: configuration of the service.
         """
         self._loop, self._pool, self._regions, self._config = loop, pool, regions, config
         self._cache = ResponseCache(config.cache)
@@ -42,7 +46,7 @@ class LaneFactory:
         self._max_run_bytes = allowed_run_bytes(config.inference.max_run_bytes, config.memory.max_bytes)
 
     def make(self, loaded: Loaded) -> Served:
-        """Return `loaded` with its lanes, on the thread of the loop."""
+        """Return `loaded` with its lanes, or with the lane of its worker; call it on the loop's thread."""
         manifest, remote = loaded.manifest, loaded.remote
         options = self._config.models.get(manifest.name) or ModelOptions()
         metrics = self._make_metrics(manifest.name, manifest.version) if remote is None else remote.metrics

@@ -32,7 +32,8 @@ class LoadAttempt(Generic[Result]):
 
         Args:
             description: what is loaded, for messages.
-            work: loads it; it calls `note` with each session that it opens.
+            work: returns what it loaded, on a thread of its own; it gets this object, and calls `note` with
+                each session that it opens.
             discard: frees a result that comes too late.
         """
         self._thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
@@ -42,7 +43,10 @@ class LoadAttempt(Generic[Result]):
         self._future: Future[Result] = Future()  # cancelled when the load is abandoned
 
     def result_within(self, limit_s: float) -> Result:
-        """Return the result of the work.
+        """Start the work, wait for it and return its result; call it once.
+
+        Args:
+            limit_s: seconds, after which the load is abandoned and its sessions are interrupted.
 
         Raises:
             BackendError: it took longer than `limit_s`.
@@ -58,7 +62,7 @@ class LoadAttempt(Generic[Result]):
         return self._future.result()
 
     def note(self, session: Session) -> Session:
-        """Return `session`, and interrupt it if this load is abandoned.
+        """Return `session`, which is interrupted if this load is abandoned later.
 
         Raises:
             BackendError: the load was abandoned already; the session is closed.

@@ -51,10 +51,13 @@ class Loaded:
     """A version whose sessions are open, tested and warm, in this process or in workers.
 
     Attributes:
+        manifest: manifest of the package.
+        path: path of the package.
         scheduling: how its calls are scheduled; without batches where rows change each other's answers.
-        settings: ways to run it here, the usual one first; a governor chooses among several.
+        settings: ways to run it in this process, the usual one first; a governor chooses among several.
+            Empty for a version in worker processes.
         answerer: its preprocessing and task; None if it has neither, or runs in worker processes.
-        remote: the version in worker processes, if there are no `settings`; or None.
+        remote: the version in worker processes; None for one in this process.
         memory_bytes: about how much memory all of it takes.
         sessions_counted: number of sessions that `memory_bytes` counts, for each process with the model.
     """
@@ -70,12 +73,12 @@ class Loaded:
 
     @property
     def instances(self) -> tuple[Session, ...]:
-        """The sessions of the usual setting; one may be there several times."""
+        """The sessions of the usual setting, of which several may be the same; none in worker processes."""
         return self.settings[0].instances if self.settings else ()
 
     @property
     def variant(self) -> str:
-        """The variant of the usual setting."""
+        """The variant of the usual setting; of a version in worker processes, the package's first one."""
         return self.settings[0].variant if self.settings else self.manifest.all_variants[0].name
 
     @property
@@ -97,7 +100,7 @@ class Loaded:
 
     @property
     def session_count(self) -> int:
-        """How many different sessions compute the answers."""
+        """How many different sessions compute the answers; in worker processes, how many in each."""
         return len({id(session) for session in self.instances}) or self.sessions_counted
 
     def close(self) -> None:
@@ -110,13 +113,16 @@ class Loaded:
 
 @contextlib.contextmanager
 def map_exceptions(description: str) -> Iterator[None]:
-    """Turn every other exception of the block into an `EdgekitError`: engines and plug-ins raise anything.
+    """Turn every exception of the block that is no `EdgekitError` into one.
 
-    Without this, they could end the loop that serves all models.
+    Engines and plug-ins raise anything, and could end the loop that serves all models.
+
+    Args:
+        description: what the block loads, for messages.
 
     Raises:
         UnavailableError: there is no memory or no descriptor for it now.
-        BackendError: any other exception that is not an `EdgekitError`; the log has its traceback.
+        BackendError: the block raised any other exception; the log has its traceback.
     """
     try:
         yield
@@ -211,7 +217,10 @@ def _isolate_hostile(package: OpenedPackage, options: ModelOptions) -> ModelOpti
 
 
 def find_limit(package: OpenedPackage, options: ModelOptions) -> float:
-    """Return how many seconds the load of a package may take."""
+    """Return how many seconds the load of a package may take.
+
+    That is `load_timeout_s` of the options, or else 120 s and the time in which engines may build its models.
+    """
     if options.load_timeout_s is not None:
         return options.load_timeout_s
     return _LOAD_TIMEOUT_S + sum(map(_count_build_s, (package, *package.list_members().values())))
@@ -254,7 +263,10 @@ def _load_here(package: OpenedPackage, options: ModelOptions, attempt: LoadAttem
 
 
 def trim_after_start() -> None:
-    """Free the memory that starting left, and exempt what stays from garbage collection."""
+    """Give the memory that the start no longer needs back to the system; called once, after the start.
+
+    Python's garbage collector does not look at the remaining objects any more.
+    """
     gc.collect()
     gc.freeze()
     trim_memory()

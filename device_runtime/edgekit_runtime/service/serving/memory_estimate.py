@@ -16,7 +16,10 @@ _PER_PACKAGE_BYTE: Final = 3  # weights, their packed copy, activations; see doc
 
 
 def needed_bytes(packages: Iterable[Path]) -> int:
-    """Return about how much memory packages take, by their sizes; 0 for those that cannot be read."""
+    """Return about how many bytes of memory packages take: three times their sizes.
+
+    Packages that cannot be read count 0.
+    """
     return sum(map(find_size, packages)) * _PER_PACKAGE_BYTE
 
 
@@ -27,9 +30,10 @@ def count_sessions(manifest: Manifest, options: ModelOptions) -> int:
 
 
 def model_bytes(manifest: Manifest, path: Path, options: ModelOptions, sessions: int) -> int:
-    """Return the memory that a package states, or a multiple of its size where it states none.
+    """Return about how many bytes of memory a model takes, over all its processes and sessions.
 
-    The states of all sequences that may be active count, too.
+    The package states that for a session; without a statement it is three times the package's size. The
+    states of all sequences that may be active count, too.
 
     Args:
         manifest: manifest of the package.
@@ -41,7 +45,7 @@ def model_bytes(manifest: Manifest, path: Path, options: ModelOptions, sessions:
 
 
 def sequence_bytes(manifest: Manifest, options: ModelOptions) -> int:
-    """Return the memory of the states of all sequences that may be active."""
+    """Return the size of the states of all sequences that may be active, in bytes."""
     return options.max_sequences * count_state_bytes(manifest.states, manifest.golden)
 
 

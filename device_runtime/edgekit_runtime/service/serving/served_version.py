@@ -36,13 +36,19 @@ class Sampler(Protocol):
         file: "tuple[bytes | memoryview, MediaType | None, Placement | None] | None" = None,
         answer: Mapping[str, JsonValue] | None = None,
     ) -> None:
-        """Take a request before its answer is sent, while its inputs are valid.
+        """Count a request, and copy it if it is drawn as a sample; called before its answer is sent.
 
-        `file`: content, media type and placement of the file that the request had, or None for tensors.
+        Args:
+            served: the version that answered.
+            inputs: inputs of the model, valid until this returns.
+            outputs: outputs of the model.
+            request_id: identifier that the client gave the request.
+            file: content, media type and placement of the file that the request had, or None for tensors.
+            answer: answer of the task, or None if it was not decoded.
         """
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return what came of each order, for the statistics."""
+        """Return by the id of each order how many samples it got and lost, and its error, for statistics."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -51,8 +57,10 @@ class Served:
 
     Attributes:
         loaded: the loaded version with its sessions.
+        codec: reads its requests and writes its responses.
         metrics: counts and times of its calls.
-        stack: `own_lane`, with a cache and drift statistics in front of it if it has them.
+        own_lane: the lane at its sessions or workers, which drains before the version is unloaded.
+        stack: `own_lane`, behind its cache, drift statistics and states of sequences if it has them.
         lane: where its calls go: `stack`, or a trial in front of that.
         sequences: the lane in `stack` that keeps the states of sequences, or None for a model without states.
         drift: drift statistics of its inputs and outputs, or None.
@@ -81,10 +89,10 @@ class Served:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of this version, in bytes: an estimate by the number of sessions that its worker opened.
+        """Memory of this version, in bytes: an estimate, for as many sessions as its worker reports.
 
-        `tune` opens at most one session a processor. More do not count: a faulty worker could otherwise push
-        out all other models.
+        It counts at most one session a processor, as many as `tune` opens: a faulty worker that reports more
+        could otherwise push out all other models.
         """
         loaded = self.loaded
         reported = None if loaded.remote is None else loaded.remote.to_json().get("sessions")
@@ -95,7 +103,7 @@ class Served:
         return loaded.memory_bytes * sessions // loaded.sessions_counted
 
     def governor_to_json(self) -> Mapping[str, Any] | None:
-        """Return the settings of a governor, or None without one."""
+        """Return the governor's statistics of this version: its setting and changes; None without a governor."""
         if self.governed is not None:
             return self.governed.lane.to_json()
         remote = self.loaded.remote
@@ -103,7 +111,11 @@ class Served:
         return settings if isinstance(settings, dict) else None
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the statistics beyond the protocol's own figures."""
+        """Return the statistics that the Open Inference Protocol does not have.
+
+        They are `variant`, `sessions`, and whichever of `governor`, `drift`, `cache`, `sequences`, `samples`
+        and `rollout` this version has.
+        """
         loaded = self.loaded
         stated: dict[str, JsonValue] = {"variant": loaded.variant, "sessions": loaded.session_count}
         if loaded.remote is not None:
@@ -130,6 +142,7 @@ class Trial:
 
     Attributes:
         current: the version in use; its calls go through the trial until `end`.
+        candidate: the new version.
         options: options of the model, with those of the trial.
         runner: compares the two, here or in a worker.
     """
@@ -145,7 +158,7 @@ class Trial:
         self.current.trial = self.candidate.trial = None
 
     def describe(self) -> str:
-        """Return one line for the index of models."""
+        """Return one line for the index of models: share of the calls, answers so far, and the comparison."""
         share = self.options.trial.share
         status = self.to_json()
         candidate, comparison = status["candidate"], status.get("comparison")
@@ -158,12 +171,12 @@ class Trial:
 
     @property
     def is_guessing(self) -> bool:
-        """Whether only the shape of an output decided how answers are compared."""
+        """Whether answers are compared in a way guessed from an output's shape: the package states none."""
         comparison = self.to_json().get("comparison")
         return isinstance(comparison, Mapping) and comparison["guessed"] is True
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the figures for the `/v2` statistics."""
+        """Return what `runner` observed, with `kind` (`canary` or `shadow`) and both versions."""
         return {
             **self.runner.to_json(),
             "kind": self.options.rollout,

@@ -33,10 +33,14 @@ class FrameMemory:
         self._map = mmap.mmap(descriptor, SLOTS * (frame_bytes + PICTURE_BYTES))
 
     def frame(self, slot: int, shape: Sequence[int]) -> NDArray[Any]:
-        """Return the frame in a slot: uint8 [height, width, 3] in RGB, or float32 [samples].
+        """Return a view of the frame in a slot: uint8 [height, width, 3] in RGB, or float32 [samples].
+
+        Args:
+            slot: number of the slot, from 0.
+            shape: shape of the frame; one axis is a window of sound.
 
         Raises:
-            ValueError: it does not fit into a slot.
+            ValueError: there is no such slot, or the frame does not fit into one.
         """
         dtype = np.dtype(np.uint8 if len(shape) > 1 else np.float32)
         count = int(np.prod(shape, dtype=np.int64))
@@ -45,7 +49,7 @@ class FrameMemory:
         return np.frombuffer(self._map, dtype, count, self._begin(slot)).reshape(shape)
 
     def picture(self, slot: int, size_bytes: int = PICTURE_BYTES) -> memoryview:
-        """Return the first bytes of the picture's room in a slot.
+        """Return a view of the first `size_bytes` of the room for a JPEG in a slot.
 
         Raises:
             ValueError: there is no such slot, or it has less room.
@@ -60,7 +64,11 @@ class FrameMemory:
 
 
 def create_frame_file(frame_bytes: int) -> int:
-    """Return the descriptor of a new memfd for the slots, whose size nobody can change."""
+    """Return the descriptor of a new memfd for the slots, whose size nobody can change; the caller closes it.
+
+    Args:
+        frame_bytes: size limit of a frame.
+    """
     descriptor = os.memfd_create("edgekit-frames", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, SLOTS * (frame_bytes + PICTURE_BYTES))

@@ -23,8 +23,12 @@ class HttpSink(Sink):
     def __init__(self, text: str) -> None:
         """Read the address; `write` connects.
 
+        Args:
+            text: URL `http://…` or `https://…`; a user and password in it become HTTP basic authentication.
+
         Raises:
             ConfigError: the address names no host.
+            ValueError: it is malformed, such as its port.
         """
         parts = urlsplit(text)
         if not parts.hostname:

@@ -55,15 +55,18 @@ class ModelCalls:
         return None
 
     def find_trial(self, model: str) -> str | None:
-        """Return the version of a model that is on trial; None without any."""
+        """Return the version of a model that is on trial; None if there is none, or no such model."""
         entry = self._registry.models.by_name.get(model)
         return None if entry is None or entry.trial is None else entry.trial.candidate.version
 
     def submit(self, call: FrameCall) -> None:
-        """Submit one frame or window; load the model first if it was unloaded for others.
+        """Submit one frame or window of sound, whose `reply` takes the answer or an error.
+
+        A model that was unloaded for others is loaded first. If the model no longer knows the sequence, as
+        after a swap, the frame starts it anew.
 
         Raises:
-            EdgekitError: it is refused.
+            EdgekitError: it is refused at once; `reply` is not called then.
         """
         model, reply = call.model, call.reply
 

@@ -30,8 +30,13 @@ class MqttSink(Sink):
     def __init__(self, text: str, name: str) -> None:
         """Read the address; `write` connects.
 
+        Args:
+            text: URL `mqtt://HOST[:PORT][/TOPIC]` or `mqtts://…`, which may have a user and password.
+            name: name of the stream, for the topic `edgekit/streams/NAME` if the URL has none.
+
         Raises:
-            ConfigError: the address names no host, or paho-mqtt is not installed.
+            ConfigError: the address names no host or a topic with wildcards, or paho-mqtt is not installed.
+            ValueError: it is malformed, such as its port.
         """
         parts = urlsplit(text)
         if not parts.hostname:
@@ -52,11 +57,15 @@ class MqttSink(Sink):
         self._problem = ""
 
     def write(self, lines: Sequence[bytes]) -> None:
-        """Publish answers, and wait until the broker has them."""
+        """Publish answers, and wait until the broker has acknowledged them.
+
+        Raises:
+            OSError: it did not within 5 s, or refused the connection; the next call connects again.
+        """
         self._guard(lambda: self._publish(self._topic, [line.rstrip() for line in lines]))
 
     def rest(self) -> None:
-        """Stay connected."""
+        """Exchange what keeps the connection alive; connect if there is none. Raises OSError as `write`."""
         self._guard(lambda: self._serve(lambda: True))
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 
 
 class UndeliverableError(Exception):
-    """A sink that does not take an answer, and would not take it later either."""
+    """Raised by a sink that does not take an answer, and would not take it later either."""
 
 
 class Sink:
@@ -45,10 +45,14 @@ class Sink:
         raise NotImplementedError
 
     def rest(self) -> None:
-        """Called every few seconds without answers; raises OSError as `write`."""
+        """Called every 5 s while there is no answer to write, to keep a connection alive.
+
+        Raises:
+            OSError: the sink cannot be reached; it is called again after a pause.
+        """
 
     def close(self) -> None:
-        """Free everything; the last call."""
+        """Free everything; nothing is called afterwards."""
 
 
 class QueuedSink:
@@ -56,8 +60,8 @@ class QueuedSink:
 
     Attributes:
         written: number of answers that the sink has taken.
-        dropped: number of answers that it never got.
-        error: why the last attempt failed, or empty.
+        dropped: number of answers that the sink never got.
+        error: why the last attempt failed; empty if it did not.
     """
 
     def __init__(self, text: str, sink: Sink, max_queued: int) -> None:
@@ -72,7 +76,7 @@ class QueuedSink:
         self._thread.start()
 
     def put(self, line: bytes) -> None:
-        """Send an answer to the sink; never waits for it."""
+        """Queue an answer, a line of JSON, for the sink; drops the oldest one if the queue is full."""
         with self._changed:
             if len(self._queued) >= self._max_queued:
                 self._queued.popleft()
@@ -81,13 +85,13 @@ class QueuedSink:
             self._changed.notify()
 
     def stop(self) -> None:
-        """Write what waits if the sink takes it at once, then end."""
+        """Have the thread write what waits, and end; the first failure drops the rest. Does not wait."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify()
 
     def join(self) -> None:
-        """Wait briefly for the sink's end; a sink that hangs ends with the process."""
+        """Wait up to 1 s for the end of the thread after `stop`; a sink that hangs ends with the process."""
         self._thread.join(_END_S)
 
     def to_json(self) -> dict[str, Any]:

@@ -48,7 +48,12 @@ _logger = logging.getLogger(__name__)
 
 
 def find_pause_s(failures: int, most_s: float = _MAX_PAUSE_S) -> float:
-    """Return the pause before the next attempt after so many failures in a row, at least one."""
+    """Return the pause before the next attempt, in seconds; 0 after the first failure.
+
+    Args:
+        failures: number of failures in a row, at least 1.
+        most_s: the longest pause.
+    """
     return min(most_s, _FIRST_PAUSE_S * _GROWTH ** min(failures - 2, 99)) if failures > 1 else 0.0
 
 
@@ -62,7 +67,8 @@ class Frame:
         array: uint8 [height, width, 3] in RGB, or float32 [samples].
         rate: samples in a second, or 0 for a picture.
         picture: its JPEG if somebody looks at the stream, else empty.
-        release: gives the slot back; called once.
+        release: gives the slot back to the capture process; the receiver calls it once, and does not read
+            `array` afterwards.
     """
 
     number: int
@@ -79,13 +85,13 @@ class SourceOwner(Protocol):
     def on_opened(self) -> None: ...
 
     def on_frame(self, frame: Frame) -> None:
-        """Receive a frame, which the owner releases."""
+        """Receive a frame; the owner calls its `release`."""
 
     def on_read(self, number: int) -> None:
-        """Called with the number of the frame read last; the owner gets only a few of them."""
+        """Called now and then with the number of the frame read last, while frames are left out."""
 
     def on_failure(self, reason: str, retry_s: float | None) -> None:
-        """Called when the source failed; it is opened again after `retry_s`, or never."""
+        """Called when the source failed; it is opened again after `retry_s` seconds, never if that is None."""
 
     def on_end(self) -> None:
         """Called when a file has come to its end."""
@@ -95,7 +101,7 @@ class FrameSource:
     """One source, whichever process reads it now.
 
     Attributes:
-        options: of the next process.
+        options: options with which the next capture process starts.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, options: StreamOptions, owner: SourceOwner) -> None:
@@ -110,11 +116,11 @@ class FrameSource:
 
     @property
     def pid(self) -> int:
-        """The capture process, or 0."""
+        """Process id of the capture process, or 0 if none runs."""
         return 0 if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Open the source now."""
+        """Start a capture process, which opens the source; a failure goes to the owner's `on_failure`."""
         self._retry = None
         try:
             self._process = _CaptureProcess(self._loop, self.options, self, self._find_open_s())
@@ -131,7 +137,7 @@ class FrameSource:
         return min(self.options.open_s, least_s * _GROWTH ** min(max(self._failures - 4, 0), 99))
 
     def want_pictures(self, max_side: int) -> None:
-        """Let frames carry a picture with sides of at most this length; 0 for no pictures."""
+        """Let frames carry a JPEG with sides of at most `max_side` pixels; 0 for no pictures."""
         self._max_side = max_side
         if self._process is not None:
             self._process.send({"max_side": max_side})
@@ -144,7 +150,7 @@ class FrameSource:
         self._drop()
 
     async def stop(self) -> None:
-        """End the capture process, and wait until it has ended."""
+        """End the capture process, start no other, and wait up to 2 s until it has ended."""
         self.end()
         if self._ending:
             await asyncio.wait([process.ended for process in self._ending], timeout=2.0)
@@ -152,10 +158,10 @@ class FrameSource:
     # What the capture process reports
 
     def on_document(self, document: Mapping[str, Any]) -> None:
-        """Handle one document of the capture process.
+        """Handle one document of the capture process, and tell the owner.
 
         Raises:
-            ValueError, KeyError, TypeError: it is no such document.
+            ValueError, KeyError, TypeError: it is no document that a capture process sends.
         """
         process = self._process
         assert process is not None  # noqa: S101  # for the type checker
@@ -182,7 +188,13 @@ class FrameSource:
                 raise ValueError(f"a document of the kind {kind!r:.40}")
 
     def fail(self, reason: str, *, is_final: bool = False) -> None:
-        """End the capture process, which ended, stalls or sends garbage; start another unless it is final."""
+        """End the capture process, which ended, stalls or sends garbage, and tell the owner.
+
+        Args:
+            reason: what happened, for people.
+            is_final: whether the source is not opened again; else another process starts after a pause that
+                grows with the failures in a row.
+        """
         self._drop()
         self._failures += 1
         delay_s = None if is_final else find_pause_s(self._failures)
