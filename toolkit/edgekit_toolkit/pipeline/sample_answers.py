@@ -33,10 +33,11 @@ class SampleAnswers:
 
     Attributes:
         name: file of the sample, or its number.
-        floats: answer of the float model.
-        package: answer of the package.
-        size: width and height of the photograph; None if it is none.
-        picture: the photograph, made small, as a data URI; empty if it is none.
+        floats: answer that the task decodes from the outputs of the float model; only `error`, a text, if
+            it cannot.
+        package: the same from the outputs of the package.
+        size: width and height of the photograph; None if the sample is not one.
+        picture: the photograph, made small, as a data URI; empty if the sample is not one.
     """
 
     name: str
@@ -55,7 +56,9 @@ class _Sample:
 
 
 def compare_answers(run: Run) -> list[SampleAnswers]:
-    """Return the answers on up to 8 samples, spread over all; none without a task.
+    """Run the float model and the package on up to 8 evaluation samples, and return their answers.
+
+    The samples are spread evenly over all. A package without a task has no answers.
 
     Raises:
         BackendError: a model does not run on a sample.

@@ -27,8 +27,8 @@ class SampleChoice:
 
     Attributes:
         samples: the samples; those of a model with states calibrate in steps and judge in whole sequences.
-        ranges: input name -> smallest and largest value that is generated for it.
-        sequences: how a model with states runs over samples, or None.
+        ranges: name of an input or a state -> smallest and largest value that is generated for it.
+        sequences: how a model with states runs over samples; None for a model without states.
     """
 
     samples: Samples
@@ -43,7 +43,9 @@ def choose_samples(
     ranges: Ranges,
     decoding: Decoding,
 ) -> SampleChoice:
-    """Return the samples of a request.
+    """Return the samples of a request: those that it names, a part of them, or generated ones.
+
+    For a model with states the float model runs over the calibration samples, to find the ranges of states.
 
     Raises:
         DataError: the data do not fit the model, or there are too few.
@@ -84,10 +86,11 @@ def choose_samples(
 
 
 def choose_decoding(request: Request, source: SourceModel[Model], progress: Progress) -> Decoding:
-    """How the request's photographs or recordings become samples.
+    """Return how the request's photographs or recordings become samples.
 
     Raises:
-        DataError: they lie in folders that are not the model's classes.
+        DataError: the labels come from folders, and the model has another number of classes, or no class
+            scores.
     """
     classes = request.class_names
     if request.labels_from_folders:
@@ -103,7 +106,7 @@ def choose_decoding(request: Request, source: SourceModel[Model], progress: Prog
 def find_task(
     request: Request, source: SourceModel[Model], samples: Samples, sequences: SequenceSamples | None
 ) -> TaskDecision:
-    """Return the task that the request states, or that the source model's outputs show.
+    """Return the task that the request states, or that the source model's outputs on samples show.
 
     Raises:
         DataError: the stated task cannot read the outputs.

@@ -43,14 +43,14 @@ from edgekit_toolkit.selection.confirmation import (
 def search(
     request: Request, signer: StatementSigner, progress: Progress, prepared: Preparation | None = None
 ) -> Run:
-    """Import, optimise, make and judge candidates, and choose; nothing is written.
+    """Import and optimise the model, make and judge candidates, and choose one; write no file.
 
     Args:
         request: the user's request.
         signer: signs packages, whose size is part of the choice.
         progress: where the phases are shown.
         prepared: model and samples from an earlier search for another engine of the same request. Default:
-            made here.
+            made by this call.
 
     Raises:
         ModelError: the model cannot be used.
@@ -235,7 +235,10 @@ def _choose(
 
 
 def with_measured_memory(run: Run, chosen: JudgedCandidate) -> Run:
-    """Return the run with the measured memory of the chosen candidate here, beside the modelled memory."""
+    """Return the run with the memory that the chosen candidate takes on this machine, which is measured now.
+
+    Notes of that measurement are added to the run's warnings.
+    """
     memory = measure_memory_here(
         chosen.model,
         chosen.memory,

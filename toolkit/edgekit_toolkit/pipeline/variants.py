@@ -28,10 +28,12 @@ _UNTIMED_NOTE: Final = (
 
 
 def carry_variants(runs: Sequence[Run], signer: StatementSigner, progress: Progress) -> Run:
-    """Return the first run, with those further variants that the request wants and the limits allow.
+    """Return the first run, with further variants in its package, as many as the request asks for.
 
-    The choice of each further run comes first, then all other candidates that keep all limits, in the order
-    of `rank_further`. The limit on size holds for the whole package.
+    The untimed forms that the request asks for come first, then the choice of each further run, then all
+    other candidates that keep all limits, in the order of `rank_further`. The limit on size holds for the
+    whole package; a warning names each variant that is left out. A run that chose nothing is returned
+    unchanged.
 
     Args:
         runs: runs of one request and one prepared model, the one to return first, then other engines.
@@ -40,7 +42,7 @@ def carry_variants(runs: Sequence[Run], signer: StatementSigner, progress: Progr
 
     Raises:
         TargetError: the target does not run an untimed form that is asked for.
-        EngineMissingError: it cannot be computed here.
+        EngineMissingError: an untimed form cannot be computed here.
     """
     run, chosen = runs[0], runs[0].chosen
     if chosen is None or (run.request.variants == 1 and not run.request.also):

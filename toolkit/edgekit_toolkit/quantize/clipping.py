@@ -23,7 +23,10 @@ _CODES: Final = 255
 
 
 def percentile_range(histogram: Histogram, *, symmetric: bool) -> tuple[float, float]:  # noqa: ARG001  # see `narrow`
-    """Return the range that holds 99.99 % of the values."""
+    """Return the ends of the range that holds 99.99 % of the values, as many left out at either end.
+
+    They are edges of the histogram's bins. `symmetric` is ignored; see `NarrowRange`.
+    """
     edges = _edges(histogram)
     share = np.cumsum(histogram.counts) / max(int(histogram.counts.sum()), 1)
     tail = (1 - _KEPT_SHARE) / 2
@@ -54,7 +57,7 @@ def least_error_range(histogram: Histogram, *, symmetric: bool) -> tuple[float, 
 
 
 class NarrowRange(Protocol):
-    """Returns a narrower range of an activation."""
+    """A function that narrows the range of an activation, so that more codes are left for common values."""
 
     def __call__(self, histogram: Histogram, *, symmetric: bool) -> tuple[float, float]:
         """Return the lowest and the highest value that gets a code of its own.
@@ -68,7 +71,8 @@ class RangeMethod:
     """A way to choose ranges that the search tries beside the range of all values.
 
     Attributes:
-        label: name in the labels of candidates.
+        label: name of the method in the labels of candidates.
+        narrow: computes the range from a histogram of the activation.
     """
 
     label: str

@@ -69,17 +69,17 @@ class EarlierModel:
 
     Attributes:
         sha256: digest of its file.
-        content: the file; None in a recipe that was only read.
+        content: bytes of its file; None after reading a recipe, which holds only the digest.
     """
 
     sha256: str
     content: bytes | None = field(default=None, repr=False)
 
     def read(self) -> bytes:
-        """Return the file.
+        """Return the bytes of the model's file.
 
         Raises:
-            RecipeError: it is not known.
+            RecipeError: `content` is None: only the digest is known.
         """
         if self.content is None:
             raise RecipeError(
@@ -91,14 +91,15 @@ class EarlierModel:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One form.
+    """How the weights and the arithmetic of a model are stored.
 
     Attributes:
         kind: one of `KINDS` or `UNTIMED_KINDS`.
         plan: kernels and ranges of `static-int8`; None for the others.
-        factors: channel factors of equalized tensors, float32 [channels that stay], only with a plan.
+        factors: name of an equalized tensor -> its channel factors, float32 [channels that stay]; empty
+            without a plan.
         layers: for `int8-weights`: first outputs of the layers with int8 weights; the other layers have
-            float16 weights. None stands for all layers.
+            float16 weights. None stands for all layers that `int8_layers` lists.
         compression: changes of the float model before the form is made, or None.
         earlier: model to which the weights are brought near, or None.
     """
@@ -117,7 +118,7 @@ class Form:
             raise ValueError(f"form {self.kind!r} with chosen layers")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON object that `from_json` reads."""
+        """Return the JSON object that `from_json` reads; of the earlier model it holds only the digest."""
         value = self._to_json()
         if self.compression is not None:
             value["compression"] = self.compression.to_json()
@@ -144,7 +145,7 @@ class Form:
 
     @classmethod
     def from_json(cls, value: Any) -> "Form":
-        """Return the form that a parsed JSON object states.
+        """Return the form that `value`, a parsed JSON object, states; its earlier model is without content.
 
         Raises:
             RecipeError: a field is missing or has the wrong type or value.
@@ -211,10 +212,11 @@ def _factor(name: str, text: Any) -> NDArray[np.float32]:
 
 
 def build(model: onnx.ModelProto, form: Form) -> onnx.ModelProto | None:
-    """Return the form's model, or None if the model has no layer that the form changes.
+    """Return the model in this form, or None if `model` has no layer that the form changes.
 
     Raises:
-        RecipeError: the plan does not belong to this model.
+        RecipeError: the form does not fit the model, or the content of its earlier model is not known.
+        BackendError: onnxruntime fails to make a dynamic int8 form.
     """
     built = _build_named(model, form)
     if built is None:
@@ -235,9 +237,10 @@ def _parse(earlier: EarlierModel) -> onnx.ModelProto:
 
 
 def compressed_floats(model: onnx.ModelProto, form: Form) -> onnx.ModelProto:
-    """Return the float model that a form is made of.
+    """Return the float model that a form is made of: compressed and equalized, before it is quantized.
 
-    First channels go, then factors equalize the others, then codes replace weights.
+    First channels are pruned, then `factors` equalize the others, then weights take the values of their
+    codes.
 
     Raises:
         RecipeError: the form does not belong to the model.
@@ -306,7 +309,7 @@ def _changed(
 
 
 def int8_layers(model: onnx.ModelProto) -> list[str]:
-    """Return the layers whose weights `int8-weights` can change, in order, by their first output."""
+    """Return the layers whose weights `int8-weights` can change: their first outputs, in graph order."""
     index = GraphIndex(model.graph)
     has_scales = opset(model) >= storage.OPSET_INT8
     return [
@@ -322,7 +325,7 @@ _LAYERS: Final = COMPUTE | {"ConvTranspose", "LSTM", "GRU"}
 
 
 def weight_inputs(node: onnx.NodeProto) -> list[str]:
-    """Return the inputs of a layer that can be weights: the table of a lookup, else all but the first."""
+    """Return those inputs of a node that can be weights: the table of a Gather, else all but the first."""
     return list(node.input[:1] if node.op_type == "Gather" else node.input[1:])
 
 
@@ -330,7 +333,18 @@ _CODES: Final = {onnx.TensorProto.INT8: "int8 weights", onnx.TensorProto.INT4: "
 
 
 def stored_layers(model: onnx.ModelProto, form: Form) -> dict[str, StoredLayer]:
-    """Return how each layer of the optimised model is stored, read from the form's model, by first output."""
+    """Return how the form's model stores each layer of `model`, by the layer's first output there.
+
+    Args:
+        model: the optimised float model.
+        form: the form, whose model is built for this.
+
+    Returns:
+        Empty if the form changes no layer.
+
+    Raises:
+        RecipeError: the form does not fit the model.
+    """
     built = _build_named(model, form)
     if built is None:
         return {}

@@ -41,11 +41,11 @@ class WeightCodes(NamedTuple):
     axis: int
 
     def is_like(self, other: "WeightCodes") -> bool:
-        """Whether both are the same tensor of two versions."""
+        """Whether the other has the same shapes of codes and scales, as another version of a tensor has."""
         return self.codes.shape == other.codes.shape and self.scales.shape == other.scales.shape
 
     def along(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return values of each channel in a shape that broadcasts to the codes."""
+        """Return `values`, one for each channel or a scalar, in a shape that broadcasts to the codes."""
         if values.ndim == 0 or self.codes.ndim == 0:
             return values
         shape = [1] * self.codes.ndim
@@ -55,6 +55,9 @@ class WeightCodes(NamedTuple):
 
 def near_weight(new: WeightCodes, earlier: WeightCodes) -> tuple[WeightCodes, int]:
     """Return a weight near to its earlier version, and the step between their codes.
+
+    Its codes differ by multiples of the step from the earlier codes, which are converted to its scales. A
+    step of 1 means that the change is too small for a coarser one: then the codes are those of `new`.
 
     Args:
         new: symmetric int8 codes.
@@ -106,7 +109,7 @@ def near_bias(
         new: the bias, with the products of scales of weight and input.
         earlier: the bias of the earlier version.
         weights: the weight after `near_weight`, before it, and in the earlier version.
-        step: step between the codes of the weight.
+        step: the step that `near_weight` returned for the weight.
     """
     now, first, was = (weight.scales for weight in weights)
     scales = (new.scales * (now.astype(np.float64) / first)).astype(np.float32)
@@ -122,7 +125,10 @@ def near_floats(new: NDArray[Any], earlier: NDArray[Any]) -> NDArray[Any]:
     """Return `new`, each weight moved to a whole number of steps from that in `earlier`.
 
     The step of float16 is at most 0.9 times the root mean square of the change; that of float32 is a power of
-    two in units of the last place. NaN and infinities stay, and so does a float32 of another sign.
+    two in units of the last place. NaN and infinities of `new` stay, and so does a float32 whose sign has
+    changed.
+
+    `new`, `earlier`: weights of one shape, both float16 or both float32.
     """
     stepped = (_near_halves if new.dtype == np.float16 else _near_singles)(new, earlier)
     return np.where(np.isfinite(stepped) & np.isfinite(new), stepped, new).reshape(new.shape)

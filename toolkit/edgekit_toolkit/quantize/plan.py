@@ -54,7 +54,7 @@ class Plan:
 
 
 def kernel_names(model: onnx.ModelProto, scheme: Scheme, elementwise: bool) -> tuple[str, ...]:
-    """Return the nodes that can become integer kernels, in graph order, by the name of their first output.
+    """Return the names of first outputs of the nodes that can become integer kernels, in graph order.
 
     Args:
         model: float model with shapes inferred.
@@ -87,13 +87,13 @@ def _precise(index: GraphIndex) -> set[str]:
 
 
 def tail_kernels(model: onnx.ModelProto, kernels: Sequence[str]) -> frozenset[str]:
-    """Return the kernels that no matrix product follows."""
+    """Return those of `kernels` behind which no matrix product follows, such as the decoding of boxes."""
     behind = operators_behind_products(_operator_nodes(GraphIndex(model.graph)))
     return frozenset(kernels).intersection(name for node in behind for name in node.outputs)
 
 
 def unlike_joins(model: onnx.ModelProto, kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
-    """Return the kernels that join tensors of unlike ranges, which one scale cannot hold."""
+    """Return those of `kernels` that join tensors of so unlike ranges that one scale cannot hold them."""
     index = GraphIndex(model.graph)
     joins = ((name, index.producers[name]) for name in kernels)
     return frozenset(
@@ -102,7 +102,10 @@ def unlike_joins(model: onnx.ModelProto, kernels: Sequence[str], ranges: Ranges)
 
 
 def are_unlike(names: Iterable[str], ranges: Ranges) -> bool:
-    """Return whether the widest of these ranges is over `UNLIKE` times the narrowest one that is not 0."""
+    """Return whether the largest magnitude of a range is over `UNLIKE` times the smallest that is not 0.
+
+    `names`: tensors to compare; those without a range are skipped.
+    """
     reaches = [max(map(abs, ranges[name])) for name in names if name in ranges]
     return max(reaches, default=0) > UNLIKE * min(filter(None, reaches), default=np.inf)
 
@@ -151,7 +154,7 @@ def _is_vector(index: GraphIndex, bias: str) -> bool:
 
 
 def touched_tensors(model: onnx.ModelProto, kernels: Sequence[str]) -> list[str]:
-    """Return the float activations whose range a plan with these kernels needs, sorted."""
+    """Return the names of the float activations whose range a plan with these kernels needs, sorted."""
     index, floats = GraphIndex(model.graph), float_tensors(model)
     names: set[str] = set()
     for kernel in kernels:
@@ -163,7 +166,10 @@ def touched_tensors(model: onnx.ModelProto, kernels: Sequence[str]) -> list[str]
 
 
 def absorbed_activation(index: GraphIndex, node: onnx.NodeProto) -> onnx.NodeProto | None:
-    """Return the Relu or Clip that a matrix product's kernel can compute: its only reader; else None."""
+    """Return the Relu or Clip that the kernel of a matrix product computes too; None without one.
+
+    It must be the only reader of the product.
+    """
     if node.op_type not in COMPUTE:
         return None
     readers = index.consumers(node.output[0])
@@ -179,7 +185,7 @@ def kernel_output(index: GraphIndex, node: onnx.NodeProto) -> str:
 
 
 def weight_axis(node: onnx.NodeProto) -> int:
-    """Return the axis of the output channels in the weights of a matrix product."""
+    """Return the axis of the output channels in the weights of a matrix product: Conv, Gemm or MatMul."""
     if node.op_type == "Gemm":
         return 0 if attribute(node, "transB", 0) else 1
     return 1 if node.op_type == "MatMul" else 0

@@ -21,9 +21,10 @@ _SPREADING: Final = frozenset({"RSQRT", "RECIPROCAL"})
 
 @dataclass(frozen=True, slots=True)
 class OperatorNode(Generic[T]):
-    """One operator.
+    """An operator of a graph of any format, with what the rules of this module need.
 
     Attributes:
+        op: name of the operator, in any case of letters.
         inputs: tensors; None for constants and for inputs that are left out.
         product: whether it is a matrix product, which stays a kernel for all readers.
     """
@@ -35,25 +36,25 @@ class OperatorNode(Generic[T]):
 
     @property
     def sharp(self) -> int | None:
-        """Position of the input that needs relative precision."""
+        """Position of the input that needs relative precision; None if no input does."""
         return _SHARP.get(self.op.upper())
 
     @property
     def spreads(self) -> bool:
-        """Whether the results are reciprocals."""
+        """Whether the results are reciprocals, which spread over as many decades as the inputs."""
         op = self.op.upper()
         return op in _SPREADING or (op == "DIV" and self.inputs[0] is None)
 
 
 def precise_operators(nodes: Sequence[OperatorNode[T]], ends: Collection[T]) -> list[OperatorNode[T]]:
-    """Return the operators that stay in float.
+    """Return the operators that stay in float, the last first.
 
-    Their results reach only inputs that need relative precision, or they read reciprocals. Matrix products
-    are never among them.
+    The results of such an operator reach only inputs that need relative precision, or it reads reciprocals.
+    Matrix products are never among them.
 
     Args:
         nodes: operators in topological order.
-        ends: tensors that the caller sees.
+        ends: outputs of the graph.
     """
     readers: dict[T, list[tuple[OperatorNode[T], int]]] = {}
     for node in nodes:
@@ -76,7 +77,7 @@ def precise_operators(nodes: Sequence[OperatorNode[T]], ends: Collection[T]) -> 
 
 
 def operators_behind_products(nodes: Sequence[OperatorNode[T]]) -> list[OperatorNode[T]]:
-    """Return the operators that no matrix product follows, such as the decoding of boxes and scores.
+    """Return the operators that no matrix product follows, such as the decoding of boxes, the last first.
 
     Args:
         nodes: operators in topological order.

@@ -20,7 +20,13 @@ Factors = Mapping[str, NDArray[np.float32]]
 
 
 class FloatLayer(NamedTuple):
-    """A layer of the float model, as a report lists it."""
+    """A layer of the float model, as a report lists it.
+
+    Attributes:
+        label: name of the layer.
+        operator: operator type.
+        weight_bytes: bytes of its constants in the float model.
+    """
 
     label: str
     operator: str
@@ -31,10 +37,11 @@ class Quantizer(Protocol):
     """One float model, the forms that can be made of it, and the engine that runs them here.
 
     Attributes:
+        model: the float model.
         threads: threads of one inference of the models.
         scheme: the quantized form that the target's engine runs fastest.
-        wider: a form with more bits, more accurate and slower there; None if there is none.
-        labels: kinds of forms without a plan, in the order in which they are made, with their names.
+        wider: a form whose codes have more bits, more accurate and slower on the target; None without one.
+        labels: kind of a form without a plan -> its name, in the order in which they are made.
     """
 
     @property
@@ -53,13 +60,13 @@ class Quantizer(Protocol):
     def labels(self) -> Mapping[str, str]: ...  # see the class
 
     def source_form(self) -> tuple[str, Model]:
-        """Return name and model of the form that keeps the precision of the source."""
+        """Return name, such as `float32`, and model of the form that keeps the precision of the source."""
 
     def why_no_forms(self) -> str | None:
-        """Return why no other form is made of this model; None if some may be."""
+        """Return why the source form is the only one of this model; None if others may be made."""
 
     def why_no_static_int8(self) -> str | None:
-        """Return why no static int8 form is made of it; None if some may be."""
+        """Return why no static int8 form is made of this model; None if some may be."""
 
     def float_layers(self) -> dict[str, FloatLayer]:
         """Return the layers of the float model, by the name of their first output."""
@@ -71,43 +78,48 @@ class Quantizer(Protocol):
         """
 
     def softmax_axes(self) -> Sequence[int | None]:
-        """Return for each output the axis of the softmax that makes it, or None."""
+        """Return for each output the axis of the softmax that makes it; None for an output without one."""
 
     def output_parts(self, feeds: Feeds) -> Sequence[Parts | None]:
-        """Return for each output the index of the source tensor of each value, int64 [values].
+        """Return for each output the number of the tensor that each value comes from, int64 of its shape.
 
-        None if all values come from one tensor, or if that is not known.
+        None for an output whose values all come from one tensor, or if that is not known.
+
+        `feeds`: a sample, whose shapes the results have.
         """
 
     def build(self, form: Form) -> Model | None:
-        """Return the form's model, or None if the model has no layer that the form changes.
+        """Return the model in this form, or None if it has no layer that the form changes.
 
         Raises:
-            EdgekitError: it cannot be made.
+            EdgekitError: the form's model cannot be made.
         """
 
     def wrong_rewrites(self, form: Form, noise: Callable[[Model], float]) -> WrongRewrites | None:
-        """Return the engine's rewrites that are wrong for a static form, or None.
+        """Return the engine's rewrites that make the outputs of a static int8 form wrong; None if none do.
 
         Args:
             form: form that the engine refuses, or that is noisy.
-            noise: measures the noise of a model.
+            noise: measures the noise of a model, as a ratio of powers.
 
         Raises:
             BackendError: the engine does not run the form without its rewrites either.
         """
 
     def kernels(self, *, elementwise: bool) -> tuple[str, ...]:
-        """Return the operators that can become integer kernels, in order: all, or only matrix products."""
+        """Return the operators that can become integer kernels, in order, by the name of their first output.
+
+        `elementwise`: whether to list all such operators, or only matrix products.
+        """
 
     def tail(self, kernels: Sequence[str]) -> frozenset[str]:
-        """Return the kernels that no matrix product follows: the decoding of boxes and scores."""
+        """Return those of `kernels` that no matrix product follows: the decoding of boxes and scores."""
 
     def unlike_joins(self, kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
-        """Return the kernels that join tensors of ranges too unlike for one scale."""
+        """Return those of `kernels` that join tensors of ranges too unlike for one scale."""
 
     def touched(self, kernels: Sequence[str]) -> list[str]:
-        """Return the activations whose range a plan with these kernels needs."""
+        """Return the names of the activations whose range a plan with these kernels needs, sorted."""
 
     def ranges(
         self,
@@ -115,7 +127,9 @@ class Quantizer(Protocol):
         samples: Callable[[], Iterator[Feeds]],
         progress: Callable[[], None],
     ) -> dict[str, Range]:
-        """Return the extremes of the activations that a plan with these kernels needs; see `ranges.gather`.
+        """Run the samples, and return the extremes of the activations that `touched` lists, by name.
+
+        `ranges.gather` says which activations have none. `progress` is called after each sample.
 
         Raises:
             DataError: there are no samples.
@@ -125,34 +139,48 @@ class Quantizer(Protocol):
     def histograms(
         self, kernels: Sequence[str], samples: Sequence[Feeds], ranges: Mapping[str, tuple[float, float]]
     ) -> dict[str, Histogram]:
-        """Return histograms of these activations over their ranges, from a few samples.
+        """Run the samples, and return a histogram of each activation that `touched` lists, by name.
+
+        `ranges`: ends of each histogram, (low, high), by the name of the activation.
 
         Raises:
             BackendError: the model does not run on a sample.
         """
 
     def int8_layers(self) -> Sequence[str]:
-        """Return the layers that `int8-weights` can change, in order, by their first output."""
+        """Return the layers that `int8-weights` can change: their first outputs, in order."""
 
     def equalize(self, ranges: Mapping[str, Range]) -> tuple[Factors, dict[str, Range]]:
-        """Return factors that equalize channels, and the ranges with them; no factors if none help."""
+        """Return factors that equalize channels, and the model's ranges with them; no factors if none help.
+
+        `ranges`: what `ranges` returned.
+        """
 
     def writer(self, factors: Factors) -> Callable[[Plan], Model]:
-        """Return a call that writes a plan for the model with these factors, only for measurements."""
+        """Return a function that makes the model of a plan, with these channel factors applied before.
+
+        Its models are for measurements; `build` makes those that are packaged.
+        """
 
     def block_noises(
         self, plan: Plan, factors: Factors, fidelity: Fidelity, expired: Callable[[], bool]
     ) -> Iterator[BlockNoise]:
         """Yield the noise that each block of the plan adds if only this block is quantized.
 
+        A block is a matrix product with the kernels that follow it.
+
         Args:
             plan: kernels and ranges.
             factors: channel factors of equalized tensors.
             fidelity: samples, and the weights of errors.
-            expired: returns whether the work must end. Blocks that are not yielded are unknown.
+            expired: returns True when the work must end; blocks that were not measured by then are not
+                yielded.
         """
 
     def weight_costs(
         self, layers: Sequence[str], fidelity: Fidelity, expired: Callable[[], bool]
     ) -> Iterator[LayerCost]:
-        """Yield noise and saving of int8 weights in each layer alone; see `block_noises`."""
+        """Yield the noise and the saving if the weights of a layer alone become int8, for each of `layers`.
+
+        See `block_noises` for `fidelity` and `expired`.
+        """

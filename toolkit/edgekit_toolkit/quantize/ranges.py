@@ -24,7 +24,7 @@ GROUP_BYTES: Final = 192 << 20  # size of the activations that are fetched in on
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Extremes of one activation, float64 [channels] (axis 1), or [1] if the axis has no fixed length.
+    """Extremes of one activation: float64 [channels], or [1] if its channels are not told apart.
 
     Attributes:
         low: smallest value seen.
@@ -35,7 +35,7 @@ class Range:
     high: NDArray[np.float64]
 
     def whole(self) -> tuple[float, float]:
-        """Extremes over all channels."""
+        """Return the smallest and the largest value over all channels."""
         return float(self.low.min()), float(self.high.max())
 
 
@@ -73,7 +73,9 @@ def collect(
     group_bytes: int = GROUP_BYTES,
     progress: Callable[[], None] = lambda: None,
 ) -> dict[str, Range]:
-    """Return the extremes of the activations `names`; see `activation_reader` and `gather`.
+    """Run the samples, and return the extremes of each channel (axis 1) of the activations `names`.
+
+    `gather` says which activations have none; for the arguments see `activation_reader` too.
 
     Raises:
         DataError: there are no samples.
@@ -116,14 +118,14 @@ def activation_reader(
     threads: int,
     group_bytes: int = GROUP_BYTES,
 ) -> ReadActivations:
-    """Return a call that runs `model` on a sample and yields the activations `names`.
+    """Return a function that runs `model` on a sample, and yields name and values of each activation.
 
     Args:
         model: float model.
         names: activations; graph inputs may be among them.
         first: a sample, on which the sizes of the activations are measured.
         threads: number of threads of the engine.
-        group_bytes: size of the activations that are fetched in one run.
+        group_bytes: bytes of activations that are fetched in one run; several runs fetch them all.
 
     Raises:
         BackendError: the model does not run on the sample.
@@ -169,9 +171,9 @@ def gather(
     and onnxruntime with several threads ends the process over a quantized sum or product of empty vectors.
 
     Args:
-        samples: makes the stream.
-        read: gives the activations of one sample.
-        progress: called once a sample.
+        samples: makes a new stream of samples.
+        read: runs the model on one sample, and yields name and values of each activation.
+        progress: called after each sample.
         axis: axis of the channels, which have extremes of their own; None for the tensor as a whole.
         unsized: activations that are known to have a shape that depends on the data.
 
@@ -200,12 +202,12 @@ def gather(
 def count_values(
     samples: Iterable[Feeds], read: ReadActivations, ranges: Mapping[str, tuple[float, float]]
 ) -> dict[str, Histogram]:
-    """Return a histogram of each activation over its range; none for a constant activation.
+    """Return a histogram of each activation over its range, by name; a constant activation has none.
 
     Args:
         samples: some of the samples that gave the ranges.
-        read: gives the activations of one sample.
-        ranges: (low, high) by name; values beyond count at the ends.
+        read: runs the model on one sample, and yields name and values of each activation.
+        ranges: (low, high) by name; values beyond count in the first or last bin.
     """
     histograms: dict[str, Histogram] = {}
     for feeds in samples:

@@ -24,8 +24,8 @@ class Scheme:
             int32 with the scale of the product.
         elementwise: operators besides matrix products and data movement that have integer kernels.
         weight_peak: largest weight code; 63 if the engine adds products of 8-bit codes in 16 bits.
+        folds_pixels: whether convolutions of few channels make several pixels at a time (`litert.fold`).
         quantizes_outputs: whether a kernel's output is quantized even if no integer kernel reads it.
-        folds_pixels: convolutions of few channels read and make several pixels at a time (`litert.fold`).
     """
 
     name: str
@@ -37,7 +37,7 @@ class Scheme:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether weights have codes of 7 bits, so that sums of two products fit into 16 bits."""
+        """Whether weights have 7-bit codes, so that the sum of two products with 8-bit codes fits 16 bits."""
         return self.weight_peak <= _NARROW_PEAK
 
 
@@ -86,7 +86,10 @@ class QuantizationParams:
 
 
 def activation_params(low: float, high: float, scheme: Scheme) -> QuantizationParams:
-    """Return scale and zero point for values in low..high; the value 0 has an exact code."""
+    """Return scale and zero point of the codes of an activation with values in low..high.
+
+    A range without 0 is extended to it, since 0 has an exact code. An empty range counts as 0..1.
+    """
     low, high = min(low, 0.0), max(high, 0.0)
     if high - low < _SMALLEST_RANGE:
         high = 1.0
@@ -99,7 +102,7 @@ def activation_params(low: float, high: float, scheme: Scheme) -> QuantizationPa
 
 
 def fake_quantize(values: NDArray[Any], low: float, high: float, scheme: Scheme) -> NDArray[np.float32]:
-    """Return float32 values after quantization and dequantization: those that a kernel computes with."""
+    """Return `values` rounded to the codes of the range low..high, as float32: what kernels compute with."""
     params = activation_params(low, high, scheme)
     limits = np.iinfo(params.zero_point.dtype)
     codes = np.clip(np.rint(values / params.scale) + params.zero_point, limits.min, limits.max)
@@ -113,16 +116,16 @@ def quantize_weight(
     weight_peak: int = 127,
     exact: NDArray[np.float32] | None = None,
 ) -> tuple[NDArray[np.int8], QuantizationParams]:
-    """Return the symmetric int8 codes of a weight tensor.
+    """Return the symmetric int8 codes of a weight tensor, and their scale.
 
     Args:
         weight: float32, any shape.
-        axis: axis of the output channels for a scale for each channel; None for one scale.
+        axis: axis of the output channels, each of which gets a scale; None for one scale.
         min_scale: smallest allowed scale ([] or [channels]), so that the int32 bias of a nearly dead channel
             fits.
         weight_peak: largest code.
-        exact: scale of a weight that is whole multiples of it already, [channels]; its codes are exact unless
-            they are beyond `weight_peak`, or the scale is too small for the bias.
+        exact: scales [channels] of a weight that is whole multiples of them already, only with `axis`; the
+            codes are exact unless they are beyond `weight_peak`, or a scale is under `min_scale`.
 
     Returns:
         Codes in -weight_peak..weight_peak of the same shape, and scale [] or [channels] with zero point 0.

@@ -19,10 +19,12 @@ _RUN_PARAMETER_S = 1e-9
 
 
 class SearchWork:
-    """Counts inferences and opened models.
+    """Counts the work of a search: its inferences and the models that it opens.
 
     Attributes:
-        inference_s: work of one inference.
+        inference_s: work of one inference, in seconds of the nominal processor.
+        limit_s: work after which the search ends, in the same seconds.
+        spent_s: work so far.
     """
 
     def __init__(self, model: Model, dims: Mapping[str, int], limit_s: float) -> None:
@@ -39,19 +41,25 @@ class SearchWork:
         self.spent_s += inferences * self.inference_s + models * self._open_s + seconds
 
     def allows(self, seconds: float) -> bool:
-        """Whether `seconds` more of work are within the limit."""
+        """Whether `seconds` more of work on the nominal processor stay within the limit."""
         return self.spent_s + seconds <= self.limit_s
 
     def take(self, seconds: float) -> bool:
-        """Count work before it is done, if it keeps the limit; return whether it does."""
+        """Count `seconds` of work that is about to be done, and return True.
+
+        If they exceed the limit, nothing is counted, and False is returned: the work must not be done.
+        """
         is_allowed = self.allows(seconds)
         self.count(seconds=seconds * is_allowed)
         return is_allowed
 
     def part(self, share: float, limit_s: float) -> float:
-        """Return a limit that gives a share of the remaining work: from now to `limit_s`."""
+        """Return the limit of a task that may take `share` (0..1) of the work that is left until `limit_s`.
+
+        Both limits are seconds of work since the search began, as in `spent_s`.
+        """
         return self.spent_s + share * (limit_s - self.spent_s)
 
     def reaches(self, limit_s: float) -> Callable[[], bool]:
-        """Return a function that says whether the work has reached a limit."""
+        """Return a function that says whether the work so far has reached `limit_s`."""
         return lambda: self.spent_s >= limit_s

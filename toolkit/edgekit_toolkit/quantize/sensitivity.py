@@ -31,7 +31,7 @@ _LEAST_PROBABILITY = 1e-6
 
 
 def softmax_axes(model: onnx.ModelProto) -> list[int | None]:
-    """Return for each output the axis of the softmax that makes it, or None."""
+    """Return for each output the axis of the softmax that makes it; None for an output without one."""
     index = GraphIndex(model.graph)
     producers = [index.producers.get(value.name) for value in model.graph.output]
     return [
@@ -52,8 +52,8 @@ class Fidelity:
         samples: inputs; they and the outputs are held in memory.
         threads: threads of one inference.
         softmax_axes: for each output the axis of the softmax that makes it, or None.
-        parts: for each output the number of the tensor that each value comes from, or None.
-        work: where the work is counted, if it is.
+        parts: as `Quantizer.output_parts` returns them; None if no output has parts.
+        work: where inferences and opened models are counted; None to count none.
     """
 
     def __init__(
@@ -104,11 +104,14 @@ class Fidelity:
         return counts.astype(np.float64)
 
     def noise(self, variant: Model) -> float:
-        """Return the noise of a variant over all samples; infinite if an output is not finite.
+        """Run a variant on all samples, and return its noise; infinite if an output is not finite.
 
         It is the mean over the float outputs, and over the groups of values in one. Outputs whose number of
         rows depends on the data are compared as sets, where a missing row counts as all error; so does an
         output of another shape.
+
+        Raises:
+            BackendError: the variant does not run.
         """
         self.count(inferences=len(self.samples), models=1)
         if self._fewest_rows:  # engines have ended the process over tensors without elements
@@ -138,10 +141,14 @@ class Fidelity:
             self.work.count(inferences=inferences, models=models)
 
     def probes(self, sample: int, number: int) -> list[NDArray[np.float32]]:
-        """Return random weights for each float output on a sample (for a softmax, for its logits).
+        """Return random weights of the errors of each float output on a sample, float32 of the output's shape.
 
-        Each number gives other weights. The mean square of their product with an error is this error's share
-        of `noise`.
+        Those of an output that a softmax makes are for its logits. The square of the sum of weights times
+        errors is, in the mean over many numbers, these errors' share of `noise`.
+
+        Args:
+            sample: index of the sample.
+            number: seed of the weights; equal arguments give equal weights.
         """
         signs = np.random.default_rng([sample, number])
         errors = []
@@ -196,12 +203,18 @@ def _comparable(value: NDArray[Any], softmax_axis: int | None) -> NDArray[np.flo
 
 
 def decibel(noise: float) -> float:
-    """Return the signal-to-noise ratio in dB, 200 at most, of a noise power over signal power."""
+    """Return the signal-to-noise ratio in dB of a noise, the power of the error over that of the signal.
+
+    It is 200 at most; -200 for a noise that is not finite.
+    """
     return min(200.0, -10 * float(np.log10(max(noise, 1e-20)))) if np.isfinite(noise) else -200.0
 
 
 def blocks(model: onnx.ModelProto, kernels: Sequence[str]) -> list[Block]:
-    """Group kernels: a matrix product with the element-wise kernels that follow it in graph order."""
+    """Group `kernels`, which are in graph order: each matrix product begins a group.
+
+    Kernels before the first matrix product are a group too.
+    """
     index = GraphIndex(model.graph)
     groups: list[list[str]] = []
     for name in kernels:
@@ -213,7 +226,7 @@ def blocks(model: onnx.ModelProto, kernels: Sequence[str]) -> list[Block]:
 
 @dataclass(frozen=True, slots=True)
 class BlockNoise:
-    """Noise that one block adds if only this block is quantized."""
+    """Noise that one block adds if only this block is quantized; infinite if such a model fails."""
 
     block: Block
     noise: float
@@ -226,7 +239,15 @@ def measure_blocks(
     fidelity: Fidelity,
     expired: Callable[[], bool],
 ) -> Iterator[BlockNoise]:
-    """Yield the noise of each block until `expired` returns True; the blocks left then are left out."""
+    """Measure and yield the noise of one block after the other, until `expired` returns True.
+
+    Args:
+        write: makes the model of a plan.
+        plan: the plan, of which only the kernels of one block are taken at a time.
+        parts: the blocks.
+        fidelity: measures noise.
+        expired: is asked before each block; those that remain are not yielded.
+    """
     for block in parts:
         if expired():
             return
@@ -240,7 +261,7 @@ class LayerCost:
     Attributes:
         layer: first output of the layer.
         noise: noise of the model's outputs, as a ratio of powers.
-        saved_bytes: bytes by which int8 weights are smaller than float16 ones.
+        saved_bytes: bytes by which the layer's int8 weights are smaller than float16 ones.
     """
 
     layer: str
@@ -254,7 +275,12 @@ def measure_weights(
     fidelity: Fidelity,
     expired: Callable[[], bool],
 ) -> Iterator[LayerCost]:
-    """Yield the cost of int8 weights in each layer, float16 in all others, until `expired` returns True."""
+    """Measure and yield the cost of int8 weights in one layer after the other, until `expired` returns True.
+
+    Raises:
+        ValueError: a layer has no weights that can be int8.
+        BackendError: a model does not run.
+    """
     half = build(Form(FLOAT16_WEIGHTS)) or fidelity.model
     for layer in layers:
         if expired():
@@ -275,7 +301,12 @@ def _noise(write: Callable[[Plan], Model], plan: Plan, fidelity: Fidelity) -> fl
 
 @dataclass(frozen=True, slots=True)
 class MixedPlan:
-    """A plan in which some blocks run in float, and its noise."""
+    """A plan in which some blocks run in float.
+
+    Attributes:
+        blocks: the blocks that run in float.
+        noise: noise of the model with the plan.
+    """
 
     plan: Plan
     blocks: tuple[Block, ...]
@@ -297,15 +328,17 @@ def mixed_plans(
     max_blocks: int,
     expired: Callable[[], bool],
 ) -> Iterator[MixedPlan]:
-    """Yield plans, each with one more block in float than the last; the most useful blocks come first.
+    """Measure and yield plans, each with one more block in float than the last, the noisiest blocks first.
+
+    They end when one more block in float would remove less than 1 % of the noise.
 
     Args:
         write: writes the model with a plan.
         plan: all kernels quantized.
-        noises: measured blocks.
+        noises: the noise of each block alone.
         fidelity: measures the whole model.
-        max_blocks: most blocks to release.
-        expired: returns whether the time is over.
+        max_blocks: most blocks to run in float.
+        expired: returns True when no further plan is to be made.
     """
     total = sum(item.noise for item in noises if np.isfinite(item.noise))
     remaining = sorted(
@@ -331,10 +364,10 @@ _LEFT_SHARES: Final = (0.5, 0.25, 0.06, 0.01)
 
 
 def mixes(costs: Sequence[LayerCost]) -> list[frozenset[str]]:
-    """Return the layers with int8 weights in each mix, the smallest mix first.
+    """Return up to 4 mixes, the smallest first: each the names of the layers that keep int8 weights.
 
-    Layers with the most noise for each byte saved are released first, until no more than a share of the noise
-    is left.
+    In each mix the layers with the most noise for each saved byte go back to float16, until a share of the
+    noise is left: 1/2, 1/4, 0.06 and 0.01.
 
     Args:
         costs: one entry a layer.

@@ -22,9 +22,9 @@ def check_smallest_form(
 
     Args:
         quantizer: quantizer of the float model.
-        max_bytes: the limit.
+        max_bytes: the limit in bytes.
         prunable: float model that may lose channels; None if it may lose none.
-        dims: sizes of its free dimensions.
+        dims: sizes of the free dimensions of `prunable`.
 
     Raises:
         BudgetError: the weights alone exceed the limit in every form, so no search can succeed.
@@ -44,7 +44,10 @@ def check_smallest_form(
 
 
 def find_least_bytes(quantizer: Quantizer) -> int:
-    """Return a lower bound in bytes of every form with all channels: its weights alone."""
+    """Return a lower bound on the size, in bytes, of every form that keeps all channels: its weights alone.
+
+    A model of which no other form can be made has the size of its source form.
+    """
     if quantizer.why_no_forms() is not None:
         return quantizer.source_form()[1].size_bytes
     return sum(map(_least_bytes, quantizer.model.stored_tensors()))
@@ -60,7 +63,7 @@ def find_pruned_bytes(model: OnnxModel, dims: Mapping[str, int], *, multiple: in
     Args:
         model: float model.
         dims: sizes of its free dimensions.
-        multiple: of how many channels a group keeps a multiple.
+        multiple: pruning leaves a multiple of this many channels in each group.
     """
     proto = model.proto
     try:

@@ -62,7 +62,9 @@ _LARGEST: Final = 1e30
 
 
 def kernel_names(model: Model, *, elementwise: bool) -> tuple[str, ...]:
-    """Return the operators that can become integer kernels, in order, by the name of their first output.
+    """Return the names of first outputs of the operators that can become integer kernels, in order.
+
+    A model with several sub-graphs (control flow) has none.
 
     `elementwise`: whether all operators are included, or only matrix products.
     """
@@ -87,7 +89,7 @@ def _precise(model: Model) -> set[int]:
 
 
 def tail_kernels(model: Model, kernels: Sequence[str]) -> frozenset[str]:
-    """Return the kernels that no matrix product follows."""
+    """Return those of `kernels` behind which no matrix product follows, such as the decoding of boxes."""
     tensors = model.subgraphs[0].tensors
     behind = operators_behind_products(_operator_nodes(model))
     return frozenset(kernels).intersection(
@@ -96,7 +98,7 @@ def tail_kernels(model: Model, kernels: Sequence[str]) -> frozenset[str]:
 
 
 def unlike_joins(model: Model, kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
-    """Return the kernels that join tensors of unlike ranges, which one scale cannot hold."""
+    """Return those of `kernels` that join tensors of so unlike ranges that one scale cannot hold them."""
     chosen = frozenset(kernels)
     joins = (
         (tensor_name(graph.tensors[operator.outputs[0]]), graph, operator)
@@ -158,7 +160,10 @@ def _fits(model: Model, graph: SubGraph, operator: Operator) -> bool:
 
 
 def blocks(model: Model, kernels: Iterable[str]) -> list[tuple[str, ...]]:
-    """Group kernels: a matrix product with the kernels that follow it, up to the next one."""
+    """Group `kernels`, in the order of the model: each matrix product begins a group.
+
+    Kernels before the first matrix product are a group too.
+    """
     chosen = set(kernels)
     groups: list[list[str]] = []
     for graph, _, operator in operators(model):
@@ -172,7 +177,7 @@ def blocks(model: Model, kernels: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def touched_tensors(model: Model, kernels: Sequence[str]) -> list[str]:
-    """Float activations that kernels read or write, sorted."""
+    """Return the names of the float activations that `kernels` read or write, sorted."""
     chosen, names = set(kernels), set()
     for graph, _, operator in operators(model):
         if tensor_name(graph.tensors[operator.outputs[0]]) not in chosen:
@@ -185,5 +190,5 @@ def touched_tensors(model: Model, kernels: Sequence[str]) -> list[str]:
 
 
 def scope(graph: SubGraph, operator: Operator) -> str:
-    """Return the text by which ai-edge-quantizer matches an operator's settings."""
+    """Return the text by which ai-edge-quantizer matches an operator: its outputs' names, each with `;`."""
     return "".join(f"{tensor_name(graph.tensors[index])};" for index in operator.outputs)

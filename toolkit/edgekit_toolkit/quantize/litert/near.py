@@ -23,11 +23,12 @@ _LEAST_FLOATS = 8
 
 
 def bring_near(content: bytes, earlier: bytes) -> bytes:
-    """Return a model with weights near to those of `earlier`.
+    """Return the `.tflite` model `content` with weights near to those of `earlier`.
 
     Args:
         content: a form's model, as it is shipped.
-        earlier: the same form of the earlier version; tensors with another place or shape there are skipped.
+        earlier: the same form of the earlier version; tensors that have another index or shape there
+            are skipped, and so are sub-graphs with another number of tensors.
     """
     model, before = parse(content), parsed(earlier)
     for graph, was in zip(model.subgraphs, before.subgraphs, strict=False):

@@ -36,7 +36,7 @@ _RESHAPES: Final = frozenset({"SQUEEZE", "EXPAND_DIMS"})
 
 
 def prepare(content: bytes) -> bytes:
-    """Return an equal model whose operators are named in one form, and whose tensors have unique names.
+    """Return a `.tflite` model with equal results that ai-edge-quantizer understands; see the module.
 
     Names of inputs and outputs stay as they are.
     """
@@ -64,13 +64,13 @@ def prepare(content: bytes) -> bytes:
 
 
 def read_outputs(graph: SubGraph) -> list[int]:
-    """Return the outputs, by index, that an operator makes and another operator reads."""
+    """Return the indices of those outputs of the graph that an operator makes and an operator reads."""
     produced = {int(index) for operator in graph.operators for index in operator.outputs}
     return [index for index in dict.fromkeys(map(int, graph.outputs)) if index in produced & _read(graph)]
 
 
 def used_tensors(graph: SubGraph) -> set[int]:
-    """Return the tensors, by place, that an operator reads or that are outputs."""
+    """Return the indices of the tensors that an operator reads or that are outputs of the graph."""
     return _read(graph) | {int(index) for index in graph.outputs}
 
 
@@ -102,7 +102,7 @@ def finish(content: bytes | bytearray, prepared: bytes) -> bytes:
 
 
 def share_buffers(model: Model) -> None:
-    """Store equal values once."""
+    """Store equal values of tensors once, and drop unused buffers; changes `model` in place."""
     positions: dict[bytes, int] = {}
     buffers: list[Any] = model.buffers[:1]  # the first buffer is empty by the schema
     for graph in model.subgraphs:
@@ -215,7 +215,10 @@ def _part(model: Model, graph: SubGraph, position: int) -> None:
 
 
 def add_like(graph: SubGraph, index: int, sizes: Sequence[int]) -> int:
-    """Add a tensor that holds the values of another one in another shape; return its place."""
+    """Add a tensor with the type and quantization of tensor `index`, and return the new tensor's index.
+
+    `sizes`: its shape; a negative size is free.
+    """
     source, added = graph.tensors[index], schema.TensorT()
     added.name, added.type = _free_name(graph, tensor_name(source)), source.type
     added.shape = [max(1, size) for size in sizes]
@@ -226,7 +229,10 @@ def add_like(graph: SubGraph, index: int, sizes: Sequence[int]) -> int:
 
 
 def reshape(model: Model, graph: SubGraph, source: int, output: int) -> Operator:
-    """Return an operator that reshapes one tensor into another one, which has at most one free size."""
+    """Return a new operator that reshapes a tensor into another one; the caller adds it to the graph.
+
+    `source`, `output`: indices of the tensors; `output` has at most one free size.
+    """
     operator = schema.OperatorT()
     operator.inputs, operator.outputs = [source], [output]
     _reshape(model, graph, operator)
@@ -241,7 +247,10 @@ def _free_name(graph: SubGraph, name: str) -> str:
 
 
 def operator_code(model: Model, builtin: int) -> int:
-    """Return the place of an operator's code in the model; adds a missing one."""
+    """Return the index of a built-in operator in `model.operatorCodes`; adds it if it is missing.
+
+    `builtin`: number of the operator in the schema.
+    """
     for number, code in enumerate(model.operatorCodes):
         if code.builtinCode == builtin:
             return number

@@ -50,8 +50,8 @@ class CompressedFloats(NamedTuple):
     """A compressed float model.
 
     Attributes:
-        content: the `.tflite`.
-        scales: scales of its coded weights, as `weight_bounds` takes them.
+        content: bytes of its `.tflite` file.
+        scales: scales of the weights that are codes times a scale, as `weight_bounds` takes them.
     """
 
     content: bytes
@@ -96,7 +96,7 @@ class LiteRtQuantizer:
         return prepare(self._content)
 
     def source_form(self) -> tuple[str, TfliteModel]:
-        """Return the file itself, byte for byte."""
+        """Return the model as it was given; its name is `float32`, or `as it is` if its weights are not."""
         layers = self.model.summary.layers.values()
         is_half = any(layer.precision == "fp16 weights" for layer in layers)
         return "as it is" if is_half or self._find_codes() else "float32", self.model
@@ -219,7 +219,10 @@ class LiteRtQuantizer:
         return litert.int8_layers(self._prepared)
 
     def equalize(self, ranges: Mapping[str, Range]) -> tuple[Factors, dict[str, Range]]:
-        """Return no factors: see docs/explanation/litert.md for why LiteRT models are not equalized."""
+        """Return no factors, and the ranges as they are: LiteRT models are not equalized.
+
+        See docs/explanation/litert.md for why.
+        """
         return {}, dict(ranges)
 
     def writer(self, factors: Factors) -> Callable[[Plan], TfliteModel]:  # noqa: ARG002  # always none
@@ -228,14 +231,14 @@ class LiteRtQuantizer:
     def block_noises(
         self, plan: Plan, factors: Factors, fidelity: Fidelity, expired: Callable[[], bool]
     ) -> Iterator[BlockNoise]:
-        """Yield the noise of each block, one after the other: LiteRT's operators have no backward pass."""
+        """Measure and yield the noise of one block after the other: LiteRT has no backward pass."""
         parts = blocks(parsed(self._prepared), plan.kernels)
         return measure_blocks(self.writer(factors), plan, parts, fidelity, expired)
 
     def weight_costs(
         self, layers: Sequence[str], fidelity: Fidelity, expired: Callable[[], bool]
     ) -> Iterator[LayerCost]:
-        """Yield the costs of each layer, one after the other."""
+        """Measure and yield the cost of one layer after the other."""
         return measure_weights(self.build, layers, fidelity, expired)
 
     def output_parts(self, feeds: Feeds) -> Sequence[Parts | None]:  # noqa: ARG002  # see the class

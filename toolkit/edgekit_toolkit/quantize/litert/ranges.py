@@ -21,10 +21,13 @@ _FLOAT_BYTES = 4
 def activation_reader(
     prepared: bytes, names: Sequence[str], *, threads: int, group_bytes: int = GROUP_BYTES
 ) -> ReadActivations:
-    """Return a call that runs a model on a sample and yields the activations `names`.
+    """Return a function that runs a model on a sample, and yields name and values of each activation.
 
-    `names`: activations; inputs may be among them.
-    `group_bytes`: size of the activations that are fetched in one run.
+    Args:
+        prepared: float model as `prepare.prepare` made it.
+        names: activations; inputs may be among them.
+        threads: threads of one inference.
+        group_bytes: bytes of activations that are fetched in one run; several runs fetch them all.
     """
     tensors = {tensor_name(tensor): tensor for tensor in parsed(prepared).subgraphs[0].tensors}
     sizes = {name: _FLOAT_BYTES * math.prod(shape_of(tensors[name])) for name in names}

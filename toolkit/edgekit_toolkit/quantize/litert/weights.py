@@ -49,15 +49,16 @@ _OPERANDS: Final[Mapping[str, _Operands]] = {
 def weight_bounds(
     model: Model, plan: Plan, scales: Mapping[str, NDArray[np.float32]]
 ) -> dict[str, NDArray[np.float32]]:
-    """Return by tensor name the magnitude to quantize for, where the weight's own magnitude does not suit.
+    """Return for some weights the magnitude that the largest code shall stand for, by tensor name.
 
-    Its own magnitude is too small for the bias, or the weight is codes times a scale already, which the
-    returned one states.
+    They are the weights whose own largest magnitude does not suit: it is so small that the bias would
+    overflow, or the weight is codes times a scale already, and the magnitude restores that scale.
 
     Args:
         model: prepared float model.
         plan: kernels and ranges.
-        scales: scales of such weights, float32 [channels], by the name of the operator's output.
+        scales: scales of weights that are codes times a scale, float32 [channels], by the name of the
+            operator's output.
 
     Returns:
         float32 with the rank of the weight: a bound for each channel, or one if the plan has one scale a

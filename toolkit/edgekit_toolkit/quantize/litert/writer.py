@@ -256,7 +256,7 @@ class _Order:
 
 
 def int8_layers(prepared: bytes) -> list[str]:
-    """Return the layers whose weights can be int8, in order, by the name of their output."""
+    """Return the names of the outputs of the layers whose weights can be int8, in order."""
     return list(_layer_scopes(parsed(prepared)))
 
 

@@ -35,8 +35,8 @@ _DERIVING: Final = frozenset({"ConstantOfShape", "Mul", "Split"})
 def shorten_names(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return `model` with short tensor names, and without node names, documentation and recorded shapes.
 
-    Equal parameters of activations are stored once. Convolutions state neither defaults nor the shapes of
-    kernels, which their weights tell.
+    Equal scales and zero points of activations are stored once. Convolutions lose attributes that state
+    a default, and `kernel_shape`, which their weights tell.
 
     Inputs and outputs keep their names. A model with control flow keeps all names: its sub-graphs read
     tensors of the outer graph by name.
@@ -113,9 +113,9 @@ def _share_parameters(graph: onnx.GraphProto) -> None:
 
 
 def derive_bias_scales(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `model` with products of the scales of inputs and weights in place of stored scales of biases.
+    """Return `model` with each scale of a bias computed, where it equals input scale x weight scale.
 
-    Engines compute them when they load the model. `store_parameters` undoes it.
+    Engines compute these scales when they load the model. `store_parameters` undoes it.
     """
     result = copy_model(model)
     graph = result.graph
@@ -141,12 +141,10 @@ def derive_bias_scales(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def split_parameters(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `model` with small parameters as parts of two tensors, if that makes it smaller.
+    """Return `model` with small parameters as parts of two tensors; `model` itself if that is no smaller.
 
-    They are zero points of weights, and biases whose codes fit into 16 bits.
-
-    Zero points are the parts of a tensor of zeros, which engines make when they load the model; biases those
-    of a tensor of int16. `store_parameters` undoes it.
+    Zero points of weights become the parts of a tensor of zeros, which engines make when they load the model.
+    Biases whose codes fit into 16 bits become the parts of a tensor of int16. `store_parameters` undoes it.
     """
     result = copy_model(model)
     graph = result.graph

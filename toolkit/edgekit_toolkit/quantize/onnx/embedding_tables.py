@@ -34,7 +34,7 @@ _TABLE_READERS: Final = frozenset(
 
 
 def is_table_lookup(index: GraphIndex, node: onnx.NodeProto) -> bool:
-    """Return whether a node looks up rows of a constant, large float32 table [rows, columns]."""
+    """Return whether a node looks up rows of a constant float32 table [rows, columns] that is not small."""
     if node.op_type != "Gather" or attribute(node, "axis", 0) != 0:
         return False
     table = index.constant(node.input[0])
@@ -49,9 +49,9 @@ def is_table_lookup(index: GraphIndex, node: onnx.NodeProto) -> bool:
 
 
 def added_table(index: GraphIndex, node: onnx.NodeProto) -> str | None:
-    """Return the name of the constant, large float32 table that a node adds or moves; else None.
+    """Return the name of the constant float32 table that a node adds or moves and that is not small.
 
-    A matrix product must follow.
+    None if it has no such table, or if no matrix product follows.
     """
     if node.op_type not in _TABLE_READERS or node.domain or is_table_lookup(index, node):
         return None
@@ -86,7 +86,7 @@ def int8_tables(model: onnx.ModelProto, layers: Collection[str] | None = None) -
 
     Args:
         model: float model.
-        layers: first outputs of the lookups to change; None for all.
+        layers: first outputs of the nodes whose tables to change; None for all.
 
     Returns:
         None if the model has no such table.
@@ -155,7 +155,10 @@ def _lookup(
 
 
 def stored_table(index: GraphIndex, output: str) -> list[onnx.TensorProto]:
-    """Return codes and scales behind the tensor `output`, if `int8_tables` made it of a table; else none."""
+    """Return codes and scales from which the tensor `output` is computed, if `int8_tables` stored its table.
+
+    Empty for another tensor.
+    """
     product = index.producers.get(output)
     if product is None or product.op_type != "Mul":
         return []

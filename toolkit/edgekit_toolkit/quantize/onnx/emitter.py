@@ -32,15 +32,15 @@ class Emitter:
         self.nodes: list[onnx.NodeProto] = []
 
     def store(self, stem: str, value: NDArray[Any]) -> str:
-        """Add a constant; returns its name, which begins with `stem`."""
+        """Add a constant to the graph; return its name, which begins with `stem`."""
         return add_constant(self._index, stem, value)
 
     def params(self, stem: str, params: QuantizationParams) -> tuple[str, str]:
-        """Add scale and zero point; returns their names, which begin with `stem`."""
+        """Add scale and zero point to the graph as constants; return their names, which begin with `stem`."""
         return self.store(f"{stem}_scale", params.scale), self.store(f"{stem}_zero_point", params.zero_point)
 
     def quantize(self, source: str, stem: str, params: QuantizationParams) -> Codes:
-        """Add a QuantizeLinear of tensor `source`; returns its codes, whose name begins with `stem`."""
+        """Add a QuantizeLinear of `source` and its parameters; return the names of its codes and of these."""
         scale, zero_point = self.params(stem, params)
         codes = fresh_name(self._index, f"{stem}_q")
         self.nodes.append(
@@ -56,8 +56,8 @@ class Emitter:
         Args:
             codes: codes to dequantize.
             stem: beginning of the node's name.
-            axis: axis of the channels where there is a scale a channel.
-            output: name of its output, if that is settled.
+            axis: axis of the channels if each has its own scale.
+            output: name of its output; None for a new one that begins with `stem`.
         """
         name = fresh_name(self._index, f"{stem}_dq")
         node = helper.make_node(
@@ -69,9 +69,9 @@ class Emitter:
         return output or name
 
     def clip(self, codes: str, stem: str, low: int | None, high: int | None) -> str:
-        """Add a Clip of uint8 codes, unless there is no limit; returns the name of the result.
+        """Add a Clip of uint8 codes; return the name of its result, or `codes` where both limits are None.
 
-        `low`, `high`: smallest and largest code, or None.
+        `low`, `high`: smallest and largest code; None for no limit.
         """
         if low is None and high is None:
             return codes
@@ -95,7 +95,7 @@ class Emitter:
         *,
         axis: int | None = None,
     ) -> str:
-        """Store codes of a constant and dequantize them, once for all equal requests.
+        """Store codes of a constant and add their DequantizeLinear; a repeated call adds nothing.
 
         8-bit codes get a zero point although it is 0. onnxruntime's integer Gemm needs it, and releases up to
         1.24 abort without it in the exact mode for x86 without VNNI (ADR 0018).
@@ -104,7 +104,7 @@ class Emitter:
             name: name of the constant in the float model.
             values: codes of the constant.
             params: their scale and zero point.
-            axis: axis of the channels where there is a scale a channel.
+            axis: axis of the channels if each has its own scale.
 
         Returns:
             The name of the dequantized constant.

@@ -32,7 +32,9 @@ _MAX_FACTOR = 256.0
 def find_factors(model: onnx.ModelProto, ranges: Mapping[str, Range]) -> dict[str, NDArray[np.float32]]:
     """Return the divisors for the channels of convolutions' outputs: tensor name -> float32 [channels].
 
-    `ranges`: extremes of each channel of its activations; missing activations are left alone.
+    Only outputs whose readers can undo the division have an entry.
+
+    `ranges`: extremes of each channel of the activations; outputs without an entry are left alone.
     """
     index = GraphIndex(model.graph)
     factors = {}
@@ -49,11 +51,13 @@ def find_factors(model: onnx.ModelProto, ranges: Mapping[str, Range]) -> dict[st
 
 
 def apply_factors(model: onnx.ModelProto, factors: Mapping[str, NDArray[np.float32]]) -> onnx.ModelProto:
-    """Return an equal model whose convolutions' outputs are divided by `factors`, one for each channel.
+    """Return a model with equal results in which outputs of convolutions are divided by `factors`.
+
+    The convolution's weights take the division, and the weights of the nodes that read its output undo it.
 
     Raises:
         KeyError: `factors` names a tensor that no convolution of `model` makes.
-        ValueError: the tensor's readers cannot undo the factor, or it has another number of channels.
+        ValueError: the tensor's readers cannot undo the factors, or there is not one for each channel.
     """
     result = copy_model(model)
     index = GraphIndex(result.graph)
@@ -87,7 +91,7 @@ def _checked_readers(index: GraphIndex, name: str, factor: NDArray[np.float32]) 
 def apply_to_ranges(
     model: onnx.ModelProto, ranges: Mapping[str, Range], factors: Mapping[str, NDArray[np.float32]]
 ) -> dict[str, Range]:
-    """Return the ranges of the equalized model, from those of `model`."""
+    """Return the ranges of the activations of the equalized model, from those of `model`, the one before."""
     index = GraphIndex(model.graph)
     scaled = dict(ranges)
     for name, factor in factors.items():

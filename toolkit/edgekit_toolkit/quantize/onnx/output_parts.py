@@ -22,14 +22,15 @@ _CARRIES = (MOVES | VIEWS | {"Concat", "Transpose"}) - {"Pad", "Resize", "Upsamp
 
 
 def output_parts(model: onnx.ModelProto, feeds: Feeds, *, threads: int) -> list[NDArray[np.int64] | None]:
-    """Return for each output the number of the tensor that each value comes from, int64 [values].
+    """Return for each output the number of the tensor that each value comes from, int64 of its shape.
 
-    None stands for an output whose values all come from one tensor.
+    The tensors that one output joins are numbered from 0. None stands for an output whose values all come
+    from one tensor, and for every output if onnxruntime fails to move the numbers.
 
-    Where onnxruntime cannot run the moves, no output has parts.
-
-    `feeds`: a sample.
-    `threads`: threads of one inference.
+    Args:
+        model: float model.
+        feeds: a sample, whose shapes the results have.
+        threads: threads of one inference.
     """
     program = copy_model(model)
     index = GraphIndex(program.graph)

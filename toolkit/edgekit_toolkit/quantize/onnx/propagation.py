@@ -46,7 +46,7 @@ class Rounding:
         params: scale and zero point of a rounded activation; None for a weight.
         tensor: the rounded activation.
         rounded: values of a rounded weight.
-        bias: values of the layer's bias that go with them; None for its own.
+        bias: values of the layer's bias to use with `rounded`; None for the bias that it has.
         by_channel: whether errors of its channels count as independent, which makes the noise estimate more
             precise.
     """
@@ -61,12 +61,12 @@ class Rounding:
 
     @property
     def size(self) -> int:
-        """Number of values of the weight."""
+        """Number of values of the rounded weight; 0 for an activation."""
         return 0 if self.rounded is None else self.rounded.size
 
 
 def block_roundings(model: onnx.ModelProto, plan: Plan, block: Block) -> list[Rounding]:
-    """Return the rounding errors that the model has if only this block of a plan is quantized."""
+    """Return the rounding errors of the model if only the layers of `block` are quantized, by `plan`."""
     index = GraphIndex(model.graph)
 
     def params(name: str) -> QuantizationParams:
@@ -91,7 +91,10 @@ def block_roundings(model: onnx.ModelProto, plan: Plan, block: Block) -> list[Ro
 
 
 def layer_rounding(model: onnx.ModelProto, layer: str) -> Rounding:
-    """Return the rounding error of a layer's weights in the form `int8-weights`."""
+    """Return the rounding error of a layer's weights in the form `int8-weights`.
+
+    `layer`: its first output.
+    """
     index = GraphIndex(model.graph)
     node = index.producers[layer]
     if node.op_type in COMPUTE:
@@ -117,7 +120,9 @@ def _weight_rounding(
 def propagate(
     model: onnx.ModelProto, layers: Sequence[Sequence[Rounding]], fidelity: Fidelity, *, threads: int
 ) -> list[float]:
-    """Return the noise of the outputs for the errors of each layer alone, as `Fidelity.noise` measures it.
+    """Return for each layer the noise of the outputs if only its errors are made.
+
+    It estimates what `Fidelity.noise` measures, see the module.
 
     Args:
         model: float model of `fidelity`, with inferred types.
@@ -127,7 +132,8 @@ def propagate(
         threads: threads of one inference.
 
     Raises:
-        BackendError: onnxruntime fails on the graph with its backward pass; see `ODD_GRAPH` for others.
+        BackendError: onnxruntime fails on the graph with its backward pass, or its activations take too much
+            memory. Other errors of a graph without backward pass are in `ODD_GRAPH`.
     """
     first = fidelity.samples[0]
     shapes = measure_shapes(model, first, threads=threads)

@@ -23,9 +23,9 @@ class Reread:
     """Codes of a kernel, read with other parameters.
 
     Attributes:
-        source: parameters of the codes themselves.
+        source: parameters with which the kernel writes the codes.
         output: parameters with which the codes are the operator's output.
-        low, high: codes to clip to before the new parameters hold, or None if no code lies beyond.
+        low, high: smallest and largest code to clip to before `output` holds; None if no code lies beyond.
     """
 
     source: QuantizationParams
@@ -35,7 +35,9 @@ class Reread:
 
 
 def reread_shifted(params: QuantizationParams, factor: float, shift: float) -> Reread | None:
-    """Return parameters with which the codes of x stand for factor * x + shift, or None.
+    """Return parameters with which the codes of x stand for factor * x + shift.
+
+    None if the shift is smaller than a few steps, or the new zero point is no uint8.
 
     scale (q - zero) + shift = scale (q - (zero - shift / scale)), exact where shift / scale is a whole
     number.
@@ -60,7 +62,9 @@ def reread_shifted(params: QuantizationParams, factor: float, shift: float) -> R
 
 
 def reread_hard_sigmoid(params: QuantizationParams, alpha: float, beta: float) -> Reread | None:
-    """Return parameters with which the codes of x stand for clip(alpha * x + beta, 0, 1), or None.
+    """Return parameters with which the codes of x stand for clip(alpha * x + beta, 0, 1).
+
+    None if no steps close to those of x put both ends of the slope on codes.
 
     Between its ends a hard sigmoid is a shift and a scaling; the ends are where the codes saturate.
 

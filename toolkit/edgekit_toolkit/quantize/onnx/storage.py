@@ -128,9 +128,10 @@ def _readers(nodes: Iterable[onnx.NodeProto], name: str) -> Iterator[onnx.NodePr
 
 
 def fits_half(weight: NDArray[Any]) -> bool:
-    """Return whether float16 can hold a weight: the error is at most that of rounding to 11 bits.
+    """Return whether float16 holds a weight with an error of at most that of rounding to 11 bits.
 
-    Beyond 65504 float16 has infinities, and below 6e-5 fewer and fewer digits.
+    The error is that of all values together. Beyond 65504 float16 has infinities, and below 6e-5 fewer and
+    fewer digits.
     """
     wide = weight.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -148,10 +149,11 @@ def int8_weights(
     Args:
         model: float model.
         layers: first outputs of the products to change; None for all.
-        scales: scales of weights that are exact multiples of a scale, float32 [channels], by initializer.
+        scales: name of an initializer -> float32 [channels], for weights that are exact multiples of such
+            scales.
 
     Returns:
-        None if the model has no such layer, or an operator set without a scale for each channel.
+        None if the model has no such layer, or its opset has no scale for each channel.
     """
     if opset(model) < OPSET_INT8:
         return None
@@ -192,7 +194,7 @@ def int4_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
     kernel for MatMul.
 
     Returns:
-        None if the model has no such layer.
+        None if the model has no such layer, or cannot be converted to opset 21.
     """
     index = GraphIndex(model.graph)
     chosen = [node for node in model.graph.node if _fits_blocks(index, node)]
