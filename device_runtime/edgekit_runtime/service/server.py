@@ -82,9 +82,11 @@ class Service:
             lanes.make,
             config.models,
             # The workers are made below.
-            open_remote=lambda package, options, beside: self.workers.open(package, options, beside),  # noqa:
-            PLW0108 memory=config.memory, metrics=self.metrics,
-            drain_timeout_s=config.inference.drain_timeout_s, tries_in_child=tries_in_child,
+            open_remote=lambda package, options, beside: self.workers.open(package, options, beside),  # noqa: PLW0108
+            memory=config.memory,
+            metrics=self.metrics,
+            drain_timeout_s=config.inference.drain_timeout_s,
+            tries_in_child=tries_in_child,
         )
         self.answers = AnswerPath(loop, config.media)
         self._router = router = Router(
@@ -135,8 +137,9 @@ class Service:
         try:
             await asyncio.wait_for(self.registry.close(), UNLOAD_TIMEOUT_S)
         except asyncio.TimeoutError:
-            _logger.error("a model did not unload in time; stopping without waiting for it")  # noqa: TRY400
-            # says all self.registry.abandon() has_closed = False
+            _logger.error("a model did not unload in time; stopping without waiting for it")  # noqa: TRY400  # says all
+            self.registry.abandon()
+            has_closed = False
         self.http.close()  # what came back from workers too late
         has_ended = True
         for part in (self._threads, self._router, self.answers):

@@ -83,8 +83,7 @@ class Lane(Protocol):
     def submit(self, call: Call) -> None:
         """Accept `call` and answer it through its `reply`; raises nothing."""
 
-    def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":  # noqa: ARG002  # of a lane that never
-    does
+    def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":  # noqa: ARG002  # of a lane that never does
         """Return the answer if this thread can compute it at once; else return None, without any effect.
 
         It is for the shortest models, for which a `Call` and its reply would take as long as their run.

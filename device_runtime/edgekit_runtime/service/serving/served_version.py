@@ -103,7 +103,7 @@ class Served:
         return loaded.memory_bytes * sessions // loaded.sessions_counted
 
     def governor_to_json(self) -> Mapping[str, Any] | None:
-        """Return the governor's statistics of this version: its setting and changes; None without a governor."""
+        """Return the governor's statistics of this version, such as its setting; None without a governor."""
         if self.governed is not None:
             return self.governed.lane.to_json()
         remote = self.loaded.remote

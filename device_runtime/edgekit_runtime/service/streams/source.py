@@ -91,7 +91,7 @@ class SourceOwner(Protocol):
         """Called now and then with the number of the frame read last, while frames are left out."""
 
     def on_failure(self, reason: str, retry_s: float | None) -> None:
-        """Called when the source failed; it is opened again after `retry_s` seconds, never if that is None."""
+        """Called when the source failed; it is opened again after `retry_s` seconds, or never for None."""
 
     def on_end(self) -> None:
         """Called when a file has come to its end."""
