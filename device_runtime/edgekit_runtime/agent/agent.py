@@ -73,8 +73,8 @@ class AgentOptions:
     """Options of the agent.
 
     Attributes:
-        bytes_per_s: cap of the bandwidth of downloads, or None.
-        month_bytes: limit of the bytes downloaded in a month, or None.
+        bytes_per_s: cap of downloads and uploads, in bytes a second; None for no cap.
+        month_bytes: limit of the bytes downloaded and uploaded in a calendar month (UTC); None for no limit.
         live_url: URL of the live page of this device, to which the fleet's console links; or empty.
         shows_logs: whether the fleet may ask for the last lines of the logs.
         takes_settings: whether the fleet may change settings that are not fixed here.
@@ -88,7 +88,10 @@ class AgentOptions:
 
     @property
     def fixed(self) -> dict[str, str]:
-        """Return key -> value of the settings that the command line fixes."""
+        """Settings that the command line fixes, as decimal text: `month-mb` (megabytes) and `cap-kbit-s`.
+
+        A key is missing if its option is None.
+        """
         month, cap = self.month_bytes, self.bytes_per_s
         numbers = {
             "month-mb": None if month is None else month / 1e6,
@@ -169,6 +172,9 @@ class Agent:
         """Work until `stop` is set, or until a new certificate or fleet requires a new connection.
 
         At the end it publishes its own last will, which the broker sends only for a lost connection.
+
+        Returns:
+            `renewed` if the caller must begin a new `Agent` for a new certificate or fleet, else `stopped`.
         """
         self.connect()
         last_s = time.monotonic()

@@ -23,7 +23,7 @@ class ModelView:
     Attributes:
         version, manifest_sha256: the installed package that the slots open, or empty if none is installed.
         health: `unproven`, `healthy`, `rejected` or `missing`.
-        previous: version in the spare slot, or empty.
+        previous: version in the spare slot; empty if there is none, or it was rejected.
         pinned: version at which somebody pinned the model, or None.
         rejected: manifest_sha256 and reason of the versions that failed here.
         served: versions that the service serves, or None without a running service.
@@ -74,11 +74,12 @@ class DeviceConditions:
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """A condition that keeps an update from starting.
+    """A condition that keeps an update from starting or continuing.
 
     Attributes:
-        code, reason: the same fields as in `Execution`.
-        may_pass: whether waiting can help.
+        code: short and stable name, such as `disk-full`.
+        reason: one sentence for people.
+        may_pass: whether the update waits for the end of the condition; else it is refused.
     """
 
     code: str
@@ -91,7 +92,14 @@ def find_obstacle(
 ) -> Obstacle | None:
     """Return an obstacle to beginning or continuing the download of `desired_model`, or None.
 
-    `done_bytes`: bytes of the package that are on the disk already.
+    Its window is no obstacle here, unless it is malformed: it limits the switch of versions, see
+    `check_window`.
+
+    Args:
+        desired_model: the model's entry in the desired document.
+        view: the model as it is on the device.
+        conditions: current conditions of the device.
+        done_bytes: bytes of the package that are on the disk already.
     """
     rejection = view.find_rejection(desired_model.manifest_sha256)
     if rejection is not None and not desired_model.is_return:
@@ -142,19 +150,28 @@ def _find_shortage(
 
 
 def has_power(conditions: DeviceConditions) -> bool:
-    """Return whether the battery allows work that can wait."""
+    """Return whether the battery allows work that can wait.
+
+    It does if there is none, if it is being charged, or if its charge is at least `MIN_BATTERY`.
+    """
     battery = conditions.battery
     return battery is None or battery >= MIN_BATTERY or conditions.is_charging
 
 
 def is_window(text: str) -> bool:
-    """Return whether a text is a range of local time of day, such as `01:00-04:00`, that is not empty."""
+    """Return whether a text is a range of local time such as `01:00-04:00`, whose begin is not its end."""
     match = _WINDOW.fullmatch(text)
     return match is not None and match.group(1, 2) != match.group(3, 4)
 
 
 def check_window(window: str | None, conditions: DeviceConditions) -> Obstacle | None:
-    """Return an obstacle to switching versions now, or None inside the window, which may span midnight."""
+    """Return an obstacle to switching versions now, or None if it is allowed.
+
+    Args:
+        window: local time of day in which it is allowed, such as `22:00-04:00`, which may span midnight; None
+            for always.
+        conditions: current conditions of the device; without a known local time, every window is an obstacle.
+    """
     if window is None:
         return None
     match = _WINDOW.fullmatch(window)

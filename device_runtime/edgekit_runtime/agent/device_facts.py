@@ -26,12 +26,14 @@ class DeviceFacts:
     """Facts that a device reports about itself.
 
     Attributes:
+        model: model of the board, or the processor's name where the board states none.
         architecture: output of `uname -m`.
         runtime: version of edgekit.
         os, kernel: operating system and kernel, each with its release.
         python: version of the Python that runs edgekit.
-        engines: installed distribution of an engine -> its version.
-        free_bytes: free space on the disk that the tests use.
+        engines: Python distribution of each installed engine -> its version.
+        memory_bytes: the machine's whole memory.
+        free_bytes: free space on the disk of the program's working folder.
         clock: governor and highest clock of the first processor, and the power mode of a Jetson, as far as
             the device reports them; or empty.
     """
@@ -48,7 +50,10 @@ class DeviceFacts:
     clock: str = ""
 
     def has_engine(self, named: str) -> bool:
-        """Return whether the device has an engine, named with its release: `onnxruntime 1.24.4`."""
+        """Return whether an engine is installed in an exact version, named such as `onnxruntime 1.24.4`.
+
+        An installed `onnxruntime-gpu` counts as `onnxruntime`.
+        """
         return named in {f"{name.removesuffix('-gpu')} {release}" for name, release in self.engines.items()}
 
 

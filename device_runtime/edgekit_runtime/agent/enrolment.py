@@ -81,24 +81,24 @@ def enrol(
     *,
     trusted_time: TrustedTime | None = None,
 ) -> Membership:
-    """Join the fleet of a code.
+    """Join the fleet of a code: make the keys, send the request, and store the answer.
 
     Package keys of another fleet, in which this device was before, are trusted no more. Those that somebody
     trusted by hand stay.
 
     Args:
-        code: code of the fleet.
-        config: folder of this device's configuration; its folder `fleet` gets the files.
+        code: address of the fleet, and the secret.
+        config: folder of this device's configuration; its folders `fleet` and `keys` get the files.
         facts: the same field as in `Reported`.
         disk: carries changes out.
-        trusted_time: by which certificates end; without it the clock alone tells the time, from the release
-            on.
+        trusted_time: tells whether the server's certificate has expired; without it the clock does, but no
+            time before this release counts.
 
     Raises:
-        EnrolmentError: the fleet refuses.
+        EnrolmentError: the fleet refuses, or its answer is not understood.
         SignatureError: the server is not the one that the code names.
-        TransportError: it cannot be reached.
-        OutputError: the answer cannot be stored.
+        TransportError: the server cannot be reached.
+        OutputError: a key or the answer cannot be stored.
     """
     folder = config / "fleet"
     make_keys_folder(folder, 0o700)
@@ -128,7 +128,9 @@ def enrol(
 
 
 def is_renewal_due(enrolment: Enrolment, now_s: float) -> bool:
-    """Return whether it is time for a new certificate: a third of its life is left, or it is not valid yet.
+    """Return whether it is time for a new certificate: less than a third of its life is left.
+
+    It is also time if the certificate is not valid yet: the fleet's clock was ahead then.
 
     Args:
         enrolment: the fleet's answer, with the certificate.
@@ -141,15 +143,20 @@ def is_renewal_due(enrolment: Enrolment, now_s: float) -> bool:
 
 
 def renew(config: Path, disk: Disk = DISK, *, trusted_time: TrustedTime | None = None) -> Membership:
-    """Fetch a new certificate, and changed addresses of the fleet.
+    """Fetch and store a new certificate, and changed addresses of the fleet.
 
     Package keys and the first TUF root, which leads to the manager's keys, stay as they were at the
     enrolment. Otherwise an attacker in control of the fleet's server could make the device trust any package
-    and obey any manager. Without `trusted_time` the clock alone tells the time.
+    and obey any manager. A fleet that named none of them then may name them once.
+
+    Args:
+        config: folder of this device's configuration.
+        disk: carries changes out.
+        trusted_time: tells whether the server's certificate has expired; without it the clock does.
 
     Raises:
         EnrolmentError: the fleet refuses, or this device is in none.
-        TransportError: it cannot be reached.
+        TransportError: the fleet's server cannot be reached.
         OutputError: the answer cannot be stored.
     """
     member = read_membership(config)
@@ -184,7 +191,10 @@ def _make_key(folder: Path, disk: Disk) -> Ed25519PrivateKey:
 
 
 def make_csr(key: Ed25519PrivateKey) -> str:
-    """Return the request of a device's certificate, in PEM."""
+    """Return a certificate signing request for `key`, in PEM.
+
+    Its subject is the same for all devices, since the fleet names the device.
+    """
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "device")])
     request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, None)
     return request.public_bytes(Encoding.PEM).decode()

@@ -54,7 +54,10 @@ class WishFile:
             self._content = None
 
     def write(self, wishes: Mapping[str, Any] | Sequence[Any]) -> None:
-        """Bring the file up to date; on a full disk the next call tries again."""
+        """Replace the file's content by `wishes` if they have changed.
+
+        A failure, such as on a full disk, is logged, and the next call tries again.
+        """
         content = encode_json({self._field: wishes})
         if content == self._content or (self._content is None and not wishes):
             return
@@ -83,7 +86,7 @@ class Wishes:
         self.uploads = SampleUploads(folder)
 
     def write(self, desired: Desired) -> None:
-        """Bring the files up to date."""
+        """Write a document's streams and orders of samples to their files, where they have changed."""
         self._streams.write({name: options.to_json() for name, options in desired.streams.items()})
         self._orders.write(to_plain(desired.samples))
 
@@ -108,9 +111,9 @@ class DeviceSettings:
         self._default_level = logging.getLogger("edgekit_runtime").level
 
     def follow(self, desired: Mapping[str, str]) -> None:
-        """Apply the fleet's present orders, and write the file for the service.
+        """Take over the fleet's settings (key -> value), set the log level, and write the service's file.
 
-        On a full disk the agent heeds the orders all the same, and the next call writes the file.
+        On a full disk the agent heeds the settings all the same, and the next call writes the file.
         """
         accepted = {
             key: value
@@ -136,7 +139,12 @@ class DeviceSettings:
         return float(text) if text else None
 
     def list_states(self, socket_path: Path | None, now_s: float) -> dict[str, str]:
-        """Return key -> why a setting has no effect; empty where it has."""
+        """Return key -> why a setting of the fleet has no effect; an empty text if it has one.
+
+        Args:
+            socket_path: socket of the service, which is asked every 10 s; None without one.
+            now_s: time of the monotonic clock.
+        """
         desired = self._desired or {}
         if any(key in SETTINGS and SETTINGS[key].reader != "agent" for key in desired) and (
             now_s - self._service_s >= _ASK_S
@@ -167,7 +175,15 @@ class DeviceLogs:
         self._answer: Logs | None = None
 
     def take(self, request: LogRequest, socket_path: Path | None) -> Logs | None:
-        """Begin to answer a new request; return its answer at the first call after it is ready, else None."""
+        """Begin to answer a new request; return its answer at the first call after it is ready, else None.
+
+        Args:
+            request: the request in the desired document; one that was answered is ignored.
+            socket_path: socket of the service, or None without one.
+
+        Returns:
+            The answer, to which the caller gives its `sequence`, or None.
+        """
         if self._thread is not None:
             if self._thread.is_alive():
                 return None
@@ -194,7 +210,11 @@ class DeviceLogs:
 
 
 def pack_lines(lines: Sequence[str], count: int) -> str:
-    """Return the last `count` lines, deflated, in base64; fewer if a document cannot hold that many."""
+    """Return the last lines as one text, deflated (zlib), in base64.
+
+    There are at most 2 · `count` of them, `count` each of service and agent, and fewer if a document cannot
+    hold that many.
+    """
     recent = list(lines)[-2 * count :]
     while True:
         packed = base64.b64encode(zlib.compress("\n".join(recent).encode(), 9))
@@ -204,7 +224,7 @@ def pack_lines(lines: Sequence[str], count: int) -> str:
 
 
 def unpack_lines(text: str, max_bytes: int) -> str:
-    """Return the text that `pack_lines` packed, at most `max_bytes` of it.
+    """Return the text that `pack_lines` packed, cut off after `max_bytes` bytes.
 
     Raises:
         ValueError: it is malformed.

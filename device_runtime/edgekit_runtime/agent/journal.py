@@ -40,6 +40,7 @@ class Progress:
     """Progress of this device with one execution.
 
     Attributes:
+        report: the execution as the device reports it.
         manifest_sha256: manifest digest of the package.
         age_s: seconds that it was under way while the agent ran, independent of changes of the clock.
         failures: failures of its current step in a row.
@@ -91,7 +92,8 @@ class JournalRecord:
     Attributes:
         desired: the newest envelope that was accepted, as text, or empty.
         sequence_bound: upper bound of the numbers of sent documents: all of them are lower.
-        month: month, such as `2026-11`, in which `metered_bytes` were received for packages.
+        month: the last month in which bytes were counted, such as `2026-11` (UTC).
+        metered_bytes: bytes received and sent by steps in that month.
         known_time_s: the newest time in a verified document; an earlier clock is wrong.
         executions: for each model the execution under way or the last one.
         logs_request: the last request for lines of the logs that was answered.
@@ -107,7 +109,11 @@ class JournalRecord:
 
 
 class Journal:
-    """The journal of one device; one process uses it, and one thread of it."""
+    """The journal of one device; one process uses it, and one thread of it.
+
+    Attributes:
+        record: the content that is on the disk; an empty one without a readable file.
+    """
 
     def __init__(self, path: Path, disk: Disk = DISK, clock: Callable[[], float] = time.time) -> None:
         """Read the journal at `path`, or begin a new one if it is missing or damaged.
@@ -150,11 +156,14 @@ class Journal:
         self.record = record
 
     def count_metered(self, month: str) -> int:
-        """Return the bytes received in a month, such as `2026-11`."""
+        """Return the bytes that steps moved in a month, such as `2026-11`; 0 for all but the last one."""
         return self.record.metered_bytes if self.record.month == month else 0
 
     def raise_sequence(self, used: int) -> bool:
-        """Raise the next number above `used`; return False if it is already, or `used` is implausible."""
+        """Let the next document have a higher number than `used`; return whether that changed anything.
+
+        It does not if the next number is higher already, or `used` is implausible: 2^52 or more.
+        """
         if not self._sequence <= used < _MOST_TAKEN:
             return False
         self._sequence = used + 1
@@ -164,7 +173,7 @@ class Journal:
         """Return the number of the next document; it is higher than all before, also after a restart.
 
         Raises:
-            OutputError: the journal cannot be written, which would ensure that.
+            OutputError: the journal cannot be written, and without it a restart could use the number again.
         """
         if self._sequence >= self.record.sequence_bound:
             self.write(replace(self.record, sequence_bound=self._sequence + _SEQUENCES))
@@ -174,10 +183,10 @@ class Journal:
 
 @contextlib.contextmanager
 def hold_journal(folder: Path, wait_s: float) -> Iterator[None]:
-    """Create and lock the agent's folder, so that only this process acts for the fleet.
+    """Create the agent's folder, and lock it in the context, so that only this process acts for the fleet.
 
     Raises:
-        JournalError: another process holds the lock for longer than `wait_s`.
+        JournalError: another process holds the lock for longer than `wait_s` seconds.
         OutputError: the folder cannot be made.
     """
     make_folders(folder, 0o700)
@@ -193,7 +202,7 @@ def hold_journal(folder: Path, wait_s: float) -> Iterator[None]:
 
 
 def is_held(folder: Path) -> bool:
-    """Return whether another process acts for the fleet now."""
+    """Return whether a process, such as the agent, holds the lock of the agent's folder now."""
     if not folder.is_dir():
         return False
     try:

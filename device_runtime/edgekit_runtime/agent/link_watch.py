@@ -67,7 +67,7 @@ class RefusalPause:
     ends_s: float = 0.0
 
     def begin(self, now_s: float) -> None:
-        """Begin a pause, twice as long as the last one."""
+        """Count a question to the web server, and begin a pause: 5 s, then twice the last one, up to 6 h."""
         self.ends_s = now_s + min(_FIRST_ASK_S * 2.0**self.questions, _RENEWAL_S)
         self.questions += 1
 
@@ -108,7 +108,7 @@ class Presence:
         self.last_report = 0
 
     def prepare(self) -> None:
-        """Give the link the will of the next connection."""
+        """Take the number of the next hello, and give the link the last will of its next connection."""
         self.renew_number()
         device = self._member.enrolment.device
         will = Hello(device=device, sequence=self._sequence, online=False, runtime=__version__)
@@ -167,7 +167,10 @@ class LinkWatch:
         self._status = read_link_status(folder) or LinkStatus()
 
     def note_link(self, now: float) -> None:
-        """Write whether there is a link, and why not, if that has changed; `now` is in seconds since 1970."""
+        """Write to `link.json` whether there is a link, and why not, if that has changed.
+
+        `now` is in seconds since 1970. A failure to write is ignored.
+        """
         is_connected, problem = self._link.is_connected, self._link.problem
         text = "" if problem is None else problem.text
         if is_connected:
@@ -184,13 +187,14 @@ class LinkWatch:
             self._write(LinkStatus(is_connected=is_connected, since_at=since_at, problem=text))
 
     def note_end(self, now: float) -> None:
-        """Write that the agent has stopped."""
+        """Write to `link.json` that the agent has stopped; `now` is in seconds since 1970."""
         self._write(LinkStatus(since_at=now if self._status.is_connected else self._status.since_at))
 
     def has_renewed(self, now_s: float, stated_s: float) -> bool:
-        """Return whether there is a new certificate: this device was enrolled again, or has renewed it.
+        """Renew the certificate if it is time, and return whether there is a new one.
 
-        Where the broker refuses the device, the web server may renew, or say why it does not.
+        There is one too if this device was enrolled again meanwhile. It is time every 6 h, and where the
+        broker refuses the device: then the web server may renew, or say why it does not.
 
         Args:
             now_s: time of the monotonic clock.

@@ -108,11 +108,11 @@ class ManagerKeys:
 
 
 def read_held(envelope: str, keys: Mapping[str, Ed25519PublicKey]) -> Desired | None:
-    """Return the document that the journal holds; None if there is none, or its key counts no more.
+    """Return the verified document that the journal holds; None if there is none, or `keys` lacks its key.
 
     Args:
         envelope: the field `desired` of the journal.
-        keys: see `ManagerKeys.read`.
+        keys: key id -> public key of the manager.
     """
     if not envelope:
         return None

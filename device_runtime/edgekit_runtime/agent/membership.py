@@ -57,7 +57,14 @@ class EnrolmentError(EdgekitError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """This device in its fleet."""
+    """This device in its fleet.
+
+    Attributes:
+        enrolment: the fleet's last answer to an enrolment or a renewal.
+        key: the device's private key.
+        folder: folder of key, certificate and answer.
+        stamp: see `read_stamp`.
+    """
 
     enrolment: Enrolment
     key: Ed25519PrivateKey
@@ -65,12 +72,19 @@ class Membership:
     stamp: tuple[int, int] | None = None
 
     def make_context(self, trusted_time: TrustedTime | None = None) -> ssl.SSLContext:
-        """Return a TLS context of this device, see the function of this name."""
+        """Return a TLS context with this device's certificate, which trusts only the fleet's authority.
+
+        `trusted_time` tells whether a server's certificate has expired; without it the clock does.
+        """
         certificate, key = self.folder / CERTIFICATE, self.folder / KEY
         return make_context(self.enrolment.authority, str(certificate), str(key), trusted_time=trusted_time)
 
     def make_download_context(self, trusted_time: TrustedTime | None = None) -> ssl.SSLContext:
-        """Return a TLS context for packages, which are signed: public authorities may name a CDN."""
+        """Return a TLS context for downloads of packages, which are signed themselves.
+
+        It trusts public authorities too if the packages are not on the fleet's own web server: a CDN may have
+        them. `trusted_time` tells whether a server's certificate has expired; without it the clock does.
+        """
         context = self.make_context(trusted_time)
         if not self.enrolment.artifacts.startswith(f"{self.enrolment.web}/"):
             context.load_default_certs()
@@ -123,7 +137,10 @@ def read_membership(config: Path) -> Membership:
 
 
 def read_stamp(folder: Path) -> tuple[int, int] | None:
-    """Return a stamp that changes at each enrolment and renewal; None while the device is in no fleet."""
+    """Return a stamp that changes at each enrolment and renewal; None while the device is in no fleet.
+
+    `folder` is that of `Membership`.
+    """
     try:
         status = (folder / ENROLMENT).stat()
     except OSError:
@@ -197,7 +214,11 @@ class ResumingContext(ssl.SSLContext):
 
 
 class EndedCertificateError(ssl.SSLCertVerificationError):
-    """The certificate of a server has ended, by the trusted time."""
+    """The certificate of a server has ended, by the trusted time.
+
+    Attributes:
+        least_s: lower bound of the time in seconds since 1970, if the clock is behind it; else None.
+    """
 
     def __init__(self, trusted_time: TrustedTime) -> None:
         super().__init__(1, "certificate has expired")
@@ -249,8 +270,8 @@ def make_context(
     Args:
         authority: the authority's certificate, in PEM.
         certificate: path of the device's certificate, or None before it has one.
-        key: path of the device's key.
-        trusted_time: by which certificates end; without it the clock alone.
+        key: path of the device's key; None before it has a certificate.
+        trusted_time: tells whether a server's certificate has expired; without it the clock does.
     """
     context = ResumingContext(ssl.PROTOCOL_TLS_CLIENT)
     context.trusted_time = trusted_time or TrustedTime()
@@ -282,7 +303,7 @@ class LinkStatus:
 
     Attributes:
         is_connected: whether the broker has accepted the agent.
-        since_at: when `is_connected` became so.
+        since_at: seconds since 1970 at which `is_connected` took its present value.
         problem: why there is no link, or what is wrong with it; empty if nothing is, or the agent has
             stopped.
     """
@@ -316,7 +337,7 @@ def explain_failure(error: BaseException, address: str) -> LinkProblem:
 
 
 def write_link_status(folder: Path, state: LinkStatus, disk: Disk) -> None:
-    """Write the state of the link.
+    """Write the state of the link to `link.json` in the agent's folder.
 
     Raises:
         OutputError: it cannot be written.

@@ -50,8 +50,9 @@ class ObeyedDocuments:
 
         Args:
             payload: the envelope.
-            now_s: see `__init__`.
-            width_s: time over which the devices of the fleet spread the refresh for the first such document.
+            now_s: time of the monotonic clock.
+            width_s: seconds over which the devices of the fleet spread the refresh for the first such
+                document.
 
         Raises:
             SignatureError: it is malformed, or forged, as far as the last refresh has shown.
@@ -67,7 +68,7 @@ class ObeyedDocuments:
         return None
 
     def is_refresh_due(self, now_s: float) -> bool:
-        """Return whether the metadata is to be verified now."""
+        """Return whether the metadata is to be verified now; `now_s` is the time of the monotonic clock."""
         return now_s >= self._daily_s or (self._waiting is not None and now_s >= self._next_s)
 
     def follow(self) -> bool:
@@ -78,10 +79,10 @@ class ObeyedDocuments:
     def end_refresh(
         self, now_s: float, *, was_answered: bool, has_cost: bool, has_new_keys: bool
     ) -> bytes | None:
-        """Note that the metadata was verified; return the document that waited for that.
+        """Note that the metadata was verified; return the document that waited for that, or None.
 
         Args:
-            now_s: see `__init__`.
+            now_s: time of the monotonic clock.
             was_answered: whether the repository answered, be it with metadata that was refused; else the
                 document goes on waiting.
             has_cost: whether bytes were received; the pause after the next refresh doubles only then.

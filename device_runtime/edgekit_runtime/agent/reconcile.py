@@ -57,6 +57,7 @@ class NextSteps:
         superseded: executions that others have replaced.
         steps: possible steps, the most urgent first; a model's `unload` may come before its next step, which
             need not wait if the `unload` is refused.
+        models: state of each model, to report.
         status, because: status to report, and its reason.
     """
 
@@ -69,9 +70,12 @@ class NextSteps:
 
 
 def accept_desired(desired: Desired, previous: Desired | None, device: str) -> bool:
-    """Return whether a document with a verified signature replaces the held one.
+    """Return whether a document with a verified signature replaces the held one: False if they are equal.
 
-    `previous`: the newest document that was accepted before, or None.
+    Args:
+        desired: the document that was received.
+        previous: the newest document that was accepted before, or None.
+        device: identifier of this device.
 
     Raises:
         SignatureError: it is for another device, older, or has the same version with other content.

@@ -37,7 +37,7 @@ class SampleUploads:
         return bool(self._waiting)
 
     def list_held(self, orders: Sequence[SampleOrder], conditions: DeviceConditions) -> tuple[str, ...]:
-        """Return the orders whose samples must wait for their window."""
+        """Return the ids of the orders whose samples must wait for their window."""
         return tuple(order.id for order in orders if check_window(order.window, conditions) is not None)
 
     def may_send(
@@ -57,7 +57,7 @@ class SampleUploads:
         )
 
     def note_end(self, result: StepResult, now_s: float) -> None:
-        """Wait longer after each upload that failed."""
+        """Note the end of an upload: after a failure the next one waits a minute, later up to an hour."""
         self._listed_s = float("-inf")
         self._failures = self._failures + 1 if result.outcome == "retry" else 0
         pause_s = min(_MAX_AGAIN_S, _AGAIN_S * 2.0 ** min(self._failures - 1, 10)) if self._failures else 0.0
@@ -66,7 +66,13 @@ class SampleUploads:
     def report(
         self, orders: Sequence[SampleOrder], stated: Mapping[str, Any], now: float
     ) -> Mapping[str, ReportedSamples]:
-        """Return the state of each order; `now` is in seconds since 1970."""
+        """Return order id -> state of its samples.
+
+        Args:
+            orders: the orders in the desired document.
+            stated: what the service states of samples, see `read_samples`.
+            now: seconds since 1970.
+        """
         counts: Counter[str] = Counter()
         sizes: Counter[str] = Counter()
         for sample in self._waiting:

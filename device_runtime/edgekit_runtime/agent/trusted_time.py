@@ -64,34 +64,43 @@ class TrustedTime:
         self.note(0.0)
 
     def note(self, issued_s: float) -> None:
-        """Set the time of the manager's newest document (seconds since 1970); 0 without a valid one."""
+        """Set the time that the manager's newest document states (seconds since 1970); 0 without a valid one.
+
+        The repository's timestamp is read anew, too.
+        """
         self._issued_s, self._noted_s = issued_s, self._monotonic()
         self._signed_s = _read_signed(self._timestamp)
 
     @property
     def now_s(self) -> float:
-        """The clock, or the bound if that is later."""
+        """The clock's time, or the bound if that is later, in seconds since 1970."""
         return max(self._clock(), self.least_s)
 
     @property
     def least_s(self) -> float:
-        """The bound."""
+        """The lower bound of the time, in seconds since 1970."""
         return max(RELEASED_S, self.stated_s or self._begin_s + self._passed_s)
 
     @property
     def stated_s(self) -> float:
-        """The bound without the device's certificate, whose issuer's clock may have been ahead; or 0."""
+        """The bound that document or repository state, in seconds since 1970; 0 if neither does.
+
+        It leaves out the device's certificate, whose issuer's clock may have been ahead.
+        """
         limit_s = max(RELEASED_S, self._clock(), self._begin_s) + MAX_LEAD_S
         stated_s = min(self._issued_s or self._signed_s, limit_s)
         return stated_s + self._passed_s if stated_s else 0.0
 
     @property
     def is_clock_behind(self) -> bool:
-        """Whether the clock is certainly wrong."""
+        """Whether the clock is certainly wrong: more than `TOLERATED_S` behind the bound."""
         return self._clock() < self.least_s - TOLERATED_S
 
     def outgrows(self, stored_s: float) -> bool:
-        """Return whether the bound is far later than the one in the journal, and the clock is behind it."""
+        """Return whether the clock is behind, and `stated_s` is over `TOLERATED_S` later than `stored_s`.
+
+        Then the journal, which holds `stored_s`, should store the new one.
+        """
         return self.is_clock_behind and self.stated_s > stored_s + TOLERATED_S
 
     @property

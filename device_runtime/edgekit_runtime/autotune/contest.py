@@ -34,8 +34,9 @@ class RunSetting:
     """One way to run a package.
 
     Attributes:
+        variant: name of the package's variant.
         chain_index: position of the backend in the variant's chain.
-        options: options of the backend that differ from the package's.
+        options: (name, value) of the backend's options that differ from the package's.
         instances: number of runs at once.
         batch: rows of a run.
     """
@@ -55,7 +56,7 @@ class RunSetting:
         return ", ".join(parts) or "as packaged"
 
     def find_choice(self, manifest: Manifest) -> BackendChoice:
-        """Return the backend with its options and without its fallbacks."""
+        """Return the backend that the package names, with these options over its own, and no fallback."""
         choice = manifest.select(self.variant).backend.chain[self.chain_index]
         return replace(choice, options={**choice.options, **dict(self.options)}, fallback=None)
 
@@ -72,7 +73,8 @@ class MeasureOrder:
         package: absolute path of the package.
         manifest_sha256: digest of the verified package, which must not have changed.
         keys: folder of the trusted keys.
-        threads: threads of one inference, or None for the options' number.
+        threads: threads of one inference; None for the number in the backend's options.
+        rounds: limit of rounds, in each of which every setting has one turn.
         end_s: time on the monotonic clock; no round but the first starts later.
         seed: seed of the random orders.
     """
@@ -175,7 +177,8 @@ class ContestLimits:
         fewest: least number of processes, unless the time is over.
         most: greatest number of processes.
         rounds: limit of rounds in each process.
-        end_s: time limit on the clock, kept approximately: a process starts if at least half of it fits.
+        end_s: time on the contest's clock at which it is to end, kept approximately: a process starts if at
+            least half of it fits.
     """
 
     fewest: int
@@ -193,7 +196,7 @@ def hold_contest(
     is_decided: Callable[[Mapping[RunSetting, Latency]], bool] = lambda _: False,
     report: Callable[[str], None] = lambda _: None,
 ) -> dict[RunSetting, Latency | str]:
-    """Return the times of each setting, one per process, or why it has none; in the given order.
+    """Return setting -> its times, in seconds a row, one per process, or the reason for having none.
 
     A setting that crashes its process is identified, and left out of later processes.
 
@@ -203,7 +206,7 @@ def hold_contest(
         limits: when to end; there is at least one process.
         clock: seconds since any moment.
         is_decided: returns whether the results so far are enough.
-        report: called with a line for each process.
+        report: called with lines on the progress.
 
     Raises:
         BackendError: a process died or hung, though each of the settings runs alone.

@@ -34,7 +34,7 @@ def measure(
 ) -> list[float | str]:
     """Return for each setting of the order its time in seconds a row, or the reason for having none.
 
-    They are the lower quartile of the turns, since other work on the machine only adds time.
+    A time is the lower quartile of the setting's turns, since other work on the machine only adds time.
 
     All run the default variant's golden inputs, once each has reproduced its own variant's golden outputs.
 

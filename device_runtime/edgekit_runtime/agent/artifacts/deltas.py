@@ -46,11 +46,14 @@ class RunKind:
 
     Attributes:
         number: number of the kind in the delta file.
-        width: bytes of a word.
-        has_base: whether they are made from bytes of the base.
-        has_channels, has_step: numbers that the run states.
-        is_float: whether the delta stores each word with its sign bit last, rather than folded.
-        residual_width: bytes of the residual of a word: `width`, unless stated.
+        width: bytes of a word, the unit in which the run is coded.
+        has_base: whether the run starts from bytes of the base.
+        has_channels: whether the run states a number of channels, and a multiplier for each.
+        has_step: whether the run states a number, such as a float32 step or a zero point; each kind uses it
+            in its own way.
+        is_float: whether the residual of a word is the new word with its sign bit last, rather than a
+            difference folded as `unfold` undoes it.
+        residual_width: bytes of the residual of a word in the delta; -1 stands for `width`.
     """
 
     number: int
@@ -125,7 +128,11 @@ def list_lzma_filters(model: int) -> list[dict[str, Any]]:
 
 
 def read_words() -> bytes:
-    """Return text that most packages contain, packed by LZMA; a packed stream continues it."""
+    """Return a raw LZMA stream of text that most packages contain, packed with `WORDS_LZMA_MODEL`.
+
+    A stream of the model `WORDS_MODEL` continues it, so its reader decodes these bytes first and drops the
+    `WORDS_BYTES` that they yield.
+    """
     return files(__package__).joinpath("words.lzma").read_bytes()
 
 
@@ -415,9 +422,9 @@ def predict(
 
 
 def multiply(factors: bytes, bits: int) -> NDArray[np.uint8]:
-    """Return the bytes of float32 [n] times a factor: the scales of a bias, from those of its weights.
+    """Return uint8 [4 n], the bytes of float32 [n]: `factors` times a factor, in doubles, rounded once.
 
-    The product is in double precision and rounded once.
+    It makes the scales of a bias from the scales of its weights.
 
     Args:
         factors: bytes of float32 [n], which this delta has made earlier.
@@ -430,11 +437,11 @@ def multiply(factors: bytes, bits: int) -> NDArray[np.uint8]:
 
 
 def multiply_step(counts: NDArray[np.int16], bits: int) -> NDArray[np.uint8]:
-    """Return the bytes of float32 [n], `counts` times a step: in double precision, rounded once.
+    """Return uint8 [4 n], the bytes of float32 [n]: `counts` times a step, in double precision, rounded once.
 
     Args:
         counts: int16 [n].
-        bits: the float32 step as its 32 bits.
+        bits: the float32 step as an integer of its 32 bits.
     """
     with np.errstate(all="ignore"):  # as in `multiply`
         step = np.array([bits], "<u4").view("<f4").astype(np.float64)
@@ -442,12 +449,14 @@ def multiply_step(counts: NDArray[np.int16], bits: int) -> NDArray[np.uint8]:
 
 
 def add_steps(old: NDArray[np.uint8], steps: NDArray[np.int16], bits: int) -> NDArray[np.uint8]:
-    """Return the bytes of float16 [n], `old` plus `steps` times a step: in double precision, rounded once.
+    """Return uint8 [2 n], the bytes of float16 [n]: `old` plus `steps` times a step.
+
+    It is computed in double precision and rounded once.
 
     Args:
-        old: uint8 [2 n], words of the base.
-        steps: int16 [n]; at 0 the word stays the same, even NaN.
-        bits: the float32 step as its 32 bits.
+        old: uint8 [2 n], float16 words of the base.
+        steps: int16 [n]; where it is 0 the word stays the same, even NaN.
+        bits: the float32 step as an integer of its 32 bits.
     """
     words = old.view("<f2")
     with np.errstate(all="ignore"):  # as in `multiply`
@@ -459,14 +468,15 @@ def add_steps(old: NDArray[np.uint8], steps: NDArray[np.int16], bits: int) -> ND
 def add_residual(
     old: NDArray[np.uint8], residual: NDArray[np.uint8], kind: RunKind, step: int
 ) -> NDArray[np.uint8]:
-    """Return uint8 [n], the predicted bytes plus the differences that the host computed.
+    """Return uint8 [n], the bytes of a part of a run: `old`, changed by what the host stored as the residual.
 
     Args:
         old: uint8 [n], the predicted bytes; zeros without a prediction.
-        residual: uint8 [n]: differences, folded so that small ones of both signs are small; for words, first
-            all low bytes, then all next ones.
-        kind: kind of the run.
-        step: step of the run.
+        residual: uint8 [n / kind.width * kind.residual_width], folded so that small differences of both signs
+            are small. Of words it holds first all lowest bytes, then all next ones.
+        kind: kind of the run; it says whether the residual holds differences, numbers of steps, or the new
+            words themselves.
+        step: for a kind that counts in steps, the float32 step as an integer of its 32 bits; else ignored.
     """
     if kind.width == 1:
         return np.asarray(old + unfold(residual))

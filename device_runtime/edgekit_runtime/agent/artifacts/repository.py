@@ -87,13 +87,14 @@ class RepositoryClient:
     def find(
         self, path: str, target: str, known_time_s: float, count: Callable[[int], None] = lambda _: None
     ) -> Offer | None:
-        """Return the file at `path`, after the metadata is verified again; None if it is not offered.
+        """Verify the metadata again, and return the offer of the file at `path`, or None if there is none.
 
         Args:
             path: `CLASS/NAME`.
-            target: device class of this device, the only class whose files it takes.
-            known_time_s: lower bound of the time, whatever the clock shows.
-            count: called with the number of bytes received.
+            target: device class of this device; a path of another class gives None, without a look at the
+                metadata.
+            known_time_s: lower bound of the time in seconds since 1970, whatever the clock shows.
+            count: called with the number of bytes of metadata received.
 
         Raises:
             RepositoryAttackError: the metadata is refused.

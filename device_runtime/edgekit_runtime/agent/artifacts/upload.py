@@ -48,13 +48,22 @@ def send_samples(
     stop: threading.Event,
     most_bytes: int | None = None,
 ) -> int:
-    """Send samples one after the other; return how many the manager has taken.
+    """Send samples one after the other, and delete each that the manager has taken or will never take.
 
-    If `stop` is set, it stops after the present part. It sends no part that exceeds `most_bytes` in all.
+    Args:
+        samples: samples to send; one whose file is gone is passed over.
+        folder: folder of the samples.
+        ask: sends a request to the fleet's web server.
+        stop: set to stop after the part that is being sent.
+        most_bytes: limit of the bytes to send; None for no limit.
+
+    Returns:
+        Number of samples that the manager has stored, without those that it refused for ever.
 
     Raises:
+        UploadBudgetError: the next part would exceed `most_bytes`.
         TransportError: there is no connection, or the manager takes none now.
-        OutputError: a sample that was taken cannot be deleted.
+        OutputError: a sample cannot be deleted.
     """
     accepted, sent_bytes, is_first = 0, 0, True
     for sample in samples:
@@ -92,7 +101,7 @@ def send_samples(
 
 
 class SampleLink:
-    """Asks the fleet's web server over one connection, below the cap."""
+    """Sends requests to the fleet's web server over one connection, no faster than the cap of its limits."""
 
     def __init__(
         self,

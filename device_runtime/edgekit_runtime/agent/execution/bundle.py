@@ -46,7 +46,11 @@ _PIECE_BYTES: Final = 1 << 20
 
 
 class Bundle:
-    """An open bundle. Its structure is checked; its contents are not trusted yet."""
+    """An open bundle. Its structure is checked; its contents are not trusted yet.
+
+    Attributes:
+        path: path of the bundle.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open it.
@@ -65,7 +69,7 @@ class Bundle:
         }
 
     def read(self, name: str) -> memoryview | None:
-        """Return a member of the archive, or None if it is missing."""
+        """Return a view of the content of a member of the archive, or None if it is missing."""
         member = self._members.get(name)
         return None if member is None else self._view[member.payload_offset : member.end_offset]
 
@@ -74,10 +78,10 @@ class Bundle:
 
         Args:
             device: its identifier.
-            keys: see `ManagerKeys.read`.
+            keys: key id -> public key of the manager.
 
         Raises:
-            SignatureError: it is not in the bundle, or not signed by this device's fleet.
+            SignatureError: it is not in the bundle, is for another device, or is not signed by one of `keys`.
         """
         data = self.read(f"desired/{device}.json")
         if data is None:
@@ -99,7 +103,11 @@ class BundleDownloader(Downloader):
         self._bundle, self._root = bundle, f"{urlsplit(member.enrolment.artifacts).path.rstrip('/')}/"
 
     def read(self, url: str, timeout_s: float, count: Callable[[int], None]) -> Iterator[bytes]:  # noqa: ARG002
-        """Yield a small file, see `Downloader`."""
+        """Yield the whole content of the bundle's file that stands for `url`; `count` is not called.
+
+        Raises:
+            HttpStatusError: the bundle has no such file; status 404.
+        """
         yield bytes(self._find(url))
 
     def fetch(
@@ -113,7 +121,13 @@ class BundleDownloader(Downloader):
         stop: threading.Event,  # noqa: ARG002
         most_bytes: int | None = None,  # noqa: ARG002
     ) -> None:
-        """Copy a file, see `Downloader`."""
+        """Copy the bundle's file that stands for `url` to `path`; `count`, `stop`, `most_bytes` are ignored.
+
+        Raises:
+            HttpStatusError: the bundle has no such file; status 404.
+            DigestError: the file has another size or digest.
+            OutputError: the copy cannot be written.
+        """
         content = self._find(url)
         if len(content) != size_bytes or hashlib.sha256(content).hexdigest() != sha256:
             raise DigestError(f"{self._bundle.path}: {url} is damaged; copy the bundle again")
@@ -134,7 +148,8 @@ class BundleLink:
 
     Attributes:
         received, will, reconnect_s, problem: the same attributes as in `MqttLink`.
-        report: the last report, after the agent has taken the document; None before.
+        report: the last report made with the bundle's document or a newer one; None before.
+        events: events of the agent so far.
     """
 
     def __init__(self, member: Membership, payload: bytes, version: int, stop: threading.Event) -> None:
@@ -151,11 +166,11 @@ class BundleLink:
 
     @property
     def is_connected(self) -> bool:
-        """Whether reports are accepted."""
+        """True: the agent can always report."""
         return True
 
     def start(self) -> None:
-        """Hand the document over."""
+        """Hand the agent the note of a connection and the bundle's document, as a broker would."""
         self.received.put(LinkMessage("hello"))
         self.received.put(LinkMessage("desired", self._payload))
 
@@ -163,7 +178,11 @@ class BundleLink:
         """Do nothing: there is no connection."""
 
     def put(self, kind: Kind, payload: bytes, *, key: str = "", is_retained: bool = False) -> None:  # noqa: ARG002
-        """Keep a report or an event for the file of results, and drop all other kinds."""
+        """Keep the last report and each event for the file of results, and drop all other kinds.
+
+        An event of an attack, and a report that the work for the bundle's document is over, set the event
+        that stops the agent.
+        """
         if kind == "event":
             event = unseal(payload, "event", Event, self._keys, "event")
             self.events.append(event)
@@ -193,7 +212,7 @@ class BundleResult:
 
     Attributes:
         report: the last report, or None if the agent made none in time.
-        events: descriptions of events, one per line.
+        events: `KIND: TEXT` of each event.
     """
 
     report: Reported | None
@@ -218,12 +237,14 @@ def apply_bundle(
         member: this device in its fleet.
         folder: the agent's folder.
         installer: the models of the device.
-        timeout_s: stop waiting after this time; unfinished steps go on when the bundle is applied again.
+        timeout_s: seconds after which it stops waiting; unfinished steps go on when the bundle is applied
+            again.
         clock: seconds since 1970.
 
     Raises:
         PackageError: the bundle is malformed or cut off.
         SignatureError: it is from another fleet, not for this device, or older than the device's document.
+        JournalError: the agent's journal is damaged or cannot be read.
         OutputError: the results cannot be written.
     """
     bundle = Bundle(path)

@@ -74,10 +74,14 @@ class DeviceObserver:
         self.views, self._fingerprint = views, fingerprint
 
     def read_figures(self, now_s: float, *, is_under_way: bool) -> tuple[ModelFigures, ...]:
-        """Return the figures of the service, read again if it is time.
+        """Return the figures of all versions, as the service last stated them; empty before the first time.
 
-        They are read more often while an execution is under way, and for a while after it. `now_s` is the
-        time of the monotonic clock.
+        They are read anew every 10 s while an execution is under way and for an hour after it, else every 5
+        minutes.
+
+        Args:
+            now_s: time of the monotonic clock.
+            is_under_way: whether an execution is under way.
         """
         if is_under_way:
             self._busy_s = now_s
@@ -92,7 +96,10 @@ class DeviceObserver:
     def read_streams(
         self, now_s: float, desired: Mapping[str, StreamOptions]
     ) -> Mapping[str, ReportedStream]:
-        """Return the states of the fleet's streams; the service is asked every few seconds."""
+        """Return the state of each stream in `desired`, by name; `missing` if no service runs it.
+
+        The service is asked every 3 s; `now_s` is the time of the monotonic clock.
+        """
         if desired and now_s >= self._streams_s:
             self._streams_s = now_s + _SERVICE_S
             socket_path = self._installer.find_service() if self._service[0] else None
@@ -100,7 +107,11 @@ class DeviceObserver:
         return {name: _read_stream(settings, self._streams.get(name)) for name, settings in desired.items()}
 
     def read_samples(self, now_s: float, *, is_needed: bool) -> Mapping[str, Any]:
-        """Return what the service states of samples, asked every few seconds where it is needed."""
+        """Return what the service states of samples, asked every 3 s: `allowed`, and `orders` by their ids.
+
+        It is empty if `is_needed` is false, or no service answers. `now_s` is the time of the monotonic
+        clock.
+        """
         if not is_needed:
             return {}
         if now_s >= self._samples_s:

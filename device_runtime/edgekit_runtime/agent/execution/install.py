@@ -28,7 +28,7 @@ def self_test_in_child(path: Path) -> None:
     """Run the self-test of the package at `path` in a process of its own.
 
     Raises:
-        BackendError: it failed.
+        BackendError: it failed, or did not end within 3 minutes.
     """
     request = json.dumps({"package": str(path)})
     with ChildProcess("edgekit_runtime.sessions.opening.selftest_child", request) as child:
@@ -60,7 +60,7 @@ class Installer:
 
         Raises:
             PackageError: it is damaged, signed by a key that is not trusted, or encrypted for others.
-            SlotError: it is refused, is not the package `desired_model`, or cannot be written.
+            SlotError: the slots refuse it, it is not the package of `desired_model`, or it cannot be written.
             OutputError: its key cannot be written.
             BackendError: no engine runs it here, or its self-test failed.
         """
@@ -104,7 +104,9 @@ class Installer:
             write_key_file(path, key_id, desired_model.wrapped_key, self.slots.disk)
 
     def load(self, desired_model: DesiredModel) -> None:
-        """Let the service load the active version.
+        """Let the service load the active version, on trial if `desired_model` says so.
+
+        Without a service it does nothing. With the order `old-first` the service unloads the model before.
 
         Raises:
             SlotError: the service refused, or did not answer.
@@ -128,23 +130,29 @@ class Installer:
             unload_model(socket_path, model)
 
     def remove(self, model: str) -> None:
-        """Remove a model from the device.
+        """Let the service unload a model, and remove all its versions from the device.
 
         Raises:
-            SlotError: it cannot be removed.
+            SlotError: the service refused or did not answer, or the model cannot be removed.
         """
         self.unload(model)
         self.slots.remove(model)
 
     def read_service(self) -> tuple[bool, ServiceIndex | None]:
-        """Return whether a service runs, and its index if it answers."""
+        """Return whether a service listens, and its index, or None if it does not answer.
+
+        The index maps each model to one dict a version, with the keys `version`, `state` and `reason`.
+        """
         socket_path = self.find_service()
         if socket_path is None or not is_listening(socket_path):
             return False, None
         return True, read_index(socket_path)
 
     def fingerprint(self) -> Mapping[str, int]:
-        """Return model -> a number that changes with the model's state; cheaper than `view`."""
+        """Return model -> a number that changes with the model's state in the slots; cheaper than `view`.
+
+        The number is 0 for a model without a state, such as while its first package is being written.
+        """
         models = self.slots.folder / "models"
         try:
             return {folder.name: _fingerprint(folder / "state.json") for folder in models.iterdir()}
@@ -152,7 +160,7 @@ class Installer:
             return {}
 
     def view(self, model: str) -> ModelView:
-        """Return the state of a model in the slots.
+        """Return the state of a model in the slots, without what only the service knows, such as `served`.
 
         Raises:
             SlotError: there is no such model.
@@ -208,7 +216,10 @@ def _fingerprint(path: Path) -> int:
 
 
 def describe_service(index: ServiceIndex, model: str) -> tuple[tuple[str, ...], str, str]:
-    """Return the versions of a model that the service serves, the one on trial, and a remark."""
+    """Return the versions of a model that the service serves, the version on trial or '', and a remark.
+
+    The remark is the service's description of the trial; without one, why versions are not ready, or ''.
+    """
     lines = index.get(model, [])
     served = tuple(line["version"] for line in lines if line["state"] == "READY" and line["version"])
     on_trial = [line for line in lines if line["version"] and line["reason"].startswith(_TRIALS)]

@@ -45,7 +45,8 @@ class StepPlaces:
         state: folder of the slots; the agent's folder is below it.
         keys: folder of the keys whose packages are trusted.
         socket_path: socket of the service, or None for the one that runs, if any.
-        bytes_per_s: cap of the bandwidth, or None.
+        bytes_per_s: cap of downloads and uploads, in bytes a second, unless the order has one; None for no
+            cap.
     """
 
     config: str
@@ -62,7 +63,7 @@ class StepNews:
     Attributes:
         received_bytes: bytes that came since the last report.
         notes: kinds and texts of events since then.
-        result: the step's result, at its end.
+        result: the step's result in the last report, else None.
     """
 
     received_bytes: int
@@ -99,7 +100,11 @@ class ChildSteps:
         note: Callable[[NoteKind, str], None],
         count: Callable[[int], None],
     ) -> StepResult:
-        """Carry out a step, see `StepCarrier`; a process that ends too early is replaced a few times."""
+        """Carry out a step in a new process, see `StepCarrier`.
+
+        If the process hangs, or ends without a result, the outcome is `retry` with the code `internal`; after
+        `MAX_FAILURES` of these in a row the execution fails.
+        """
         try:
             with JsonChild(self._module, own_session=True) as child:
                 child.lower_priority()

@@ -23,9 +23,9 @@ class StepOrder:
     Attributes:
         step: the step that `reconcile` returned.
         most_bytes: limit of the bytes that a download may receive or an upload send, or None.
-        known_time_s: lower bound of the time, whatever the clock shows.
-        bytes_per_s: cap of the bandwidth, or None for that of the agent's command line.
-        held_orders: orders of samples that an upload leaves here for now.
+        known_time_s: lower bound of the time in seconds since 1970, whatever the clock shows.
+        bytes_per_s: cap in bytes a second; None for the cap of the agent's command line.
+        held_orders: ids of orders whose samples an upload does not send yet.
     """
 
     step: Step
@@ -43,8 +43,9 @@ class StepResult:
         outcome: `unchanged` leaves the execution as it is, `installed` leads it to its trial, `retry` tries
             the step again, the others end it.
         code, reason: the same fields as in `Execution`.
-        wait_s: wait before the step is tried again; None for a random time that grows with the failures.
-        max_failures: number of failures with the same code in a row after which it fails; None for no limit.
+        wait_s: seconds before the step is tried again; None for a random time that grows with the failures.
+        max_failures: number of failures with the same code in a row after which the execution fails; None for
+            no limit.
     """
 
     outcome: Literal["unchanged", "installed", "retry", "refused", "failed"] = "unchanged"
@@ -54,7 +55,10 @@ class StepResult:
     max_failures: int | None = None
 
     def apply(self, progress: Progress) -> Progress:
-        """Return the execution after the step."""
+        """Return the execution after the step; unchanged if it has ended meanwhile.
+
+        For a `retry` without `wait_s` it draws the wait at random.
+        """
         if self.outcome == "unchanged" or progress.has_ended:  # it has ended meanwhile, by its timeout
             return progress
         if self.outcome == "installed":

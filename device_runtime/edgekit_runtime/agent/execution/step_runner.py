@@ -48,7 +48,7 @@ class StepRunner:
         return self._thread is not None
 
     def begin(self, order: StepOrder) -> None:
-        """Begin a step; no other step may be running."""
+        """Begin a step on a thread of its own; no other step may be running, which `is_busy` tells."""
         step = order.step
         self._step, self._stop = step, threading.Event()
         if step.action in (
@@ -72,7 +72,11 @@ class StepRunner:
         self._thread.start()
 
     def collect(self) -> list[tuple[str, StepResult]]:
-        """Return the steps that ended since the last call: name of the execution, and result."""
+        """Return name of the execution and result of each step that ended since the last call.
+
+        The name is empty for a step of no execution: `remove`, `refresh`, `upload`. Only this call ends
+        `is_busy`.
+        """
         ended = []
         while not self._finished.empty():
             ended.append(self._finished.get())
@@ -80,14 +84,18 @@ class StepRunner:
         return ended
 
     def take_events(self) -> list[tuple[str, str]]:
-        """Return kind and text of the events to report at once."""
+        """Return kind and text of each event since the last call; they are to be reported at once."""
         results = []
         while not self._events.empty():
             results.append(self._events.get())
         return results
 
     def take_counts(self) -> tuple[str, int, int]:
-        """Return the execution that downloads, its bytes since the last call, and its bytes on the disk."""
+        """Return an execution, bytes moved since the last call, and the bytes of its package on the disk.
+
+        The execution is that of the last download, also after its end; it is '', and the last number 0, if
+        the bytes are those of a `refresh` or an `upload`.
+        """
         with self._lock:
             came_bytes, self._came_bytes = self._came_bytes, 0
         desired_model = self._counted  # also after its step, to count the last bytes
@@ -97,7 +105,7 @@ class StepRunner:
 
     @property
     def action(self) -> Action | None:
-        """The step that is carried out, or None."""
+        """Kind of the step that is being carried out, or None."""
         return None if self._step is None else self._step.action
 
     def stop(self) -> None:
@@ -118,7 +126,7 @@ class StepRunner:
             self._stop.set()
 
     def list_downloaded(self) -> frozenset[str]:
-        """Return the sha256 of the complete files."""
+        """Return the sha256 of each package file that is downloaded completely."""
         try:
             names = [path.name for path in self._downloads.iterdir()]
         except OSError:
@@ -126,7 +134,10 @@ class StepRunner:
         return frozenset(name for name in names if not name.endswith((".part", KEY_SUFFIX)))
 
     def close(self) -> None:
-        """Stop the step and wait for its end; a separate process is killed before the wait is over."""
+        """Stop the step and wait for its end, 10 s at most.
+
+        A separate process is killed before the wait is over.
+        """
         self._stop.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_S)
