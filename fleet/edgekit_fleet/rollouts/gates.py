@@ -100,13 +100,15 @@ def measure(
     """Return the evidence of a device: its changes with the new version, less the median change of controls.
 
     Args:
-        before: the old version's figures on this device, or None if there was none.
+        before: the old version's figures on this device; None if there was none: then only gates that judge
+            the level of a figure have evidence.
         after: the new version's.
         controls: (before, after) for devices of the same class that still run the old version, in the same
             periods; with fewer than 5 nothing is subtracted.
 
     Returns:
-        Gate -> evidence; unknown ones are left out.
+        Gate -> evidence, which is larger the worse the figure is, see `gate_table.Gate`. Gates whose figures
+        are unknown are missing.
     """
     evidence: dict[str, float] = {}
     for gate in GATES:
@@ -131,10 +133,10 @@ class Judgement:
     """The verdict of the samples.
 
     Attributes:
-        verdict: why the release must stop, or None while nothing is shown against it.
-        leaning: how far the worst gate has come towards a stop, 0 to 1; at least a half if fewer than five
-            devices in all show more than twice its limit.
-        suspicion: statement of that gate, or an empty string.
+        verdict: why the release must stop, or None while no test has come to a stop.
+        leaning: how far the worst gate has come towards a stop, 0 to 1; at least a half if it has answers of
+            fewer than five devices and their mean is over twice its limit.
+        suspicion: statement of the gate that decides `leaning`; empty if `leaning` is 0.
     """
 
     verdict: Verdict | None
@@ -147,11 +149,12 @@ class GateTest:
     """One test of a release: whether the mean evidence of devices is above a limit.
 
     Attributes:
-        gate: its row in the table.
+        gate: row of the gate in `gate_table`.
         limit: limit of the mean, in the unit of the gate's evidence.
-        alpha: its share of the chance of a wrong stop.
-        model, stage: model and stage of a figure, see `Sample.measures`.
-        of_model: empty if the release has one model, else ` of MODEL`.
+        alpha: chance of a wrong stop that this test may add.
+        model, stage: model and stage of a figure, see `Sample.measures`; without meaning for a gate on a
+            share of devices.
+        of_model: words for the statement: ` of MODEL`, or empty if the release has one model.
     """
 
     gate: Gate
@@ -175,9 +178,9 @@ class SampleGroup:
     """Devices that are judged together.
 
     Attributes:
-        where: empty for all, else ` of class NAME`.
+        where: words for the statement: ` of class NAME`, or empty for all devices.
         members: bool [samples], whether a sample is in the group.
-        alpha: its share of the chance of a wrong stop.
+        alpha: share of the `alpha` of a test that this group may use.
     """
 
     where: str
@@ -185,7 +188,10 @@ class SampleGroup:
     alpha: float
 
     def choose(self, evidence: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the evidence of the group's devices that have answered, out of that of all devices."""
+        """Return the evidence of the group's devices that have answered.
+
+        `evidence`: float64 [samples], evidence of all devices, see `read_evidence`.
+        """
         values = evidence[self.members]
         return values[~np.isnan(values)]
 
@@ -230,7 +236,9 @@ def list_tests(limits: Mapping[str, float], models: Sequence[str]) -> list[GateT
 def read_evidence(
     samples: Sequence[Sample], tests: Iterable[GateTest]
 ) -> Iterator[tuple[GateTest, NDArray[np.float64]]]:
-    """Yield each test for which there are answers, with the evidence of each device; NaN without an answer.
+    """Yield each test for which there are answers, with the evidence of all devices.
+
+    The evidence is float64 [samples], NaN for a device without an answer.
 
     Args:
         samples: samples of the devices.
@@ -254,8 +262,8 @@ def read_evidence(
 def judge_samples(samples: Iterable[Sample], limits: Mapping[str, float], models: Sequence[str]) -> Judgement:
     """Return the judgement of the samples about a release.
 
-    `samples`: samples of all devices that have answered, in any order. `limits`, `models`: as for
-    `list_tests`.
+    `samples`: samples of all devices that have answered or may answer at any moment, in any order.
+    `limits`, `models`: as for `list_tests`.
     """
     answered = list(samples)
     groups = list_groups(answered)
@@ -279,12 +287,15 @@ def judge_samples(samples: Iterable[Sample], limits: Mapping[str, float], models
 
 
 def find_needed(test: GateTest, group: SampleGroup) -> float:
-    """Return the logarithm of the capital at which the rollout stops, see `betting`."""
+    """Return the natural logarithm of the capital at which a test stops the rollout, see `betting`."""
     return -math.log(test.alpha * group.alpha)
 
 
 def weigh(test: GateTest, group: SampleGroup, values: NDArray[np.float64]) -> float:
-    """Return the progress of a test towards a stop: 1 stops, 0 before it begins."""
+    """Return the progress of a test towards a stop: 0 while the mean keeps the limit; 1 or more is a stop.
+
+    `values`: values from `SampleGroup.choose`.
+    """
     scaled, limit = test.scale(values), float(test.scale(test.limit))
     if not len(values) or scaled.mean() <= limit:  # no bet has won anything yet
         return 0.0

@@ -62,8 +62,9 @@ class _Report:
 class Controls:
     """Reports of devices that still run the old version: up to 12 of each class, the last of the cohort.
 
-    The store keeps the last report of each hour. This keeps reports a minute apart since the rollout began,
-    so periods fit the moments of switching better. After a restart of the manager only the hours remain.
+    The store has only the last report of each hour. Here are reports a minute apart since the rollout began,
+    so that periods fit the moments at which devices switch. After a restart of the manager, only the hourly
+    reports of the store remain.
     """
 
     _devices: dict[str, list[str]] = field(default_factory=dict)
@@ -71,7 +72,10 @@ class Controls:
     _read_at: dict[str, float] = field(default_factory=dict)
 
     def follow(self, session: Session, progress: Progress, now: float) -> None:
-        """Read what the control devices have reported since the last time, until `now`."""
+        """Choose the control devices, and read what they have reported since the last call.
+
+        `now`: seconds since 1970; the next call reads from this time on.
+        """
         self._choose(progress)
         of_time: dict[float, list[str]] = {}
         for device in itertools.chain.from_iterable(self._devices.values()):
@@ -98,7 +102,7 @@ class Controls:
 
         Args:
             source: (class, model, old version).
-            then: begin and end of the earlier period.
+            then: begin and end of the earlier period, in seconds since 1970.
             now: begin and end of the later period.
         """
         device_class, model, version = source
@@ -138,8 +142,7 @@ class FigureCache:
 
     Attributes:
         controls: the devices that still run the old version.
-        not_finite: (device, model) -> numbers of the old version's answers with NaN or infinity, and of all
-            checked.
+        not_finite: (device, model) -> result of `count_before`.
     """
 
     controls: Controls = field(default_factory=Controls)
@@ -176,16 +179,16 @@ def observe_figures(
     fresh: Sequence[str],
     now: float,
 ) -> Iterable[AnswerEntry]:
-    """Yield the observations on devices that have the release.
+    """Yield an entry for each device that has the release and shows a fault, or new evidence in its figures.
 
     Args:
         session: session of a transaction.
-        rollout: its name.
+        rollout: name of the rollout.
         progress: progress of the rollout.
         packages: (class, model) -> package of the release.
         cache: figures that were read before; is changed.
-        since: time before which all figures are known.
-        fresh: devices that have succeeded since then; their figures may have come earlier.
+        since: seconds since 1970; figures that came earlier were observed already.
+        fresh: devices that have succeeded since then: all their figures are read, also earlier ones.
         now: seconds since 1970; all figures that came earlier are in the store.
     """
     of_device = _read_new(session, rollout, progress, packages, since=since, fresh=fresh)

@@ -55,7 +55,7 @@ class OutsideGate:
     judge: str = ""
 
     def compute_figure(self, value: float, reference: float | None) -> float:
-        """Return a value after the comparison with the reference."""
+        """Return the figure to compare with the limit, as `compare` says, from a value and its reference."""
         if reference is None or self.compare == "level":
             return value
         return value / reference if self.compare == "ratio" else value - reference
@@ -71,8 +71,9 @@ class StatedEvidence:
     Attributes:
         gate: name of the gate.
         statement: the judge's own verdict, in place of a value.
-        value, reference: figure with the release, and without it.
-        low, high: interval of the value.
+        value, reference: figure with the release, and without it; a gate that compares by `level` takes no
+            reference.
+        low, high: ends of the interval of uncertainty around the value; both or neither.
         samples: number of samples behind the value.
         reason: a sentence to show.
     """
@@ -99,6 +100,7 @@ class OutsideFinding:
     """What evidence says about a release.
 
     Attributes:
+        outcome: `unclear` if the samples are too few or the limit lies within the interval.
         sentence: the statement in words.
         figures: the figures in the sentence, by name.
     """
@@ -108,7 +110,10 @@ class OutsideFinding:
     figures: Mapping[str, float]
 
     def outweighs(self, other: "OutsideFinding | None") -> bool:
-        """Return whether it counts in place of an earlier one: a stop stays, then a pass; else the newest."""
+        """Return whether this finding replaces an earlier one of the same gate.
+
+        A stop gives way only to a newer stop, a pass to a stop or a newer pass; None is always replaced.
+        """
         return other is None or _WEIGHTS[self.outcome] >= _WEIGHTS[other.outcome]
 
 
@@ -168,7 +173,7 @@ def check_evidence(gates: Mapping[str, OutsideGate], evidence: Evidence) -> None
 
 
 def judge_evidence(gate: OutsideGate, evidence: Evidence) -> OutsideFinding:
-    """Return what checked evidence says about the release."""
+    """Return what evidence that `check_evidence` has accepted says about the release."""
     by = f" by {clean_line(evidence.who, _MAX_NAME)}" if evidence.who else ""
     why = f": {clean_line(evidence.reason, MAX_REASON)}" if evidence.reason else ""
     if evidence.value is None or gate.limit is None:

@@ -21,8 +21,9 @@ class PackageView:
     Attributes:
         model, target, version, manifest_sha256, path, size_bytes, sha256: see `ReleasePackageRow`.
         engines: one of them must be on the device; empty if that is not known.
-        memory_bytes: estimated peak beside the engine's own, or None if that is not known.
-        agreement: the least with the version before that is right for this release, or None for the default.
+        memory_bytes: estimated peak memory of the model, without the engine's own; None if it is not known.
+        agreement: least agreement with the previous version that this release must keep; None for the
+            default limit of the gate.
         deltas: `DeltaOffer`s as plain values.
         is_encrypted: whether only devices with a decryption key can open it.
         allows_plain: whether the plain package may replace an encrypted version.
@@ -45,13 +46,13 @@ class PackageView:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Situation:
-    """The facts that decide which packages a device gets; many equal devices share one object.
+    """The facts that decide which packages a device gets; devices with equal facts share one object.
 
     Attributes:
-        facts: facts that they reported: `memory_bytes`, `engines`, `link_mbit_s`.
-        versions: model -> (version, digest of the manifest) that they run.
+        facts: facts that the devices reported: `memory_bytes`, `engines`, `link_mbit_s`.
+        versions: model -> (version, SHA-256 of the manifest) that they run.
         pinned: models that must stay at their version.
-        rollout: an open rollout that has the devices, or empty.
+        rollout: name of an open rollout that has the devices, or empty.
         is_revoked: whether they were shut out.
         can_decrypt: whether they have a decryption key.
         encrypted: models of which they run an encrypted version.
@@ -76,7 +77,7 @@ class DeviceView:
 
     Attributes:
         situation: see `Situation`.
-        free_bytes: free space that it reported; None if unknown, or certainly enough.
+        free_bytes: free space that it reported, as a text; None if it is unknown, or certainly enough.
     """
 
     name: str
@@ -91,9 +92,9 @@ class DevicePlan:
     Attributes:
         device, target: the device and its target.
         packages: packages that it gets.
-        bytes: bytes to download, with a delta or coded file where one fits.
-        minutes: estimated, from the link that the device reports, else from 8 Mbit/s.
-        note: what is unknown, or empty.
+        bytes: bytes to download: for each package its smallest file that the device can use, such as a delta.
+        minutes: estimated time of the download, from the link that the device reports, else from 8 Mbit/s.
+        note: names of the facts that are unknown, as a text; or empty.
     """
 
     device: str
@@ -106,7 +107,7 @@ class DevicePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRefusal:
-    """A device that gets nothing; `code` groups the sentence `reason`."""
+    """A device that gets nothing; `reason` is a sentence, `code` its kind, such as `disk` or `pinned`."""
 
     device: str
     code: str
@@ -116,7 +117,7 @@ class DeviceRefusal:
 def preview(
     devices: Iterable[DeviceView], packages: Sequence[PackageView]
 ) -> tuple[tuple[DevicePlan, ...], tuple[DeviceRefusal, ...]]:
-    """Return which of the devices that a selector matches get packages, and which do not."""
+    """Return the devices that get packages and those that do not, each in the order of their names."""
     planned, refused = [], []
     outcomes: dict[Situation, _Outcome] = {}
     for device in sorted(devices, key=lambda device: device.name):
@@ -224,7 +225,7 @@ def _download_bytes(device: Situation, package: PackageView) -> int:
 
 
 def read_number(text: str | None) -> float | None:
-    """Return the number in a text; None where it is empty, or no number."""
+    """Return the number that a text states; None for None, an empty text, or one that is no number."""
     try:
         return float(text) if text else None
     except ValueError:

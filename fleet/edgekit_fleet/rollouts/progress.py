@@ -142,7 +142,7 @@ class AnswerEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderEntry:
-    """A person ordered something; `who` is the name."""
+    """A person, named `who`, ordered to approve, pause, resume or abort the rollout."""
 
     order: Order
     who: str = ""
@@ -180,7 +180,10 @@ class WithdrawalEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockSetBack:
-    """The manager's clock was `ahead_s` ahead, and is right again: times recorded then count from now."""
+    """The manager's clock was `ahead_s` seconds ahead, and is right again.
+
+    Recorded times that are later than this entry become its time.
+    """
 
     ahead_s: Annotated[float, Range(0.0, 1e12)]
 
@@ -238,10 +241,10 @@ class Member:
 
     Attributes:
         sample: sample for the gates; None before its first answer.
-        state: `pending` if it was not started; `returning` if it was told to go back, `returned` if it has;
-            otherwise the last outcome, which is that of the way back if there are `returns`.
-        started_at, answered_at: times of the last attempt and of its outcome.
-        attempts, returns: how often it was offered the release, and told to go back.
+        state: `pending` before it was offered the release, `started` until it answers, then the outcome;
+            `returning` after it was told to go back, `returned` when it has, or the outcome if that fails.
+        started_at, answered_at: times of the last attempt and of its outcome, in seconds since 1970.
+        attempts, returns: how often it was offered the release, and how often told to go back.
         code: code of the last outcome.
     """
 
@@ -258,7 +261,7 @@ class Member:
 
     @property
     def is_untried(self) -> bool:
-        """Return whether the device could not try the release."""
+        """Return whether the device ended without trying the release, for one of `UNTRIED_CODES`."""
         return self.state in ("failed", "refused") and self.code in UNTRIED_CODES
 
 
@@ -267,11 +270,13 @@ class Progress:
     """Everything known about a rollout.
 
     Attributes:
-        begun_at, newest_at: times of the first and the newest entry.
+        begun_at, newest_at: times of the first and the newest entry, in seconds since 1970.
         members: device -> its state, in the order of the cohort.
         wave: the open wave, from 0.
-        started: members that were offered the release.
-        step_at: when the last devices were started.
+        started: number of members that were offered the release.
+        step_at: time from which `step_timeout_s` counts: when devices were last started, or a person resumed
+            or approved.
+        approved: waves with a number below this are approved.
         pause: the decision that paused it; None if a person paused it or it is not paused.
         resumed_with: value of `started` when a person last resumed it after a pause from doubt.
         wants_abort: who ordered to abort, or None.
@@ -298,17 +303,23 @@ class Progress:
 
     @property
     def wave_end(self) -> int:
-        """Return how many devices have the release at the end of the open wave."""
+        """Return how many devices of the cohort have the release at the end of the open wave."""
         waves = self.settings.waves
         return len(self.members) if self.wave >= len(waves) - 1 else min(waves[self.wave], len(self.members))
 
     def samples(self, now: float) -> list[Sample]:
-        """Return the samples for the gates at a time, in seconds since 1970."""
+        """Return the samples that the gates judge: of devices that have answered, and `unanswered`.
+
+        `now`: seconds since 1970.
+        """
         answered = [member.sample for member in self.members.values() if member.sample is not None]
         return answered + self.unanswered(now)
 
     def unanswered(self, now: float) -> list[Sample]:
-        """Return samples of devices that have begun without an answer yet, counted as good."""
+        """Return a sample, counted as good, of each device that has begun and may still answer.
+
+        A device counts for `patience_s` after it began. `now`: seconds since 1970.
+        """
         return [
             Sample(device_class=member.device_class, is_failed=False)
             for member in self.members.values()
@@ -318,7 +329,10 @@ class Progress:
         ]
 
     def list_awaited(self, now: float) -> list[str]:
-        """Return the gates of outside judges for which the rollout waits at a time."""
+        """Return the names of the outside gates for whose evidence the rollout waits.
+
+        `now`: seconds since 1970.
+        """
         return [
             name
             for name, gate in sorted(self.settings.evidence.items())
@@ -335,7 +349,9 @@ def begin(entry: StartEntry, at: float) -> Progress:
 
 
 def apply(progress: Progress, entry: Entry, at: float) -> None:
-    """Add an entry to the progress; parts that do not concern this rollout are left out.
+    """Add an entry to the progress.
+
+    Answers of devices outside the cohort, and evidence for gates that it did not declare, change nothing.
 
     Args:
         progress: progress to change.

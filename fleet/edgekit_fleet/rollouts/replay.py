@@ -16,7 +16,8 @@ class Difference:
 
     Attributes:
         at: when it was taken, in seconds since 1970.
-        logged, decided: the decision in the log, and the one that follows from the entries before it.
+        logged, decided: the decision in the log, and the one that follows from the entries before it; None if
+            no decision follows.
     """
 
     at: Annotated[float, Range(0, 10**11)]

@@ -72,7 +72,10 @@ def log_entries(
     *,
     on_written: Callable[[int], None] | None = None,
 ) -> None:
-    """Write entries to the audit log, see `audit.append`; the transaction has locked the rollout's row."""
+    """Write entries of a rollout to the audit log, all in one row; nothing if there are none.
+
+    The transaction must have locked the rollout's row. `actor`, `now`, `on_written`: see `audit.append`.
+    """
     plain = [entry_to_plain(entry) for entry in entries]
     if plain:
         written = audit.AuditEntry(action=LOG_ACTION, subject=rollout, detail={"entries": plain})
@@ -124,7 +127,7 @@ class RolloutRunner:
         self._shards, self._devices_per_turn = shards, devices_per_turn
 
     def turn(self, session: Session, now: float) -> bool:
-        """Decide on each open rollout and carry out its next batch; returns whether a batch is left.
+        """Decide on each open rollout and carry out its next batch; return whether a further batch waits.
 
         `now`: seconds since 1970.
         """
@@ -270,7 +273,7 @@ class RolloutRunner:
 
 
 def execution_name(rollout: str, device: str, model: str, attempt: int) -> str:
-    """Return the name of an attempt; long names are shortened to fit the column."""
+    """Return the name of an attempt: 64 characters of the rollout, the attempt, a digest of all arguments."""
     digest = hashlib.sha256(f"{rollout}\0{device}\0{model}\0{attempt}".encode()).hexdigest()
     return f"{rollout[:64]}.{attempt}.{digest[:24]}"
 

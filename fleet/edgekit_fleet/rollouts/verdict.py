@@ -24,7 +24,7 @@ class RolloutVerdict:
 
     Attributes:
         rollout, release: names.
-        verdict: `pass` and `stop` are decided.
+        verdict: `pass` or `stop` once it is decided, `undecided` until then.
         state: state of the rollout; devices may still be on their way after a verdict.
         reasons: sentences with the figures that it rests on, or of what is missing.
     """
@@ -41,6 +41,7 @@ def give_verdict(state: str, logged: Verdict | None) -> Verdict:
 
     Args:
         state: state of the rollout.
-        logged: the newest verdict in the audit log; None in a log of before there were any, too.
+        logged: the newest verdict in the audit log. None if the log has none, as one from an edgekit that
+            wrote no verdicts: then `state` decides.
     """
     return logged or _OF_STATES.get(state, "undecided")

@@ -97,15 +97,18 @@ def read_devices(session: Session, selector: Selector, packages: Sequence[Packag
 def read_groups(
     session: Session, selector: Selector, packages: Sequence[PackageView]
 ) -> list[tuple[DeviceView, list[str]]]:
-    """Return the devices that a selector matches in groups of equal ones: (one device, names of its group).
+    """Return the devices that a selector matches, in groups of devices that differ in their names alone.
 
-    The database puts them together: no other thread waits for 100,000 rows to become objects.
+    The database groups them, so that no other thread waits while 100,000 rows become objects.
 
     Args:
         session: session of the store.
         selector: selector of the rollout.
-        packages: packages of the release. Only an open rollout of one of their models is named; `free_bytes`
-            is set only for a disk that might be too small.
+        packages: packages of the release.
+
+    Returns:
+        (view of a group's devices, their names). The view names an open rollout only if it has a model of
+        `packages`, and has `free_bytes` only if the disk might be too small.
     """
     open_members = session.execute(
         select(MemberRow.device, MemberRow.rollout)
@@ -183,9 +186,9 @@ def _make_situation(
 def read_before(
     session: Session, devices: list[DeviceView], models: frozenset[str]
 ) -> dict[str, dict[str, Any]]:
-    """Return device -> model -> `DesiredModel` of the version that runs, as plain values; empty if none runs.
+    """Return device -> model -> `DesiredModel` of the version that runs, as plain values; {} if none runs.
 
-    A device that has not reported is left out: it may have models of its image.
+    A device that has not reported is left out, since it may run models that came with its system image.
     """
     columns = WantedModelRow.device, WantedModelRow.model, WantedModelRow.rollout, WantedModelRow.document
     statement = select(*columns).where(WantedModelRow.model.in_(models), WantedModelRow.is_removed.is_(False))

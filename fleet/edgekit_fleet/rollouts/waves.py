@@ -22,6 +22,8 @@ _WAVE: Final = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)(%?)")
 def plan_waves(text: str, devices: int, minimum: int) -> tuple[int, ...]:
     """Return how many devices have the release at the end of each wave; the last is all of them.
 
+    A wave that adds no device, since `minimum` is larger, is left out.
+
     Args:
         text: counts or shares, each larger than the one before; the last is `100%` or all devices.
         devices: number of devices, at least 1.
@@ -78,7 +80,7 @@ def join_cohort(rollout: str, cohort: tuple[str, ...], devices: Collection[str])
 
 
 def draw_delay(rollout: str, device: str, spread_s: float) -> float:
-    """Return after how many seconds a device begins, within 0..`spread_s`; the same at each attempt."""
+    """Return the seconds after which a device begins, 0 to `spread_s`: random, but the same each time."""
     return round(int.from_bytes(_draw(rollout, device)[-4:], "big") / (1 << 32) * spread_s, 1)
 
 

@@ -20,7 +20,7 @@ _PART_LIFE_S: Final = 7 * _DAY_S
 def delete_where(
     store: Store, vault: SampleVault, condition: ColumnElement[bool], actor: str, **detail: Any
 ) -> int:
-    """Delete the samples that meet a condition; returns their number.
+    """Delete the samples that meet a condition, and record it in the audit log; return their number.
 
     Args:
         store: store of the fleet.
@@ -47,11 +47,13 @@ def delete_where(
 
 
 def delete_unwanted(store: Store, vault: SampleVault, now: float) -> int:
-    """Delete samples past their days, and those of revoked devices; returns their number.
+    """Delete samples that are older than the fleet's setting allows, and those of revoked devices.
 
-    It also deletes unfinished uploads of revoked devices, and those not continued for a week.
+    It also deletes unfinished uploads of revoked devices, and those not continued for a week. Without a
+    setting it deletes nothing. `now`: seconds since 1970.
 
-    `now`: seconds since 1970.
+    Returns:
+        The number of deleted samples; uploads do not count.
 
     Raises:
         OutputError: a file cannot be deleted.

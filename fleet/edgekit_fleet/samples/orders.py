@@ -18,7 +18,7 @@ SETTING: Final = 1
 
 
 def read_setting(session: Session) -> SampleSettingRow | None:
-    """Return the setting of a fleet that collects samples, or None."""
+    """Return the fleet's setting of samples; None if it does not collect any."""
     row = session.get(SampleSettingRow, SETTING)
     return row if row is not None and row.is_on else None
 
@@ -30,7 +30,10 @@ def list_orders(session: Session, since: float) -> list[SampleOrderRow]:
 
 
 def list_wishes(session: Session, devices: Sequence[str], now: float) -> dict[str, list[dict[str, Any]]]:
-    """Return device -> its orders as plain values, for its desired document; only devices with orders."""
+    """Return device -> its open `SampleOrder`s as plain values, for its desired document.
+
+    Devices without orders are missing. `now`: seconds since 1970.
+    """
     setting = read_setting(session)
     wishes: dict[str, list[dict[str, Any]]] = {}
     for row in list_orders(session, now) if setting is not None else ():
@@ -41,7 +44,7 @@ def list_wishes(session: Session, devices: Sequence[str], now: float) -> dict[st
 
 
 def list_orders_of(session: Session, device: str, since: float) -> list[SampleOrderRow]:
-    """Return the orders for a device, see `list_orders`."""
+    """Return the orders of `list_orders` whose selectors mean a device."""
     return [
         row
         for row in list_orders(session, since)
@@ -50,7 +53,7 @@ def list_orders_of(session: Session, device: str, since: float) -> list[SampleOr
 
 
 def mark_meant(session: Session, row: SampleOrderRow) -> int:
-    """Mark the documents of an order's devices to be written again; return the number of devices."""
+    """Have the desired documents of an order's devices written again; return the number of devices."""
     devices = session.scalars(_select_meant(session, row)).all()
     mark_due(session, devices)
     return len(devices)

@@ -31,19 +31,19 @@ class SampleVault:
     """
 
     def __init__(self, folder: FleetFolder, settings: FleetSettings) -> None:
-        """Read nothing yet."""
+        """Name the folders; keys and samples are read when they are needed."""
         self._folder, self._samples = folder, folder.path / _PREFIX
         self.incoming = self._samples / "incoming"
         is_bucket = settings.artifacts_storage and not settings.artifacts_storage.startswith("file:")
         self._bucket_url = settings.artifacts_storage if is_bucket else ""
 
     def make_key(self) -> str:
-        """Return the public key in base64; makes the pair if there is none.
+        """Return the public key in base64; make and store the pair of keys first if there is none.
 
         Raises:
             FleetError: this is a further manager, to which no device sends samples.
             ConfigError: the private key cannot be read.
-            OutputError: it cannot be written.
+            OutputError: the private key cannot be written.
         """
         from cryptography.hazmat.primitives.asymmetric import ec
         from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat

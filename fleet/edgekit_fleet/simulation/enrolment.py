@@ -25,7 +25,10 @@ _BATCH = 500
 def read_access(
     folder: FleetFolder, settings: FleetSettings, brokers: tuple[tuple[str, int], ...] = ()
 ) -> FleetAccess:
-    """Return the access data of a fleet on this machine, or with these brokers, for simulated devices."""
+    """Return the access data with which simulated devices reach a fleet on this machine.
+
+    `brokers`: (host, port) of each broker; by default those in `settings`.
+    """
 
     def read() -> dict[str, Ed25519PublicKey]:
         return read_named(read_newest_root(folder.repository))
@@ -47,7 +50,9 @@ def enrol_simulated(
     target: str = "x86-64",
     tags: Mapping[str, str] | None = None,
 ) -> list[SimulatedMember]:
-    """Return new devices of a fleet, about a thousand in two seconds.
+    """Enrol new devices and return them, about a thousand in two seconds.
+
+    Key and certificate of each go into `folder` as `NAME.pem`.
 
     Raises:
         ConfigError: a name is malformed or taken.

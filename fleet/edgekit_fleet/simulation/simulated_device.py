@@ -61,8 +61,8 @@ class FleetAccess:
         brokers: host and port of the broker, or of each node of a cluster; tried in turn.
         authority: certificate of the authority, in PEM.
         manager_keys: key id -> key of the manager, as the first root of the devices names them.
-        read_manager_keys: returns the same by the newest root. It stands for a refresh of the metadata, which
-            simulated devices do not hold.
+        read_manager_keys: returns key id -> key by the newest root. It stands for a refresh of the TUF
+            metadata, which simulated devices do not hold.
     """
 
     brokers: tuple[tuple[str, int], ...]
@@ -81,7 +81,7 @@ class _LastReport:
 
 
 class SimulatedDevice:
-    """One device.
+    """A device that the agent's own functions drive; `start` switches it on.
 
     Attributes:
         behaviour: see `DeviceBehaviour`; may be replaced at any time.
@@ -144,7 +144,7 @@ class SimulatedDevice:
         return self.slots.versions
 
     def start(self, within_s: float) -> None:
-        """Switch the device on; it connects within this time."""
+        """Switch the device on; it connects after a random time within `within_s`."""
         self._is_off = False
         self._open_link(within_s)
         for model, manifest_sha256 in self.slots.list_unproven():  # the service proves it again
@@ -180,7 +180,7 @@ class SimulatedDevice:
         self.link.close("cut")
 
     def restore(self, within_s: float) -> None:
-        """Bring the network back."""
+        """Bring the network back; if the device is on, it connects after a random time within `within_s`."""
         self.is_cut = False
         self._open_link(within_s)
 
@@ -189,7 +189,7 @@ class SimulatedDevice:
             self.link.open(within_s)
 
     def send_event(self, text: str) -> None:
-        """State that something happened, if the device is connected."""
+        """Send an event with this text to the manager; does nothing offline."""
         sequence = self.link.next_sequence()
         event = Event(device=self.name, sequence=sequence, kind="simulated", text=text, at=time.time())
         self.link.send("event", event)

@@ -84,24 +84,30 @@ class SimulatedFleet:
     # What happens to devices
 
     def cut(self, names: Iterable[str] | None = None) -> None:
-        """Cut the network of devices, or of all."""
+        """Cut the network of the devices `names`, by default of all."""
         self._each(names, SimulatedDevice.cut)
 
     def restore(self, names: Iterable[str] | None = None, within_s: float | None = None) -> None:
-        """Bring the network of devices back, or of all; they connect within `within_s`."""
+        """Bring the network of the devices `names` back, by default of all.
+
+        They connect within `within_s`, by default within the time that was set for the fleet.
+        """
         wait_s = self._within_s if within_s is None else within_s
         self._each(names, lambda device: device.restore(wait_s))
 
     def drop(self, names: Iterable[str] | None = None) -> None:
-        """Break connections off; devices connect again in the window that the manager has set."""
+        """Break off the connections of the devices `names`, by default of all.
+
+        They connect again in the window that the manager has set.
+        """
         self._each(names, lambda device: device.link.drop())
 
     def reboot(self, names: Iterable[str] | None = None) -> None:
-        """Reboot devices, or all."""
+        """Reboot the devices `names`, by default all."""
         self._each(names, SimulatedDevice.reboot)
 
     def send_event(self, text: str, names: Iterable[str] | None = None) -> None:
-        """Make devices, or all, report an event."""
+        """Make the devices `names`, by default all, report an event with this text."""
         self._each(names, lambda device: device.send_event(text))
 
     # What devices state
@@ -172,10 +178,10 @@ class SimulatedFleet:
 
 
 def allow_many_files(file_count: int) -> None:
-    """Raise the limit of open files of this process.
+    """Raise the limit of open files of this process to `file_count`, if it is lower.
 
     Raises:
-        TransportError: the system allows fewer.
+        TransportError: the system allows fewer than `file_count`.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= file_count or soft == resource.RLIM_INFINITY:

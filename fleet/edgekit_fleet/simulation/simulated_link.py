@@ -87,7 +87,7 @@ class SimulatedLink:
         return self._connection is not None and self._is_greeted
 
     def open(self, within_s: float) -> None:
-        """Connect within this time, and again after each end."""
+        """Connect after a random time within `within_s`, and again after each end until `close`."""
         self._is_open = True
         wait_s = self._draw.uniform(0.0, within_s)
         asyncio.get_running_loop().call_later(wait_s, self._connect)
@@ -102,7 +102,7 @@ class SimulatedLink:
             self._connection.abort(reason)
 
     def ping(self) -> None:
-        """Keep the connection."""
+        """Send a ping of MQTT, so that the broker keeps the connection; does nothing offline."""
         if self.is_online and self._connection is not None:
             self._connection.ping()
 
@@ -111,7 +111,7 @@ class SimulatedLink:
         return self._sequence
 
     def send(self, kind: Kind, document: object) -> None:
-        """Send a document, or lose the connection instead; does nothing offline."""
+        """Sign and send a document; offline do nothing. With the chance `loss`, the connection breaks."""
         connection = self._connection
         if connection is None or not self._is_greeted:
             return

@@ -49,7 +49,7 @@ class SimulatedSlots:
         return {name: model.version for name, model in self._models.items()}
 
     def list_unproven(self) -> list[tuple[str, str]]:
-        """Return model and digest of the served versions that the service still has to confirm."""
+        """Return (model, SHA-256 of the manifest) of served versions that the service has yet to confirm."""
         return [
             (name, model.manifest_sha256)
             for name, model in self._models.items()
@@ -69,7 +69,7 @@ class SimulatedSlots:
             self._models[name].served_at = None
 
     def install(self, target: DesiredModel) -> bool:
-        """Install a downloaded package; returns False if its self-test fails."""
+        """Install a downloaded package; return False, and keep the old version, if its self-test fails."""
         model = self._models.setdefault(target.model, _SimulatedModel())
         self.downloaded.discard(target.sha256)
         if self._has(target.version, "install", self._of(target.version).install_failures):
@@ -94,8 +94,10 @@ class SimulatedSlots:
     def judge(self, name: str, manifest_sha256: str) -> bool:
         """End a trial as the service does: confirm the version, or return to the old one.
 
-        `name`: name of the model. `manifest_sha256`: digest of the version on trial. Returns False if that
-        version is not served any more.
+        `name`: name of the model. `manifest_sha256`: digest of the version on trial.
+
+        Returns:
+            False if that version is no longer served, so that nothing changed.
         """
         model = self._models.get(name)
         if model is None or model.manifest_sha256 != manifest_sha256 or model.served_at is None:
@@ -135,7 +137,7 @@ class SimulatedSlots:
         }
 
     def count_figures(self, device: DeviceBehaviour, now_s: float) -> tuple[ModelFigures, ...]:
-        """Return the figures of the served versions."""
+        """Return the figures that served versions have at `now_s` of the monotonic clock."""
         figures = []
         for name, model in self._models.items():
             if model.served_at is None or not model.version:

@@ -20,12 +20,14 @@ _BATCH: Final = 500  # devices; a statement may have 999 parameters
 
 
 def list_models(reported: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return model -> running version, from a last report as plain values."""
+    """Return model -> running version, from a last report as plain values; {} where that is None."""
     return {model["model"]: model["version"] for model in (reported or {}).get("models", ())}
 
 
 def list_stable(facts: Mapping[str, str], models: Mapping[str, str]) -> dict[str, str]:
-    """Return search attributes of a device: the facts that seldom change, and the versions of its models.
+    """Return search attributes of a device: facts that seldom change, and `model:NAME` -> its version.
+
+    These are at most 256, models first.
 
     Args:
         facts: facts of its last report.
@@ -37,7 +39,7 @@ def list_stable(facts: Mapping[str, str], models: Mapping[str, str]) -> dict[str
 
 
 def make_rows(device: str, stable: Mapping[str, str], tags: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the rows of a device, for `AttributeRow`; a tag hides a fact of its name.
+    """Return the rows of a device in `AttributeRow`, as column -> value; a tag hides a fact of its name.
 
     `stable`: result of `list_stable`.
     """
@@ -47,6 +49,9 @@ def make_rows(device: str, stable: Mapping[str, str], tags: Mapping[str, str]) -
 
 def replace_attributes(session: Session, stable: Mapping[str, Mapping[str, str]]) -> None:
     """Write the search attributes of devices whose tags, facts or models have changed.
+
+    If there are orders of samples, the desired documents of these devices are also written again, since an
+    order may now mean them or no longer mean them.
 
     Args:
         session: session of the change.

@@ -88,12 +88,15 @@ def write(session: Session) -> None:
 
 
 def record(session: Session, actor: str, action: str, subject: str, **detail: Any) -> None:
-    """Write one entry, see `append`."""
+    """Append one entry, at the present time; `detail` are its further fields. See `append`."""
     append(session, actor, [AuditEntry(action=action, subject=subject, detail=detail)])
 
 
 def find_break(session: Session) -> int | None:
-    """Return the number of the first entry that does not follow from the one before it, or None."""
+    """Return the number of the first entry that is missing, was changed, or does not follow the one before.
+
+    None if the chain is whole.
+    """
     previous = FIRST_SHA256
     rows = session.scalars(select(AuditRow).order_by(AuditRow.number).execution_options(yield_per=1000))
     with contextlib.closing(rows):

@@ -73,7 +73,7 @@ class Store:
     def transaction(self) -> Iterator[Session]:
         """Yield a session whose changes are kept if the block ends without an error.
 
-        One such transaction runs at a time, so what it reads is what it changes.
+        One such transaction runs at a time, so nobody changes what it has read before it ends.
 
         Raises:
             OutputError: the database cannot be reached, is locked or damaged, or its disk is full.
@@ -86,7 +86,9 @@ class Store:
 
     @contextmanager
     def concurrent_transaction(self) -> Iterator[Session]:
-        """Do as `transaction`, but with PostgreSQL others run beside it: lock the rows that you change.
+        """Yield a session as `transaction` does, but with PostgreSQL other transactions run beside it.
+
+        So lock the rows that you change.
 
         Raises:
             OutputError, ConfigError: as `transaction`.
@@ -129,9 +131,10 @@ class Store:
 
 
 def try_exclude_writers(session: Session) -> bool:
-    """Take the lock of the writers until the transaction ends; return False if another one holds it.
+    """Take the lock of `Store.transaction` until this transaction ends; return False if another has it.
 
-    It does not wait: the holder may itself wait for rows that this transaction has locked.
+    It does not wait: the holder may itself wait for rows that this transaction has locked. SQLite needs no
+    such lock: True.
     """
     if session.get_bind().dialect.name != "postgresql":
         return True
@@ -144,7 +147,8 @@ def insert_many(session: Session, table: type[Table], rows: Sequence[Mapping[str
     Args:
         session: session of a transaction.
         table: table to change.
-        rows: rows with the same columns each: all that need a value, also those with a default.
+        rows: column -> value, the same columns in each row. Defaults of the table do not count, so columns
+            that have one are needed, too.
     """
     if rows:
         connection = session.connection()
@@ -152,7 +156,7 @@ def insert_many(session: Session, table: type[Table], rows: Sequence[Mapping[str
 
 
 def upsert_many(session: Session, table: type[Table], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows as `insert_many`; where a row exists, replace these columns of it."""
+    """Insert rows as `insert_many`; where a row has the same primary key, replace these columns of it."""
     if rows:
         connection = session.connection()
         _compile_upsert(table, tuple(rows[0]), connection.dialect).execute(connection, rows)
@@ -172,8 +176,8 @@ def update_many(
         session: session of a transaction.
         table: table to change.
         rows: rows with the same columns each.
-        keys: columns by which a row is found; the others are changed.
-        condition: further condition that must hold.
+        keys: columns whose values name the rows to change; the others are changed.
+        condition: further condition on the rows to change.
     """
     if rows:
         connection = session.connection()

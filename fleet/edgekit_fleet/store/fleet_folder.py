@@ -30,8 +30,8 @@ class FleetSettings:
 
     Attributes:
         host: address that broker and web server listen on; 127.0.0.1 is this machine alone.
-        names: DNS names and addresses under which devices find this machine; the first one goes into codes
-            and certificates hold all.
+        names: DNS names and addresses under which devices find this machine. Enrolment codes hold the first,
+            certificates hold all.
         console_certificate, console_key: PEM files of the console, which browsers trust; empty for those of
             the fleet's authority, or for plain HTTP if only this machine reaches the console.
         trusted_proxies: addresses or networks of proxies before the console and the web server, whose
@@ -39,11 +39,11 @@ class FleetSettings:
         requires_second_factor: whether each user with a password needs a one-time code.
         sign_on_proxies: addresses or networks of proxies that log users in, see `access.sign_on`; empty for
             none.
-        sign_on_headers: begin of their headers.
-        sign_on_roles: `GROUP=ROLE` each.
-        sign_on_secret: file with what the proxies send besides; empty for nothing.
+        sign_on_headers: beginning of the names of the headers in which those proxies name the user.
+        sign_on_roles: roles of the groups that those headers name, `GROUP=ROLE` each.
+        sign_on_secret: path of a file with a secret that those proxies send, too; empty for none.
         store_url: URL of the database; empty for SQLite in the folder.
-        brokers: `HOST:PORT` of each broker that others run, as devices see it; empty for our own.
+        brokers: `HOST:PORT` of each broker that others run, as devices see it; empty for the fleet's own.
         artifacts_storage: where the signed repository is copied to, see `ArtifactStorage`; empty for nowhere.
         artifacts_url: where devices fetch it, such as a CDN; empty for the fleet's own web server.
         encrypts: whether releases are encrypted unless one says otherwise.
@@ -125,7 +125,7 @@ class FleetSettings:
 
 @dataclass(frozen=True, slots=True)
 class FleetFolder:
-    """The places of a fleet's files."""
+    """The paths of a fleet's files; a property makes no folder."""
 
     path: Path
 
@@ -156,10 +156,10 @@ class FleetFolder:
 
     @contextlib.contextmanager
     def hold(self, *, joins: bool) -> Iterator[bool]:
-        """Hold the folder while a manager runs in it; yields whether no other one ran in it before.
+        """Hold the folder while a manager runs in it; yield whether no other manager holds it.
 
-        A manager that joins and is alone in the folder has a copy. It marks the copy: no releases are made
-        there.
+        A manager that joins a fleet and is alone in its folder has a copy of the folder. It marks the copy,
+        so that no releases are made there.
 
         Args:
             joins: whether this is a further manager of a fleet that runs already.
@@ -246,11 +246,11 @@ class FleetFolder:
         return from_json(FleetSettings, data, str(path))
 
     def write_settings(self, settings: FleetSettings) -> None:
-        """Keep the settings; makes the folder, and the store before its first settings.
+        """Write the settings; make the folder, and with the first settings the SQLite store, if they use it.
 
         Raises:
             ConfigError: others may read the folder; or as from `database.open_store`.
-            OutputError: it cannot be written; or as from there.
+            OutputError: the file cannot be written; or as from `database.open_store`.
         """
         make_folders(self.path, 0o700)
         self._check_private()
@@ -274,15 +274,15 @@ class FleetFolder:
 
     @property
     def database(self) -> Path:
-        """Return the path of the store, if it is not a database elsewhere."""
+        """Return the path of the SQLite store, which exists if `store_url` is empty."""
         return self.path / "fleet.db"
 
     def open_store(self) -> Store:
         """Return the open store of the fleet.
 
         Raises:
-            ConfigError: its file is gone; or as from `database.open_store`.
-            OutputError: as from there.
+            ConfigError: its file is gone; or as from `read_settings` or `database.open_store`.
+            OutputError: as from `database.open_store`.
         """
         url = self.read_settings().store_url
         if not url and not (self.database.exists() and self.database.stat().st_size):
@@ -326,5 +326,5 @@ def _is_network(text: str) -> bool:
 
 
 def bracket(name: str) -> str:
-    """Return a name or address as it stands before `:PORT`."""
+    """Return a name or address as it stands before `:PORT`: an IPv6 address gets brackets."""
     return f"[{name}]" if ":" in name else name

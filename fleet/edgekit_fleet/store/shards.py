@@ -28,11 +28,11 @@ _MOST_IDLE_MS: Final = 10_000  # longest time that a manager frozen in mid-trans
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """What the next balance of the managers changes; it counts when its transaction is committed.
+    """The shards that a manager takes and gives up; `Shards.apply` it once its transaction is committed.
 
     Attributes:
-        claimed: shard -> epoch.
-        released: shards that others may take.
+        claimed: shard that it takes -> its new epoch.
+        released: shards that it gives up, so that others may take them.
     """
 
     claimed: dict[int, int]
@@ -57,7 +57,7 @@ class Shards:
 
     @classmethod
     def of_all(cls, epoch: int = 0) -> "Shards":
-        """Return all shards, for a process beside the managers."""
+        """Return an object that holds all shards, each with this epoch, for a process beside the managers."""
         shards = cls()
         shards.epochs = dict.fromkeys(range(SHARDS), epoch)
         return shards
@@ -72,11 +72,11 @@ class Shards:
         return self.is_complete or shard_of(name) in self.epochs
 
     def epoch_of(self, name: str) -> int:
-        """Return the epoch of the shard of a device or a rollout, which it holds."""
+        """Return the epoch of the shard of a device or a rollout, of which it must be in charge."""
         return self.epochs[shard_of(name)]
 
     def join(self, session: Session, now: float) -> None:
-        """Join the managers, at first without shards.
+        """Join the managers under the lowest free number, at first without shards; the audit log says so.
 
         `now`: seconds since 1970.
 
@@ -114,23 +114,29 @@ class Shards:
         return row
 
     def beat(self, session: Session, row: ManagerRow, now: float) -> None:
-        """Send a heartbeat at the end of a transaction that may have taken long."""
+        """Send a heartbeat if the last one is `BEAT_S` old, at the end of a transaction that may take long.
+
+        `row`: result of `check`. `now`: seconds since 1970.
+        """
         if time.monotonic() - self._beat_at >= BEAT_S:
             row.heartbeat_at, self._beat_at = _read_clock(session, now), time.monotonic()
 
     def look_around(self, session: Session) -> None:
-        """Read the time up to which all answers that other managers received are in the store."""
+        """Set `horizon` by the rows of the other managers; infinity if it holds all shards or is alone."""
         others = select(func.min(ManagerRow.turned_at)).where(ManagerRow.number != self.number)
         other = None if self.is_complete else session.scalar(others)
         self.horizon = float("inf") if other is None else other
 
     def balance(self, session: Session, now: float, *, may_leave: bool = True) -> Balance:
-        """Send a heartbeat, remove managers that have stopped, and return the shards to take and to leave.
+        """Send a heartbeat, remove managers that have stopped, and take or give up shards in the store.
 
         A manager that was itself late (the database was down, say) gives the others time to come back. Its
         shards are those that the store names: an earlier balance may have been committed without an answer.
 
-        `now`: seconds since 1970.
+        `now`: seconds since 1970. `may_leave`: whether it gives up shards beyond its fair share.
+
+        Returns:
+            The changes, which `apply` makes in `epochs` after the commit.
 
         Raises:
             UnavailableError: another manager has taken over.
@@ -174,13 +180,13 @@ class Shards:
         self.epochs = remaining | balance.claimed
 
     def leave(self, session: Session) -> None:
-        """Let others take the shards at once."""
+        """Leave the managers, so that others can take the shards at once."""
         session.execute(delete(ManagerRow).where(ManagerRow.holder == self._holder))
         self.epochs = {}
 
 
 def check_free(session: Session, now: float) -> None:
-    """Check that a manager may start.
+    """Check that a manager may start; `now` is in seconds since 1970.
 
     Raises:
         UnavailableError: the store allows only one manager, and that one is active.
@@ -227,7 +233,7 @@ def _read_clock(session: Session, now: float) -> float:
 
 
 def describe_ranges(numbers: Iterable[int]) -> str:
-    """Return numbers as `0-31, 40`."""
+    """Return a text that lists numbers, with ranges, such as `0-31, 40`."""
     ranges: list[list[int]] = []
     for number in sorted(numbers):
         if ranges and ranges[-1][-1] == number - 1:

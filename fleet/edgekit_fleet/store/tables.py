@@ -48,7 +48,7 @@ class Table(DeclarativeBase):
 
 
 def shard_of(name: str) -> int:
-    """Return the shard of a device or a rollout; see `shards`."""
+    """Return the number of the shard, below `SHARDS`, of the device or rollout with this name."""
     return zlib.crc32(name.encode()) % SHARDS
 
 
@@ -73,8 +73,8 @@ class DeviceRow(Table):
         facts: facts of its last report.
         reported: the whole last report as plain values, or None.
         desired_held: `$version` of the desired document that the device says it holds.
-        sequence, hello_sequence, event_sequence: numbers of its last document of each kind. One number
-            for all would drop a retained report that comes after a newer event.
+        sequence, hello_sequence, event_sequence: sequence numbers of its last report, hello and event. One
+            number for all would drop a retained report that comes after a newer event.
         is_online: whether it is connected, by its last will.
         last_seen_at: when its last document came, or None.
         pinned: model -> version at which somebody pinned it on the device, as it reports.
@@ -122,7 +122,7 @@ class DeviceLogRow(Table):
 
     Attributes:
         request, source, refusal, text: see `Logs`; the text is unpacked.
-        asked_at, asked_by: when and by whom it was asked.
+        asked_at, asked_by: when and by whom the device was asked for the lines.
         answered_at: when the answer came, or None.
     """
 
@@ -183,7 +183,7 @@ class DesiredRow(Table):
         key_id: id of the manager's key that signed it.
         issued_at, expires_at: begin and end of the validity of the document; the end is earlier here if the
             document bears a notice, which ends after a day.
-        is_due: whether the rows in `wanted_models`, or the device's streams, have changed since.
+        is_due: whether a newer document must be written, since what the fleet wants of the device may differ.
     """
 
     __tablename__ = "desired"
@@ -202,7 +202,7 @@ class CodeRow(Table):
     """A one-time code of enrolment.
 
     Attributes:
-        secret_sha256: the secret itself is not kept.
+        secret_sha256: SHA-256 of the code's secret, which itself is not stored.
         target: target of the device, or empty where the device states it.
         used_at: when it was used, or None.
         created_by: who made it; empty in a store from before this column.
@@ -486,8 +486,8 @@ class SecondFactorRow(Table):
     Attributes:
         secret: what the user's app holds, in base 32.
         is_confirmed: whether a login needs it.
-        last_step: step of the code that was used last.
-        failures, failed_at: number of wrong codes in a row, and time of the last one.
+        last_step: time step of the one-time code that was used last; codes of it and before are refused.
+        failures, failed_at: number of wrong codes in a row, and time of the last wrong code.
         recovery_sha256: digests of the recovery codes that were not used yet.
     """
 

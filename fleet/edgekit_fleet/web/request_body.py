@@ -18,7 +18,7 @@ async def read_body(request: Request, most_bytes: int, limit_s: float) -> bytes:
     `limit_s`: time limit for the whole body.
 
     Raises:
-        RequestError: 413 it is too large, 408 it comes too slowly, 400 it is cut off.
+        RequestError: 413 it has over `most_bytes`, 408 it comes too slowly, 400 it is cut off.
     """
 
     async def read() -> bytes:
@@ -59,7 +59,7 @@ async def read_pieces(request: Request, most_bytes: int, piece_s: float) -> Asyn
 
 
 async def discard_body(request: Request) -> None:
-    """Read the rest of a body for some time: a browser shows no answer while it still sends."""
+    """Read and drop the rest of a body, for 10 s at most: a browser shows no answer while it still sends."""
 
     async def read() -> None:
         async for _ in request.stream():

@@ -55,10 +55,10 @@ class UploadLimits:
     """Limits of what devices may use.
 
     Attributes:
-        requests: requests of a device in a minute. A refused device waits for a minute or more, so a client
-            that sends twice as many is no device of ours.
-        uploads: uploads of all devices at a time.
-        parts: incomplete samples of a device.
+        requests: most requests of a device in a minute. A refused device waits for a minute or more, so a
+            client that sends twice as many is no device of ours.
+        uploads: most uploads at a time, of all devices together.
+        parts: most incomplete samples of a device.
     """
 
     requests: int = 600
@@ -71,8 +71,8 @@ class Stretch:
     """The bytes of a sealed file that a request carries.
 
     Attributes:
-        begin: position of the first one.
-        end: position behind the last one.
+        begin: position of the first byte, from 0.
+        end: position behind the last byte.
         size_bytes: size of the whole file.
     """
 
@@ -82,7 +82,7 @@ class Stretch:
 
     @classmethod
     def parse(cls, text: str) -> "Stretch":
-        """Return the bytes of a `Content-Range`.
+        """Return the stretch that the text of a `Content-Range` states.
 
         Raises:
             RequestError: 400 it is malformed, 413 the sample is too large.

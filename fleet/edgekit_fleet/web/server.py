@@ -54,11 +54,11 @@ class ConnectionLimits:
     """Limits of what clients may use.
 
     Attributes:
-        connections: most connections.
+        connections: most connections that are open at a time.
         handshakes: most TLS handshakes at a time; an honest one takes as long as three packets.
-        head_s: time until the head of a request is there.
-        window_s: period over which a client must take data fast enough.
-        waiting: connections that wait to be accepted, which is seconds of handshakes.
+        head_s: time limit for the head of a request.
+        window_s: seconds over which the rate of a client that takes data is measured; a slow one is cut off.
+        waiting: most connections that wait to be accepted, which is seconds of handshakes.
         trim_connections: number of ended connections after which freed memory is returned to the system.
         settle_s: time after which it is returned once more: requests end later than their connections, and
             anyio's threads after 10 s.

@@ -154,7 +154,7 @@ def clean_name(stated: str) -> str:
 
 
 def remove_old_uploads(folder: Path) -> None:
-    """Remove files that were uploaded a day ago and not released, or that a killed process left."""
+    """Remove what is over a day old: packages that were not released, and files of killed processes."""
     for path in folder.iterdir():
         try:
             if path.stat().st_mtime >= time.time() - _LIFE_S:
