@@ -141,7 +141,7 @@ class Fidelity:
             self.work.count(inferences=inferences, models=models)
 
     def probes(self, sample: int, number: int) -> list[NDArray[np.float32]]:
-        """Return random weights of the errors of each float output on a sample, float32 of the output's shape.
+        """Return random weights for the errors of each float output on a sample, float32 of its shape.
 
         Those of an output that a softmax makes are for its logits. The square of the sum of weights times
         errors is, in the mean over many numbers, these errors' share of `noise`.

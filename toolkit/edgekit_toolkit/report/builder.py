@@ -27,13 +27,13 @@ from edgekit_toolkit.tasks.proposal import TaskDecision
 def describe(
     run: Run, command: str, published: PublishedFiles | None, samples: Sequence[SampleAnswers] = ()
 ) -> dict[str, Any]:
-    """Return the report document.
+    """Return the report document of a run, as `report.schema.json` describes it.
 
     Args:
         run: the run.
-        command: the command line.
-        published: files written, or None after a refusal.
-        samples: answers on a few samples.
+        command: the command line of the run, to repeat it.
+        published: the package and the files beside it; None after a refusal, which writes none.
+        samples: answers on a few samples; empty without a task.
     """
     return {
         "schema": SCHEMA_ID,
@@ -248,7 +248,10 @@ def _metric_title(run: Run) -> str:
 
 
 def describe_accuracy(run: Run, candidate: JudgedCandidate) -> dict[str, Any]:
-    """Return what the samples show about a candidate's drop: the headline of the report."""
+    """Return the field `accuracy` of the report: a candidate's score and drop beside the limit on the drop.
+
+    Without samples the state is `not checked`, and score and drop are None.
+    """
     stated_drop, most = candidate.held, _drop_limit(run)
     common = {"metric": run.scores.metric.name, "title": _metric_title(run), "limit": most}
     if stated_drop is None:
@@ -346,7 +349,7 @@ def _budget(run: Run) -> list[dict[str, Any]]:
 
 
 def evidence_figures(run: Run, chosen: JudgedCandidate) -> dict[str, Any]:
-    """Figures that vary from run to run, for the evidence file."""
+    """Return the figures that vary from run to run, by the keys of the evidence file."""
     variants = {variant.name: _varying(variant.run, variant.candidate) for variant in run.variants}
     here = run.memory_here
     tensorrt = None if run.acceptance is None else run.acceptance.tensorrt

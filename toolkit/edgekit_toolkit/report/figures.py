@@ -33,7 +33,10 @@ _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return the text, its middle cut out if it is over `limit` characters; more of its end stays."""
+    """Return a text of at most `limit` characters: `…` stands for the middle of a longer one.
+
+    Twice as much of its end as of its begin stays.
+    """
     if len(text) <= limit:
         return text
     tail = 2 * (limit - 1) // 3
@@ -41,7 +44,10 @@ def shorten(text: str, limit: int) -> str:
 
 
 def show_number(value: float, digits: int = 3) -> str:
-    """Return `value` with at least `digits` significant digits, never in exponent form above 1e-6."""
+    """Return `value` as text, with thousands separated and at least `digits` significant digits.
+
+    Only numbers below 1e-6 are in exponent form.
+    """
     if value == 0:
         return "0"
     if abs(value) < 1e-6:
@@ -51,7 +57,7 @@ def show_number(value: float, digits: int = 3) -> str:
 
 
 def show(value: float | None, unit: str, digits: int = 3) -> str:
-    """Return a value with its unit, `n/a` for None.
+    """Return a value with its unit as text, `n/a` for None.
 
     Args:
         value: the number, or None if there is no figure.
@@ -85,7 +91,7 @@ def _show_bytes(value: float, digits: int) -> str:
 
 
 def exact(value: float | None, unit: str) -> str:
-    """Return the unrounded value, for a tooltip."""
+    """Return the unrounded value with its unit, for a tooltip; `no figure` for None."""
     if value is None:
         return "no figure"
     number = int(value) if float(value).is_integer() else value
@@ -93,7 +99,7 @@ def exact(value: float | None, unit: str) -> str:
 
 
 def show_macs(macs: int) -> str:
-    """Return multiply-accumulates with a decimal prefix."""
+    """Return a number of multiply-accumulates with a decimal prefix: `1.23 G`."""
     for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if macs >= factor:
             return f"{show_number(macs / factor)} {prefix}"
@@ -101,7 +107,7 @@ def show_macs(macs: int) -> str:
 
 
 def show_limit(line: BudgetLine, value: float | None) -> str:
-    """Return a value in the line's unit, with enough digits to tell it from the limit."""
+    """Return `value` in the unit of `line`, with enough digits to tell it from the limit of `line`."""
     for digits in (3, 4, 5, 6):
         text = show(value, line["unit"], digits)
         if value == line["max"] or text != show(line["max"], line["unit"], digits):
@@ -110,7 +116,10 @@ def show_limit(line: BudgetLine, value: float | None) -> str:
 
 
 def against_limit(line: BudgetLine) -> float | None:
-    """Return the value to compare with the limit; of a drop the upper end of its interval."""
+    """Return the value to compare with the limit; None without a figure.
+
+    Of a drop it is the upper end of the interval, unless the estimate itself is over the limit.
+    """
     return line["value"] if line["high"] is None or _estimate_is_over(line) else line["high"]
 
 
@@ -119,7 +128,10 @@ def _estimate_is_over(line: BudgetLine) -> bool:
 
 
 def headroom(line: BudgetLine) -> str:
-    """Return how much of the limit is left, or by how much it is exceeded, in words."""
+    """Return how much of the limit is left, or by how much it is exceeded: `12 % headroom`, `3.1 % over`.
+
+    Where there is nothing to compare, the text says why.
+    """
     value, limit = against_limit(line), line["max"]
     if line["state"] == "not checked":
         return "not checked: no data"
@@ -184,7 +196,7 @@ def origin(figure: ReportedFigure) -> str:
 
 
 def show_latency_to_float(ratio: LatencyToFloat) -> str:
-    """Return the latency of a choice against float32, as predicted for the target and as measured here."""
+    """Return a line on the latency of the choice over that of float32: on the target, and measured here."""
     modelled, here = ratio["modelled"], ratio["measured"]["value"]
     parts = []
     if modelled["value"] is not None:
@@ -196,12 +208,15 @@ def show_latency_to_float(ratio: LatencyToFloat) -> str:
 
 
 def show_sizes(sizes: Sequence[Size]) -> str:
-    """Return the sizes for which figures hold: `N=1 (assumed), T=40 (samples)`; empty if none is free."""
+    """Return the sizes of free dimensions for which figures hold: `N=1 (assumed), T=40 (samples)`.
+
+    Empty if no dimension is free.
+    """
     return ", ".join(f"{size['name']}={size['size']} ({size['from']})" for size in sizes)
 
 
 def common_origin(figures: Iterable[ReportedFigure]) -> ReportedFigure | None:
-    """Return one of the figures if all figures with a value share label and place, else None."""
+    """Return one of the figures with a value if all of them share label and place; else None."""
     known_figures = [figure for figure in figures if figure["value"] is not None]
     return (
         known_figures[0] if known_figures and len({origin(figure) for figure in known_figures}) == 1 else None
@@ -209,7 +224,7 @@ def common_origin(figures: Iterable[ReportedFigure]) -> ReportedFigure | None:
 
 
 def known_figures(candidates: Iterable[ReportedCandidate]) -> list[str]:
-    """Return the names of the figures for which some candidate has a value, in table order."""
+    """Return the names of the figures that some candidate has a value for, in the order of `FIGURES`."""
     return [
         name
         for name in FIGURES
@@ -221,5 +236,5 @@ def known_figures(candidates: Iterable[ReportedCandidate]) -> list[str]:
 
 
 def describe_proof(proof: Proof) -> str:
-    """Return which release of the engine proved the package, as a sentence."""
+    """Return the note of the check with the engine's release for devices, or that the package passed it."""
     return proof["note"] or f"Opened and self-tested with {proof['engine']}, the release that devices run"

@@ -16,7 +16,7 @@ NOTE: Final = (
 
 
 def list_rows(costs: Sequence[StageCosts]) -> list[Row]:
-    """Return a row of texts for each stage, under `HEAD`."""
+    """Return a row of texts for each stage; `HEAD` names its columns."""
     return [
         (
             stage.name,
@@ -32,7 +32,10 @@ def list_rows(costs: Sequence[StageCosts]) -> list[Row]:
 
 
 def list_totals(figures: Mapping[str, float | None], limits: Mapping[str, float]) -> list[Row]:
-    """Return name, value and limit of each figure of the whole pipeline."""
+    """Return a row of name, value and limit, as texts, for each figure of the whole pipeline.
+
+    `limits`: name of a figure -> its limit, in the same unit.
+    """
     return [
         (
             FIGURES[name][0],
@@ -44,7 +47,7 @@ def list_totals(figures: Mapping[str, float | None], limits: Mapping[str, float]
 
 
 def render_pipeline_page(document: Mapping[str, Any], costs: Sequence[StageCosts]) -> str:
-    """Return the page.
+    """Return the report of a pipeline as an HTML page.
 
     Args:
         document: `name`, `version`, `target`, `figures`, `budget` and `package`, as `--json` prints them.

@@ -63,7 +63,7 @@ _SHORT = {name: title for name, (title, _) in FIGURES.items()} | {
 
 
 def print_summary(document: Mapping[str, Any], console: Console, written: Sequence[Path] = ()) -> None:
-    """Print outcome, warnings, budget, Pareto candidates and files.
+    """Print outcome, warnings, budget, the candidates of the Pareto front and the written files.
 
     Args:
         document: the report document (`report.schema.json`).

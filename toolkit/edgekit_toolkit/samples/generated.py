@@ -66,7 +66,7 @@ def generate_feeds(
 
 
 def scaled(feeds: Feeds, factor: float) -> Feeds:
-    """Return the feeds with floats times `factor`, clipped to their dtype; other inputs stay the same."""
+    """Return copies of float inputs times `factor`, clipped to their dtype; other inputs stay the same."""
     return {
         name: _times(array, factor) if array.dtype.kind == "f" else array for name, array in feeds.items()
     }
@@ -84,11 +84,14 @@ def bind_dims(
     dims: Mapping[str, int] | None = None,
     ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> dict[str, int]:
-    """Return sizes of all free dimensions with which the model runs; it has been run with them.
+    """Return a size for each free dimension with which the model runs.
+
+    It tries sizes by running the model on generated inputs, until one succeeds.
 
     Args:
         model: an imported model.
-        dims: settled sizes. Other batch dimensions get 1, and usual sizes are tried for the rest.
+        dims: sizes that are settled, by name. Other batch dimensions get 1; usual sizes are tried for the
+            rest.
         ranges: as for `generate_feeds`.
 
     Raises:
@@ -134,7 +137,14 @@ def _advise_on_sizes(free: Sequence[str], settled: Mapping[str, int], batch: Seq
 
 
 def advise_on_integers(inputs: Sequence[TensorSpec], ranges: Mapping[str, tuple[float, float]]) -> str:
-    """Return advice for a model that may refuse generated integers; empty if it takes no integers."""
+    """Return advice, a sentence after a space, for a model that may refuse generated integers.
+
+    Empty if no input takes integers.
+
+    Args:
+        inputs: inputs of the model.
+        ranges: as for `generate_feeds`.
+    """
     integers = [spec for spec in inputs if DTYPES[spec.dtype].kind in "iu"]
     if not integers:
         return ""

@@ -23,19 +23,28 @@ _MAX_BINARY: Final = 2  # classes with the background
 
 @dataclass(frozen=True, slots=True)
 class MaskSet:
-    """Pictures with the files of their masks."""
+    """Pictures with the files of their masks.
+
+    Attributes:
+        files: the pictures.
+        masks: the mask of each picture, in the same order.
+    """
 
     files: tuple[Path, ...]
     masks: tuple[Path, ...]
     _read: dict[int, TrueMask] = field(default_factory=dict)
 
     def in_input(self, index: int, placement: Placement, classes: int) -> TrueMask:
-        """Return a mask in the model's input; what lies beyond the picture is `VOID`.
+        """Return the mask of a picture in the size of the model's input; `VOID` lies beyond the picture.
 
-        `classes`: number of the model's classes, 0 if it is not known.
+        Args:
+            index: number of the picture in `files`.
+            placement: where the picture lies in the input.
+            classes: number of the model's classes; 0 if it is not known.
 
         Raises:
-            DataError: the mask is none, of another size than its picture, or has other classes.
+            DataError: the mask is no PNG of class numbers, has another size than its picture, or a class that
+                the model lacks.
         """
         if index not in self._read:
             mask = _read_mask(self.masks[index], placement, classes)
@@ -47,7 +56,7 @@ def find_mask_set(path: Path) -> MaskSet | None:
     """Return the pictures under `path` with their masks; None if it holds no folders `images` and `masks`.
 
     Raises:
-        DataError: a picture has no mask or there are two pictures of the same name.
+        DataError: there are no pictures, one has no mask, or two pictures have one mask.
     """
     if not ((path / "images").is_dir() and (path / "masks").is_dir()):
         return None

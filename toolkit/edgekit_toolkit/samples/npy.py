@@ -28,7 +28,7 @@ class StoredArray:
     """An array on disk whose first axis counts rows.
 
     Attributes:
-        member: the name inside the `.npz`; None for a `.npy`.
+        member: name of the array inside the `.npz`; None for a `.npy`.
         dtype: stored dtype, whose byte order may be foreign.
         shape: [rows, ...].
     """
@@ -40,7 +40,7 @@ class StoredArray:
 
     @property
     def where(self) -> str:
-        """The file, and the array in it, for messages."""
+        """The path, and the name of the array in it, for messages."""
         return f"{self.path}" if self.member is None else f"{self.path}: array '{self.member}'"
 
     @property
@@ -48,9 +48,9 @@ class StoredArray:
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:
-        """Yield the rows where `keep` (bool [rows]) holds, or all, in native byte order.
+        """Yield the rows where `keep` (bool [rows]) is True, or all for None, in native byte order.
 
-        Copy a row to keep it. The whole file is read, whatever `keep` is.
+        A row is a view of about 1 MB of rows: copy it to keep it. The whole file is read, whatever `keep` is.
 
         Raises:
             DataError: the file is truncated, corrupt or no longer there.
@@ -73,10 +73,11 @@ class StoredArray:
 
 
 def read_npy(path: Path) -> StoredArray:
-    """Return the array of a `.npy` file, without its values.
+    """Return what the header of a `.npy` file says; `StoredArray.rows` reads the values.
 
     Raises:
-        DataError: not a `.npy` file, an object or structured array, Fortran order, or truncated.
+        DataError: there is no such file, it is no `.npy` file, is truncated, or holds an object or structured
+            array or one in Fortran order.
     """
     with _opened(path, None) as stream:
         array = _described(stream, path, None)
@@ -86,10 +87,13 @@ def read_npy(path: Path) -> StoredArray:
 
 
 def read_npz(path: Path, needed: frozenset[str]) -> tuple[dict[str, StoredArray], tuple[str, ...]]:
-    """Return the arrays `needed` of an `.npz`, without their values, and the names of all its arrays.
+    """Return what the headers of the arrays `needed` say, by name, and the names of all arrays of an `.npz`.
+
+    Names of `needed` that the file lacks are left out.
 
     Raises:
-        DataError: not an `.npz` file, truncated or corrupt, a name twice, or a wanted array that is refused.
+        DataError: not an `.npz` file, truncated or corrupt, a name twice, or an array of `needed` that
+            `read_npy` would refuse.
     """
     with _translated(str(path)), zipfile.ZipFile(path) as archive:
         sizes = {entry.filename: entry.file_size for entry in archive.infolist()}

@@ -31,9 +31,9 @@ class CodeRange:
     """The values from an input's lowest to its highest code.
 
     Attributes:
-        low, high: ends of the range, in the unit of the caller's values.
-        may_be_symmetric: whether zero may be in the middle because every range of that form is symmetric;
-            then `low` says nothing about the calibration values.
+        low, high: ends of the range, in the unit of the values that a caller gives the model.
+        may_be_symmetric: whether the codes may reach equally far on both sides of 0 only because their form
+            demands it; then `low` says nothing about the values that calibrated.
     """
 
     low: float
@@ -42,7 +42,9 @@ class CodeRange:
 
 
 def find_range_trap(calibration: Iterable[Feeds], evaluation: Iterable[Feeds]) -> list[str]:
-    """Return a warning for each float input whose evaluation values lie outside its calibrated range.
+    """Return a warning for each float input of whose evaluation values too many lie outside its range.
+
+    The range is that of its calibration values.
 
     Args:
         calibration: samples that calibrate.
@@ -61,9 +63,11 @@ def find_range_trap(calibration: Iterable[Feeds], evaluation: Iterable[Feeds]) -
 
 
 def find_codes_trap(codes: Mapping[str, CodeRange], samples: Iterable[Feeds]) -> list[str]:
-    """Return a warning for each quantized input whose codes are for values of another range.
+    """Return a warning for each quantized input whose codes stand for another range than the samples have.
 
-    `samples`: later inputs of the model; the first 256 are checked.
+    Args:
+        codes: range of the codes, by the name of the input.
+        samples: later inputs of the model; the first 256 are checked.
     """
     comparisons, count = _compare(
         {name: (code_range.low, code_range.high) for name, code_range in codes.items()}, samples

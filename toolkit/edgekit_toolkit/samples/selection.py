@@ -24,11 +24,14 @@ Weights: TypeAlias = NDArray[np.float64]
 
 
 def find_probabilities(root: Path, names: Sequence[str]) -> Weights | None:
-    """Return the probability of each file, NaN for one that is not from the field; None without a list.
+    """Return the probability of selection of each file, float64 [names], from the folder's `selection.csv`.
+
+    NaN stands for a file that the list does not name. The result is None if there is no list.
 
     Args:
-        root: folder with the list.
-        names: paths or names of the files; identifiers of samples are unique, so folders do not count.
+        root: folder of the list.
+        names: paths or names of the files, of which only the last part counts: identifiers of samples are
+            unique.
 
     Raises:
         DataError: the list is malformed.
@@ -50,7 +53,10 @@ def find_probabilities(root: Path, names: Sequence[str]) -> Weights | None:
 
 
 def weigh(probabilities: Weights) -> Weights:
-    """Return how many requests each sample stands for, float64 [samples]."""
+    """Return how many requests each sample stands for, float64 [samples]: the inverse of its probability.
+
+    A sample that is not from the field (NaN) stands for 1.
+    """
     return 1 / np.nan_to_num(probabilities, nan=1.0)
 
 

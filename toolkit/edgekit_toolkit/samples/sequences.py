@@ -32,12 +32,12 @@ Run: TypeAlias = Callable[[Feeds], list[NDArray[Any]]]
 
 
 class SequenceSamples:
-    """Cuts samples into steps, and runs models over them.
+    """Cuts the samples of a model with states into steps, and runs models over them.
 
     Attributes:
         specs: what samples hold: the inputs that are no states, with time as their first axis.
         judged: the outputs that are no states.
-        dims: sizes of the time of generated samples.
+        dims: name of the time axis of an input in `specs` -> its length in generated samples.
     """
 
     def __init__(
@@ -73,14 +73,19 @@ class SequenceSamples:
         self.dims = {name: GENERATED_STEPS * self._rows[spec] for spec, name in names.items()}
 
     def first_step(self, sample: Feeds) -> Feeds:
-        """Return all inputs of the first step of a sequence, states included."""
+        """Return all inputs of the first step of a sequence, with states of zeros."""
         return self._states.complete(next(self._cut(sample)))
 
     def over_sequences(self, run: Run, *, steps: Steps) -> Run:
         """Return a function that runs a model over a whole sequence, and passes its states from step to step.
 
-        It returns the outputs in `judged`: those of all steps on a time axis, those of the last step, or the
-        largest over all steps, as `steps` says.
+        The function takes a sample of `specs`, and returns the outputs in `judged`. A sample that is shorter
+        than a step raises DataError.
+
+        Args:
+            run: runs the model on all its inputs, and returns all its outputs in order.
+            steps: `all` for the outputs of all steps along their first axis, `last` for those of the last
+                step, `largest` for the largest value over all steps.
         """
 
         def run_all(sample: Feeds) -> list[NDArray[Any]]:
@@ -95,23 +100,24 @@ class SequenceSamples:
         return run_all
 
     def over_judged(self, run: Run, part: Part) -> Run:
-        """Return a function that runs a model over sequences, for outputs that are judged.
+        """Return a function as `over_sequences` does, for the steps by which samples of `part` are judged.
 
-        A label is that of the whole sequence, known to the model after the last step. A recording has a label
-        if its sound occurs anywhere in it.
+        A class label is that of the whole sequence, so the last step counts; for a recording, whose sound may
+        occur anywhere in it, the largest value over all steps. Without class labels all steps count.
         """
         if not part.labelled or part.truth is not int:
             return self.over_sequences(run, steps="all")
         return self.over_sequences(run, steps="largest" if are_recordings(part.names) else "last")
 
     def with_states(self, part: Part, run: Run) -> tuple[Part, Ranges]:
-        """Return the steps of all sequences as samples with states, and the ranges of these states.
+        """Run the float model over all sequences; return steps as samples, and the ranges of the states.
 
-        Only some steps are taken, spread evenly over all: as many as a range needs.
+        Only some steps are taken, spread evenly over all: as many as a range needs. Their inputs include the
+        states. They have no labels.
 
         Args:
             part: samples of `specs`.
-            run: the float model.
+            run: runs the float model on all its inputs.
         """
         chosen: list[Feeds] = []
         every, size_bytes, number = 1, 0, 0

@@ -42,21 +42,21 @@ class Column(Protocol):
 
     @property
     def path(self) -> Path:
-        """The file or folder."""
+        """The file or folder that the rows come from."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The number of rows, and their shape if all have the same."""
+        """The number of rows, followed by the shape of a row if all have the same."""
 
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:
-        """Yield the rows where `keep` (bool [rows]) holds, or all."""
+        """Yield the rows where `keep` (bool [rows]) is True; None for all."""
 
 
 class TruthColumn(Protocol):
-    """What each row is known to hold."""
+    """The truth about each row, such as its boxes or its mask."""
 
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[Truth]:
-        """Yield the truths where `keep` (bool [rows]) holds, or all."""
+        """Yield the truths of the rows where `keep` (bool [rows]) is True; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Batching:
     Attributes:
         stacked: samples are stacked along a leading batch axis that all inputs share; otherwise a feed is
             one sample, with the inputs' own shapes.
-        size: the batch that the model fixes, or None if the caller chooses.
+        size: samples in a feed, if the model fixes that; None if the caller chooses.
     """
 
     stacked: bool
@@ -91,15 +91,16 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The arrays of one file: input name -> rows, and the labels.
+    """Samples of one file or folder: the rows of each input, and the labels.
 
     Attributes:
-        labels: a label for each row, or None.
+        inputs: name of an input -> its rows, one for each sample.
+        labels: a label for each row; None without labels.
         truth: what a label is: `int` for a class number, or a record of `truth`.
-        names: names of the rows if rows are files.
+        names: path of each row's file; empty unless each row is a file of its own.
+        notes: warnings about the files for the user.
         in_front: whether samples have an axis of their own in front of the inputs' axes.
-        probabilities: probability that each row was selected, see `selection`; None if no row is from the
-            field.
+        probabilities: probability that each row was selected, see `selection`; None without a list of them.
     """
 
     inputs: Mapping[str, Column]
@@ -115,7 +116,9 @@ class Shard:
 
 
 def find_shards(path: Path, inputs: Sequence[TensorSpec]) -> list[Shard]:
-    """Return the files under `path`, sorted by name, each checked against the inputs.
+    """Return the samples of each file of arrays under `path`, sorted by name and checked against the inputs.
+
+    A folder of `.npy` files that are named after the inputs is one shard.
 
     Raises:
         DataError: see `source.open_data`.

@@ -81,13 +81,16 @@ class DataSource:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The file of each sample; empty unless each sample is a file of its own."""
+        """The path of each sample's file; empty unless each sample is a file of its own."""
         names = [name for shard in self._shards for name in shard.names]
         return tuple(itertools.compress(names, self._keep))
 
     @property
     def probabilities(self) -> Weights | None:
-        """Probability that each sample was drawn; NaN for samples not from the field, None if none is."""
+        """Probability that each sample was selected, float64 [len(self)]; NaN for one not from the field.
+
+        None if no file has a list of probabilities.
+        """
         if all(shard.probabilities is None for shard in self._shards):
             return None
         rows = [
@@ -97,7 +100,7 @@ class DataSource:
         return np.asarray(np.concatenate(rows)[self._keep])
 
     def stream(self, batch: int = 1) -> Iterator[Batch]:
-        """Yield feeds with their labels ([batch], or None), in order.
+        """Read the files, and yield feeds with their labels ([batch]; None without labels), in order.
 
         Args:
             batch: samples in a feed if the model leaves it free (the last feed may hold fewer, and so may one
@@ -105,6 +108,7 @@ class DataSource:
 
         Raises:
             DataError: a damaged file, NaN or infinities, or a negative label; the message names the sample.
+                Also samples of different shapes in a batch that the model fixes.
         """
         size = self.batching.size or batch
         if size < 1:
@@ -119,23 +123,26 @@ class DataSource:
             yield self._joined(group, size)
 
     def digests(self) -> Iterator[tuple[bytes, str]]:
-        """Yield the SHA-256 of each sample's inputs, whatever files hold them, and its label as text."""
+        """Read the files, and yield the SHA-256 of each sample's inputs, 32 bytes, and its label as text.
+
+        The digest depends on names, dtypes, shapes and values of the inputs, not on the files that hold them.
+        """
         for arrays, label in self._samples():
             yield _digest(arrays), str(label)
 
     @cached_property
     def sha256(self) -> str:
-        """The SHA-256 over the digests and labels of all samples, in hexadecimal."""
+        """The SHA-256 over the digests and labels of all samples, in hexadecimal; reads all files once."""
         total = hashlib.sha256()
         for digest, label in self.digests():
             total.update(digest + f"{label};".encode())
         return total.hexdigest()
 
     def selected(self, chosen: NDArray[np.bool_]) -> "DataSource":
-        """Return a view of the samples where `chosen` (bool [len(self)]) holds.
+        """Return a view of the samples where `chosen` (bool [len(self)]) is True.
 
         Raises:
-            DataError: too few are chosen.
+            DataError: fewer are chosen than the model takes at once.
         """
         keep = self._keep.copy()
         keep[np.flatnonzero(self._keep)[~chosen]] = False
@@ -176,7 +183,7 @@ def open_data(
     *,
     decoding: Decoding | None = None,
 ) -> DataSource:
-    """Return the samples under `path` for a model with these inputs.
+    """Return the samples under `path` for a model with these inputs; `stream` reads their values.
 
     Args:
         path: an `.npz` or `.npy` file, a photograph, a recording, a list of labelled ones, or a folder.
@@ -185,7 +192,8 @@ def open_data(
 
     Raises:
         DataError: missing, empty, truncated or corrupt files; names, dtypes or shapes that do not fit; object
-            arrays; arrays or labels of different lengths; labels that are not integers.
+            arrays; arrays or labels of different lengths; labels that are not integers. For photographs
+            and recordings see `media_shard` too.
     """
     if is_media(path):
         shards = [media_shard(path, inputs, decoding or Decoding())]
@@ -196,12 +204,13 @@ def open_data(
 
 
 def split(source: DataSource, fraction: float, seed: int) -> tuple[DataSource, DataSource]:
-    """Return two disjoint views that together hold every sample: `fraction` of them, and the rest.
+    """Return two disjoint views that together hold every sample: about `fraction` of them, and the rest.
 
     The choice depends only on the number of samples and the seed, not on the numpy version.
 
     Raises:
-        DataError: `fraction` is not between 0 and 1, or one side would be empty.
+        DataError: `fraction` is not between 0 and 1, or a side has fewer samples than the
+            model takes at once.
     """
     if not 0 < fraction < 1:
         raise DataError(f"a split takes a fraction between 0 and 1, got {fraction}")
@@ -216,7 +225,7 @@ def _where(shard: Shard, position: int) -> str:
 
 
 def draw_mask(count: int, fraction: float, seed: int) -> NDArray[np.bool_]:
-    """Return bool [count], true at a share `fraction` of the positions; equal for equal count and seed."""
+    """Draw `round(fraction * count)` of `count` positions: bool [count], equal for equal count and seed."""
     keys = np.random.PCG64(seed).random_raw(count)
     chosen = np.zeros(count, np.bool_)
     chosen[np.argsort(keys, kind="stable")[: round(fraction * count)]] = True

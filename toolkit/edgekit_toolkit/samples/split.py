@@ -32,18 +32,21 @@ Ranges = Mapping[str, tuple[float, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Samples with one purpose.
+    """Samples with one purpose: to calibrate, or to judge.
 
     Attributes:
-        kind: origin of the samples, for the report.
-        sha256: digest of the samples' content, or None for generated ones.
+        kind: origin of the samples, for the report: `user`, `generated` or another text.
+        count: number of samples.
+        sha256: digest of the samples' content; None for generated ones.
+        labelled: whether `stream` yields labels.
         truth: what the labels are, if there are any: `int`, or a record of `samples.truth`.
-        stream: makes a fresh stream; the argument is the batch if the model leaves it free.
+        stream: makes a new stream of feeds and their labels; the argument is the batch, if the model leaves
+            it free.
         in_front: whether each sample is a run, with an axis for samples in front of the inputs' axes.
         names: the file of each sample; empty unless each sample is a file of its own.
         probabilities: probability that each sample was selected, see `selection`; None if none is from the
             field.
-        group: samples that the model takes at once, if it fixes that.
+        group: samples that the model takes at once, if it fixes that; else 1.
     """
 
     kind: str
@@ -59,7 +62,7 @@ class Part:
 
     @property
     def weights(self) -> Weights | None:
-        """Number of requests that each sample represents; None if all count alike."""
+        """How many requests each sample stands for, float64 [count]; None if all samples count alike."""
         return None if self.probabilities is None else weigh(self.probabilities)
 
     @property
@@ -75,7 +78,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Calibration and evaluation samples, with notes about them for the user."""
+    """Calibration and evaluation samples, with warnings about them, a sentence each."""
 
     calibration: Part
     evaluation: Part
@@ -92,6 +95,9 @@ def choose_samples(
     decoding: Decoding | None = None,
 ) -> Samples:
     """Return disjoint calibration and evaluation samples.
+
+    If the user gives only samples of one kind, a part of them serves the other purpose; a single sample
+    serves both, with a warning. Without any, both are generated.
 
     Args:
         inputs: inputs of the model.
@@ -249,20 +255,22 @@ def _generated(
 
 
 def feeds_only(part: Part) -> Iterator[Feeds]:
-    """Yield the inputs of a part's samples, without labels."""
+    """Yield the inputs of a part's samples, without labels, in feeds as small as the model takes."""
     for feeds, _ in part.stream(1):
         yield feeds
 
 
 def first_feeds(part: Part, count: int) -> list[Feeds]:
-    """Return the inputs of a part's first samples, `count` at most."""
+    """Return the first feeds of a part, `count` at most, each as small as the model takes."""
     return list(islice(feeds_only(part), count))
 
 
 def read_ranges(
     path: Path, inputs: Sequence[TensorSpec], decoding: Decoding | None = None
 ) -> tuple[Feeds, dict[str, tuple[float, float]]]:
-    """Return the first of the user's samples, and the ranges from which values like theirs can be generated.
+    """Return the first of the user's samples, and for each input the range of values to generate.
+
+    The ranges are (low, high) by the name of the input.
 
     Floats and integers alike range from the smallest to the largest value of the first samples. A single
     integer (a sampling rate, a length) is that of the first sample, as it has to suit its sizes. Floats that

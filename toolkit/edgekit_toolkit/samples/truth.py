@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrueBoxes:
-    """The boxes of a picture, in pixels of the model's input.
+    """The boxes that a picture really holds, in pixels of the model's input.
 
     Attributes:
         corners: float64 [K, 4], x1, y1, x2, y2.
-        classes: int64 [K].
+        classes: int64 [K], number of each box's class in the model.
         ignored: bool [K], boxes that may be found or missed without effect: crowds, and objects hard to see.
         crowds: bool [K], regions of many objects, in which any number of detections is ignored.
         input_size: height and width of the input.
@@ -38,7 +38,8 @@ class TrueMask:
     """The class of each pixel of the model's input; 255 where the pixel does not count.
 
     Attributes:
-        packed: the classes, row by row, compressed: those of a whole data set are in memory.
+        packed: the classes, a byte each, row by row, compressed by zlib: masks of a whole data set are in
+            memory.
         shape: height and width of the input.
     """
 
@@ -47,7 +48,7 @@ class TrueMask:
 
     @classmethod
     def of(cls, classes: NDArray[np.uint8]) -> "TrueMask":
-        """Return the mask with these classes, uint8 [height, width]."""
+        """Return the mask with the classes of all pixels, uint8 [height, width]."""
         return cls(zlib.compress(classes.tobytes(), 1), (classes.shape[0], classes.shape[1]))
 
     @property
@@ -61,7 +62,12 @@ class TrueMask:
 
 @dataclass(frozen=True, slots=True)
 class TrueText:
-    """A text, with the characters that the model knows in the order of its outputs."""
+    """The text that a picture or recording holds.
+
+    Attributes:
+        text: the text.
+        characters: those that the model knows, in the order of its outputs.
+    """
 
     text: str
     characters: tuple[str, ...]
@@ -89,7 +95,7 @@ Truth: TypeAlias = int | TrueBoxes | TrueMask | TrueText | TrueSteps
 
 
 def truth_array(truths: list[Any]) -> NDArray[Any]:
-    """Return class numbers as int64 [samples], other truths as objects [samples]."""
+    """Return class numbers as int64 [samples], truths of other kinds as objects [samples]."""
     if all(isinstance(truth, int) for truth in truths):
         return np.array(truths, np.int64)
     array = np.empty(len(truths), np.object_)

@@ -22,7 +22,7 @@ NOTHING_TO_CHANGE = "nothing to change"
 
 
 def steps(report: Report) -> Markup:
-    """Return every step, the dropped ones with their reasons."""
+    """Return the section of the steps on the float model; those with nothing to change are folded away."""
     steps = report["steps"]
     if not steps:
         return section("Steps", el("p", "No step was run.", class_="empty"), key="steps")
@@ -71,14 +71,17 @@ def _step(step: ReportedStep) -> Markup:
 
 
 def show_error(error: float) -> str:
-    """Return a numeric error: 0 as `0, equal`, small ones in exponent form."""
+    """Return a numeric error as text: 0 as `0, equal`, below 1e-3 in exponent form."""
     if error == 0:
         return "0, equal"
     return f"{error:.1e}" if error < 1e-3 else show_number(error)
 
 
 def compression(report: Report) -> Markup:
-    """Return the bytes after each step of compression, as bars."""
+    """Return the section with the bytes after each step of compression, as bars.
+
+    The report must have such steps.
+    """
     steps = report["compression"]
     longest = max(1, *(step["bytes"] for step in steps))
     rows = [
@@ -97,7 +100,7 @@ def compression(report: Report) -> Markup:
 
 
 def layers(report: Report) -> Markup:
-    """Return sensitivity and size by layer, and the table of all layers folded away."""
+    """Return the section of the layers: sensitivity and size of the main ones, and a folded table of all."""
     layers = report["layers"]
     noise_samples = report["data"]["calibration"]["noise_samples"]
     if not layers:
@@ -214,7 +217,7 @@ def _all_layers(layers: Sequence[ReportedLayer]) -> Markup:
 
 
 def origin(report: Report) -> Markup:
-    """Return the source model and the data it was judged on."""
+    """Return the section on the source model and on the data that judged it."""
     source, data = report["source"], report["data"]
     calibration, evaluation = data["calibration"], data["evaluation"]
     model = facts(
@@ -261,7 +264,7 @@ def _tensors(tensors: Sequence[ReportedTensor]) -> Markup:
 
 
 def provenance(report: Report) -> Markup:
-    """Return the files that were written, the tools, the machine, and how to repeat the run."""
+    """Return the section on written files, command, tools, machine and the time of each phase."""
     package, where = report["package"], report["provenance"]
     host = where["host"]
     files: list[tuple[str, str | None]] = [("Package", "none written")]

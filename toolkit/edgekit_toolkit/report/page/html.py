@@ -12,11 +12,12 @@ from edgekit_toolkit.report.page.verdict import budget, heading, verdict
 
 
 def render_page(report: Report, pictures: Sequence[str] = ()) -> str:
-    """Return the page; it shows the same with and without network, script and colour.
+    """Return the page as HTML; it shows the same with and without network, script and colour.
 
     Args:
         report: the document, without NaN (`finite_report`).
-        pictures: a data URI for each sample, empty for one that is no photograph.
+        pictures: a data URI for each sample, empty for one that is no photograph. Without it
+            no sample has a picture.
     """
     figures = el("p", "The same figures, for programs: the JSON file beside this page.")
     details = [steps(report), compression(report) if report["compression"] else None, layers(report)]

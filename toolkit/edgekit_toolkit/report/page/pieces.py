@@ -22,7 +22,10 @@ _MEANING = {
 
 
 def badge(figure: ReportedFigure, *, title: str | None = None) -> Markup:
-    """Return the visible origin of a figure: its label and place."""
+    """Return a small label that shows a figure's origin: how it was obtained, and where.
+
+    `title`: word before it, if any.
+    """
     label, on = figure["label"], figure["on"]
     return el(
         "span",
@@ -55,13 +58,13 @@ def figure_cell(
     broken: bool = False,
     interval: ReportedDrop | None = None,
 ) -> Markup:
-    """Return a figure as a cell, with its own badge if the column has no common one.
+    """Return a table cell with a figure; a mark tells that it is over its limit or not resolved.
 
     Args:
         figure: figure to show.
         unit: unit of the figure, as for `show`.
-        labelled: whether it needs a badge.
-        broken: whether it is over its limit.
+        labelled: whether the cell shows the figure's origin, see `badged_heading`.
+        broken: whether the figure is over its limit.
         interval: interval of a drop, or None if there is none.
     """
     own = badge(figure) if labelled and figure["value"] is not None else None
@@ -85,13 +88,19 @@ def _interval(drop: ReportedDrop | None) -> Markup | None:
 
 
 def badged_heading(title: str, figures: Iterable[ReportedFigure]) -> tuple[Markup, bool]:
-    """Return a column heading, and whether each cell needs its own badge because origins differ."""
+    """Return a column heading, and whether each cell of the column must show its own origin.
+
+    If all figures share their origin, the heading shows it.
+    """
     shared = common_origin(figures)
     return join(title, None if shared is None else badge(shared)), shared is None
 
 
 def bytes_change(before: int, after: int) -> Markup:
-    """Return `before → after`, or the change where both read the same; the tooltip is exact."""
+    """Return a table cell `before → after`; the tooltip has the exact bytes.
+
+    Where both read the same, the cell shows the difference instead.
+    """
     old, new = show(before, "bytes"), show(after, "bytes")
     if before == after:
         text = new
@@ -103,7 +112,7 @@ def bytes_change(before: int, after: int) -> Markup:
 
 
 def name_cell(name: str, limit: int = 44) -> Markup:
-    """Return a layer's name as a row heading, shortened in its middle; the tooltip holds all of it."""
+    """Return a layer's name as a row heading, its middle cut out over `limit`; the tooltip has all of it."""
     return el("th", shorten(name, limit), scope="row", class_="name", title=name)
 
 

@@ -13,9 +13,9 @@ _MAX_TEXT = 300
 
 
 def samples(report: Report, pictures: Sequence[str]) -> Markup | None:
-    """Return the section; None without a task.
+    """Return the section with the answers on samples; None if the report has none.
 
-    `pictures`: a data URI for each sample, empty for one that is no photograph.
+    `pictures`: a data URI for each sample of the report, empty for one that is no photograph.
     """
     if not report["samples"]:
         return None

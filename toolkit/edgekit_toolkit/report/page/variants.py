@@ -9,7 +9,7 @@ _FIGURE_NAMES = ("latency", "host_latency", "size", "drop")
 
 
 def variant_table(variants: list[CarriedVariant]) -> Markup | None:
-    """Return the table of the variants, or nothing if the package has one only."""
+    """Return heading, table and note of the further variants; None if the package has none."""
     if not variants:
         return None
     rows = [

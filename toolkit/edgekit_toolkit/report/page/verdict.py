@@ -37,7 +37,7 @@ def heading(report: Report) -> Markup:
 
 
 def verdict(report: Report) -> Markup:
-    """Return the decision with its reason; after a refusal also the binding limits and the needed ones."""
+    """Return the section on the decision; after a refusal with the binding limits and the needed ones."""
     outcome = report["outcome"]
     chosen = find_candidate(report, outcome["chosen"])
     ratio = outcome["latency_to_float"]
@@ -139,7 +139,7 @@ def _reach_row(report: Report, line: BudgetLine, closest: ReportedCandidate | No
 
 
 def budget(report: Report) -> Markup:
-    """Return one tile a limit: value, origin, bar and headroom."""
+    """Return the section of the budget, a tile for each limit: value, origin, bar and headroom."""
     subject = subject_of(report)
     lines = {line["limit"]: line for line in report["budget"]}
     stated = lines if subject is None else lines | subject["figures"]

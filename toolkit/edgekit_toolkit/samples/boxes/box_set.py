@@ -23,14 +23,14 @@ _MAX_BYTES: Final = 1 << 29  # of a file of annotations
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedBox:
-    """A box of a picture.
+    """A box of a picture, as the data set states it.
 
     Attributes:
         corners: x1, y1, x2, y2, in the unit of `PictureBoxes.size`.
         category: its class: a name, or a number where the data set has no names.
         where: source of the box, such as file and line, for messages.
-        is_ignored: whether it may be found or missed without effect.
-        is_crowd: whether it is a region of many objects.
+        is_ignored: whether a model may find or miss it without effect on its score.
+        is_crowd: whether it is a region of many objects that are not told apart.
     """
 
     corners: tuple[float, float, float, float]
@@ -45,7 +45,10 @@ class PictureBoxes:
     """The boxes of one picture.
 
     Attributes:
-        size: width and height of the picture as the data set states it, (1, 1) for shares; None for pixels.
+        file: the picture.
+        boxes: its boxes, none of them beyond the picture by more than a little.
+        size: width and height of the picture in the unit of the boxes: in pixels, as the data set states
+            them; (1, 1) for boxes in shares; None for boxes in pixels without a stated size.
     """
 
     file: Path
@@ -57,14 +60,14 @@ class PictureBoxes:
             self._check(self.size)
 
     def in_input(self, placement: Placement, numbers: Mapping[str | int, int]) -> TrueBoxes:
-        """Return the boxes within the model's input.
+        """Return the boxes in pixels of the model's input, cut at its edges; those outside are left out.
 
         Args:
             placement: where the picture lies in the input.
-            numbers: class -> its number.
+            numbers: class of a box -> its number in the model, as `BoxSet.number_classes` returns it.
 
         Raises:
-            DataError: the picture is not the one that the boxes are for.
+            DataError: the picture has another shape than the data set states, or a box lies outside of it.
         """
         picture = (float(placement.width), float(placement.height))
         size = self.size or picture
@@ -109,6 +112,7 @@ class BoxSet:
 
     Attributes:
         names: class names in the order of their numbers; empty if there are none.
+        notes: warnings about the data set for the user.
     """
 
     pictures: tuple[PictureBoxes, ...]
@@ -116,18 +120,26 @@ class BoxSet:
     notes: tuple[str, ...] = ()
 
     def check_filled(self, where: Path) -> "BoxSet":
-        """Return this set; raise DataError if it has no box, since it can judge nothing."""
+        """Return this set.
+
+        `where`: source of the set, for the message.
+
+        Raises:
+            DataError: no picture has a box, so the set can judge nothing.
+        """
         if not any(picture.boxes for picture in self.pictures):
             raise DataError(f"{where}: none of its {len(self.pictures)} pictures has a box")
         return self
 
     def number_classes(self, classes: Sequence[str], where: Path) -> dict[str | int, int]:
-        """Return the model's number of each class that a box has.
+        """Return the model's number of each class, by its name; classes that are numbers keep theirs.
 
-        `classes`: names in the order of the model's outputs; empty if they are not known.
+        Args:
+            classes: names in the order of the model's outputs; if empty, the order of `names` counts.
+            where: source of the set, for the message.
 
         Raises:
-            DataError: a class of a box is none of the model's.
+            DataError: a box has the name of no such class.
         """
         names = tuple(classes) or self.names
         by_name: dict[str | int, int] = {name: number for number, name in enumerate(names)}
@@ -145,7 +157,11 @@ class BoxSet:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file of annotations; raise DataError if it is not UTF-8, or far too large."""
+    """Return the text of a file of annotations.
+
+    Raises:
+        DataError: it cannot be read, is not UTF-8, or is far too large.
+    """
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise DataError(f"{path}: has over {_MAX_BYTES >> 20} MB, which no annotations need")
@@ -155,7 +171,13 @@ def read_text(path: Path) -> str:
 
 
 def number(value: Any, where: str) -> float:
-    """Return a finite number of an annotation."""
+    """Return `value` as a float.
+
+    `where`: place of the annotation, for the message.
+
+    Raises:
+        DataError: it is no finite number.
+    """
     try:
         result = float(value)
     except (TypeError, ValueError, OverflowError) as error:
@@ -166,7 +188,11 @@ def number(value: Any, where: str) -> float:
 
 
 def list_images(folder: Path) -> list[Path]:
-    """Return the images below a folder, sorted; raise DataError if there are none."""
+    """Return the image files below a folder, at any depth, sorted.
+
+    Raises:
+        DataError: there are none.
+    """
     images = [file for file in list_media(folder)[0] if SUFFIXES[file.suffix.lower()] == "image"]
     if not images:
         raise DataError(f"{folder}: holds no image (JPEG, PNG, BMP, WebP)")

@@ -13,10 +13,12 @@ _FOLDERS: Final = ("", "images", "data")
 
 
 def find_coco(folder: Path, split: str) -> Path | None:
-    """Return the annotations in a folder; of several those whose name has the split.
+    """Return the file of COCO's annotations in a folder or its folder `annotations`; None without one.
+
+    Of several it is the one whose name contains the split.
 
     Raises:
-        DataError: there are several, and none is for the split.
+        DataError: there are several, and not one alone is for the split.
     """
     files = sorted(file for inner in (folder, folder / "annotations") for file in inner.glob("*.json"))
     files = [file for file in files if is_coco(file)]
@@ -29,7 +31,10 @@ def find_coco(folder: Path, split: str) -> Path | None:
 
 
 def is_coco(path: Path) -> bool:
-    """Whether a file has the three lists; one that cannot be read is another kind of file."""
+    """Whether a file is JSON of COCO: `.json`, and it names `images`, `annotations` and `categories`.
+
+    A file that cannot be read is not.
+    """
     try:
         text = read_text(path) if path.suffix == ".json" else ""
     except DataError:
@@ -38,10 +43,13 @@ def is_coco(path: Path) -> bool:
 
 
 def read_coco(path: Path) -> BoxSet:
-    """Return the pictures of a file of annotations: in its folder, the folder above, or `images` in either.
+    """Return the pictures of a file of annotations with their boxes, sorted by path.
+
+    Pictures are looked for beside the file, in the folder above, and in `images`, `data` and the folder of
+    the split, such as `val2017`, of both.
 
     Raises:
-        DataError: an entry is malformed, or an image is missing.
+        DataError: an entry is malformed, an image is missing, or there is no box.
     """
     content = _parse(path)
     images, annotations, categories = (_table(content, name, path) for name in _LISTS)

@@ -22,10 +22,12 @@ _MAX_XML: Final = 1 << 20
 
 
 def read_voc(path: Path) -> BoxSet:
-    """Return the annotated pictures of a folder, or those that a list in `ImageSets/Main` names.
+    """Return the annotated pictures of a data set with their boxes.
+
+    `path`: folder of the data set; or a list in its `ImageSets/Main`, whose pictures alone are returned.
 
     Raises:
-        DataError: a file is malformed, or an image is missing.
+        DataError: a file is malformed, an image is missing, or there is no box.
     """
     root = path if path.is_dir() else path.parents[2]
     folder = next((root / name for name in _IMAGES if (root / name).is_dir()), root)

@@ -36,11 +36,11 @@ _SPLITS: Final[Mapping[str, tuple[str, ...]]] = {"train": ("train", "val"), "val
 
 
 def read_yolo(path: Path, split: str) -> BoxSet:
-    """Return the pictures of a `data.yaml` for a split, or those of a folder of images.
+    """Return the pictures of one split of a `data.yaml`, or of a folder of images, with their boxes.
 
     Args:
         path: the `.yaml`, or a folder of images.
-        split: `train` or `val`; where there is none, another one.
+        split: `train` or `val`; a `data.yaml` without it gives another of its splits. A folder has none.
 
     Raises:
         DataError: a file is missing or malformed; the message names the line.
@@ -58,7 +58,7 @@ def read_yolo(path: Path, split: str) -> BoxSet:
 
 
 def find_sheet(folder: Path) -> Path | None:
-    """Return the `data.yaml` of a folder, or its only `.yaml` with class names, or None."""
+    """Return the path of the `data.yaml` in a folder, or of its only `.yaml`; None if it has no `names`."""
     sheets = sorted(file for file in folder.glob("*.y*ml") if file.suffix in (".yaml", ".yml"))
     named = [file for file in sheets if file.stem == "data"] or sheets
     return named[0] if len(named) == 1 and re.search(r"(?m)^names\s*:", read_text(named[0])) else None
@@ -67,7 +67,7 @@ def find_sheet(folder: Path) -> Path | None:
 def labels_file(image: Path) -> Path:
     """Return the path of the labels of an image: `labels` replaces the last folder `images` in its path.
 
-    Without such a folder they are beside the image.
+    Without a folder `images` the labels are beside the image. The file may be missing.
     """
     parts = image.parts
     for index in range(len(parts) - 2, -1, -1):
@@ -77,9 +77,10 @@ def labels_file(image: Path) -> Path:
 
 
 def read_sheet(path: Path) -> dict[str, list[str]]:
-    """Return the values of path, train, val, test and names of a `data.yaml`, each a list.
+    """Return the values of `path`, `train`, `val`, `test` and `names` in a `data.yaml`, each a list.
 
-    It reads the YAML that such files use, and no more: scalars, and lists or numbered names in one level.
+    The list of a missing key is empty. It reads the YAML that such
+    files use, and no more: scalars, and lists or numbered names in one level.
 
     Raises:
         DataError: a value of these keys is of another kind.

@@ -19,7 +19,7 @@ def find_class_names(paths: Iterable[Path]) -> tuple[str, ...]:
     """Return the class names that folders or lists under `paths` use, sorted; empty if there are none.
 
     Raises:
-        DataError: see `find_media`; or the names are numbers whose order is unclear.
+        DataError: see `find_media`; or the names are numbers that sort otherwise as text.
     """
     names: set[str] = set()
     for path in paths:
@@ -37,7 +37,9 @@ def find_class_names(paths: Iterable[Path]) -> tuple[str, ...]:
 
 
 def find_box_names(paths: Iterable[Path]) -> tuple[str, ...]:
-    """Return the class names of the first data set of boxes, in its order; empty if there are none.
+    """Return the class names of the first path that is a data set of boxes; empty without one.
+
+    They are in the order of the data set's numbers.
 
     Raises:
         DataError: see `find_box_set`.
@@ -47,7 +49,7 @@ def find_box_names(paths: Iterable[Path]) -> tuple[str, ...]:
 
 
 def check_class_count(names: Sequence[str], outputs: Sequence[TensorSpec]) -> None:
-    """Refuse names whose number differs from that of the model's classes.
+    """Check that there are as many names as classes of the model.
 
     Args:
         names: class names from folders or lists, sorted.
@@ -74,7 +76,7 @@ def check_class_count(names: Sequence[str], outputs: Sequence[TensorSpec]) -> No
 
 
 def numbering_note(names: Sequence[str]) -> str:
-    """Return how classes were numbered without a file of labels."""
+    """Return a note for the user: how classes were numbered without a file of labels."""
     return (
         f"classes are numbered by the sorted names of their folders ({_some(names)}), as torchvision does;"
         " give --labels if the model numbers them otherwise"

@@ -36,12 +36,12 @@ class Decoding:
     """How files of images and sound become samples.
 
     Attributes:
-        preprocessing: fields of the preprocessing file, or None if there is none.
+        preprocessing: fields of the preprocessing file; None without one, which suits arrays only.
         classes: names in the order of the model's outputs; empty if they are not known.
         labelled: whether to take labels from class folders, lists or data sets of boxes.
         in_steps: whether a recording is a sequence, cut into steps of a model with states.
         split: part of a data set that has parts, `train` or `val`.
-        progress: called with the numbers of decoded and of all files, during the first pass.
+        progress: called after each file of the first pass, with the numbers of decoded and of all files.
     """
 
     preprocessing: Mapping[str, Any] | None = None
@@ -53,13 +53,13 @@ class Decoding:
 
     @property
     def classes_are_characters(self) -> bool:
-        """Whether the model reads text: its classes are characters, but for a few such as a blank."""
+        """Whether the model reads text: most of its classes are single characters."""
         count = sum(len(name) <= 1 for name in self.classes)
         return len(self.classes) > 1 and count > _MIN_CHARACTERS * len(self.classes)
 
 
 def media_shard(path: Path, inputs: Sequence[TensorSpec], decoding: Decoding) -> Shard:
-    """Return the files under `path` as samples.
+    """Return the files under `path` as samples, one for each file; they are decoded when they are read.
 
     Raises:
         DataError: no such files, several inputs of the model, preprocessing that is missing or does not fit,
@@ -117,7 +117,7 @@ def media_shard(path: Path, inputs: Sequence[TensorSpec], decoding: Decoding) ->
 
 
 class DecodedFiles:
-    """One sample for each file; keeps as many decoded files as fit into `KEPT_BYTES`."""
+    """Samples of one input, each decoded from a file; `KEPT_BYTES` of decoded files stay in memory."""
 
     def __init__(
         self, path: Path, files: Sequence[Path], spec: TensorSpec, rules: MediaRules, decoding: Decoding
@@ -135,14 +135,14 @@ class DecodedFiles:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Only the number of files, since their sizes may differ."""
+        """The number of files alone, since the shapes of the samples may differ."""
         return (len(self._files),)
 
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:
-        """Yield the samples where `keep` (bool [files]) holds, or all.
+        """Decode and yield the samples of the files where `keep` (bool [files]) is True; None for all.
 
         Raises:
-            DataError: files that cannot be used; it names several at once.
+            DataError: a file cannot be used; the message names others behind it that cannot, too.
         """
         indices = range(len(self._files)) if keep is None else np.flatnonzero(keep).tolist()
         for index in indices:
@@ -153,13 +153,22 @@ class DecodedFiles:
             yield self._finish(loaded)
 
     def placement(self, index: int) -> Placement:
-        """Return where an image lies in the model's input."""
+        """Return where an image lies in the model's input; decodes it if need be.
+
+        `index`: number of its file.
+        """
         if index not in self._placements:
             self._load(index)
         return self._placements[index]
 
     def time_steps(self, index: int) -> NDArray[np.float64]:
-        """Return begin and end of the new part of each step of a recording, in seconds, [steps, 2]."""
+        """Return begin and end of the new part of each step of a recording, in seconds, float64 [steps, 2].
+
+        `index`: number of its file, which is decoded if need be.
+
+        Raises:
+            DataError: the files are not recordings that are cut into steps, or the file cannot be used.
+        """
         if not (self._in_steps and isinstance(self._rules, AudioRules) and self._rules.samples):
             raise DataError(
                 f"{self.path}: lists times of events, which suit a model with states (--state) and a"
@@ -266,7 +275,12 @@ def _true_steps(path: Path, media: MediaFiles, column: DecodedFiles, decoding: D
 
 @dataclass(frozen=True, slots=True)
 class ClassNumbers:
-    """The label of each file, int64 [files]."""
+    """The class number of each file.
+
+    Attributes:
+        path: source of the files.
+        numbers: int64 [files].
+    """
 
     path: Path
     numbers: NDArray[np.int64]
@@ -276,7 +290,7 @@ class ClassNumbers:
         return self.numbers.shape
 
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:
-        """Yield the labels where `keep` (bool [files]) holds, or all."""
+        """Yield the class numbers of the files where `keep` (bool [files]) is True; None for all."""
         yield from self.numbers if keep is None else self.numbers[keep]
 
 

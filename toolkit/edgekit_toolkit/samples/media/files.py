@@ -33,7 +33,7 @@ _ARRAYS: Final = frozenset({".npz", ".npy"})
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A part of a recording in which something sounds."""
+    """A part of a recording in which something sounds: begin and end in seconds, and its class."""
 
     begin_s: float
     end_s: float
@@ -46,9 +46,11 @@ class MediaFiles:
 
     Attributes:
         kind: `image` or `audio`.
-        labels: class name or number of each file, or its text, or None.
-        has_texts: whether the labels are texts.
-        events: what sounds in each file, by a list with times, or None.
+        files: the files, in the order of all other fields.
+        labels: class name, class number or text of each file; None without labels.
+        notes: warnings about the files for the user.
+        has_texts: whether the labels are texts, not classes.
+        events: what sounds in each file, as a list with times states it; None without such a list.
     """
 
     kind: str
@@ -60,13 +62,13 @@ class MediaFiles:
 
     @property
     def class_names(self) -> set[str]:
-        """The classes that labels or events call by names."""
+        """The names of classes in labels and events; labels that are numbers are left out."""
         names = {event.label for events in self.events or () for event in events}
         return names | {label for label in self.labels or () if isinstance(label, str)}
 
 
 def is_media(path: Path) -> bool:
-    """Whether this module reads a path: a file of a known kind, a list, or a folder without arrays."""
+    """Whether `find_media` reads a path: a file of a known kind, a list, or a folder without arrays."""
     if path.is_dir():
         entries = list(path.iterdir())
         has_arrays = any(entry.suffix in _ARRAYS for entry in entries)
@@ -79,12 +81,14 @@ def are_recordings(names: Sequence[str]) -> bool:
 
 
 def find_media(path: Path, *, labelled: bool = True, texts: bool = False) -> MediaFiles:
-    """Return the files under `path`, sorted by name.
+    """Return the files under `path`, sorted by name, with their labels.
+
+    Files that a list of labels leaves out, or has no label for, are not returned; a note counts them.
 
     Args:
         path: a file, a list of labels, or a folder.
         labelled: whether to take labels; if not, sub-folders are only folders.
-        texts: whether the column `text` of a list goes before `label`.
+        texts: whether to take labels from the column `text` of a list, where it has one.
 
     Raises:
         DataError: there is no file, there are both images and recordings, or a list of labels is wrong.
@@ -134,7 +138,13 @@ def find_media(path: Path, *, labelled: bool = True, texts: bool = False) -> Med
 
 
 def list_media(root: Path) -> tuple[list[Path], "Counter[str]"]:
-    """Return all media files below a folder, and the suffixes of the other files; links are followed."""
+    """Return all media files below a folder, sorted, and how many others there are of each suffix.
+
+    Hidden files are left out, and links are followed.
+
+    Raises:
+        DataError: a folder cannot be read, or a file with the suffix of one kind is no regular file.
+    """
     files: list[Path] = []
     others: Counter[str] = Counter()
     above: dict[str, frozenset[tuple[int, int]]] = {}
