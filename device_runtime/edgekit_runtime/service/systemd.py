@@ -76,11 +76,11 @@ class Notifier:
     """Notifies systemd; does nothing if the service runs without it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, extension_s: float = 60.0) -> None:
-        """Take the address from the environment, so that no child process can notify systemd.
+        """Take systemd's address out of the environment, so that no child process can notify it.
 
         Args:
             loop: the event loop of the service.
-            extension_s: how much longer systemd waits for a start, from each notification on.
+            extension_s: seconds that systemd goes on waiting for the start after each `notify_starting`.
         """
         self._loop, self._extension_s = loop, extension_s
         address = os.environ.pop("NOTIFY_SOCKET", "")
@@ -91,7 +91,9 @@ class Notifier:
         self._timer: asyncio.TimerHandle | None = None
 
     def notify_starting(self) -> None:
-        """Ask systemd to wait while models are loaded, for as long as the event loop turns.
+        """Ask systemd to wait while models are loaded, and repeat that while the event loop turns.
+
+        `notify_ready` or `notify_stopping` ends the repetition.
 
         Each load has a limit of its own; building a TensorRT engine takes longer than systemd would wait.
         """
@@ -130,5 +132,5 @@ class Notifier:
 
 
 def write_unit() -> str:
-    """Return the text of `edgekit.service`, which runs the `edgekit-device` beside this Python."""
+    """Return the text of systemd's unit `edgekit.service`, which runs `edgekit-device` beside this Python."""
     return _UNIT.format(command=Path(sys.executable).parent / "edgekit-device")

@@ -34,7 +34,7 @@ def open_session(
 
     Args:
         package: path of a package, which is then verified first, or an opened package, which stays open.
-        variant: name of the variant; by default the choice of `open_preferred`.
+        variant: name of the variant; by default the one that is best here, see `open_preferred`.
         trust: the verifier whose packages are accepted; by default the keys in `find_keys_folder()`.
         limits: limits of reading the package.
         threads: threads of one inference; by default as the manifest's options say.
@@ -192,6 +192,6 @@ def check_engines(manifest: Manifest) -> None:
 
 
 def list_backends(manifest: Manifest) -> tuple[str, ...]:
-    """Return the backends in the variants of a manifest; one of them is enough."""
+    """Return the names of the backends in all variants of a manifest, each once, in their order."""
     choices = [choice.name for variant in manifest.all_variants for choice in variant.backend.chain]
     return tuple(dict.fromkeys(choices))

@@ -42,7 +42,13 @@ def open_instances(open_one: Callable[[], Session], count: int) -> tuple[Session
 
 @dataclass(frozen=True, slots=True)
 class WarmRun:
-    """The measurement of a run before there was traffic."""
+    """The measurement of a run before there was traffic.
+
+    Attributes:
+        shapes: shapes of the inputs.
+        size_bytes: size of the inputs.
+        seconds: how long the run took.
+    """
 
     shapes: Shapes
     size_bytes: int
@@ -56,14 +62,14 @@ def warm_up(
     max_batch: int = 1,
     runs: int = 4,
 ) -> list[WarmRun]:
-    """Run each session before there is traffic, and return the last runs of each size, to `learn` from.
+    """Run each session before there is traffic; return the runs, from which `Scheduler.learn` takes times.
 
     Args:
         instances: sessions of one model; one that occurs several times runs once.
         inputs: inputs, such as the golden ones.
-        max_batch: the most rows of a batch; if rows are free, the powers of two up to it run too.
-        runs: runs of each session with each size, at least 1; the first of each is not returned if there are
-            more.
+        max_batch: the most rows of a batch. If the first dimension of all inputs is free, batches of as many
+            rows as the powers of two up to it run too, where that is more rows than `inputs` have.
+        runs: runs of each session with each number of rows, at least 1; the first of several is not returned.
 
     Raises:
         DataError: the inputs do not fit.
@@ -102,9 +108,9 @@ class LoadedSetting:
     """A variant that is open with a number of threads, for a governor to choose.
 
     Attributes:
-        threads: threads of one run; 0 for the package's number.
+        threads: threads of one run; 0 for the number in the model's options, or else the package's.
         instances: its sessions, which passed the self-test.
-        warm_runs: times measured before there was traffic.
+        warm_runs: runs measured before there was traffic.
         figures: figures of the variant, from the manifest.
         max_batch: rows that it may take in one run; 1 if they change each other's answers.
     """

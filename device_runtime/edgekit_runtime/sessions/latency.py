@@ -26,10 +26,12 @@ class LatencyLimits:
         warmup_rounds: rounds that are run first and not counted.
         min_rounds: rounds that are counted regardless of the time.
         max_rounds: most rounds that are counted.
-        time_limit_s: no round starts later than this after the first, the warm-up included.
+        time_limit_s: once `min_rounds` are counted, no round starts later than this after the begin of the
+            warm-up.
         precision: stop early once the 95 % interval of every median is within this share of it; 0 for never.
-        batch_s: a shorter inference is repeated for so long, after an uncounted one, and the mean counts: as
-            for a caller who runs one model in a row. 0 for one inference.
+        batch_s: an inference that is shorter is repeated in each round for about so many seconds, after an
+            uncounted one, and the mean counts: as for a caller who runs one model again and again. 0 for one
+            inference a round.
     """
 
     warmup_rounds: int = 2
@@ -62,12 +64,12 @@ class Latency:
 
     @property
     def quartiles_s(self) -> tuple[float, float]:
-        """Lower and upper quartile of the rounds."""
+        """Lower and upper quartile of the rounds, in seconds."""
         lower, upper = np.quantile(self.seconds, (0.25, 0.75))
         return float(lower), float(upper)
 
     def ratio_to(self, reference: "Latency") -> float:
-        """Median over the rounds of this latency divided by that of `reference` in the same round.
+        """Return the median over the rounds of this latency divided by that of `reference` in the same round.
 
         Both must come from one call of `measure_latency`: then a load on the machine that lasts longer than
         a round affects both alike.
@@ -75,7 +77,7 @@ class Latency:
         return statistics.median(self._ratios(reference))
 
     def ratio_interval_to(self, reference: "Latency") -> tuple[float, float]:
-        """Lower and upper end of the 95 % interval of `ratio_to`; for few rounds, the extreme ratios.
+        """Return lower and upper end of the 95 % interval of `ratio_to`; for few rounds, the extreme ratios.
 
         Source: H. A. David, H. N. Nagaraja, Order Statistics, 3rd ed., section 7.1.
         """
@@ -89,10 +91,12 @@ class Latency:
 
 
 def find_tied(latencies: Mapping[Name, Latency]) -> list[Name]:
-    """Return the fastest and all whose difference to it is within chance or 2 %, in the given order.
+    """Return the names of the fastest session and of all that are not clearly slower, in the given order.
+
+    A session is not clearly slower if its median is at most 2 % longer, or the difference may be chance.
 
     Args:
-        latencies: latencies measured in turn, at least one.
+        latencies: latencies of at least one session, from one call of `measure_latency`.
     """
     fastest = min(latencies.values(), key=lambda latency: latency.median_s)
     return [name for name, latency in latencies.items() if _is_tied(latency, fastest)]
@@ -112,14 +116,16 @@ def measure_latency(
     seed: int = 0,
     before_each: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Latency]:
-    """Latency of each session; a round runs each once, or a batch of it, in a new random order.
+    """Measure and return the latency of each session.
+
+    A round runs each session once, or repeatedly for `limits.batch_s`, in a new random order.
 
     Args:
         sessions: name -> a call that makes one inference.
         limits: limits of the measurement; by default `LatencyLimits()`.
         clock: monotonic clock in seconds.
         seed: seed of the random orders.
-        before_each: called with the name before each inference or batch, and not timed.
+        before_each: called with the name before each session's part of a round, and not timed.
     """
     limits = limits or LatencyLimits()
     orders = np.random.default_rng(seed)

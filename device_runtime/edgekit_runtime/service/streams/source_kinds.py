@@ -24,7 +24,7 @@ _MICROPHONE: Final = "microphone"
 
 
 class CaptureError(Exception):
-    """A source that cannot be opened or read; opening it again cannot help."""
+    """Raised for a source that cannot be opened or read, where opening it again cannot help."""
 
 
 class Capture(Protocol):
@@ -39,7 +39,12 @@ class Capture(Protocol):
     rate: int
 
     def read(self) -> NDArray[Any] | None:
-        """Return the next frame, uint8 in OpenCV's BGR or grey, or float32 [samples]; None at the end."""
+        """Wait for the next frame or window of sound and return it; None at the end.
+
+        Returns:
+            uint8 [height, width, 3] in OpenCV's order BGR, uint8 [height, width] of grey, or float32
+            [samples].
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +53,7 @@ class AddressKind:
 
     Attributes:
         form: how its addresses are written, for documents and messages.
-        matches: whether a text is an address of this kind.
+        matches: returns whether a text is an address of this kind.
         writes_files: whether it can write any file of the service's user.
     """
 
@@ -61,10 +66,14 @@ AnyKind = TypeVar("AnyKind", bound=AddressKind)
 
 
 def find_kind(kinds: Sequence[AnyKind], text: str) -> AnyKind:
-    """Return the kind of a source or sink.
+    """Return the first kind that the address of a source or sink matches.
+
+    Args:
+        kinds: `SOURCES` or `SINKS`.
+        text: the address, as in a stream's options.
 
     Raises:
-        ConfigError: it is of none.
+        ConfigError: it matches none.
     """
     for kind in kinds:
         if kind.matches(text):
@@ -78,9 +87,10 @@ class SourceKind(AddressKind):
     """A kind of sources.
 
     Attributes:
-        open: opens it, in the capture process; raises `CaptureError`, or any error if it may come back.
+        open: opens the source of the options, in the capture process; raises `CaptureError` if that can never
+            succeed, and any other error if it may later.
         is_endless: whether its end is a failure, after which it is opened again.
-        waits: whether it waits for the model unless the options say otherwise.
+        waits: whether it waits for the model, so that no frame is left out, unless the options say otherwise.
     """
 
     open: Callable[[StreamOptions], Capture]
@@ -88,7 +98,7 @@ class SourceKind(AddressKind):
     waits: bool = False
 
     def keeps_all(self, options: StreamOptions) -> bool:
-        """Whether a source waits for the model, so that no frame is left out."""
+        """Return True if a source with these options waits for the model, so that no frame is left out."""
         stated = self.waits if options.all_frames is None else options.all_frames
         return stated and not self.is_endless
 

@@ -49,8 +49,10 @@ class FrameCall:
 
     Attributes:
         version: the version that answers; None for the one in use.
+        array: uint8 [height, width, 3] in RGB, or float32 [samples].
+        rate: samples a second of sound; 0 for a picture.
         sequence: where it stands in the stream, for models that keep states.
-        reply: gets the answer once, maybe before the call was submitted.
+        reply: gets the answer once, maybe before `Calls.submit` returns.
     """
 
     model: str
@@ -74,14 +76,16 @@ class Calls(Protocol):
 
 
 class Stream:
-    """One stream, on the thread of the loop.
+    """One stream: passes frames of its source to a model, and the answers to sinks and viewers.
+
+    Everything happens on the thread of the loop.
 
     Attributes:
         state: `waiting` is between two attempts to open the source; `failed` is for good.
         error: what is wrong with source or model now, or empty.
         last_error: the last error, also if all is well by now.
-        counts: frames that were `read`, and that were `answered`, `replaced` by a newer one or `failed`;
-            `restarts` of the source.
+        counts: numbers of frames that were `read`, and that were `answered`, `replaced` by a newer one or
+            `failed`; number of `restarts` of the source.
     """
 
     def __init__(
@@ -117,7 +121,7 @@ class Stream:
         self._tried_number = 0  # of the last that it got
 
     def start(self) -> None:
-        """Open the source."""
+        """Open the source, which ends after `seconds` of the options if they are stated."""
         with contextlib.suppress(RequestError):  # of the model, which each frame states
             self._source.options = fit_windows(self.options, self._calls) or self.options
         self._source.start()
@@ -130,7 +134,7 @@ class Stream:
             self.on_end()
 
     async def stop(self) -> None:
-        """End source, sinks and viewers."""
+        """End source, sinks and viewers, and wait until the capture process and the sinks have ended."""
         if self._end_timer is not None:
             self._end_timer.cancel()
         self._change("stopped", self.error)
@@ -154,7 +158,7 @@ class Stream:
             viewer.put(chunk)
 
     def add_viewer(self, viewer: Viewer, view: View) -> None:
-        """Let a client see the stream from now on."""
+        """Send a client what `view` says from now on; if the stream is over, only its last state."""
         self._viewers[viewer] = view
         if view == "lines":
             viewer.put(_to_line(self._describe_state()))
@@ -344,13 +348,17 @@ class Stream:
 
     @property
     def fps(self) -> float:
-        """Answers in a second, of late."""
+        """Answers a second, over the last 5 s and at most the last 64 answers."""
         now_s = self._loop.time()
         recent = [at_s for at_s, _ in self._recent if at_s > now_s - _RECENT_S]
         return (len(recent) - 1) / max(recent[-1] - recent[0], 1e-3) if recent else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry in the list of streams."""
+        """Return the entry in the list of streams.
+
+        `times_ms` has the mean of each stage over the last 64 answers, and `total` from the capture of a
+        frame to its answer. `frames` counts frames by what became of them.
+        """
         times: dict[str, list[float]] = {}
         for _, times_ms in self._recent:
             for stage, value in times_ms.items():
@@ -375,10 +383,13 @@ class Stream:
 
 
 def fit_windows(options: StreamOptions, calls: Calls) -> StreamOptions | None:
-    """Return options with windows of sound that suit the model; None while it is not loaded.
+    """Return options whose windows of sound suit the model; None while the model is not loaded.
+
+    Windows must not overlap for a model that keeps states between them: `hop_s` becomes `window_s`. For other
+    models the options stay as they are.
 
     Raises:
-        RequestError: there is no such model, or the stated windows overlap and it keeps states between them.
+        RequestError: there is no such model, or it keeps states and the options state windows that overlap.
     """
     has_states = calls.has_states(options.model)
     if not has_states:
@@ -393,7 +404,10 @@ def fit_windows(options: StreamOptions, calls: Calls) -> StreamOptions | None:
 
 
 def drop_low_scores(answer: Mapping[str, Any], min_score: float | None) -> dict[str, Any]:
-    """Return an answer without the entries of its lists whose score is lower; None leaves all."""
+    """Return an answer without those entries of its lists whose `score` is below `min_score`.
+
+    Entries without a score stay, and with None all of them.
+    """
 
     def keep(entry: Any) -> bool:
         score = entry.get("score") if isinstance(entry, Mapping) else None

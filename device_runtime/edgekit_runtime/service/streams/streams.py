@@ -25,7 +25,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Streams:
-    """The streams by name, on the thread of the loop.
+    """The streams by name; used on the thread of the loop.
 
     Attributes:
         max_pixels: most pixels of a frame, for streams that state no limit.
@@ -38,7 +38,14 @@ class Streams:
         live: LiveOptions,
         media: MediaLimits | None = None,
     ) -> None:
-        """Make none yet; `media` limits what models get, `live` the viewers."""
+        """Begin without streams.
+
+        Args:
+            loop: the event loop of the service.
+            calls: submits frames to models.
+            live: limits of the viewers.
+            media: limits of the pictures that models get; by default `MediaLimits()`.
+        """
         self.max_pixels = min((media or MediaLimits()).max_pixels, MAX_PIXELS)
         self._loop, self._calls, self._live = loop, calls, live
         self._streams: dict[str, Stream] = {}
@@ -47,10 +54,11 @@ class Streams:
         self._is_closed = False
 
     def add(self, name: str, options: StreamOptions) -> Stream:
-        """Start a stream.
+        """Start a stream and return it.
 
         Raises:
-            ConfigError: its source or a sink is of no kind, or the name is taken.
+            ConfigError: its source or a sink is of no kind or malformed, the name is taken, empty or has a
+                slash, there are `MAX_STREAMS` already, or the service stops.
         """
         if name in self._streams or not name or "/" in name or not name.isprintable():
             raise ConfigError(f"streams: the name {name[:60]!r} is taken, or holds a slash or nothing")
@@ -80,7 +88,7 @@ class Streams:
                 raise ConfigError(f"streams.{name}: {cause}") from cause
 
     def remove(self, name: str) -> None:
-        """Stop the stream of this name, if there is one."""
+        """Begin to stop the stream of this name, if there is one; the name is free at once."""
         stream = self._streams.pop(name, None)
         if stream is not None:
             task = self._loop.create_task(stream.stop())
@@ -99,10 +107,10 @@ class Streams:
         return name in self._streams
 
     def find(self, name: str) -> Stream:
-        """Return a stream.
+        """Return the stream of this name.
 
         Raises:
-            RequestError: there is none of this name.
+            RequestError: there is none (status 404).
         """
         stream = self._streams.get(name)
         if stream is None:
@@ -111,18 +119,19 @@ class Streams:
         return stream
 
     def check_model(self, options: StreamOptions) -> None:
-        """Refuse a stream that its model cannot answer.
+        """Refuse a stream that its model cannot answer; a model that is not loaded yet passes.
 
         Raises:
-            RequestError: there is no such model, or its windows must not overlap.
+            RequestError: there is no such model, or it keeps states and the stream's windows of sound
+                overlap.
         """
         fit_windows(options, self._calls)
 
     def check_room(self) -> None:
-        """Refuse one more viewer where there are too many.
+        """Refuse a client that wants to look at a stream if `max_viewers` do already.
 
         Raises:
-            RequestError: there are.
+            RequestError: they do (status 503).
         """
         if self._viewers >= self._live.max_viewers:
             raise RequestError(503, f"{self._viewers} clients look at streams, the limit", retry_after_s=5)
@@ -141,10 +150,10 @@ class Streams:
         Args:
             stream: the stream.
             connected: socket of the client; owned here from now on.
-            head: head of the response.
-            view: what it sees.
-            on_close: of the client that started the stream, which does not count as a viewer; called once
-                it has gone.
+            head: head of the response, which is sent first.
+            view: whether the client sees lines of answers, pictures, or pictures with answers of a trial.
+            on_close: called once when the client has gone. It is stated for the client that started the
+                stream, which does not count as a viewer.
         """
         counted = int(on_close is None)
 
@@ -172,7 +181,7 @@ class Streams:
         return [self._streams[name].to_json() for name in sorted(self._streams)]
 
     def families(self) -> Iterator[MetricFamily]:
-        """Yield the metrics of all streams."""
+        """Yield the metrics of all streams for Prometheus."""
         stated = self.to_json()
 
         def gather(read: Callable[[Mapping[str, Any]], float]) -> tuple[tuple[dict[str, str], float], ...]:

@@ -12,7 +12,11 @@ _MAX_HEAD_BYTES: Final = 16 << 10  # of an answer in the head of a part
 
 
 class Viewer:
-    """One client; messages that it does not read in time are dropped, the oldest first."""
+    """One client, and the chunks that wait for it; the oldest are dropped if there are too many.
+
+    Attributes:
+        is_open: whether the connection is open.
+    """
 
     def __init__(
         self,
@@ -26,11 +30,11 @@ class Viewer:
         """Serve a client; the socket is the viewer's from now on.
 
         Args:
-            loop: of the service.
+            loop: event loop of the service, on whose thread all this happens.
             connected: socket of the client.
             max_queued: most chunks that wait.
             timeout_s: a client that reads nothing for so long is disconnected.
-            on_close: called once when the connection has ended.
+            on_close: called once with this viewer when the connection has ended.
         """
         self._loop, self._socket, self._timeout_s, self._on_close = loop, connected, timeout_s, on_close
         self._queued: deque[bytes] = deque(maxlen=max_queued)
@@ -41,7 +45,7 @@ class Viewer:
         loop.add_reader(connected.fileno(), self._on_readable)
 
     def put(self, chunk: bytes) -> None:
-        """Send a chunk as soon as the client takes it."""
+        """Send a chunk as soon as the client takes it; does nothing after `finish` or the end."""
         if self.is_open and not self._is_ending:
             self._queued.append(chunk)
             if self._timer is None:
@@ -98,11 +102,13 @@ class Viewer:
 
 
 def write_part(picture: bytes, answer: bytes) -> bytes:
-    """Return a part of `PICTURES_TYPE`: a picture with its answer in the head, or the answer alone.
+    """Return a part of a response of `PICTURES_TYPE`: a picture, or the answer alone where there is none.
+
+    The answer to a picture is in the field `Edgekit-Answer` of the part's head, unless it is over 16 KiB.
 
     Args:
         picture: a JPEG, or empty.
-        answer: one line of JSON in ASCII.
+        answer: one line of JSON in ASCII, without the line's end.
     """
     kind, body = (b"image/jpeg", picture) if picture else (b"application/json", answer)
     field = b"Edgekit-Answer: %b\r\n" % answer if picture and len(answer) <= _MAX_HEAD_BYTES else b""

@@ -249,9 +249,10 @@ def _end(_reason: str) -> None:
 
 
 def main() -> None:
-    """Serve the model that the service sends, until the channel to the service ends.
+    """Serve the model that the service sends, until the channel to the service ends; then the process exits.
 
-    The first argument is the descriptor of the channel.
+    The first argument of the command line is the descriptor of the channel, a socket. Its first message
+    passes descriptors of a `WorkerSpec` as JSON, the package, and the memory of the leases.
     """
     connected = open_channel()
     room = socket.CMSG_SPACE(_DESCRIPTORS * array("i").itemsize)

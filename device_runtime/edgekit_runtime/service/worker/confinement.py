@@ -13,7 +13,11 @@ _OOM_SCORE: Final = Path("/proc/self/oom_score_adj")
 
 
 def confine(isolation: Isolation) -> list[str]:
-    """Set the limits of this process; returns a line for each that the system did not allow."""
+    """Limit the memory and priority of this process, and have it ignore SIGINT, SIGTERM and SIGHUP.
+
+    Returns:
+        a line for a message about each limit that the system did not allow; empty if it allowed all.
+    """
     # A crash prints its Python stack and writes no core file: that takes seconds, in which the service does
     # not see that the process has ended. The limit is 1 byte, since 0 does not hold where cores are piped to
     # a program, see core(5).

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class ReceivedPackages(Source):
-    """A `Source` of packages of one model; the service itself records successes and failures."""
+    """A `Source` of packages of one model, which reads only the files that the service passed.
+
+    The service itself records successes and failures.
+    """
 
     __slots__ = ("_local_keys", "_name", "_packages", "limits")
 
@@ -32,7 +35,7 @@ class ReceivedPackages(Source):
         return tuple(self._packages)
 
     def add(self, package: VerifiedPackage, descriptor: int) -> None:
-        """Add a package whose file is open as `descriptor`; this source owns it from now on."""
+        """Add a package whose file is open as `descriptor`, which this source owns from now on."""
         path = Path(f"/proc/self/fd/{descriptor}")
         version = package.version
         if package.local_key is not None:
@@ -56,11 +59,15 @@ class ReceivedPackages(Source):
         return policy.choose(name, list(self._packages.values()))[:1]
 
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
-        """Return the newest version, see `Source`."""
+        """Load the newest version of the policy with `load`; return it alone, or nothing, see `Source`."""
         return [self.open_again(package, load) for package in self.find(name, policy)]
 
     def open_again(self, package: Servable, load: Load) -> Loaded:
-        """Return the model of a package, which must be unchanged."""
+        """Load the model of a package that this source has with `load`, and return it.
+
+        Raises:
+            EdgekitError: the package is not the one that the service verified, or `load` failed.
+        """
         with open_listed(package, KnownDigest(package.sha256), self.limits) as opened:
             opened.local_key = self._local_keys.get(package.version)
             return load(opened)

@@ -51,14 +51,17 @@ Handle: TypeAlias = Callable[[Kind, bytes, list[int]], None]
 
 
 class Passed(Protocol):
-    """The owner of a descriptor to send with a message; it may close the descriptor before that."""
+    """The owner of a descriptor to send with a message.
+
+    A message may wait in a queue; if the owner closes the descriptor meanwhile, it goes without.
+    """
 
     def fileno(self) -> int:
         """Return its descriptor, or -1 once it is closed."""
 
 
 class ChannelError(TransportError):
-    """The other process broke the protocol."""
+    """Raised if the other process broke the protocol."""
 
 
 class Channel:
@@ -76,7 +79,8 @@ class Channel:
         Args:
             loop: event loop on whose thread all this happens.
             connected: a Unix socket of type SOCK_SEQPACKET.
-            handle: called with each message and its descriptors, which it owns from then on.
+            handle: called with the kind and the content of each message and its descriptors, which it owns
+                from then on. Its `ChannelError` ends the channel.
             on_end: called once, with the reason, when nothing more can be received; not after `close`.
         """
         connected.setblocking(False)
@@ -119,7 +123,7 @@ class Channel:
                 return
 
     def receive(self) -> None:
-        """Handle the messages that have arrived."""
+        """Handle messages that have arrived, 64 packets of them at most; does not wait for any."""
         for _ in range(_PACKETS_AT_ONCE):
             if not self._is_open:
                 return
@@ -148,14 +152,17 @@ class Channel:
                 return
 
     def receive_rest(self) -> None:
-        """Handle everything that a process sent before it ended."""
+        """Handle everything that the other process sent before it ended."""
         for _ in range(_MAX_REST // _PACKETS_AT_ONCE):
             if not self._is_open:
                 return
             self.receive()
 
     def close(self) -> None:
-        """End it; the other process notices. A second call does nothing."""
+        """Close the channel, which ends it for the other process too; a second call does nothing.
+
+        Messages that wait are dropped.
+        """
         if not self._is_open:
             return
         self._is_open = False

@@ -27,8 +27,8 @@ class Snapshot:
 
     Attributes:
         counted: counts since the worker's start.
-        details: result of `Served.to_json` in the worker, without the rollout.
-        rollout: the rollout that it takes part in, or None.
+        details: result of `Served.to_json` in the worker, without its `rollout`.
+        rollout: what `Served.to_json` states as `rollout`, the trial that the version takes part in; or None.
     """
 
     counted: LaneMetrics
@@ -37,7 +37,7 @@ class Snapshot:
 
 
 def write_snapshots(versions: Iterable[Served]) -> bytes:
-    """Return the figures on all `versions`, as one message."""
+    """Return the figures on all `versions` as one message, which `read_snapshots` reads."""
     document = {version.version: [_write(version.metrics), version.to_json()] for version in versions}
     return json.dumps(document, separators=(",", ":")).encode("ascii")
 
@@ -59,7 +59,10 @@ def read_snapshots(payload: bytes) -> dict[str, Snapshot]:
 
 
 def add_up(into: LaneMetrics, parts: Sequence[LaneMetrics]) -> None:
-    """Set `into` to the sums of `parts`; the queue length is that of the last part."""
+    """Set the counts and times of `into` to the sums over `parts`, of which there is at least one.
+
+    Its number of waiting calls becomes that of the last part, and `last_s` the latest of all.
+    """
     for name in _COUNTS:
         setattr(into, name, sum(getattr(part, name) for part in parts))
     for name in _HISTOGRAMS:

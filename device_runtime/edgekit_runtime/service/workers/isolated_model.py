@@ -43,15 +43,16 @@ _logger = logging.getLogger(__name__)
 
 
 class IsolatedModel(IsolatedVersion):
-    """A version in worker processes; all of it on the thread of the loop but `close`.
+    """A version in worker processes; everything but `close` is called on the thread of the loop.
 
     A version on trial has no workers of its own: it runs in one of the version in use, its host, and takes
     that worker over if it is promoted.
 
     Attributes:
-        spec: what each worker is started with.
-        opened: done once a worker is ready or the candidate gets calls; holds an error if that fails; `end`
-            cancels it.
+        manifest: manifest of the version.
+        spec: the order with which each worker is started.
+        opened: done once a worker is ready or, for a version on trial, once it gets calls; holds an error if
+            that fails; `end` cancels it.
         hosted: the trial of another version in one of its workers, or None.
         workers: the workers that run or start; the ready ones are in the order in which they became so.
         metrics: the sums over all workers.
@@ -74,8 +75,8 @@ class IsolatedModel(IsolatedVersion):
             http: the HTTP server whose connections the workers are lent.
             regions: shared memory of clients.
             manifest: manifest of the version.
-            spec: what each worker is started with.
-            package: descriptor of the package; owned by this.
+            spec: the order with which each worker is started.
+            package: descriptor of the package; this object owns it from now on.
             report_crash: see `Versions.report_crash` of the supervisor.
         """
         self._http, self._regions, self.manifest, self.spec = http, regions, manifest, spec
@@ -96,13 +97,16 @@ class IsolatedModel(IsolatedVersion):
 
     @property
     def ready(self) -> list[WorkerHandle]:
-        """The workers that have loaded the model; of a trial, its host's workers. The last may stand by."""
+        """The workers that have loaded the model; for a version on trial, those of the version in use.
+
+        If the options ask for a standby worker, those behind the first `processes` get no requests.
+        """
         workers = self.workers if self._trial is None else self._trial.host.workers
         return [worker for worker in workers if worker.is_ready]
 
     @property
     def is_in_use(self) -> bool:
-        """Whether it has, or is to have, workers of its own."""
+        """Whether this version has workers of its own, or will: it is not on trial and not ended."""
         return self._trial is None and not self._is_ended
 
     @property
@@ -115,7 +119,10 @@ class IsolatedModel(IsolatedVersion):
         return self._package
 
     def begin(self) -> None:
-        """Start a worker. The owner calls this for the first one; all others are started from here."""
+        """Start a worker. The owner calls this once, for the first worker; later ones are started from here.
+
+        If the system cannot start it, the next attempt follows later, or `opened` gets an error.
+        """
         try:
             worker = WorkerHandle(self._http, self, self.spec, self._package)
         except (OSError, MemoryError, ImportError) as cause:
@@ -126,7 +133,10 @@ class IsolatedModel(IsolatedVersion):
             worker.add_region(region)
 
     def begin_trial(self, host: "IsolatedModel") -> None:
-        """Try this version in the first ready worker of `host`."""
+        """Try this version in the first ready worker of `host`, at once or when there is one.
+
+        Does nothing but end this version if `host` is being unloaded.
+        """
         if host._is_draining:
             self.end()
             return
@@ -135,13 +145,13 @@ class IsolatedModel(IsolatedVersion):
             self._trial.start(ready[0])
 
     def fail(self, error: EdgekitError) -> None:
-        """End all its processes: it cannot be opened, because of `error`."""
+        """End all its processes, since it cannot be opened; `opened` gets `error` unless it is done."""
         if not self.opened.done():
             self.opened.set_exception(error)
         self.end()
 
     def end(self) -> None:
-        """End all processes at once; the connections that they were lent come back."""
+        """Kill all processes and close the package; connections lent to them come back. May be repeated."""
         if self._is_ended:
             return
         if self.hosted is not None:
@@ -162,13 +172,18 @@ class IsolatedModel(IsolatedVersion):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is under way in any of its workers, whichever version it is for."""
+        """Whether no request is under way in any of its workers, whether for this version or one on trial."""
         return all(worker.is_idle for worker in self.ready)
 
     def lend(self, connection: Connection, *, is_default: bool) -> bool:
-        """Let the worker with the fewest connections answer the present request of `connection`.
+        """Pass `connection` to the worker that has the fewest, which answers its present request.
 
-        `is_default`: whether the request names no version. Returns whether a worker answers.
+        Args:
+            connection: a connection whose request has arrived.
+            is_default: whether the request names no version.
+
+        Returns:
+            False if no worker can take it; the connection stays the caller's then.
         """
         answering = [] if self._is_draining else self.ready[: self.spec.isolation.processes]
         return any(
@@ -177,11 +192,11 @@ class IsolatedModel(IsolatedVersion):
         )
 
     def submit(self, call: Call) -> None:
-        """Answer that no worker can take the call now."""
+        """Refuse `call` with an `UnavailableError`: calls in this process reach no worker."""
         call.reply(self.refuse())
 
     def refuse(self) -> UnavailableError:
-        """Count a request that no worker can take now, and return why."""
+        """Count a request that no worker can take now, and return the error to answer with."""
         self._past.refused += 1
         self._add_up()
         if self.ready and not self._is_draining:
@@ -192,9 +207,10 @@ class IsolatedModel(IsolatedVersion):
         return UnavailableError(f"{self.manifest.name}: {text}", _RESTART_S + left_s)
 
     def drain(self, done: Callable[[], None]) -> None:
-        """Stop lending, and call `done` once all connections have come back.
+        """Lend no more connections, request all of them back, and call `done` once they have come.
 
-        A version that is not open yet ends at once.
+        It is called after `drain_timeout_s` in any case, and maybe before this returns. A trial in its
+        workers ends without the candidate. A version that is not open yet ends at once.
         """
         if not self.opened.done():
             self.end()
@@ -206,19 +222,19 @@ class IsolatedModel(IsolatedVersion):
         self._await_returns(done, self._loop.time() + self.spec.config.inference.drain_timeout_s)
 
     def close(self) -> None:
-        """End all processes; from any thread."""
+        """Have the loop kill all processes, see `end`; may be called on any thread, and does not wait."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, after `Supervisor.close`
             self._loop.call_soon_threadsafe(self.end)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the first worker's statistics other than counts; empty until a message arrives."""
+        """Return what the first ready worker reported last beyond its counts; empty before its report."""
         snapshot = self._snapshots.get(self.ready[0]) if self.ready else None
         return {} if snapshot is None else snapshot.details
 
     # As the owner of its workers
 
     def on_ready(self, worker: WorkerHandle) -> None:
-        """Use a worker that has loaded its model, to answer or to stand by."""
+        """Use a worker that has loaded its model, to answer or to stand by; start the next missing one."""
         self.workers.remove(worker)
         self.workers.append(worker)  # behind those that were ready before
         self._policy.note_ready()
@@ -232,7 +248,7 @@ class IsolatedModel(IsolatedVersion):
         """Store a worker's figures on this version and on the one that it tries.
 
         Raises:
-            ChannelError: it cannot be read.
+            ChannelError: `payload` cannot be read.
         """
         trial = self.hosted
         for version, snapshot in read_snapshots(payload).items():
@@ -246,14 +262,17 @@ class IsolatedModel(IsolatedVersion):
         """Act on a worker's report on a trial, unless the trial is over.
 
         Raises:
-            ChannelError: it makes no sense now.
+            ChannelError: such a report cannot come now.
         """
         trial = self.hosted
         if trial is not None and trial.worker is worker and trial.version == message.version:
             trial.handle_message(message)
 
     def on_end(self, worker: WorkerHandle, end: End, reason: str) -> None:
-        """Start another worker if the restart policy allows it, at the time that it states."""
+        """Forget a worker that has ended, and start another when the restart policy says.
+
+        The policy may give the version up instead. If the worker was trying a version, that one is blamed.
+        """
         ended = self._snapshots.pop(worker, None)
         if ended is not None:
             total = LaneMetrics("", "")
@@ -272,7 +291,11 @@ class IsolatedModel(IsolatedVersion):
     # As the host of a trial
 
     def promote(self, trial: "WorkerTrialRunner") -> bool:
-        """Put the candidate in use if its worker still runs; that worker then serves it alone."""
+        """Put the candidate in use and end this version, with all workers but the candidate's.
+
+        Returns:
+            False, with nothing done, if the worker that tried the candidate no longer runs.
+        """
         if self.hosted is not trial or trial.worker is None:
             return False
         self.hosted = trial.report = None
@@ -283,7 +306,7 @@ class IsolatedModel(IsolatedVersion):
         return True
 
     def drop(self, trial: "WorkerTrialRunner") -> None:
-        """End the trial without the candidate; does nothing if it is over."""
+        """End the trial and the candidate, whose worker goes on with this version; nothing if it is over."""
         if self.hosted is not trial:
             return
         if trial.worker is not None:
@@ -291,12 +314,12 @@ class IsolatedModel(IsolatedVersion):
         self.end_trial(trial)
 
     def end_trial(self, trial: "WorkerTrialRunner") -> None:
-        """End the trial, if there is one; its worker knows already."""
+        """End the trial and the candidate without a message to the worker, which knows or has ended."""
         self.hosted = trial.report = None
         trial.model.end()
 
     def add_snapshot(self, worker: WorkerHandle, snapshot: Snapshot) -> None:
-        """Replace the figures of `worker`, which counts since its start."""
+        """Replace the figures of `worker`, which are totals since its start, and add up all workers."""
         self._snapshots[worker] = snapshot
         self._add_up()
 
@@ -364,9 +387,11 @@ class IsolatedModel(IsolatedVersion):
 class WorkerTrialRunner(TrialRunner):
     """The trial of a candidate in a worker of the version in use; it ends with that worker.
 
-    The worker judges the candidate, the service decides. The candidate gets calls once it is `opened`.
+    The worker judges the candidate and sends a verdict; the service checks it and acts on it. The candidate
+    gets calls once its `opened` is done.
 
     Attributes:
+        model: the candidate.
         host: the version in use.
         deadline_s: time by which the candidate must be open, on the clock of the loop.
         worker: the worker that tries it; None until one is ready.
@@ -397,10 +422,10 @@ class WorkerTrialRunner(TrialRunner):
             self.worker = worker
 
     def handle_message(self, message: TrialReport) -> None:
-        """Act on the worker's report on the candidate.
+        """Act on the worker's report on the candidate: it is open, cannot be opened, or has a verdict.
 
         Raises:
-            ChannelError: it makes no sense now.
+            ChannelError: such a report cannot come now, or its verdict contradicts the worker's own counts.
         """
         outcome, is_open = message.outcome, self.model.opened.done()
         if outcome == "refused" and not is_open:
@@ -436,7 +461,7 @@ class WorkerTrialRunner(TrialRunner):
     # As a `TrialRunner`
 
     def begin(self, report: Callable[[Any], None]) -> None:
-        """Pass the verdict to `report`, at once if it has fallen already."""
+        """Pass the verdict to `report` when it comes, or before this returns if it has come already."""
         if self._verdict is None:
             self.report = report
         else:
@@ -451,15 +476,15 @@ class WorkerTrialRunner(TrialRunner):
             self.worker.channel.send(Kind.MAIN_ENERGY, ENERGY.pack(candidate_j, current_j))
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return what the worker sent last."""
+        """Return the statistics of the rollout that the worker sent last; empty before the first report."""
         return self.figures
 
     def take_over(self) -> bool:
-        """Go on with the candidate alone; returns False if it is lost, which is reported, too."""
+        """Go on with the candidate alone; return False if its worker is lost: a rollback is reported then."""
         return self.host.promote(self)
 
     def end(self) -> None:
-        """End the trial without the candidate."""
+        """End the trial and the candidate; does nothing if it is over."""
         self.host.drop(self)
 
     def _fail(self, error: EdgekitError) -> None:

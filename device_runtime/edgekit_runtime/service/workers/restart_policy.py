@@ -23,26 +23,26 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Crashes:
-    """The number of crashes of a worker in a row.
+    """Crashes of a model's workers in a row.
 
     Attributes:
-        count: number of crashes with less than `healthy_s` from each start to the crash.
+        count: number of crashes; one after a worker was ready for `healthy_s` begins a new row with 1.
     """
 
     count: int = 0
 
     def after(self, lived_s: float, isolation: Isolation) -> "Crashes":
-        """Return the count after one more crash, of a worker that had been ready for `lived_s`."""
+        """Return the count after one more crash, of a worker that had been ready for `lived_s` seconds."""
         return Crashes(1 if lived_s >= isolation.healthy_s else self.count + 1)
 
     def delay_s(self, isolation: Isolation) -> float:
-        """Return how long to wait before the next start: not at all first, then longer each time."""
+        """Return the seconds to wait before the next start: 0 after one crash, then longer each time."""
         if self.count <= 1:
             return 0.0
         return min(_FIRST_DELAY_S * 2.0 ** min(self.count - 2, 30), isolation.max_delay_s)
 
     def is_loop(self, isolation: Isolation) -> bool:
-        """Return whether there were so many crashes in a row that the version should be given up."""
+        """Return True if there were so many crashes in a row that the version should be given up."""
         return self.count >= isolation.max_crashes
 
 
@@ -51,7 +51,7 @@ class RestartDecision:
     """The decision after the end of a worker.
 
     Attributes:
-        delay_s: time to wait before the next start.
+        delay_s: seconds to wait before the next start.
         fails_load: whether there is no next start: the version cannot be loaded.
         is_loop: whether the version keeps crashing and is to be rejected.
     """
@@ -62,7 +62,11 @@ class RestartDecision:
 
 
 class RestartPolicy:
-    """Decides for the workers of one model."""
+    """Decides when the workers of one model are started again, by why and how soon they ended.
+
+    Attributes:
+        has_started: whether a worker has ever loaded the model.
+    """
 
     def __init__(self, isolation: Isolation) -> None:
         self._isolation = isolation
@@ -75,7 +79,12 @@ class RestartPolicy:
         self.has_started, self._refusals = True, 0
 
     def decide(self, end: End, lived_s: float = 0.0) -> RestartDecision:
-        """Return the decision after the end of a worker that had been ready for `lived_s`."""
+        """Count the end of a worker, and return when to start the next one, if at all.
+
+        Args:
+            end: why it ended, or did not start.
+            lived_s: for how many seconds it had been ready; 0 if it never was.
+        """
         isolation, is_first = self._isolation, not self.has_started
         if end is End.TRIAL:
             return RestartDecision()

@@ -40,14 +40,26 @@ class Versions(Protocol):
     """The versions that the service serves."""
 
     def find_remote(self, name: str, version: str | None) -> IsolatedVersion | None:
-        """Return a version in worker processes, or None if it is not ready or not there."""
+        """Return a version in worker processes; None if there is none that is loaded, or it runs here.
+
+        Args:
+            name: name of the model.
+            version: the version, or None for the model's default one.
+        """
 
     def report_crash(self, name: str, version: str, reason: str, *, is_loop: bool) -> None:
-        """Restart the wait for the confirmation of a version; replace it if it crashes in a loop."""
+        """Take note of a crash: a version that waits for its confirmation begins to wait anew.
+
+        Args:
+            name: name of the model.
+            version: the version that crashed.
+            reason: what happened, for people.
+            is_loop: whether it keeps crashing, so that it is rejected and another version replaces it.
+        """
 
 
 class Supervisor:
-    """The isolated models of one service; on the thread of its loop, except for `open`."""
+    """The isolated models of one service; used on the thread of its loop, except for `open`."""
 
     def __init__(
         self,
@@ -78,11 +90,13 @@ class Supervisor:
 
     @property
     def models(self) -> "tuple[IsolatedModel, ...]":
-        """The versions in use."""
+        """The versions that have workers of their own; those on trial have none."""
         return tuple(model for model in self._models if model.is_in_use)
 
     def open(self, package: OpenedPackage, options: ModelOptions, beside: Loaded | None) -> "IsolatedModel":
-        """Return the model of `package`, loaded in a process of its own; waits for that, on another thread.
+        """Load the model of `package` in a process of its own, wait for that, and return it.
+
+        It must not be called on the thread of the loop.
 
         Args:
             package: verified.
@@ -113,9 +127,13 @@ class Supervisor:
             raise _unavailable(manifest, "the service, or the version in use, is ending") from None
 
     def pass_on(self, connection: Connection, head: RequestHead) -> bool:
-        """Return whether the request was passed to a worker, together with its connection.
+        """Pass a request with its connection to a worker if it is for an isolated model.
 
-        It clears `head` if no request with it can be for an isolated model.
+        If its path can never be for one, that is noted in `head`, so that the same path is not looked at
+        again.
+
+        Returns:
+            True if a worker answers; False if this process has to.
         """
         target = parse_infer_path(head.path)
         if target is None or target[0] not in self._names:
@@ -125,7 +143,7 @@ class Supervisor:
         return remote is not None and remote.lend(connection, is_default=target[1] is None)
 
     def begin_stop(self) -> None:
-        """Request all connections back, and open nothing more."""
+        """Request all connections back from the workers, and open nothing more; does not wait."""
         self._is_over = True
         for model in self.models:
             model.drain(lambda: None)
@@ -138,7 +156,7 @@ class Supervisor:
             await asyncio.sleep(_POLL_S)
 
     def count_restarts(self) -> "MetricFamily":
-        """Return how often workers were started after a crash, for Prometheus."""
+        """Return how often workers of each version were started again after a loss, for Prometheus."""
         from edgekit_runtime.service.observability.prometheus import MetricFamily  # which no worker needs
 
         return MetricFamily(

@@ -53,7 +53,7 @@ class WorkerOwner(Protocol):
     """The owner of a worker, which is called when something happens to it."""
 
     def on_ready(self, worker: "WorkerHandle") -> None:
-        """Called once it has loaded its model."""
+        """Called once the worker has loaded its model."""
 
     def on_snapshots(self, worker: "WorkerHandle", payload: bytes) -> None:
         """Receive the statistics of the worker's versions; `read_snapshots` decodes them.
@@ -70,7 +70,13 @@ class WorkerOwner(Protocol):
         """
 
     def on_end(self, worker: "WorkerHandle", end: End, reason: str) -> None:
-        """Called once the process has ended; it is the last call."""
+        """Called once the process has ended and its connections are back; nothing is called afterwards.
+
+        Args:
+            worker: the worker.
+            end: why it ended.
+            reason: what happened, for people.
+        """
 
 
 class WorkerHandle:
@@ -78,6 +84,7 @@ class WorkerHandle:
 
     Attributes:
         owner: is called back.
+        channel: channel to the process.
         is_ready: whether it has loaded its model.
     """
 
@@ -91,7 +98,7 @@ class WorkerHandle:
             package: descriptor of the package; stays the caller's.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: the process cannot be started.
         """
         self._http, self._isolation = http, spec.isolation
         self.owner = owner
@@ -115,12 +122,12 @@ class WorkerHandle:
 
     @property
     def ready_for_s(self) -> float:
-        """For how many seconds it has been ready."""
+        """For how many seconds it has been ready; 0 if it is not."""
         return self._loop.time() - self._ready_s if self.is_ready else 0.0
 
     @property
     def lent(self) -> int:
-        """How many connections it has."""
+        """How many connections are lent to it."""
         return len(self._lent)
 
     @property
@@ -129,12 +136,14 @@ class WorkerHandle:
         return all(self._states[index] == IDLE for index in self._lent)
 
     def lend(self, connection: Connection, *, is_default: bool) -> bool:
-        """Let the worker answer on `connection` from its present request on.
+        """Pass `connection` to the worker, which answers its present request and those after it.
 
-        `is_default`: whether that request names no version.
+        Args:
+            connection: a connection whose request has arrived.
+            is_default: whether that request names no version.
 
         Returns:
-            False, with nothing done, if it can accept no more.
+            False, with nothing done, if the worker can take no more connections.
         """
         if self._is_killed or self.channel.is_full or not (self._free or self._unused):
             return False
@@ -165,14 +174,19 @@ class WorkerHandle:
         """Make the worker try a version beside the one that it serves.
 
         Args:
-            candidate: the package.
-            package: file of the candidate's package, which stays the caller's.
+            candidate: the candidate's package, as the service verified it.
+            package: owner of the descriptor of that package's file; the descriptor stays the owner's.
         """
         self._tried.add(candidate.version)
         self.channel.send(Kind.MAIN_TRY, json.dumps(to_plain(candidate)).encode("ascii"), package)
 
     def end_trial(self, version: str, *, is_promoted: bool) -> None:
-        """Make the worker end its trial; it continues with `version` alone if promoted, else without it."""
+        """Make the worker end its trial, and go on with the candidate `version` alone or without it.
+
+        Args:
+            version: the candidate.
+            is_promoted: whether the candidate replaces the version in use.
+        """
         self.channel.send(Kind.MAIN_SETTLE, SETTLED.pack(is_promoted) + version.encode())
 
     def check_heartbeat(self) -> None:

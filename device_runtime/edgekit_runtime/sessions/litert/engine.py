@@ -26,7 +26,7 @@ _greeted = threading.Event()
 
 
 def find_engine() -> ModuleType:
-    """Return the module with the interpreter: ai-edge-litert's, else tflite-runtime's.
+    """Import and return the module with the interpreter: ai-edge-litert's, else tflite-runtime's.
 
     Raises:
         EngineMissingError: neither can be imported; the message has both reasons.
@@ -47,7 +47,7 @@ def load_interpreter(model: bytes | memoryview | Path, *, threads: int | None, x
     """Return an interpreter that holds `model`, with its tensors allocated.
 
     Args:
-        model: content or path of a `.tflite` file; a view is copied.
+        model: content or path of a `.tflite` file; the interpreter keeps a copy of it.
         threads: threads of one inference, at least 1, or None for the engine's choice.
         xnnpack: whether XNNPACK runs the operators that it can.
 

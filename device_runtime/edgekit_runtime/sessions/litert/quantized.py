@@ -22,7 +22,7 @@ class Quantization:
     Attributes:
         name: name of the tensor, for messages.
         dtype: dtype of the codes, one of `CODE_DTYPES`.
-        scale: scale of one step, finite and over 0.
+        scale: distance of two neighbouring codes' values, finite and over 0.
         zero_point: the code that stands for 0, within the range of `dtype`.
 
     Raises:
