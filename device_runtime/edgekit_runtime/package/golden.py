@@ -42,14 +42,15 @@ def _is_count(value: object) -> bool:
 def resample(
     inputs: Mapping[str, np.ndarray[Any, np.dtype[Any]]], seed: int
 ) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
-    """Return a further row of golden inputs: blocks of values drawn from the first row, on a background.
+    """Return a further row of golden inputs: arrays of the same names, shapes and dtypes with other values.
 
-    Floats are drawn from the values of the first row. Integers are drawn from all between the smallest and
-    the largest, as each may choose a row of a table. The arithmetic is that of integers, and gives the same
-    on every machine.
+    Each array is one background value with blocks of drawn values on it. Floats are drawn from the values of
+    the first row. Integers are drawn from all between the smallest and the largest of the first row, as each
+    may choose a row of a table; if one of these is 2**31 or more in size, they are drawn like floats. The
+    arithmetic is that of integers, and gives the same on every machine.
 
     Args:
-        inputs: the first row, in the order of the manifest.
+        inputs: input name -> array, the first row in the order of the manifest.
         seed: chooses the row, 0 to `MAX_SEED`; its low bits set the blocks' edge and density.
     """
     return {
@@ -87,7 +88,13 @@ def _resample(values: np.ndarray[Any, np.dtype[Any]], stream: int) -> np.ndarray
 
 
 def draw_bytes(seed: int, begin: int, end: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return the bytes `begin` ... `end` - 1 of the noise of a seed, 0 to `MAX_SEED`."""
+    """Return pseudorandom bytes, uint8 [end - begin], the same on every machine.
+
+    Args:
+        seed: chooses an endless sequence of bytes, 0 to `MAX_SEED`.
+        begin: position of the first byte in that sequence.
+        end: position behind the last byte.
+    """
     numbers = np.arange(begin, end, dtype=np.uint64) + np.uint64(seed << 40)
     drawn: np.ndarray[Any, np.dtype[np.uint8]] = (_hash(numbers) >> np.uint64(56)).astype(np.uint8)
     return drawn
@@ -166,10 +173,11 @@ class Codes(Record):
     def decode(
         self, data: bytes | memoryview, shape: tuple[int, ...], name: str
     ) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return the values that `data` stands for, float32 of `shape`.
+        """Return the values that the codes in `data` stand for, float32 of `shape`.
 
         Raises:
-            DataError: `data` has another size; `name` is that of the tensor, for the message.
+            DataError: `data` has another size, or `repeat` does not fit `shape`; `name` is that of the
+                tensor, for the message.
         """
         codes = _decode(data, self.dtype, self.stored_shape(shape), name).astype(np.float32)
         # Arithmetic makes numbers of arrays without axes, which engines do not take.
@@ -185,7 +193,7 @@ class GoldenInput(Record):
     """One recorded input.
 
     Attributes:
-        name, dtype, shape: the session's input; every size is stated.
+        name, dtype, shape: those of the session's input; no size is free.
         path: path of the artifact with the values.
         codes: their coding, or None when the values are stored in `dtype`.
 
@@ -225,7 +233,10 @@ class GoldenInput(Record):
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
     def decode(self, data: bytes | memoryview) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return the input, dtype and shape as stated.
+        """Return the input as an array of `dtype` and `shape`, its codes decoded.
+
+        Args:
+            data: content of the artifact.
 
         Raises:
             DataError: `data` has another size.
@@ -304,13 +315,20 @@ class GoldenOutput(Record):
         return self.stored_count * DTYPES[self.dtype].itemsize
 
     def pick(self, output: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return the stored values of an output, in C order."""
+        """Return those values of an output whose counterparts the artifact holds, in C order, [stored_count].
+
+        Args:
+            output: an output of the session, of `shape`.
+        """
         if self.axis is None:
             return output.reshape(-1)[:: self.every]
         return output.take(np.arange(0, self.shape[self.axis], self.every), self.axis).reshape(-1)
 
     def decode(self, data: bytes | memoryview) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return the stored values, of `stored_shape`.
+        """Return the values that the artifact holds, of `stored_shape`.
+
+        Args:
+            data: content of the artifact.
 
         Raises:
             DataError: `data` has another size.
@@ -351,7 +369,7 @@ class RowsOutput(Record):
 
 @dataclass(frozen=True, slots=True)
 class GoldenRows(Record):
-    """Further rows of golden tensors; an earlier reader ignores them, and checks the first row.
+    """Further rows of golden tensors; a reader from before this field checks only the first row.
 
     Attributes:
         seeds: seed of each row for `resample`.
@@ -394,10 +412,14 @@ class Golden(Record):
     extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def row_outputs(self) -> list[list[GoldenOutput]]:
-        """Return for each output of the further rows one `GoldenOutput` a row, which says how it is compared.
+        """Return how the outputs of the further rows are compared; empty if there are no further rows.
+
+        Returns:
+            For each entry of `rows.outputs` a list with one `GoldenOutput` for each seed.
 
         Raises:
-            DataError: it is no golden output without axis, or is there twice, or a field is wrong.
+            DataError: an entry names no golden output or one with an axis, two entries name the same one, or
+                a field is wrong.
         """
         if self.rows is None:
             return []
@@ -418,6 +440,9 @@ class Golden(Record):
     def artifact_sizes(self) -> list[tuple[str, str, int, tuple[int, ...]]]:
         """Return for each tensor its name, the path and the size in bytes of its artifact, and its shape.
 
+        Outputs of the further rows have an entry of their own: one artifact holds all rows, and the shape is
+        that of one row.
+
         Raises:
             DataError: as for `row_outputs`.
         """
@@ -428,11 +453,15 @@ class Golden(Record):
         return sizes
 
     def check(self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
-        """Check that each input and at least one output has a golden tensor, and that all fit.
+        """Check that each input and at least one output of a model has a golden tensor, and that all fit.
+
+        Args:
+            inputs: specs of all inputs of the model.
+            outputs: specs of all its outputs.
 
         Raises:
-            DataError: a tensor is missing, unknown, there twice, or of another dtype or shape; or the
-                decoded inputs take more than `MAX_INPUT_BYTES`.
+            DataError: a tensor is missing, unknown, there twice, or of another dtype or shape; or the decoded
+                inputs take more than `MAX_INPUT_BYTES`.
         """
         names = [tensor.name for tensor in self.inputs]
         if sorted(names) != sorted(spec.name for spec in inputs):

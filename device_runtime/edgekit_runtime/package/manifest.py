@@ -74,7 +74,7 @@ class Manifest(Record):
         golden: inputs with expected outputs for the self-test.
         preprocessing, labels: paths of artifacts of that role, or None.
         budget: limit name -> finite number; the name states the unit.
-        figures: measured figures that do not vary from run to run.
+        figures: name -> measured figure of the default variant that does not vary from run to run.
         provenance: source model digest, recipe digest, tool versions.
         variants: further ways to run the model; `backend`, `golden` and `figures` above are the default's.
         submodels: parts of the model for a device that offloads to a server.
@@ -223,7 +223,7 @@ class Manifest(Record):
         )
 
     def select_submodel(self, name: str) -> "Manifest":
-        """Return the manifest as if a submodel were the model, under the name that a server serves it under.
+        """Return the manifest as if a submodel were the whole model; its name is that of `served_name`.
 
         Raises:
             PackageError: there is no submodel of that name.
@@ -252,11 +252,11 @@ class Manifest(Record):
 
     @property
     def sha256(self) -> str:
-        """Digest of the canonical bytes, in hexadecimal; it tells packages apart."""
+        """SHA-256 of `to_bytes()` in hexadecimal, which tells packages apart; it raises the same errors."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def to_bytes(self) -> bytes:
-        """Return the canonical bytes of the manifest.
+        """Return the manifest as canonical JSON, the content of `manifest.json`.
 
         Raises:
             ManifestError: a free field (figures, provenance, options, extra) holds what JSON cannot express.
@@ -274,7 +274,7 @@ def parse_manifest(data: bytes) -> Manifest:
         data: canonical JSON; the caller has bounded its size.
 
     Raises:
-        ManifestError: malformed, not canonical, inconsistent, or for a newer reader.
+        ManifestError: `data` is malformed, not canonical or inconsistent, or needs a newer reader.
     """
     document = decode_json(data, MANIFEST_NAME, ManifestError)
     try:

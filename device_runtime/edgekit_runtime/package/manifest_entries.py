@@ -20,13 +20,18 @@ _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise `ManifestError` with `message` unless `condition` holds."""
+    """Raise `ManifestError` with `message`, behind the manifest's name, unless `condition` holds."""
     if not condition:
         raise ManifestError(f"{MANIFEST_NAME}: {message}")
 
 
 def require_token(value: object, field: str) -> None:
-    """Raise `ManifestError` unless `value` is a short plain word, fit for a file name."""
+    """Raise `ManifestError` unless `value` is a word that fits into a file name.
+
+    Args:
+        value: allowed are 1 to 64 ASCII letters, digits, `_`, `.`, `+` and `-`, the first a letter or digit.
+        field: name of the field, for the message.
+    """
     require(
         isinstance(value, str) and _TOKEN.fullmatch(value) is not None,
         f"{field} is {value!r}, expected 1 to 64 letters, digits or '_.+-', starting with a letter or digit",
@@ -34,7 +39,7 @@ def require_token(value: object, field: str) -> None:
 
 
 def require_object(value: object, field: str) -> None:
-    """Raise `ManifestError` unless `value` is a mapping with string keys."""
+    """Raise `ManifestError` unless `value` is a mapping with string keys; `field` names it in the message."""
     is_object = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
     require(is_object, f"{field} must be an object with string keys, got {name_kind(value)}")
 
@@ -116,7 +121,7 @@ class BackendChoice(Record):
         name: name of the backend, such as `ort`.
         artifact: path of the model artifact.
         options: options that the backend defines.
-        fallback: the next choice, or None; at most `MAX_BACKENDS` in all.
+        fallback: the choice to try if this engine is missing, or None; a chain has at most `MAX_BACKENDS`.
 
     Raises:
         ManifestError: a field has the wrong type or value.
@@ -146,6 +151,11 @@ class BackendChoice(Record):
     @classmethod
     def from_json(cls, value: object, where: str = "", *, depth: int = 0) -> "BackendChoice":
         """Return the choice that a parsed JSON object states; in a fallback the field `fallback` is optional.
+
+        Args:
+            value: the parsed object.
+            where: place of the object in the manifest, such as `manifest.json: backend`, for messages.
+            depth: number of choices before this one; 0 for the first.
 
         Raises:
             ManifestError: a field is missing or wrong, or there are more than `MAX_BACKENDS` choices.

@@ -18,7 +18,11 @@ _WINDOWS_DEVICES: Final = frozenset(
 
 
 def find_name_problem(name: str) -> str | None:
-    """Return why `name` may not stand in a package, or None when it may."""
+    """Return why `name` may not stand in a package, or None when it may.
+
+    The text continues a sentence whose subject is the name, as in "is 300 characters long, expected 1 to
+    255".
+    """
     if not name or len(name) > MAX_NAME_BYTES:
         return f"is {len(name)} characters long, expected 1 to {MAX_NAME_BYTES}"
     for part in name.split("/"):
@@ -33,10 +37,10 @@ def find_name_problem(name: str) -> str | None:
 
 
 def find_names_problem(names: Iterable[str]) -> str | None:
-    """Return why `names` may not stand in one package together, or None when they may.
+    """Return, as a clause for a message, why `names` may not stand in one package together; None if they may.
 
-    Refused are duplicates, two spellings that differ only in case, and a name that is also the folder of
-    another.
+    Refused are names that `find_name_problem` refuses, duplicates, two spellings that differ only in case,
+    and a name that is also the folder of another.
     """
     spellings: dict[str, str] = {}
     files: set[str] = set()

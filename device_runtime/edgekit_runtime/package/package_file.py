@@ -21,12 +21,12 @@ Decrypt: TypeAlias = Callable[[Path, int], "Decrypted"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackageFile:
-    """A mapped file.
+    """The file of a package, mapped into memory.
 
     Attributes:
         stored: the bytes as they lie in the file.
-        content: the package in them.
-        decrypted: how `content` was made of them, or None where it is the same.
+        content: the bytes of the package: the same, or what they decrypt to.
+        decrypted: the plaintext with its keys, or None where the file is not encrypted.
     """
 
     stored: memoryview
@@ -35,12 +35,19 @@ class PackageFile:
 
 
 def map_file(path: Path, max_bytes: int, decrypt: Decrypt | None = None) -> PackageFile:
-    """Return the mapped file of a package.
+    """Map the file of a package; an encrypted one is decrypted into memory.
+
+    After an encrypted one, no crash of this process writes its memory to the disk.
+
+    Args:
+        path: the file.
+        max_bytes: size limit of the file and of what it decrypts to.
+        decrypt: decrypts the file; None for `decrypt_file`, in this process.
 
     Raises:
         PackageError: unreadable, empty, no regular file, or over `max_bytes`; or encrypted, and damaged or
             not for this device.
-        UnavailableError: it cannot be read now.
+        UnavailableError: the machine lacks memory or descriptors, or this device's key cannot be used now.
     """
     try:
         # Not blocking, since opening a FIFO for reading would wait for a writer.

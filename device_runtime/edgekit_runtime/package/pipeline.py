@@ -62,7 +62,7 @@ class Stage(Record):
         input: `SOURCE`, or the stage whose picture it takes.
         crop: `BOXES` for one crop a box of the input's answer; None for the input's whole picture.
         margin: what a crop has beyond each side of its box, as a share of the box's width and height.
-        max_crops: most crops of one picture, those of the highest scores.
+        max_crops: most crops of one source picture, those of the highest scores.
         when: for which entries of the input's answer it runs; None for all.
         ensemble: one of `ENSEMBLES`; None for a stage with a model.
         stages: stages that an ensemble combines.
@@ -102,26 +102,29 @@ class Stage(Record):
 
     @property
     def selection(self) -> tuple[object, ...]:
-        """The fields that select pictures; stages with equal fields take the same pictures."""
+        """The fields that select the stage's pictures; stages with equal ones take the same pictures."""
         return (self.input, self.crop, self.margin, self.max_crops, self.when)
 
     @property
     def folder(self) -> str:
-        """The folder of its member in the package."""
+        """Folder of the stage's member in the package: `members/NAME/`."""
         return member_folder(self.name)
 
     @property
     def manifest_path(self) -> str:
-        """The artifact with the manifest of its member."""
+        """Path in the package of the manifest of the stage's member."""
         return f"{self.folder}{MANIFEST_NAME}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline(Record):
-    """The stages, each after the stages that it needs, and the stages whose answers are shown.
+    """Stages, each after the stages that it needs.
+
+    Attributes:
+        output: names of the stages whose answers are shown.
 
     Raises:
-        ManifestError: they do not fit together.
+        ManifestError: the stages do not fit together, see `find_stages_problem`, or are in another order.
     """
 
     stages: tuple[Stage, ...] = field(metadata={"most": MAX_STAGES})
@@ -147,7 +150,8 @@ def sort_stages(stages: Iterable[Stage]) -> tuple[Stage, ...]:
     """Return stages in an order in which each follows the stages that it needs.
 
     Raises:
-        CycleError: there is none.
+        CycleError: stages need each other in a circle.
+        KeyError: a stage needs one that is not among `stages`.
     """
     named = {stage.name: stage for stage in stages}
     sorter = TopologicalSorter({stage.name: _list_needs(stage) for stage in named.values()})
@@ -155,7 +159,12 @@ def sort_stages(stages: Iterable[Stage]) -> tuple[Stage, ...]:
 
 
 def find_stages_problem(stages: tuple[Stage, ...], output: tuple[str, ...]) -> str | None:
-    """Return why stages cannot be one pipeline, or None if they can."""
+    """Return, as a sentence, why stages cannot be one pipeline, or None if they can.
+
+    Args:
+        stages: the stages, in any order.
+        output: names of the stages whose answers are shown.
+    """
     if not 1 <= len(stages) <= MAX_STAGES:
         return f"there are {len(stages)} stages, expected 1 to {MAX_STAGES}"
     named = {stage.name: stage for stage in stages}

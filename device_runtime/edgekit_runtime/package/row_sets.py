@@ -26,7 +26,7 @@ _BLOCK: Final = 1024
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AlignedRows:
-    """Outputs with their rows in the order of a reference's.
+    """Outputs with their rows in the order of the rows of reference outputs.
 
     Attributes:
         outputs: arrays of the reference's shapes; a row without counterpart is NaN, or 0 in an integer one.
@@ -40,9 +40,14 @@ class AlignedRows:
 
 
 def row_axes(feeds: Sequence[Arrays], runs: Sequence[Arrays]) -> dict[str, int]:
-    """Return the outputs whose number of rows depends on the data, with the axis of the rows.
+    """Return the outputs whose number of rows depends on the data, each with the axis of its rows.
 
-    Their shapes differ along one axis among runs of the same sizes.
+    Such an output differs in size along exactly one axis among the runs whose inputs have the sizes of the
+    first.
+
+    Args:
+        feeds: inputs of each run, by name.
+        runs: outputs of each run, by name.
     """
     axes: dict[str, int] = {}
     sizes = [[array.shape for array in feed.values()] for feed in feeds]
@@ -89,8 +94,9 @@ def align_rows(outputs: Arrays, reference: Arrays, axes: Mapping[str, int]) -> A
 def row_similarity(outputs: Arrays, reference: Arrays, axes: Mapping[str, int]) -> dict[str, float]:
     """Return output -> how alike its rows are as a set, 0..1; NaN where neither side has rows.
 
-    A row scores 1 - |difference| / |row|, at least 0, or whether it is equal where it holds integers. A row
-    without a counterpart scores 0.
+    The result is a mean over the rows. A row of floats scores 1 - |difference| / |row|, at least 0, by
+    Euclidean norms; a row of integers 1 if it is equal, else 0. A row without a counterpart, on either side,
+    scores 0.
 
     Args:
         outputs: as for `align_rows`.
@@ -120,7 +126,10 @@ def row_similarity(outputs: Arrays, reference: Arrays, axes: Mapping[str, int]) 
 
 
 def compare_numbers(current: Array, candidate: Array) -> float:
-    """Return 1 - |candidate - current| / |current| of two arrays of one shape, at least 0; 0 with NaN."""
+    """Return 1 - |candidate - current| / |current| of two arrays of one shape, at least 0; 0 with NaN.
+
+    The norms are Euclidean, over all values.
+    """
     expected = current.reshape(-1).astype(np.float64)
     error = np.linalg.norm(candidate.reshape(-1).astype(np.float64) - expected)
     return max(0.0, 1.0 - float(error / max(np.linalg.norm(expected), 1e-12)))

@@ -66,7 +66,14 @@ class Submodel(Record):
         )
 
     def list_figures(self, artifacts: Mapping[str, Artifact]) -> dict[str, JsonValue]:
-        """Return the submodel's figures in the form of a model's figures."""
+        """Return figures of the submodel under the names of a model's figures.
+
+        They are the bytes of its graph and of the weights that it reads, and, if it is stated, whether it
+        divides integers by values of its inputs.
+
+        Args:
+            artifacts: path -> artifact of the package, at least those of the roles `model` and `submodel`.
+        """
         figures: dict[str, JsonValue] = {SUBMODEL_BYTES_FIGURE: self._count_bytes(artifacts)}
         if self.divides_integers is not None:
             figures[INTEGER_DIVISION_FIGURE] = self.divides_integers
@@ -109,7 +116,7 @@ def served_name(model: str, submodel: Submodel, artifacts: Mapping[str, Artifact
 
 
 def check_submodels(submodels: tuple[Submodel, ...]) -> None:
-    """Check that these can stand in one package.
+    """Check that these submodels can stand in one package.
 
     Raises:
         ManifestError: there are too many, or a name stands twice.

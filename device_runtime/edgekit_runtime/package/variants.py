@@ -49,7 +49,7 @@ class Variant(Record):
 
 
 def check_variants(variants: tuple[Variant, ...]) -> None:
-    """Check that these can stand beside the default variant.
+    """Check that these variants can stand in one package, beside the default variant.
 
     Raises:
         ManifestError: there are too many, or a name stands twice or is that of the default.

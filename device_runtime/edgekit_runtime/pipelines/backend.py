@@ -34,7 +34,12 @@ def open_pipeline(package: OpenedPackage, choice: BackendChoice, threads: int | 
 def open_stages(
     pipeline: Pipeline, packages: Mapping[str, OpenedPackage], threads: int | None = None
 ) -> PipelineSession:
-    """Return a session of a pipeline whose members are in these packages, by stage.
+    """Return a session of a pipeline, opening the models of its members.
+
+    Args:
+        pipeline: the stages.
+        packages: name of a stage with a model -> package of that model.
+        threads: overrides the number of threads in the members' options, or None.
 
     Raises:
         EdgekitError: as `open_pipeline`.

@@ -84,10 +84,18 @@ class PipelineMember:
 
 
 def open_member(name: str, package: OpenedPackage, threads: int | None = None) -> PipelineMember:
-    """Return a member of a pipeline, in a package or to be in one; errors name the stage.
+    """Open the model of a package as the member of a pipeline; errors name the stage.
+
+    The model runs a few times, to see whether samples in one batch get the same answers as alone.
+
+    Args:
+        name: name of the stage.
+        package: package of the model, also one that is not part of a pipeline's package yet.
+        threads: overrides the number of threads in the options, or None.
 
     Raises:
-        EdgekitError: as `open_preferred` and `open_answerer`; or it has no task or preprocessing.
+        EdgekitError: as `open_preferred` and `open_answerer`; or the package states no task or no
+            preprocessing.
     """
     with naming_stage(name):
         answerer = open_answerer(package)

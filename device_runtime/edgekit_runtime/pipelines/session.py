@@ -58,7 +58,7 @@ class PipelineSession:
     Attributes:
         inputs: `IMAGE` or `SOUND`.
         outputs: `ANSWER`.
-        sessions: the session of each stage with a model.
+        sessions: name of each stage with a model -> its session.
         sample_rate: of the sound, in Hz; None for pictures.
         is_concurrent: whether `run` may be called from several threads.
     """
@@ -118,13 +118,13 @@ class PipelineSession:
         return shared
 
     def cancel_runs(self) -> None:
-        """End the runs under way with an error."""
+        """End the runs under way with a `BackendError`, from any thread; later runs work."""
         self._stops += 1
         for session in self.sessions.values():
             cancel_runs(session)
 
     def interrupt(self) -> None:
-        """End all runs with an error, also later ones."""
+        """End all runs with an error, those under way and all later ones."""
         self._stops += 1
         for session in self.sessions.values():
             interrupt: Callable[[], None] = getattr(session, "interrupt", lambda: None)

@@ -70,10 +70,13 @@ class AudioRules:
         return None if self.duration_s is None else self.duration_s + _MARGIN_S
 
     def load(self, file: Path | bytes) -> Floats:
-        """Return what `fit` makes of a WAV file.
+        """Return what `fit` makes of a WAV file, whose channels are averaged.
+
+        Args:
+            file: path or content of the file.
 
         Raises:
-            DataError: no WAV file, damaged, empty, or of another sample rate.
+            DataError: no WAV file, damaged, empty, of another sample rate, or too short for features.
         """
         amplitudes, rate = read_wav(file, self._needed_s)
         try:
@@ -82,10 +85,14 @@ class AudioRules:
             raise DataError(f"{file if isinstance(file, Path) else 'the recording'}: {error}") from error
 
     def fit(self, amplitudes: Floats, rate: int) -> Floats:
-        """Return amplitudes [T] of the stated rate and length, or features [frames, values] of them.
+        """Return amplitudes [T] of the stated rate and length, or features [frames, values] of them, float32.
+
+        Args:
+            amplitudes: float32 [T], -1..1.
+            rate: their sample rate in Hz.
 
         Raises:
-            DataError: the rate is another one, or the sound is too short for features.
+            DataError: the rate is another one and not resampled, or the sound is too short for features.
         """
         if rate != self.sample_rate:
             if not self.resample:
@@ -103,7 +110,10 @@ class AudioRules:
         return amplitudes if self.features is None else self.features.compute(amplitudes, self.sample_rate)
 
     def finish(self, loaded: Array) -> Array:
-        """Return the sample for what `load` returned; integers are rounded."""
+        """Return what `load` or `fit` returned as the model takes it, without the batch axis.
+
+        It has `dtype`, in which integers are rounded and cut to its range, and the axes of the input.
+        """
         exact = (loaded.astype(np.float64) * self.scale - self.mean) / self.std
         dtype = DTYPES[self.dtype]
         if dtype.kind != "f":

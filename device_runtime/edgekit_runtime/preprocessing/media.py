@@ -54,7 +54,7 @@ class MediaType:
         """Return the type in a `Content-Type`.
 
         Raises:
-            RequestError: 415, see above.
+            RequestError: 415, this type is not supported.
         """
         name, *parts = (part.strip() for part in text.split(";"))
         pairs = (part.partition("=") for part in parts)
@@ -67,11 +67,15 @@ class MediaType:
         return self.name in _IMAGE_FILES or self.name == _RAW_FRAME
 
     def read_image(self, data: "bytes | memoryview", max_pixels: int) -> "Image.Image":
-        """Return a photograph or a frame.
+        """Return the photograph in `data`, in RGB and upright by its EXIF data, or the frame, in RGB or grey.
+
+        Args:
+            data: content of the file, or the pixels of a frame.
+            max_pixels: most pixels that are accepted.
 
         Raises:
-            DataError: the file is damaged, of another format, or has more pixels.
-            RequestError: the bytes do not fit the stated size.
+            DataError: the file is damaged, of another format, or has more pixels; or Pillow is not installed.
+            RequestError: the bytes of a frame do not fit its stated size, or it has more pixels (413).
         """
         from edgekit_runtime.preprocessing.images import decode_image, take_image
 
@@ -95,7 +99,8 @@ class MediaType:
         """Return what `rules.fit` makes of a file or of raw samples.
 
         Raises:
-            DataError: the file is damaged, or the sound has another rate or a NaN.
+            DataError: the file is damaged, the sound holds a NaN or is too short, or its rate is another one
+                and the rules do not resample.
             RequestError: the bytes are no samples of the stated kind.
         """
         if self.name != _RAW_SOUND:
@@ -106,7 +111,7 @@ class MediaType:
         """Return the amplitudes of a file or of raw samples, -1..1, float32 [frames], and the rate in Hz.
 
         Raises:
-            DataError: the file is damaged.
+            DataError: the file is damaged or empty, or holds a NaN or infinity.
             RequestError: the bytes are no samples of the stated kind.
         """
         from edgekit_runtime.preprocessing.wav import average_channels, read_wav

@@ -42,7 +42,12 @@ class Placement:
 
     @classmethod
     def of_input(cls, shape: Sequence[int]) -> "Placement | None":
-        """Return the placement of a picture that fills an input of this shape; None if that is no picture."""
+        """Return the placement of a picture that fills an input of this shape; None if that is no picture.
+
+        Args:
+            shape: [N, channels, height, width] or [N, height, width, channels], with 1 or 3 channels, for a
+                picture.
+        """
         if len(shape) == 4 and shape[1] in _CHANNELS:
             return cls.of(shape[3], shape[2])
         return cls.of(shape[2], shape[1]) if len(shape) == 4 and shape[3] in _CHANNELS else None
@@ -53,7 +58,7 @@ class Placement:
         return self.input_height, self.input_width
 
     def scaled_to(self, width: int, height: int) -> "Placement":
-        """Return the placement after the whole picture was resized."""
+        """Return the placement after the whole picture was resized to this size in pixels."""
         return replace(
             self,
             input_width=width,
@@ -69,7 +74,7 @@ class Placement:
         )
 
     def to_picture(self, corners: Floats) -> Floats:
-        """Return points (x, y, …) of the input as points of the picture, within it.
+        """Return points of the input as points of the picture, clipped to it; see `origin` for their pixels.
 
         Args:
             corners: float [..., 2 n], pixels of the input, x and y in turns.
@@ -81,7 +86,11 @@ class Placement:
         return points
 
     def to_input(self, corners: Floats) -> Floats:
-        """Return points (x, y, …) of the picture as points of the input; those beyond it stay so."""
+        """Return points of the picture as points of the input; those beyond the input are not clipped.
+
+        Args:
+            corners: float [..., 2 n], in the pixels that `to_picture` returns, x and y in turns.
+        """
         pairs = corners.reshape(*corners.shape[:-1], corners.shape[-1] // 2, 2)
         within = pairs - np.array(self.origin, np.float32)
         points: Floats = (within * self._scale + self._start).reshape(corners.shape)

@@ -15,7 +15,7 @@ _MAX_GROWTH: Final = 8  # from 8 kHz to 48 kHz it is 6; more is a slip, or an at
 
 
 def resample(samples: Floats, rate: int, target_rate: int) -> Floats:
-    """Return samples [T] at another rate, as `scipy.signal.resample_poly` does with its defaults.
+    """Return samples [T] at another rate in Hz, float32, as `scipy.signal.resample_poly` does by default.
 
     Raises:
         DataError: the rates have too small a common divisor for a short filter, or lie too far apart.

@@ -58,7 +58,7 @@ def read_wav(source: Path | bytes, max_s: float | None = None) -> tuple[Floats, 
 
 
 def write_wav(amplitudes: Floats, rate: int) -> bytes:
-    """Return a WAV file of 16 bits with one channel; amplitudes beyond -1..1 are cut."""
+    """Return a WAV file of 16 bits with one channel; amplitudes beyond -1..1 are cut, and NaN becomes 0."""
     sound = np.rint(np.clip(np.nan_to_num(amplitudes), -1, 1) * 32767).astype("<i2").tobytes()
     form = struct.pack("<HHIIHH", _INTEGERS, 1, rate, 2 * rate, 2, 16)
     parts = (b"WAVEfmt ", struct.pack("<I", len(form)), form, b"data", struct.pack("<I", len(sound)), sound)
@@ -88,10 +88,13 @@ class WavFile:
         self._states_size = size < _MIN_UNKNOWN_BYTES
 
     def read(self, frames: int | None = None) -> Floats:
-        """Return the amplitudes of the next frames, fewer at the end; None reads the rest.
+        """Return the amplitudes of the next frames, channels averaged, float32 [frames]; fewer at the end.
+
+        Args:
+            frames: number of frames; None reads the rest.
 
         Raises:
-            DataError: the file is cut short, or holds no such numbers.
+            DataError: the file is cut short, or holds a NaN, infinity or far too large numbers.
         """
         form = self._format
         frames = self._frames_left if frames is None else min(frames, self._frames_left)

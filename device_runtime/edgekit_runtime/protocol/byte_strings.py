@@ -15,13 +15,21 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 def serialize_strings(array: Array) -> Array:
-    """Return an array of byte strings (dtype object) as uint8 [bytes]."""
+    """Return byte strings as they travel in binary data, each behind its length, uint8 [bytes].
+
+    Args:
+        array: byte strings in an array of dtype object, taken in C order.
+    """
     parts = (part for string in array.reshape(-1).tolist() for part in (_LENGTH.pack(len(string)), string))
     return np.frombuffer(b"".join(parts), np.uint8)
 
 
 def take_string(data: Array, where: str) -> Array:
-    """Return the only byte string in uint8 [bytes], without a copy.
+    """Return the only byte string in binary data, as a view without its length.
+
+    Args:
+        data: uint8 [bytes]: the length, 4 bytes little-endian, and the string.
+        where: name of the tensor, for the message.
 
     Raises:
         RequestError: there is not exactly one.
@@ -34,7 +42,7 @@ def take_string(data: Array, where: str) -> Array:
 
 
 def size_on_wire(array: Array) -> int:
-    """Return the bytes that a tensor takes as binary data."""
+    """Return how many bytes a tensor takes as binary data; byte strings (dtype object) with their lengths."""
     if array.dtype.kind != "O":
         return array.nbytes
     return sum(_LENGTH.size + len(string) for string in array.reshape(-1).tolist())

@@ -45,6 +45,7 @@ class SharedPlace(NamedTuple):
     """A place in shared memory.
 
     Attributes:
+        region: name under which the region was registered.
         offset_bytes: offset from the start of the region.
     """
 
@@ -53,7 +54,7 @@ class SharedPlace(NamedTuple):
     size_bytes: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return the parameters that name the place."""
+        """Return the parameters that state the place in a tensor of a request or response."""
         return {
             "shared_memory_region": self.region,
             "shared_memory_offset": self.offset_bytes,
@@ -260,7 +261,7 @@ def _find_media_type(document: Mapping[str, Any], parameters: Mapping[str, Any])
 
 
 def take_sequence(parameters: Mapping[str, Any]) -> SequenceStep | None:
-    """Return the place in a sequence that the parameters of a request state, or None without a sequence.
+    """Return the sequence and the step in it that the parameters of a request state; None without one.
 
     Raises:
         RequestError: the id is no text or number within its bounds, or a flag comes without an id.

@@ -46,7 +46,9 @@ def load_object(data: bytes, where: str, placeholders: Iterable[object] = ()) ->
 
 
 def load_small(body: memoryview) -> dict[str, Any]:
-    """Return the JSON object of a request that is no inference; a long one would block the event loop.
+    """Return the JSON object of a request that is no inference, 64 KiB at most.
+
+    A longer one would block the event loop.
 
     Raises:
         RequestError: `body` is not a JSON object, or too long.
@@ -88,7 +90,7 @@ def explain(cause: ValueError) -> str:
 
 
 def show(value: object) -> str:
-    """Return `value` short enough for a message."""
+    """Return `value` as Python code, cut after 80 characters, for a message."""
     try:
         return repr(value)[:80]
     except ValueError:  # Python prints no integers of over 4300 digits

@@ -55,7 +55,7 @@ def read_values(data: object, dtype: "np.dtype[Any]", shape: tuple[int, ...], wh
     The types are checked first: numpy would turn strings and truth values into numbers, and round.
 
     Raises:
-        RequestError: the array does not have that shape, or a value is not of that type.
+        RequestError: the array does not have that shape, or a value does not fit `dtype`.
     """
     count = math.prod(shape)
     flat: Any = data
@@ -129,7 +129,7 @@ class NumberArray:
         return "a list of numbers"
 
     def read(self, dtype: "np.dtype[Any]", shape: tuple[int, ...], where: str) -> Sliced[Array]:
-        """Return the values as an array, parsed a piece at a time.
+        """Parse the values in slices; the result is an array of `dtype` and `shape`.
 
         Args:
             dtype: dtype of the tensor.
@@ -170,10 +170,17 @@ class NumberArray:
 
 
 def load_document(data: bytes, where: str) -> Sliced[dict[str, Any]]:
-    """Return the JSON object in `data`, with a `NumberArray` instead of each long array of numbers.
+    """Parse JSON in slices; the result is the object in `data`, with a `NumberArray` for each long list.
+
+    Lists of numbers over 256 bytes are long.
+
+    Args:
+        data: the document.
+        where: the source, for messages.
 
     Raises:
-        RequestError: `data` is not an object, not JSON, nested too deeply, or too long without these arrays.
+        RequestError: `data` is not an object, not JSON, nested too deeply, or over 64 KiB without these
+            lists.
     """
     remainder: list[bytes] = []
     arrays: list[NumberArray] = []

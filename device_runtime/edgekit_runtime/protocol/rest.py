@@ -40,18 +40,21 @@ def model_path(name: str, version: str | None = None) -> str:
 
 
 def repository_path(name: str, action: str) -> str:
-    """Return the path that loads or unloads a model."""
+    """Return the path of a model in the repository; `action` is `load` or `unload`."""
     return f"/v2/repository/models/{quote_segment(name)}/{action}"
 
 
 def region_path(name: str, action: str) -> str:
-    """Return the path that registers or unregisters a region of shared memory."""
+    """Return the path of a region of shared memory; `action` is `register`, `unregister` or `status`."""
     return f"/v2/systemsharedmemory/region/{quote_segment(name)}/{action}"
 
 
 @functools.lru_cache(256)
 def parse_infer_path(path: str) -> tuple[str, str | None] | None:
-    """Return the model name and version in a path of inference; None for another path."""
+    """Return the model name and version in a path of inference; None for another path.
+
+    The version is None in a path that leaves it to the service. Paths end in `infer`, `answer` or `keep`.
+    """
     match [unquote(part) for part in path.strip("/").split("/")]:
         case ["v2", "models", name, "infer" | "answer" | "keep"]:
             return name, None
@@ -74,7 +77,7 @@ def status_of(error: EdgekitError) -> int:
 
 
 def encode_error(error: EdgekitError) -> dict[str, Any]:
-    """Return the JSON document of a response that states `error`."""
+    """Return the JSON document of a response that states `error`: its message, cut, under the key `error`."""
     return {"error": str(error)[:_MAX_MESSAGE]}
 
 

@@ -118,7 +118,7 @@ def check_orders(orders: tuple[SampleOrder, ...]) -> None:
     """Check number and identifiers of the orders of one device.
 
     Raises:
-        ValueError: they are beyond a limit.
+        ValueError: there are more than `MAX_ORDERS`, or two have the same identifier.
     """
     if len(orders) > MAX_ORDERS or len({order.id for order in orders}) < len(orders):
         raise ValueError(f"samples: {len(orders)} orders, expected at most {MAX_ORDERS}, each once")

@@ -98,7 +98,8 @@ def check_fleet_streams(streams: Mapping[str, StreamOptions]) -> None:
     """Check names, texts, number and size of the streams of one device.
 
     Raises:
-        ValueError: they are beyond a limit.
+        ValueError: a name or a text has characters that are not allowed, or there are more than
+            `MAX_FLEET_STREAMS` streams or `MAX_FLEET_STREAMS_BYTES` bytes of JSON.
     """
     for name, options in streams.items():
         if not _NAME.fullmatch(name):
@@ -117,5 +118,5 @@ def check_fleet_streams(streams: Mapping[str, StreamOptions]) -> None:
 
 
 def hide_password(text: str) -> str:
-    """Return a text with the user names and passwords removed from its addresses."""
+    """Return a text whose addresses have no user and password, and its queries no passwords or tokens."""
     return _SECRET.sub(r"\1...", _LOGIN.sub("", text))

@@ -34,12 +34,16 @@ _ALMOST_SURE: Final = 1 - 1e-12  # its logarithm is finite
 
 
 def draw_uniform() -> float:
-    """Return a random number, 0 <= it < 1; the module `random` takes a megabyte."""
+    """Return a random number from 0 to less than 1; the module `random` would take a megabyte."""
     return int.from_bytes(os.urandom(6), "big") / (1 << 48)
 
 
 class Credit:
-    """How many samples may still be drawn."""
+    """How many samples may still be drawn; it grows evenly with time up to a limit.
+
+    Attributes:
+        per_s: samples a second by which it grows.
+    """
 
     __slots__ = ("_grown_s", "_samples", "_size", "per_s")
 
@@ -62,7 +66,7 @@ class Credit:
 
     @property
     def level(self) -> float:
-        """The level of the credit: 2 if it is full, 1 at half, 0 once it is used up."""
+        """Twice the share of the credit that is left: 2 if it is full, 1 at half, 0 once it is used up."""
         return max(0.0, 2 * self._samples / self._size)
 
 
@@ -107,9 +111,13 @@ class Line:
         self.looks, self.fits = self.looks + 1, self.fits + is_fit
 
     def choose_probability(self, requests_per_s: float, now_s: float) -> float:
-        """Return the probability to draw the next request.
+        """Return the probability to draw the next request; 0 without room, and for the kind `KEPT`.
 
-        Until requests were judged, each is taken to fit the trigger.
+        It brings the credits up to `now_s`. Until requests were judged, each is taken to fit the trigger.
+
+        Args:
+            requests_per_s: rate of the model's requests.
+            now_s: now, on the clock of the credits.
         """
         self.own.grow(now_s)
         self.of_order.grow(now_s)
@@ -137,7 +145,11 @@ class Draw:
     is_pulled: bool = False
 
     def select(self, fits: Sequence[bool]) -> "list[Selection]":
-        """Return the samples that the request becomes, one for each order that drew it and fits it."""
+        """Return the samples that the request becomes: one for each order with a line that drew and fits it.
+
+        Args:
+            fits: for each of `lines`, whether its trigger fits the request.
+        """
         drawn: dict[str, list[Line]] = {}
         rests: dict[str, float] = {}
         for line, probability, is_hit, is_fit in zip(
@@ -150,7 +162,13 @@ class Draw:
         return [Selection(tuple(lines), 1 - rests[order]) for order, lines in drawn.items()]
 
     def settle(self, fits: Sequence[bool]) -> None:
-        """Learn how many requests fit, and give back the credit of lines that do not fit this one."""
+        """Count which lines fit the request, and give back the credit of hits that became no sample.
+
+        A request that an application chose is not counted.
+
+        Args:
+            fits: for each of `lines`, whether its trigger fits the request.
+        """
         orders = set()
         for line, is_hit, is_fit in zip(self.lines, self.hits, fits, strict=True):
             if not self.is_pulled:
@@ -165,7 +183,12 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A sample for one order, drawn by `lines`; its bytes count in the first line's share of the disk."""
+    """A sample for one order; its bytes count in the first line's share of the disk.
+
+    Attributes:
+        lines: the lines of the order that drew it and fit it.
+        probability: probability with which the order selects this request.
+    """
 
     lines: tuple[Line, ...]
     probability: float
@@ -205,7 +228,7 @@ class Draws:
         self.refresh(now_s)
 
     def refresh(self, now_s: float) -> None:
-        """Fix the probabilities of the requests up to the next call."""
+        """Fix the probabilities of all requests up to the next call, and start a new countdown with them."""
         elapsed_s = max(0.0, now_s - self._looked_s)
         memory = math.exp(-elapsed_s / _MEMORY_S)
         self._requests = self._requests * memory + self._begin - self.countdown
@@ -221,7 +244,10 @@ class Draws:
         self._begin = self.countdown
 
     def draw(self, now_s: float) -> Draw:
-        """Return the lines that drew the request at which `countdown` reached 0; start the next countdown."""
+        """Draw the request at which `countdown` reached 0, and start the next countdown.
+
+        Each line that drew it pays one sample. There may be none: then the request is only looked at.
+        """
         per_s = (self._requests + 1) / max(self._seconds, 1e-3)
         hits: list[bool] = []
         for index, line in enumerate(self.lines):

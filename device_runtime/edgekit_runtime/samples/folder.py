@@ -56,7 +56,7 @@ class SampleFolder:
         self.path, self._disk = path, disk
 
     def list_samples(self) -> list[StoredSample]:
-        """Return all samples, the oldest first."""
+        """Return all samples, the oldest first; deletes temporary files that an earlier run left behind."""
         samples: list[StoredSample] = []
         with contextlib.suppress(OSError):
             for folder in os.scandir(self.path):
@@ -89,7 +89,7 @@ class SampleFolder:
         """Store a sample of order and kind `share`; it survives a power cut.
 
         Raises:
-            OutputError: the disk is full.
+            OutputError: it cannot be written, such as on a full disk.
         """
         folder = self.path / model
         make_folders(folder, 0o700, self._disk)
@@ -136,7 +136,7 @@ class SampleFolder:
         return waiting
 
     def clear(self) -> int:
-        """Delete all samples, and return how many there were."""
+        """Delete all samples, and return how many there were; raises OutputError."""
         samples = self.list_samples()
         for sample in samples:
             self.remove(sample)

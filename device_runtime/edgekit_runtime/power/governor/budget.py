@@ -51,9 +51,14 @@ class Heat:
     ) -> "Heat":
         """Return the state after `dt_s` seconds.
 
-        `limit_c`: temperature to hold. `temperature_c`: temperature now; None if it was not measured.
-        `range_w`: least and greatest power that the settings can make. `now_s`: the time. `dt_s`: time since
-        the last step.
+        Without a temperature the budget stays for 30 s, and then falls below what held the limit.
+
+        Args:
+            limit_c: temperature to hold, degrees Celsius.
+            temperature_c: temperature now; None if it was not measured.
+            range_w: least and greatest power in watts that the settings can make.
+            now_s: now, on a monotonic clock.
+            dt_s: time since the last step.
         """
         if temperature_c is None:
             return self._go_blind(range_w, now_s)
@@ -80,7 +85,9 @@ class Charge:
     """State of the battery control.
 
     Attributes:
-        budget_w: mean power in watts that leaves the required charge at the end; None without a limit now.
+        budget_w: mean power in watts that leaves the required charge at the end; None while the battery
+            limits nothing: it is charged, it was not read yet, or its charge is above the floor and its
+            capacity unknown.
     """
 
     budget_w: float | None = None
@@ -91,8 +98,12 @@ class Charge:
     ) -> "Charge":
         """Return the state after `dt_s` seconds.
 
-        `battery`: reading now; None if there was none. `used_w`: power since the last step. `now_s`: the
-        time. `dt_s`: time since the last step.
+        Args:
+            limit: charge that must be left, and when.
+            battery: reading now; None if there was none: then the charge is counted from `used_w`.
+            used_w: mean power in watts since the last step.
+            now_s: now, on the clock of `limit.until_s`.
+            dt_s: time since the last step.
         """
         if battery is None:
             counted_j = None if self._above_j is None else self._above_j - used_w * dt_s

@@ -57,7 +57,10 @@ class GovernorModel:
         }
 
     def is_in_time(self, setting: ModelSetting, forecast: Forecast) -> bool:
-        """Whether a setting keeps the deadline, with some margin unless it is in force."""
+        """Whether a setting keeps the deadline; one that is not in force must keep it with a margin of 10 %.
+
+        Without a deadline: whether requests do not arrive faster than the setting answers them.
+        """
         if self.profile.deadline_s is None:
             return forecast.latency_s < math.inf
         is_in_force = self.decision is not None and self.decision.setting == setting
@@ -87,7 +90,7 @@ class State:
     since_s: float = -math.inf
 
     def allowed_w(self, limits: DeviceLimits) -> float:
-        """Return the least of all power budgets; infinity without a limit."""
+        """Return the least budget of power, temperature and battery, in watts; infinity without a limit."""
         power_w = None if limits.power_w is None else limits.power_w * (1 - self.blind)
         budgets = (power_w, self.heat.budget_w, self.charge.budget_w)
         return min((budget for budget in budgets if budget is not None), default=math.inf)
@@ -96,18 +99,19 @@ class State:
 def most_credit_j(allowed_w: float, limits: DeviceLimits) -> float:
     """Return the joules that a plan may draw beyond `allowed_w` before one of less power takes its turn.
 
-    It bounds the mean power of any window of `limits.window_s`.
+    It bounds the mean power of any window of `limits.window_s`. Without a limit (`allowed_w` infinite) it is
+    0.
     """
     return MOST_SWING * limits.window_s * allowed_w if allowed_w < math.inf else 0.0
 
 
 def choose(state: State, limits: DeviceLimits, now_s: float) -> dict[str, Decision]:
-    """Return the decision for each model.
+    """Return for each model, by name, the decision that is to be in force; `state` is not changed.
 
     Args:
         state: state with at least one model.
         limits: limits to hold.
-        now_s: the time.
+        now_s: now, on the clock of `state.since_s`.
     """
     options = {name: _list_options(model) for name, model in state.models.items()}
     frontier = make_frontier(options.values(), state.idle_w)

@@ -29,8 +29,8 @@ class Forecast:
     """The power and latency of a setting.
 
     Attributes:
-        power_w: power above the idle power.
-        latency_s: 99th percentile from arrival to answer.
+        power_w: power in watts above the idle power.
+        latency_s: 99th percentile of the time from arrival to answer; infinite if requests arrive too fast.
     """
 
     power_w: float
@@ -39,7 +39,12 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """Ratio of observed to stated cost, of all settings together and of each setting in use."""
+    """Ratio of observed to stated cost, of all settings together and of each setting in use.
+
+    Attributes:
+        overall: geometric mean of the ratios of the used settings; it holds for settings without one.
+        by_setting: setting -> its ratio, and how many observations the ratio counts as.
+    """
 
     overall: float = 1.0
     by_setting: Mapping[ModelSetting, tuple[float, float]] = field(default_factory=dict, hash=False)
@@ -48,7 +53,7 @@ class Factor:
         return self.by_setting[setting][0] if setting in self.by_setting else self.overall
 
     def age(self, dt_s: float) -> "Factor":
-        """Return the factors after `dt_s` seconds: older readings count less."""
+        """Return the factors `dt_s` seconds later: earlier observations weigh less against the next one."""
         retention = max(0.0, 1 - dt_s / _FORGOTTEN_S)
         return replace(
             self,
@@ -91,7 +96,7 @@ class Learned:
     run: Factor = field(default_factory=Factor)
 
     def forecast(self, setting: ModelSetting, load: Load, profile: Profile) -> Forecast:
-        """Return the forecast of `setting` under `load`, with all requests accepted."""
+        """Return the forecast of `setting` under `load`, if all requests were accepted."""
         run_s = self.run_s(setting, profile)
         done_hz = min(load.rate_hz, setting.batch / run_s)
         cost = profile.of(setting, _fill(setting.batch, run_s, load, profile.hold_s))
@@ -99,13 +104,20 @@ class Learned:
         return Forecast(done_hz * energy_j, run_s + _wait_s(setting.batch, run_s, load, profile.hold_s))
 
     def run_s(self, setting: ModelSetting, profile: Profile) -> float:
-        """Return the time of one run in `setting` with a full batch."""
+        """Return the seconds of one run in `setting` with a full batch, as learned so far."""
         return profile.costs[setting].latency_s * self.run.of(setting)
 
     def learn_run(
         self, setting: ModelSetting, run_s: float, fill: float | None, profile: Profile
     ) -> "Learned":
-        """Return the factors after runs of `run_s` in `setting`, with `fill` requests each."""
+        """Return the factors after runs in one setting were observed.
+
+        Args:
+            setting: setting of the runs.
+            run_s: their mean time, seconds.
+            fill: mean number of requests in one of them; None if batches were full.
+            profile: stated costs of the settings.
+        """
         ratio = run_s / profile.of(setting, setting.batch if fill is None else fill).latency_s
         return replace(self, run=self.run.learn(setting, ratio, self.run.gain(setting)))
 

@@ -47,7 +47,8 @@ class Governor:
 
     Attributes:
         limits: the limits; they may be replaced between two ticks.
-        idle_w: first estimate of the power without requests.
+        idle_w: first estimate of the power without requests, watts; `state.idle_w` is the learned one.
+        state: what was learned, the account of the budget and the decisions in force.
     """
 
     limits: DeviceLimits
@@ -65,12 +66,15 @@ class Governor:
         self.state = State(idle_w=self.idle_w)
 
     def tick(self, now_s: float, readings: Readings, observations: Mapping[str, Seen]) -> dict[str, Decision]:
-        """Return the decisions that change; called about once a second.
+        """Learn from the readings, decide, and return model -> decision for those decisions that change.
+
+        It updates `state`, and logs when the limits cease to hold or hold again. It is called about once a
+        second.
 
         Args:
             now_s: time on the clock of `readings.at_s`.
-            readings: the latest; readings older than some seconds count as missing.
-            observations: counts of each model that is governed now, by name.
+            readings: the latest; if they are older than some seconds, all count as missing.
+            observations: model name -> what it did since the last tick, for each model that is governed now.
         """
         dt_s = 0.0 if self._at_s is None else max(0.0, now_s - self._at_s)
         self._at_s = now_s
@@ -92,7 +96,7 @@ class Governor:
 
     @property
     def power_w(self) -> float:
-        """Power of the device: measured if the reading is plausible, else forecast."""
+        """Power of the device in watts: measured if the reading is plausible, else forecast."""
         expected_w = self._expected_w()
         measured_w = self._power.latest(expected_w)
         return expected_w if measured_w is None else measured_w

@@ -22,7 +22,7 @@ class SensorFilter:
         patience: equal readings before a sensor may be called stuck.
         recent: the last five readings, of which two may be wrong.
         repeats: how often the last reading was repeated.
-        least_w, most_w: power that was expected while it repeated.
+        least_w, most_w: least and greatest power in watts that was expected while the last reading repeated.
     """
 
     patience: int
@@ -34,7 +34,10 @@ class SensorFilter:
     def see(self, value: float | None, expected_w: float) -> "SensorFilter":
         """Return the state after a reading.
 
-        `value`: the reading, or None for a failed one. `expected_w`: power that was expected meanwhile.
+        Args:
+            value: the reading, in the sensor's unit; None for a failed one, after which the filter begins
+                anew.
+            expected_w: power of the device that was expected meanwhile, watts.
         """
         if value is None:
             return replace(self, recent=())
@@ -56,7 +59,11 @@ class SensorFilter:
     def latest(self, expected: float) -> float | None:
         """Return the last reading if it is within a factor of two of the median or of `expected`.
 
-        Unlike `value` it follows a change at once; a single spike is replaced by the median.
+        Otherwise it is a spike, and the median is returned; None without readings or if the sensor is stuck.
+        Unlike `value` it follows a change at once.
+
+        Args:
+            expected: the value that is expected now, in the sensor's unit.
         """
         middle = self.value
         if middle is None:

@@ -67,10 +67,14 @@ class Profile:
             raise ValueError(f"expected hold_s >= 0, got {self.hold_s}")
 
     def of(self, setting: ModelSetting, fill: float) -> Cost:
-        """Return the cost of a run of `fill` requests in a setting, 1 to its batch.
+        """Return the cost of a setting when its runs have `fill` requests; the energy is that of one request.
 
         It is interpolated between a full batch and one request in the setting of batch 1. Without such a
         setting, every run counts as a full one.
+
+        Args:
+            setting: one of `costs`.
+            fill: mean number of requests in a run, from 1 to the batch of the setting.
         """
         full, alone = self.costs[setting], self.costs.get(replace(setting, batch=1))
         if alone is None or fill >= setting.batch:

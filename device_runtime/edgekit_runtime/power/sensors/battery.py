@@ -17,7 +17,7 @@ _PICO: Final = 1e-12  # microamperes times microvolts are picowatts
 
 
 def find_sensors(sysfs: Sysfs) -> Family:
-    """Return the probes of the first battery: charge, and if it has them, discharge and capacity."""
+    """Return probes of the first battery's charge and, where the kernel has them, discharge and capacity."""
     for folder in sysfs.find("class/power_supply/*"):
         is_battery = read_label(folder / "type", "") == "Battery"
         if is_battery and read_label(folder / "scope", "System") != "Device":
@@ -26,7 +26,12 @@ def find_sensors(sysfs: Sysfs) -> Family:
 
 
 def read_battery() -> tuple[float | None, bool]:
-    """Return the battery's charge from 0 to 1, or None without a battery, and whether it is charging."""
+    """Return the charge of the device's battery, 0 to 1, and whether it is charging.
+
+    Returns:
+        None and False without a battery; a charge of None if it cannot be read. A battery counts as charging
+        in every state but `Discharging`, such as `Full`.
+    """
     sysfs = Sysfs()
     charges = [probe for probe in find_sensors(sysfs).probes if probe.quantity == "charge"]
     if not charges:

@@ -12,7 +12,7 @@ from edgekit_runtime.power.sensors.sysfs import Sysfs, read_number
 
 
 def find_sensors(sysfs: Sysfs) -> Family:
-    """Return a probe per cluster of cores."""
+    """Return a probe per cluster of cores: the cap of its clock as a share of its highest clock."""
     probes = tuple(
         Probe(f"cpufreq/{policy.name}", "clock_share", partial(_read, policy))
         for policy in sysfs.find("devices/system/cpu/cpufreq/policy*")

@@ -45,10 +45,10 @@ class EnergyShare:
 
 @dataclass(slots=True, kw_only=True)
 class EnergyMeter:
-    """Divides measured energy.
+    """Divides measured energy among models, see the module.
 
     Attributes:
-        idle_w: power without work, or None if not measured yet.
+        idle_w: power of the device without work, watts, or None if it is not measured yet.
     """
 
     idle_w: float | None = None
@@ -59,15 +59,16 @@ class EnergyMeter:
     _requests: dict[str, int] = field(default_factory=dict)
 
     def add(self, readings: Readings, work: Mapping[str, Work]) -> dict[str, EnergyShare]:
-        """Count work. Repeated readings only add work to the current interval.
+        """Count work; where a new reading ends an interval, divide its energy among the models.
 
         Args:
-            readings: the latest readings.
+            readings: the latest readings; with the time of those before, the work counts in the current
+                interval.
             work: model -> its work since the last call.
 
         Returns:
-            model -> its share of the interval that ended, for models with requests; empty if the energy was
-            not measured.
+            model -> its share of the interval that ended, for models with requests. It is empty if no
+            interval ended, if the device was idle, or if its energy or idle power are not measured.
         """
         for name, model_work in work.items():
             before = self._pending.get(name, Work(0.0, 0))
@@ -102,7 +103,7 @@ class EnergyMeter:
         }
 
     def request_j(self, model: str) -> float | None:
-        """Return the mean energy of a request above idle since the start, joules; None if not measured."""
+        """Return the mean energy above idle of a request to `model`, joules, so far; None if not measured."""
         requests = self._requests.get(model, 0)
         return self._joules[model] / requests if requests else None
 

@@ -59,7 +59,13 @@ class Probe:
     _is_logged: bool = field(default=False, repr=False)
 
     def read(self, now_s: float) -> float | None:
-        """Return the number, or None if the sensor fails or the number is impossible; raises nothing."""
+        """Return the number, or None if the sensor fails or the number is impossible; raises nothing.
+
+        It sets `fault`, and logs the first fault.
+
+        Args:
+            now_s: time on a monotonic clock.
+        """
         low, high = _BOUNDS[self.quantity]
         try:
             value = self.ask(now_s)

@@ -54,7 +54,7 @@ class EnergyCounter:
 
 
 def find_sensors(sysfs: Sysfs) -> Family:
-    """Return a probe of joules per domain, in the order `psys`, packages, memory."""
+    """Return a probe of joules per domain (`psys`, packages, memory), and the sources that they make."""
     zones = [
         *sysfs.find("class/powercap/intel-rapl:*"),
         *sysfs.find("class/powercap/intel-rapl:*/intel-rapl:*"),

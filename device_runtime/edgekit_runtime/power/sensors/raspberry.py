@@ -46,7 +46,14 @@ _ADC: Final = re.compile(r"^\s*(\S+)_([AV]) \w+\(\d+\)=([0-9.]+)[AV]\s*$", re.MU
 
 @dataclass(slots=True)
 class Vcgencmd:
-    """Runs `vcgencmd`, and keeps its answer for some seconds."""
+    """Runs `vcgencmd`, and keeps its answer for some seconds.
+
+    Attributes:
+        program: path of `vcgencmd`.
+        words: its argument, such as `get_throttled`.
+        answer: the last output; empty if the last run failed.
+        until_s: until when the answer is kept, on the clock of `ask`.
+    """
 
     program: str
     words: str
@@ -54,10 +61,13 @@ class Vcgencmd:
     until_s: float = float("-inf")
 
     def ask(self, now_s: float) -> str:
-        """Return its output.
+        """Return the output of `vcgencmd`, from a run at most 5 s ago.
+
+        Args:
+            now_s: now, on a monotonic clock.
 
         Raises:
-            OSError: it cannot be started, fails or takes too long.
+            OSError: it cannot be started, fails or takes too long, or did so less than 5 s ago.
         """
         if now_s >= self.until_s:
             self.until_s = now_s + _ASK_EVERY_S
@@ -75,7 +85,7 @@ class Vcgencmd:
 
 
 def find_sensors(sysfs: Sysfs) -> Family:
-    """Return the probe of the throttling bits and, on a Pi 5, of watts."""
+    """Return the probe of the throttling bits and, on a Pi 5, that of watts; this runs `vcgencmd`."""
     vcgencmd = sysfs.vcgencmd
     path = next((path for pattern in _PATTERNS for path in sysfs.find(pattern)), None)
     probes: list[Probe] = []
@@ -110,7 +120,7 @@ def _read_bits(path: Path, _now_s: float) -> float:
 
 
 def parse_bits(text: str) -> float:
-    """Return the bits in `50005`, `0x50005` or `throttled=0x50005`.
+    """Return the bits in `50005`, `0x50005` or `throttled=0x50005` as one number.
 
     Raises:
         ValueError: the text is no hexadecimal number of 32 bits.

@@ -23,17 +23,17 @@ class Battery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readings:
-    """The readings of all sensors.
+    """The readings of all sensors; None for what is not measured or could not be read.
 
     Attributes:
         at_s: time of the readings, on a monotonic clock.
         power_w: present power of the device (counters: mean since the last reading), watts.
-        interval_j: joules since the reading before, or None if that is unknown.
+        interval_j: joules since the reading before.
         interval_s: seconds since the reading before; 0 for the first.
         temperature_c: temperature of the hottest zone where a model computes.
-        battery: the battery, or None.
-        throttle_bits: throttling bits of a Raspberry Pi, or None.
-        clock_share: the lowest cap of a CPU cluster, as a share of its highest clock, or None.
+        battery: the battery.
+        throttle_bits: throttling bits of a Raspberry Pi, see `raspberry`.
+        clock_share: the lowest cap of a CPU cluster, as a share of its highest clock.
         values: probe name -> its number.
     """
 

@@ -14,10 +14,11 @@ DEFAULT_PERIOD_S: Final = 1.0
 
 
 class Sampling:
-    """Reads the sensors on a timer.
+    """Reads the sensors every `period_s` seconds, on a thread.
 
     Attributes:
-        latest: the last readings. It is replaced as a whole, so any thread may read it without a lock.
+        latest: the last readings; empty ones before the first. It is replaced as a whole, so any thread may
+            read it without a lock.
     """
 
     def __init__(self, sensors: Sensors, period_s: float = DEFAULT_PERIOD_S) -> None:
@@ -31,7 +32,7 @@ class Sampling:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread, without waiting for a sensor that hangs."""
+        """Stop the thread; waits at most one period, so not for a sensor that hangs."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(timeout=self._period_s)

@@ -22,7 +22,10 @@ class Sysfs:
     vcgencmd: str | None = None
 
     def find(self, pattern: str) -> tuple[Path, ...]:
-        """Return the matching paths, in natural order; none if a folder is absent or not readable."""
+        """Return the paths below `root` that match a glob pattern, `thermal_zone2` before `thermal_zone10`.
+
+        It is empty if a folder is absent or not readable.
+        """
         try:
             return tuple(sorted(self.root.glob(pattern), key=lambda path: (len(str(path)), str(path))))
         except OSError:
@@ -30,10 +33,11 @@ class Sysfs:
 
 
 def read_text(path: Path) -> str:
-    """Return an attribute without the white space around it.
+    """Return the text of an attribute, at most 4,096 bytes, without the white space around it.
 
     Raises:
-        OSError: it is gone or not readable, or its driver failed (EIO, EAGAIN of a device that sleeps).
+        OSError: the attribute is gone or not readable, or its driver failed (EIO, EAGAIN of a device that
+            sleeps).
         ValueError: it is not text.
     """
     # Without O_NONBLOCK a pipe instead of an attribute would block the sampling thread for ever.
@@ -45,11 +49,11 @@ def read_text(path: Path) -> str:
 
 
 def read_number(path: Path) -> int:
-    """Return an attribute that holds one whole number.
+    """Return the whole number that an attribute holds.
 
     Raises:
         OSError: as in `read_text`.
-        ValueError: it holds something else.
+        ValueError: the attribute holds something else.
     """
     text = read_text(path)
     digits = text.removeprefix("-")
@@ -60,7 +64,7 @@ def read_number(path: Path) -> int:
 
 
 def read_label(path: Path, default: str) -> str:
-    """Return an attribute with a name, or `default` if there is none."""
+    """Return the text of an attribute, or `default` if it is absent, empty or not readable."""
     try:
         return read_text(path) or default
     except (OSError, ValueError):

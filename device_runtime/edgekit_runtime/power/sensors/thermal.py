@@ -16,7 +16,7 @@ _ELSEWHERE: Final = ("wifi", "iwl", "bat", "charger", "pmic", "skin", "modem", "
 
 
 def find_sensors(sysfs: Sysfs) -> Family:
-    """Return one probe of degrees per zone where a model computes, or per zone if none is known to."""
+    """Return a probe of degrees Celsius per zone where a model computes; if there is none, per zone."""
     zones = {
         zone: read_label(zone / "type", zone.name)
         for zone in sysfs.find("class/thermal/thermal_zone*")

@@ -103,7 +103,14 @@ class AnswerRequest:
         return self._decoded is not None or not self.decodes
 
     def run(self, run: Run) -> Answer:
-        """Make the inputs, run the model and decode its outputs, on one thread; raises nothing."""
+        """Make the inputs, run the model and decode its outputs, on one thread; raises nothing.
+
+        Args:
+            run: runs the model.
+
+        Returns:
+            The outputs, or the error of `prepare` or of the run; a failure to decode is in `error`.
+        """
         self.prepare()
         if self.error is not None:
             return self.error if isinstance(self.error, EdgekitError) else BackendError(str(self.error))
@@ -114,7 +121,7 @@ class AnswerRequest:
         return answer
 
     def prepare(self) -> None:
-        """Make the inputs, on a thread; raises nothing."""
+        """Make the inputs of the file, on a thread; raises nothing: what goes wrong is then in `error`."""
         assert self.data is not None  # noqa: S101  # for the type checker
         try:
             if self.is_unwanted():
@@ -135,7 +142,7 @@ class AnswerRequest:
             self._note("infer")
 
     def decode(self) -> None:
-        """Decode the outputs if that is asked for, on a thread; raises nothing."""
+        """Decode the outputs if that is asked for, on a thread; raises nothing, but sets `error`."""
         if self.is_whole or self._outputs is None:
             return
         try:
@@ -144,7 +151,7 @@ class AnswerRequest:
             self.error = error
 
     def finish(self) -> None:
-        """Reply, on the loop's thread."""
+        """Show the request to the sampler and reply, or reply with `error`; on the loop's thread."""
         if self.error is not None:
             self.refuse(self.error)
             return

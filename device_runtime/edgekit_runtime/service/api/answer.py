@@ -61,6 +61,8 @@ class AnswerHandler:
 def parse_overrides(query: str) -> dict[str, JsonValue]:
     """Return the options of a task in the query of a URL, such as `min_score=0.5&top=3`.
 
+    Values are read as JSON; what is not JSON is a text.
+
     Raises:
         RequestError: it is no list of names and values.
     """

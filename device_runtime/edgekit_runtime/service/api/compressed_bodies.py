@@ -45,7 +45,11 @@ class CompressedBodies:
         self._threads: Threads | None = None  # made with the first long body: most services get none
 
     def decode(self, action: _Action) -> _Action:
-        """Return an action that passes decompressed bodies to `action`."""
+        """Return an action that decompresses the body, at once or on a thread, and calls `action` with it.
+
+        A body that cannot be decompressed, is too long or has to wait with too many others gets an error
+        response.
+        """
         return functools.partial(self._handle, action)
 
     def close(self, timeout_s: float) -> bool:

@@ -54,7 +54,11 @@ class FleetHandler:
         self._default_level = logging.getLogger("edgekit_runtime").level
 
     def look(self) -> None:
-        """Read the file of settings if it has changed, and apply them."""
+        """Read the file of settings if it has changed, and apply them: log level and limits; sets `problems`.
+
+        Without the file the configuration holds again; one that cannot be read changes nothing, and is
+        logged.
+        """
         stamp = read_stamp(self._path)
         if stamp == self._stamp:
             return

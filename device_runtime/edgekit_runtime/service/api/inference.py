@@ -37,10 +37,10 @@ class Responder(Protocol):
         """Whether the client is still there."""
 
     def respond(self, *parts: Buffer) -> None:
-        """Send the response."""
+        """Send the response: its head and its body in parts, as `Connection.respond` takes them."""
 
     def respond_error(self, error: BaseException, fields: Mapping[str, str] | None = None) -> None:
-        """Respond with `error`."""
+        """Respond with `error`; `fields` are further headers."""
 
 
 class InferenceHandler:
@@ -232,7 +232,7 @@ def _note(
 
 
 def find_deadline(request: InferRequest, connection: Connection) -> float | None:
-    """Return the latest start of the run that a request allows, on the clock of `time.monotonic`."""
+    """Return the latest start of the run that a request allows, on `time.monotonic`; None for any time."""
     if request.timeout_us is None:
         return connection.deadline_s
     deadline_s = time.monotonic() + request.timeout_us / 1e6

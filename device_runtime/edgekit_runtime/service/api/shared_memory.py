@@ -46,7 +46,13 @@ class SharedMemoryHandler:
         return self._regions.allows_posix
 
     def register(self, name: str, connection: Connection, _head: RequestHead, body: memoryview) -> None:
-        """Register a region: a memfd that arrived with the body, or a POSIX segment."""
+        """Register a region, a memfd that arrived with the body or a POSIX segment, and respond.
+
+        A memfd is unregistered when the connection ends.
+
+        Raises:
+            EdgekitError: the response is this error.
+        """
         stated = load_small(body)
         key = stated.get("key")
         if not isinstance(key, str) or not 1 <= len(name) <= 256:
@@ -80,7 +86,11 @@ class SharedMemoryHandler:
     def respond_status(
         self, name: str | None, connection: Connection, _head: RequestHead, _body: memoryview
     ) -> None:
-        """Respond with the registration of one region, or of all."""
+        """Respond with the registration of the region `name`, or of all that this client can use for None.
+
+        Raises:
+            RequestError: there is no such region.
+        """
         is_local = connection.is_local
         regions = self._regions.of(is_local=is_local)
         selected = regions if name is None else [self._regions.find(name, is_local=is_local)]

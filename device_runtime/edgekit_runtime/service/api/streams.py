@@ -132,7 +132,7 @@ class StreamsHandler:
 def open_streams(
     config: ServiceConfig, answers: AnswerPath, registry: Registry, http: HttpServer
 ) -> StreamsHandler:
-    """Return the handler of a service without streams yet."""
+    """Return the handler of requests about streams; it has none yet, and starts none."""
     live = config.live
     is_live = not config.listen.is_beyond_loopback if live.enabled is None else live.enabled
     calls = ModelCalls(answers, registry, http)

@@ -219,7 +219,7 @@ def _describe_request(message: Mapping[str, Any], sizes: Sequence[int]) -> dict[
 
 
 def read_parameters(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a message in the form of the protocol's JSON."""
+    """Return the parameters of a message as name -> plain value, without those that only HTTP has."""
     parameters = {name: next(iter(choice.values()), None) for name, choice in message["parameters"].items()}
     for name in ("binary_data", "binary_data_size"):  # of HTTP: here all tensors are
         parameters.pop(name, None)

@@ -120,7 +120,11 @@ _CONTAINERS: Final[Mapping[str, Callable[[], Any]]] = {"repeated": list, "map": 
 
 
 def read_message(message: str, data: "bytes | memoryview") -> dict[str, Any]:
-    """Return the values of a message.
+    """Return the fields of a message by name, as the module says.
+
+    Args:
+        message: name of the message, such as `ModelInferRequest`.
+        data: its bytes.
 
     Raises:
         RequestError: `data` are no such message, or have too many fields.
@@ -182,7 +186,12 @@ def _read_value(kind: str, data: memoryview, budget: Iterator[int]) -> Any:
 
 
 def write_message(message: str, values: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a message; values without a field, which foreign JSON may hold, are left out."""
+    """Return the bytes of a message; values without a field, which foreign JSON may hold, are left out.
+
+    Args:
+        message: name of the message.
+        values: field name -> value; fields that are missing or None are not written.
+    """
     output = bytearray()
     for field in _FIELDS[message].values():
         number, kind, elements = field.number, field.kind, values.get(field.name)
@@ -258,7 +267,7 @@ def _split_fields(data: memoryview, budget: Iterator[int]) -> Iterator[tuple[int
 
 
 def read_varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Return the varint at `at`, and the position behind it.
+    """Return the number at `at`, unsigned, 64 bits, in varint encoding, and the position behind it.
 
     Raises:
         RequestError: it does not end.
@@ -274,7 +283,7 @@ def read_varint(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def encode_varint(number: int) -> bytes:
-    """Return a number, negative ones as protobuf's int64."""
+    """Return the varint encoding of a number of at most 64 bits; a negative one as protobuf's int64."""
     if 0 <= number < 0x80:
         return bytes((number,))
     number &= 0xFFFFFFFFFFFFFFFF

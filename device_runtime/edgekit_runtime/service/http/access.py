@@ -30,7 +30,8 @@ def check_access(head: AccessHead, token: bytes | None) -> None:
         token: the expected header `Authorization`, as `read_token` returns it; None if no token is set.
 
     Raises:
-        RequestError: the request is refused.
+        RequestError: 403 for a web page or a foreign host; 401 for a missing or wrong token, a `LoginError`
+            on the live page.
     """
     if head.is_from_page:
         # A web page that is open on this machine can reach a loopback address.
@@ -57,10 +58,11 @@ def _normalize_token(head: AccessHead) -> bytes:
 
 
 def read_token(path: str) -> bytes:
-    """Return the value that the header `Authorization` must have.
+    """Return the value that the header `Authorization` must have: `Bearer` and the token in a file.
 
     Raises:
-        ConfigError: unreadable, too short, or readable by everybody.
+        ConfigError: the file cannot be read, or can be read by everybody; or the token is too short or has
+            spaces.
     """
     try:
         with open(path, encoding="ascii") as file:  # noqa: PTH123  # one descriptor for content and mode

@@ -66,7 +66,7 @@ class ConnectionOwner(Protocol):
 
 
 def ticks(seconds: float) -> int:
-    """Return the least number of ticks that last at least `seconds`."""
+    """Return in how many ticks at least `seconds` have passed, though the present tick has begun before."""
     return int(seconds / TICK_S) + 2
 
 
@@ -333,7 +333,12 @@ class Connection:
         self.respond_error(error)
 
     def respond_error(self, error: BaseException, fields: Mapping[str, str] | None = None) -> None:
-        """Respond with `error`, which is counted; one that is not ours is logged and becomes 500."""
+        """Respond with `error`, which is counted; one that is not ours is logged and becomes 500.
+
+        Args:
+            error: what went wrong.
+            fields: headers beside those that belong to the error.
+        """
         if not isinstance(error, EdgekitError):
             path = "an unknown path" if self._head is None else self._head.path
             _logger.error("a request to %s failed inside the service", path, exc_info=error)
@@ -513,7 +518,7 @@ class Connection:
         return self.is_open and not self.closes and not self.is_busy and self._parser.body_bytes is None
 
     def close_when_idle(self) -> None:
-        """Close at once, or after the request under way."""
+        """Close, unless a request is under way or in part there: then a draining server closes after it."""
         if not self.is_busy and self._parser.body_bytes is None and not self._parser.unread:
             self.close()
 
@@ -526,7 +531,10 @@ class Connection:
     def release(self) -> tuple[socket.socket, bytes]:
         """Release the socket; return it with the bytes that were received and not answered.
 
-        Call it in `screen`, or between requests.
+        Call it in `screen`, or between requests. Nothing is closed: the caller owns the socket.
+
+        Raises:
+            RequestError: the connection is closed already.
         """
         if not self.is_open:
             raise RequestError(500, "the connection is closed already")

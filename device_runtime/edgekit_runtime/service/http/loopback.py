@@ -38,7 +38,7 @@ class Loopback:
         """Send a request; return fields, by their names in lower case, and body of the response.
 
         Raises:
-            RequestError: it is refused.
+            RequestError: the status is not 200; the error has it, and the message of the response.
             UnavailableError: the connection ended first.
         """
         while self._idle:

@@ -29,6 +29,11 @@ _ONE_OF_A_KIND: Final = frozenset(
 def find_end(data: bytes, start: int, max_bytes: int) -> int | None:
     """Return where the head at the start of `data` ends, or None if its end has not arrived.
 
+    Args:
+        data: received bytes.
+        start: where the search begins; what is before holds no end.
+        max_bytes: limit of the head.
+
     Raises:
         RequestError: the head is too long.
     """
@@ -222,7 +227,11 @@ def is_from_page(fields: Mapping[bytes, bytes]) -> bool:
 
 
 def is_foreign_host(host: bytes | None) -> bool:
-    """Return whether the host is a public name: its owner can point it to this machine (DNS rebinding)."""
+    """Return whether a host is a public name: its owner can point it to this machine (DNS rebinding).
+
+    Args:
+        host: value of the header `Host`, also with a port; None, as HTTP 1.0 may have it, is not foreign.
+    """
     if host is None:  # no browser speaks HTTP 1.0
         return False
     name = host.decode("latin-1").lower().rstrip(".")

@@ -41,7 +41,16 @@ def make_date_line() -> bytes:
 
 
 def make_json(value: Any, status: int = 200, fields: Mapping[str, str] | None = None) -> tuple[bytes, bytes]:
-    """Return head and body of a response with a JSON document; `fields`: further headers."""
+    """Return head and body of a response with a JSON document.
+
+    Args:
+        value: the document.
+        status: HTTP status.
+        fields: further headers, see `make_head`.
+
+    Raises:
+        TypeError, ValueError: JSON cannot express `value`, such as a NaN.
+    """
     body = json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
     return make_head(status, JSON_TYPE, len(body), fields), body
 

@@ -115,10 +115,14 @@ class Catalogue:
         self.is_listed = False
 
     def find(self, name: str, version: str | None) -> Served:
-        """Return the given or the default version of `name`.
+        """Return a version of a model.
+
+        Args:
+            name: name of the model.
+            version: the version; None for the one that answers requests without a version.
 
         Raises:
-            EvictedError: it was unloaded for others; see `wait_for`.
+            EvictedError: the model was unloaded for others; `Registry.wait_for` loads it.
             RequestError: there is no such model, no such version, or it is not ready.
         """
         model = self.by_name.get(name)
@@ -145,7 +149,11 @@ class Catalogue:
         return [] if model is None else list(model.versions)
 
     def describe(self, installed: Iterable[str]) -> list[Status]:
-        """Return the state of all models, those that are `installed` and those that were loaded."""
+        """Return the lines of the repository's index: one for each version, and for each model without any.
+
+        Args:
+            installed: names of the installed models; loaded ones are listed too.
+        """
         lines = []
         for name in sorted({*installed, *self.by_name}):
             model = self.by_name.get(name) or ModelEntry(name)

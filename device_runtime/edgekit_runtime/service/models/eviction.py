@@ -16,7 +16,7 @@ class Resident:
     Attributes:
         name: name of the model with its version.
         size_bytes: memory that it takes.
-        used_s: when it was last used.
+        used_s: when it was last used, on a monotonic clock.
         is_pinned: whether it must stay.
         is_busy: whether calls wait for it or are under way.
     """
@@ -29,7 +29,7 @@ class Resident:
 
 
 class MemoryCapError(UnavailableError):
-    """A model does not fit under the memory cap, now or ever."""
+    """A model does not fit under the memory cap: not now, or never if `retry_after_s` is None."""
 
 
 def choose_evictions(

@@ -93,7 +93,11 @@ class PackageFiles(Source):
             return load(opened)
 
     def reject(self, name: str, version: str, _reason: str) -> bool:
-        """Ignore a version's file until it changes or the service restarts, if there is another version."""
+        """Ignore a version's file until it changes or the service restarts, if the model has another version.
+
+        Returns:
+            Whether it has; otherwise the version may be opened again.
+        """
         packages = {key: package for key, package in self._read().items() if package.name == name}
         own = [key for key, package in packages.items() if package.version == version]
         self._opened.discard((name, version))

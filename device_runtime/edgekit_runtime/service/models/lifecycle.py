@@ -66,13 +66,22 @@ class Lifecycle:
         self.confirmations = Confirmations(source, self._disk)
 
     async def open(self, name: str, options: ModelOptions, beside: Loaded | None = None) -> list[Served]:
-        """Return the versions of `name` that are to be served, see `Source.open` and `load`."""
+        """Open the versions of a model that are to be served, on a thread; no request finds them yet.
+
+        Args:
+            name: name of the model.
+            options: options of the model.
+            beside: a loaded version that goes on serving, see `load`.
+
+        Raises:
+            EdgekitError: as `Source.open`.
+        """
         load_one = functools.partial(self._load, options=options, beside=beside)
         opened = await self.on_thread(self.source.open, name, VersionPolicy.of(options), load_one)
         return [self.make_served(loaded) for loaded in opened]
 
     async def open_again(self, package: Servable, options: ModelOptions) -> Served:
-        """Return a version that was served before."""
+        """Open a version that was served before, as `Source.open_again`, on a thread."""
         load_one = functools.partial(self._load, options=options)
         return self.make_served(await self.on_thread(self.source.open_again, package, load_one))
 

@@ -84,14 +84,26 @@ class Registry:
         self.rollouts = RolloutController(self._lifecycle, self.metrics, self._start)
 
     def find_remote(self, name: str, version: str | None) -> IsolatedVersion | None:
-        """Return a version in worker processes, or None if it is in this process or not ready."""
+        """Return a version in worker processes; None if it runs in this process, is unknown or not ready.
+
+        Args:
+            name: name of the model.
+            version: the version; None for the one that answers requests without a version.
+        """
         try:
             return self.models.find(name, version).loaded.remote
         except EdgekitError:
             return None
 
     def report_crash(self, name: str, version: str, reason: str, *, is_loop: bool) -> None:
-        """Restart the wait for the confirmation of a version; replace it if it crashes in a loop."""
+        """Restart the wait for the confirmation of a version that crashed.
+
+        Args:
+            name: name of the model.
+            version: its version.
+            reason: why it crashed.
+            is_loop: whether it crashes again and again: then it is given up in the background.
+        """
         self._lifecycle.confirmations.postpone(name, version)
         if is_loop:
             self._start(self.give_up(name, version, f"crash: {reason}"))
@@ -151,7 +163,8 @@ class Registry:
             for_others: whether other models may be unloaded for it; otherwise its first request loads it if
                 the memory cap leaves no room now.
             patience_s: longest wait for calls of models that must be unloaded.
-            rollout: how a new version is tried this time; None as the options say.
+            rollout: how a new version takes over this time: `swap`, `canary` or `shadow`; None as its
+                installation requested, or else as the options say.
 
         Raises:
             EdgekitError: the model cannot be loaded; the message says why.
@@ -205,10 +218,10 @@ class Registry:
                 await self._lifecycle.retire([model.end_trial(trial)])
 
     async def wait_for(self, name: str) -> None:
-        """Return once a model that was unloaded for others is loaded again.
+        """Load a model that was unloaded for others, and return once it is loaded.
 
         Raises:
-            UnavailableError: too many wait already, or it takes too long.
+            UnavailableError: too many calls wait for it already, or it takes too long.
             EdgekitError: it cannot be loaded.
         """
         model = self.models.by_name[name]

@@ -39,7 +39,11 @@ class InstalledModels(Source):
         return self._slots.models()
 
     def find(self, name: str, policy: VersionPolicy) -> Sequence[Servable]:
-        """Return the packages that `policy` chooses."""
+        """Return the packages that `open` would open now: the specific versions, or else the active one.
+
+        Raises:
+            EdgekitError: there are none.
+        """
         servables = []
         for version in policy.ordered() or (None,):
             candidates = self._slots.list_candidates(name, version, counted=self._begun)
@@ -48,7 +52,11 @@ class InstalledModels(Source):
         return servables
 
     def find_proven(self, name: str) -> Servable | None:
-        """Return the version that has proved itself, where a newer one is on trial, or None."""
+        """Return the newest version that has proved itself, if the current one has not; otherwise None.
+
+        Raises:
+            SlotError: no such model, or its folder is open to other users.
+        """
         state = self._slots.load(name).state
         if state.current is None or state.current.health != UNPROVEN:
             return None
@@ -86,7 +94,12 @@ class InstalledModels(Source):
             return load(opened)
 
     def confirm(self, name: str, version: str) -> None:
-        """Record that `version` is good."""
+        """Record that `version` is good.
+
+        Raises:
+            UnavailableError: it cannot be recorded now, such as on a full disk.
+            EdgekitError: it cannot be recorded.
+        """
         try:
             self._slots.confirm(name, version)
         except RecordError as error:  # such as a full disk
@@ -104,7 +117,7 @@ class InstalledModels(Source):
         return True
 
     def reject(self, name: str, version: str, reason: str) -> bool:
-        """Record that `version` fails; returns whether there is another one to open."""
+        """Record that `version` fails; return whether there is another one to open, and count its start."""
         choice = self._reject(name, version, reason)
         if choice is None:
             return False

@@ -49,7 +49,7 @@ class Source(Protocol):
         return None
 
     def find_trial(self, _name: str) -> str | None:
-        """Return the kind of trial that an installation requested for the newest version, or None.
+        """Return the trial that the installation of the newest version requested: `canary`, `shadow` or None.
 
         Raises:
             EdgekitError: it cannot be found out.
@@ -95,7 +95,7 @@ class Source(Protocol):
 
 
 def open_listed(listed: Servable, trust: Verifier, limits: Limits) -> OpenedPackage:
-    """Return the verified package of a listed file.
+    """Verify a listed package, and return it, or the package of the submodel that is listed.
 
     Raises:
         PackageError: it is damaged, or another file has replaced it; see `read_package` for the others.

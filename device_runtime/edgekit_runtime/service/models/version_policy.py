@@ -47,7 +47,11 @@ class VersionPolicy:
         return tuple(sorted(self.specific, key=sort_key, reverse=True))
 
     def choose(self, name: str, installed: Sequence[Servable]) -> tuple[Servable, ...]:
-        """Return what to serve of `installed`, the newest first.
+        """Return the packages to serve, the newest first.
+
+        Args:
+            name: name of the model, for messages.
+            installed: all packages of the model.
 
         Raises:
             RequestError: nothing is installed, or not a version that is asked for.

@@ -134,7 +134,10 @@ class LaneMetrics:
     def note_lone(self, seconds: float, now_s: float, rows: int = 1) -> None:
         """Count a call that ran at once and alone, and succeeded.
 
-        `now_s`: time on the scheduler's clock.
+        Args:
+            seconds: time in the engine, which was all that the call took.
+            now_s: time on the scheduler's clock.
+            rows: rows of the call.
         """
         index = bisect_left(LATENCY_BOUNDS_S, seconds)
         self.queue.counts[0] += 1
@@ -151,7 +154,15 @@ class LaneMetrics:
         self.last_s = now_s
 
     def note_run(self, calls: int, rows: int, merge_s: float, infer_s: float, split_s: float) -> None:
-        """Count a run of the engine that served `calls` of `rows` together; see `RunCount` for the times."""
+        """Count a run of the engine; `note_success` and `note_failure` count its calls.
+
+        Args:
+            calls: number of calls that it served together.
+            rows: number of their rows.
+            merge_s: see `RunCount`, as the next two.
+            infer_s: time in the engine.
+            split_s: time to split the outputs.
+        """
         run = self._find_run(calls, rows)
         run.count += 1
         run.merge_s += merge_s

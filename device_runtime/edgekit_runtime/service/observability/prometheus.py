@@ -139,7 +139,11 @@ def service_families(service: ServiceMetrics) -> list[MetricFamily]:
 
 
 def read_memory(path: Path = _STATUS) -> dict[str, int]:
-    """Return the resident (`rss`) and the proportional (`pss`) memory in bytes; empty if unknown."""
+    """Return the resident (`rss`) and the proportional (`pss`) memory of this process in bytes.
+
+    Args:
+        path: file in the form of `/proc/PID/smaps_rollup`; if it cannot be read, the result is empty.
+    """
     try:
         lines = path.read_text().splitlines()
     except OSError:

@@ -85,7 +85,8 @@ class Region:
         """Copy `array`, C-contiguous, to `offset_bytes`.
 
         Raises:
-            RequestError: it does not fit into the region, or the segment was shrunk.
+            RequestError: it does not fit into the region, the region was unregistered, or the segment was
+                shrunk.
         """
         self.check_place(offset_bytes, array.nbytes)
         start = self.offset_bytes + offset_bytes

@@ -146,7 +146,7 @@ class Power:
         return (self.power_w, self.temperature_c, self.battery_floor) != (None, None, None)
 
     def limits(self, now_s: float) -> "DeviceLimits":
-        """Return the limits for a service that starts at `now_s`."""
+        """Return the limits for a service that starts at `now_s` on the governor's clock."""
         # Imported here: most services have no governor.
         from edgekit_runtime.power.governor.settings import BatteryLimit, DeviceLimits
 
