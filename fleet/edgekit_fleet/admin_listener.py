@@ -27,6 +27,7 @@ class AdminListener:
     """The running listener.
 
     Attributes:
+        url: address of the console.
         first_link: link that makes the first administrator; empty if there is a user.
     """
 

@@ -40,12 +40,12 @@ _PER_MEMBER: Final = ("drop", "energy")  # limits that are kept by each member, 
 def package_pipeline(
     ctx: click.Context, path: Path, console: Console, *, package_model: PackageModel
 ) -> Path:
-    """Package the pipeline in a file with the options of `edgekit package` in `ctx`; return the package's path.
+    """Package the pipeline in a file by the options of `edgekit package`; return the path of the package.
 
-    The package is written into the folder of `--out`, and `console` or the standard output says what it holds.
+    It is written into the folder of `--out`, and its contents are printed.
 
     Args:
-        ctx: context of the command.
+        ctx: context of the command, with its options.
         path: file of the pipeline (.toml).
         console: where to print.
         package_model: packages a member that the file names as a model.

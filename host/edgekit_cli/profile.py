@@ -132,7 +132,7 @@ class MeasuredProfile:
 
     @property
     def errors(self) -> dict[str, float]:
-        """Predicted over measured time, less 1, of each network by its name; the fit left that network out."""
+        """Network -> predicted over measured time, less 1; the fit left that network out."""
         return dict(zip(self.here.networks, self.fitted.errors, strict=True))
 
     def describe(self) -> dict[str, object]:

@@ -223,7 +223,7 @@ def _read_document(path: Path) -> Any:
 
 
 def read_folders(folders: Iterable[Path]) -> list[Evidence]:
-    """Return all evidence in some folders, oldest first; of two files with one name, that of the later folder.
+    """Return all evidence in some folders, oldest first; of files with the same name only the last folder's.
 
     Raises:
         BenchError: a file is no evidence, or of a newer format.
@@ -275,7 +275,7 @@ def read_measured_costs(target: str) -> list[tuple[Evidence, NetworkTimes]]:
 
 
 def describe_source(evidence: Evidence, current: Checkout) -> str:
-    """Return which code made the evidence, in words: `this commit`, or `commit 1234abcde` with its changes."""
+    """Return in words which code made the evidence, such as `this commit` or `commit 1234abcde`."""
     if not evidence.commit:
         return "no commit (an installed release)"
     changes = " with changes that were not committed" if evidence.is_dirty else ""

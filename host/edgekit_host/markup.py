@@ -181,9 +181,9 @@ def show_bytes(size_bytes: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Return a number with three significant digits, without zeros at the end, exponent or unit: `0.012`, `1,234`.
+    """Return a number with three significant digits, such as `0.012`, `1.5` or `1,234`, without an exponent.
 
-    Digits before the decimal point all stay.
+    All digits before the decimal point stay, and zeros at the end go.
     """
     if value == 0:
         return "0"

@@ -22,12 +22,16 @@ _PAUSE_S: Final = _MINUTE_S // MAX_FAILURES  # until an attempt is checked again
 
 
 def too_many(attempts: str) -> RequestError:
-    """Return the error that refuses an attempt unchecked, because too many have failed."""
+    """Return the error 429 that refuses an attempt unchecked, because too many have failed.
+
+    Args:
+        attempts: what has failed, as the message names it, such as `logins`.
+    """
     return RequestError(429, f"too many {attempts}; wait {_PAUSE_S} s", retry_after_s=_PAUSE_S)
 
 
 def allows(session: Session, limits: Mapping[str, int], now: float) -> bool:
-    """Return whether an attempt should be checked.
+    """Return True if an attempt may be checked, because it is below all its limits; counts nothing.
 
     Args:
         session: session of the store.
@@ -38,7 +42,16 @@ def allows(session: Session, limits: Mapping[str, int], now: float) -> bool:
 
 
 def take(session: Session, limits: Mapping[str, int], now: float) -> bool:
-    """Count an attempt as failed and return True; False over a limit: it must not be checked then."""
+    """Count an attempt as failed before it is checked; `forgive` undoes that after a success.
+
+    Args:
+        session: session of a transaction.
+        limits: whom the attempt counts against, such as `login address 10.0.0.1` -> failures a minute.
+        now: seconds since 1970.
+
+    Returns:
+        True if the attempt may be checked; False if it is over a limit and was not counted.
+    """
     rows = _read(session, limits)
     if not _allows(rows, limits, now):
         return False
@@ -70,7 +83,12 @@ def _count_forgiven(row: FailureRow, limit: int, now: float) -> int:
 
 
 def forgive(session: Session, keys: Iterable[str]) -> None:
-    """Undo the count of an attempt, since it has succeeded."""
+    """Undo the count of an attempt that has succeeded.
+
+    Args:
+        session: session of a transaction.
+        keys: keys of the `limits` with which `take` counted it.
+    """
     for row in _read(session, keys).values():
         if row.count:
             row.count -= 1

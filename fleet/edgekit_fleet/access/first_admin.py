@@ -27,12 +27,12 @@ class FirstAdminCode:
         self._expires_at = time.monotonic() + _LIFE_S
 
     def fits(self, secret: str) -> bool:
-        """Return whether this is the code, and it is still valid."""
+        """Return True if `secret` is this code, and the code is not an hour old yet."""
         is_same = hmac.compare_digest(digest(secret), digest(self.secret))
         return is_same and time.monotonic() < self._expires_at
 
     def check(self, session: Session, secret: str) -> None:
-        """Refuse a code that is wrong or was used; a session that only reads will do.
+        """Refuse a code that is wrong or was used; `session` may be one that only reads.
 
         Raises:
             RequestError: 403, the code is wrong or was used, or there is a user.
@@ -43,7 +43,7 @@ class FirstAdminCode:
             )
 
     def claim(self, session: Session, secret: str, name: str, password: str) -> None:
-        """Make the first administrator.
+        """Add the user `name` as the first administrator, which uses up the code.
 
         Raises:
             RequestError: as from `check`.

@@ -48,7 +48,7 @@ def set_cookie(
         response: response to it.
         name: name of the cookie.
         value: an empty one removes the cookie.
-        life_s: how long the browser keeps it; by default until it is closed.
+        life_s: how long the browser keeps it, in seconds; None until it is closed.
     """
     response.set_cookie(
         cookie_name(request, name),
@@ -67,7 +67,10 @@ def login_of(request: HTTPConnection, store: Store) -> Login | None:
 
 
 def bearer_of(request: HTTPConnection, store: Store) -> Principal | None:
-    """Return the principal whose token the request carries, or None."""
+    """Return the principal of the token in the header `Authorization`, and note the token's use.
+
+    None without such a header, or if the token is unknown or has ended.
+    """
     scheme, _, secret = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not secret.startswith(PREFIX):
         return None

@@ -73,7 +73,9 @@ class LoginDesk:
         self._clock = clock
 
     def log_in(self, name: str, password: str, address: str, browser: str = "", *, code: str = "") -> str:
-        """Return the secret for the cookie of a new login. It takes about 0.1 s.
+        """Check name, password and code, and open a login; return the secret for its cookie.
+
+        It takes about 0.1 s. A failure counts against the limits, and is an alarm in the audit log.
 
         Args:
             name: who somebody claims to be.
@@ -127,7 +129,14 @@ class LoginDesk:
             return open_login(session, name, now)
 
     def alarm(self, action: str, address: str, text: str, now: float) -> None:
-        """Record an alarm, one a minute and address."""
+        """Write an alarm to the audit log, at most one a minute for an address, and a limited number in all.
+
+        Args:
+            action: action of the entry, such as `alarm.login`.
+            address: address of the client, which is the entry's subject.
+            text: what happened.
+            now: seconds since 1970.
+        """
         with self._store.transaction() as session:
             limits = {f"login alarm {address}": 1, "login alarms": _MAX_ALARMS}
             if failure_limit.take(session, limits, now):
@@ -149,7 +158,11 @@ def _list_limits(session: Session, name: str, address: str, browser: str) -> dic
 
 
 def browser_of(secret: str) -> str:
-    """Return the secret that stays in the browser of a login, so that the user is known there later."""
+    """Return the value of the cookie by which a browser is known after a login in it has ended.
+
+    Args:
+        secret: secret of the login.
+    """
     return digest(f"browser {secret}")
 
 
@@ -158,7 +171,16 @@ def _browser_key(browser: str) -> str:
 
 
 def open_login(session: Session, user: str, now: float) -> str:
-    """Return the secret of a new login of a user; ends those that have expired."""
+    """Open a login of a user, whose browser is known from now on, and delete logins that have expired.
+
+    Args:
+        session: session of a transaction.
+        user: name of the user.
+        now: seconds since 1970.
+
+    Returns:
+        The secret of the login, for its cookie.
+    """
     secret = make_secret()
     session.flush()  # the user may be new, and must be there first
     session.add(KnownAddressRow(user=user, address=_browser_key(browser_of(secret)), seen_at=now))
@@ -174,13 +196,15 @@ def open_login(session: Session, user: str, now: float) -> str:
 
 
 def find_login(store: Store, secret: str, now: float, *, is_use: bool = True) -> Login | None:
-    """Return the login of a cookie, or None if it has ended.
+    """Return the login of a cookie, or None if it is unknown or has ended.
 
     Args:
         store: store of the fleet.
         secret: secret of the cookie.
         now: seconds since 1970.
-        is_use: whether a person acted; False for a request that an open page sent by itself.
+        is_use: whether a person acted, which prolongs the login; False for a request that an open page sent
+            by
+            itself.
     """
     with store.snapshot() as session:
         row = session.get(LoginRow, digest(secret))
@@ -198,7 +222,10 @@ def find_login(store: Store, secret: str, now: float, *, is_use: bool = True) ->
 
 
 def csrf_of(secret: str) -> str:
-    """Return the token that forms of a login carry; it proves its login also after that has ended."""
+    """Return the CSRF token that forms carry in the login with this secret.
+
+    A form that was sent after the login had ended still shows by it which login it came from.
+    """
     return digest(f"csrf {secret}")
 
 

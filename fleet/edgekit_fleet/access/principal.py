@@ -50,5 +50,9 @@ class Principal:
 
 
 def folder_owner(name: str) -> Principal:
-    """Return the principal who can read the fleet's folder, and so may do everything."""
+    """Return the principal of somebody who can read the fleet's folder: with all scopes.
+
+    Args:
+        name: actor in the audit log.
+    """
     return Principal(name, frozenset(SCOPES))

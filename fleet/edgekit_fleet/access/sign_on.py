@@ -53,7 +53,14 @@ class Identity:
 
 
 def fits_login(identity: Identity | None, login: Login) -> bool:
-    """Return whether the user that a proxy's headers name may go on with this login."""
+    """Return True if a login may go on in a request with this identity.
+
+    Args:
+        identity: user whom the headers of a proxy name; None without these headers, which fits only the login
+            of
+            a user with a password.
+        login: login of the request's cookie.
+    """
     if identity is None:
         return login.signed_on_role is None
     return identity.name == login.principal.name and login.signed_on_role in (None, identity.role)
@@ -119,7 +126,9 @@ class SignOn:
 
 
 def open_signed_on(session: Session, identity: Identity, now: float) -> str:
-    """Log a proxy's user in, created or changed if necessary; return the secret of the login.
+    """Log a proxy's user in; return the secret of the login.
+
+    The user is added at the first login, and gets the role that the proxy states now.
 
     Raises:
         RequestError: 403, a user with a password has this name; 429, the user logs in all the time.

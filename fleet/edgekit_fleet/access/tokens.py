@@ -44,14 +44,14 @@ class Token:
 def add_token(
     session: Session, name: str, scopes: Sequence[str], *, actor: str, life_s: float | None = None
 ) -> str:
-    """Return the secret of a new token, which is shown once.
+    """Make a token, and return its secret, which the store does not keep.
 
     Args:
         session: session of a transaction.
         name: name of the token.
         scopes: scopes of the token, at least one.
         actor: who makes it.
-        life_s: how long it is valid, or None for ever.
+        life_s: how long it is valid, in seconds; None for ever.
 
     Raises:
         FleetError: the name is malformed or taken, or a scope is unknown.
@@ -110,7 +110,13 @@ def revoke_token(session: Session, name: str, *, actor: str) -> None:
 
 
 def end_grants_of(session: Session, maker: str, *, actor: str) -> None:
-    """End what `maker` has made and others could still use: tokens, webhooks, unused enrolment codes."""
+    """End what `maker` has made and others could still use: tokens, webhooks, unused enrolment codes.
+
+    Args:
+        session: session of a transaction.
+        maker: a user's name, or `token:NAME`.
+        actor: who ends it, for the audit log.
+    """
     for webhook in session.scalars(select(WebhookRow).where(WebhookRow.created_by == maker)).all():
         session.delete(webhook)
         audit.record(session, actor, "webhook.remove", webhook.name)
@@ -125,12 +131,12 @@ def end_grants_of(session: Session, maker: str, *, actor: str) -> None:
 
 
 def end_expired(session: Session, after: float, until: float) -> None:
-    """End what was made with tokens that have expired in this time, as if they were revoked.
+    """End what was made with tokens that expired in an interval, as if they were revoked.
 
     Args:
         session: session of a transaction.
-        after: seconds since 1970.
-        until: seconds since 1970; the interval includes it.
+        after: begin of the interval, in seconds since 1970.
+        until: end of the interval, in seconds since 1970; the interval includes it.
     """
     expired = select(TokenRow.name).where(TokenRow.expires_at > after, TokenRow.expires_at <= until)
     for name in session.scalars(expired).all():
@@ -138,7 +144,13 @@ def end_expired(session: Session, after: float, until: float) -> None:
 
 
 def principal_of_token(store: Store, secret: str, now: float) -> Principal | None:
-    """Return what the holder of a token may do, or None if it is unknown or has ended."""
+    """Return the principal of a token, and note its use; None if the token is unknown or has ended.
+
+    Args:
+        store: store of the fleet.
+        secret: secret of the token.
+        now: seconds since 1970.
+    """
     with store.snapshot() as session:
         row = session.scalars(select(TokenRow).where(TokenRow.secret_sha256 == digest(secret))).first()
         if row is None or (row.expires_at is not None and row.expires_at <= now):

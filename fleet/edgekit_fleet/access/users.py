@@ -137,13 +137,14 @@ def remove_user(session: Session, name: str, *, actor: str) -> None:
 
 
 def check_password(digest: str | None, password: str) -> tuple[bool, str]:
-    """Return whether a password is right, and a new digest to store if the old one has an older form.
-
-    It takes about 50 ms, so it belongs outside of a transaction.
+    """Check a password. It takes about 50 ms, so do it outside of a transaction.
 
     Args:
         digest: stored digest; None for an unknown user, empty for one of a proxy.
         password: password to check.
+
+    Returns:
+        Whether the password is right; and a new digest to store if the old one has an older form, else "".
     """
     with _one_at_a_time:
         try:
@@ -163,7 +164,7 @@ def _digest_of_nobody() -> str:
 
 
 def principal_of_user(row: UserRow) -> Principal:
-    """Return what a user may do."""
+    """Return the principal of a user, with the scopes of their role; without any for an unknown role."""
     return Principal(row.name, SCOPES_OF_ROLE.get(row.role, frozenset()))  # type: ignore[call-overload]  # an unknown role may nothing
 
 

@@ -49,7 +49,7 @@ class LocalFleet:
 
 
 class RemoteFleet:
-    """A fleet over HTTP. A request that failed on the way is sent again, and carried out once."""
+    """A fleet over HTTP. A request that failed on the way is sent again; the fleet carries it out once."""
 
     def __init__(self, url: str, token: str, authority: Path | None = None) -> None:
         """Prepare; nothing is sent yet.
@@ -79,7 +79,7 @@ class RemoteFleet:
             raise ConfigError(f"cannot read the certificates in {authority}: {cause}") from cause
 
     def call(self, endpoint: Endpoint[Request, Answer], request: Request) -> Answer:
-        """See `FleetCaller`.
+        """Send the request over HTTP, and return the answer of the endpoint.
 
         Raises:
             RequestError: the server refuses the request.
@@ -153,13 +153,16 @@ class RemoteFleet:
 def list_all(
     fleet: FleetCaller, endpoint: Endpoint[Any, Any], request: type[Any], **fields: Any
 ) -> Iterator[Any]:
-    """Yield the items of all pages.
+    """Yield the items of all pages; the next page is fetched when the one before is used up.
 
     Args:
         fleet: fleet to ask.
         endpoint: endpoint whose answers have `items` and `next`.
         request: request class of the endpoint, with the field `after`.
         fields: fields of the request.
+
+    Raises:
+        EdgekitError: as from `FleetCaller.call`.
     """
     after = ""
     while True:
@@ -171,7 +174,12 @@ def list_all(
 
 
 def drop_unset(record: Any, plain: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON of a record without nulls that are defaults, which an older fleet may not know."""
+    """Return the JSON of a record without fields that are None by default: an older fleet may not know them.
+
+    Args:
+        record: dataclass.
+        plain: the JSON of the record.
+    """
     defaults = {field.name: field.default for field in dataclasses.fields(record)}
     return {
         name: drop_unset(getattr(record, name), value)

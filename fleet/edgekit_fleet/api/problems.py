@@ -68,6 +68,6 @@ def describe_problem(error: Exception) -> tuple[int, dict[str, Any], dict[str, s
 
 
 def problem_response(error: Exception) -> Response:
-    """Return the answer to a request that failed; see `describe_problem`."""
+    """Return the HTTP response to a request that failed with `error`; see `describe_problem`."""
     status, body, headers = describe_problem(error)
     return Response(json.dumps(body), status, headers, MEDIA_TYPE)

@@ -19,9 +19,11 @@ _ABANDONED_S: Final = 600.0  # the process that worked on it has ended
 
 @dataclass(frozen=True, slots=True)
 class KeyedRequest:
-    """A request with a key.
+    """A request with the header `Idempotency-Key`.
 
     Attributes:
+        actor: who sends it; keys of others do not count.
+        key: value of the header.
         sha256: SHA-256 of method, path and body.
     """
 
@@ -31,7 +33,7 @@ class KeyedRequest:
 
 
 def check_key(key: str) -> str:
-    """Return a key.
+    """Return the value of an `Idempotency-Key`, if it has the right form.
 
     Raises:
         RequestError: 400, it is malformed.
@@ -42,7 +44,9 @@ def check_key(key: str) -> str:
 
 
 def begin_request(store: Store, request: KeyedRequest, now: float) -> tuple[int, bytes] | None:
-    """Return status and body of the answer that the request got before; None if it must be carried out.
+    """Return status and body of the earlier answer to a request; None if it must be carried out.
+
+    A request to carry out is marked as begun, until `end_request`.
 
     Raises:
         RequestError: 422 the key was used for another request; 409 it is being carried out, or its answer is
@@ -76,7 +80,7 @@ def begin_request(store: Store, request: KeyedRequest, now: float) -> tuple[int,
 
 
 def end_request(store: Store, request: KeyedRequest, status: int, answer: bytes) -> None:
-    """Keep the answer to a request; one that failed on our side may be sent again.
+    """Keep the answer to a request. After a status of 500 or more the request is forgotten, to be sent again.
 
     Args:
         store: store of the fleet.

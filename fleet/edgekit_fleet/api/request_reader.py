@@ -38,7 +38,7 @@ class _UnreadableError(RequestError):
 
 @asynccontextmanager
 async def receive_file(request: Request, folder: Path, sha256: str) -> AsyncIterator[Path]:
-    """Yield the path of the body in a file that exists until the block ends.
+    """Write the body of a request into a file, and yield its path; the file is gone after the block.
 
     Args:
         request: request with a file as its body.
@@ -46,7 +46,7 @@ async def receive_file(request: Request, folder: Path, sha256: str) -> AsyncIter
         sha256: SHA-256 that the file must have, in hexadecimal digits.
 
     Raises:
-        RequestError: 404 no digest, 408 too slow, 409 another digest, 413 too large.
+        RequestError: 404 `sha256` is no digest, 408 too slow, 409 another digest, 413 too large.
         OutputError: the disk is full.
     """
     if _SHA256.fullmatch(sha256) is None:
@@ -72,7 +72,7 @@ async def receive_file(request: Request, folder: Path, sha256: str) -> AsyncIter
 
 
 def parse_request(endpoint: AnyEndpoint, request: Request, body: bytes, **own: Any) -> Any:
-    """Return the request of an endpoint.
+    """Return an instance of `endpoint.request`, read from the path and from body or query.
 
     Args:
         endpoint: endpoint to call.

@@ -37,7 +37,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 def make_api(fleet: Fleet) -> Starlette:
-    """Return the application, for the path `/api/v1`."""
+    """Return the application of the HTTP interface; its paths begin behind `/api/v1`, see `join_apps`."""
     document = encode_json(make_document())
     waiting = asyncio.Semaphore(_MOST_WAITING)
     by_path: dict[str, dict[str, Handler]] = {}
@@ -59,7 +59,7 @@ def make_api(fleet: Fleet) -> Starlette:
 
 
 def join_apps(api: ASGIApp, fallback: ASGIApp) -> ASGIApp:
-    """Return an application that serves the HTTP interface, and another application at all other paths."""
+    """Return an application in which `api` answers below `/api/v1`, and `fallback` at all other paths."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         # Not by `Mount`, whose pattern no path with a line feed fits.

@@ -69,9 +69,9 @@ log_type warning
 
 
 def write_configuration(folder: FleetFolder, settings: FleetSettings, authority: Authority) -> Path:
-    """Write all files that mosquitto reads into its folder; returns the path of the configuration.
+    """Write all files that mosquitto reads into its folder; return the path of `mosquitto.conf`.
 
-    Only this folder goes to a broker elsewhere: the keys of the authority stay here.
+    Only this folder goes to a broker on another machine: the keys of the authority stay here.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -118,9 +118,12 @@ def _write_acl(path: Path, authority: Authority, silent: Collection[str] = ()) -
 
 
 def write_revoked(authority: Authority, serials: Iterable[str], folder: Path) -> None:
-    """Write the list of revoked certificates, also for the broker, which reads it after `reload`.
+    """Write the list of revoked certificates, and copy it for the broker, which reads it after `reload`.
 
-    `serials`: all serial numbers, in hexadecimal digits. `folder`: folder that the broker reads.
+    Args:
+        authority: authority that signs the list.
+        serials: all serial numbers, in hexadecimal digits.
+        folder: folder that the broker reads.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -173,19 +176,22 @@ class Mosquitto:
             os.kill(self._child.pid, signal.SIGHUP)
 
     def silence(self, devices: Collection[str]) -> None:
-        """Let the broker drop all that these devices send; devices silenced before are heard again.
+        """Let the broker drop all that these devices send, and hear devices again that were silenced before.
 
-        A device that floods the broker would otherwise fill the manager's queue there, and what the others
-        send would be lost.
+        A device that floods the broker would otherwise fill the manager's queue at the broker, and messages
+        of
+        other devices would be lost.
 
         Raises:
-            OutputError: the list cannot be written.
+            OutputError: the list of rights that the broker reads cannot be written.
         """
         _write_acl(self._configuration.parent / _ACL, self._authority, devices)
         self.reload()
 
     def restart_if_ended(self) -> bool:
-        """Restart the broker if it has ended, after a pause that grows; returns whether it did.
+        """Start the broker again if it has ended; return True if it was started.
+
+        After each end that comes soon after a start, a longer pause must pass before the next start.
 
         Raises:
             TransportError: it does not start.

@@ -42,6 +42,7 @@ class ConnectionOptions:
         context: TLS context with the device's certificate.
         session: TLS session of an earlier connection with this context, to be resumed; or None.
         host: name that the broker's certificate must have.
+        topics: topic filters to subscribe to.
         will_topic, will: the last will, retained; no topic for none.
         keepalive_s: the broker ends the connection that is silent for one and a half times as long.
         is_mqtt5: whether to speak MQTT 5, else 3.1.1.
@@ -59,10 +60,11 @@ class ConnectionOptions:
 
 
 class MqttConnection(asyncio.Protocol):
-    """A connection.
+    """A connection of one client to the broker.
 
     Attributes:
-        sent, acknowledged: numbers of messages that were published, and that the broker acknowledged.
+        sent: number of messages that were published.
+        acknowledged: number of these that the broker has acknowledged.
         heard_at: when the last bytes came, by the monotonic clock.
     """
 
@@ -83,16 +85,16 @@ class MqttConnection(asyncio.Protocol):
 
     @property
     def session(self) -> ssl.SSLSession | None:
-        """Return the session of TLS, for the next connection."""
+        """The TLS session, which the next connection can resume; None before the handshake."""
         return self._tls.session
 
     @property
     def is_resumed(self) -> bool:
-        """Return whether TLS has resumed a session."""
+        """Whether the handshake has resumed an earlier TLS session."""
         return bool(self._tls.session_reused)
 
     def publish(self, topic: str, payload: bytes, *, is_retained: bool) -> None:
-        """Send a message with QoS 1."""
+        """Send a message once with QoS 1; `acknowledged` counts the broker's answer."""
         self.sent += 1
         number = struct.pack(">H", (self.sent - 1) % 65535 + 1)
         body = _string(topic.encode()) + number + self._properties + payload
@@ -100,7 +102,7 @@ class MqttConnection(asyncio.Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """Return how many bytes the socket has not taken yet."""
+        """The number of bytes that the socket has not taken yet."""
         buffered = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return len(self._packets) + buffered
 
@@ -158,7 +160,7 @@ class MqttConnection(asyncio.Protocol):
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Report the end."""
+        """Tell the owner that the connection has ended, and why."""
         self._transport = None
         self._owner.closed(self, str(exc or self._reason))
 

@@ -34,6 +34,7 @@ class Finding:
     """What one check has shown.
 
     Attributes:
+        check: what the check asks of the broker.
         works: whether the broker does it.
         effect: `fine`; `adapted` if edgekit works all the same; `refused` if no fleet may run on the broker.
         text: the consequence, in one sentence.
@@ -153,7 +154,7 @@ class BrokerProbe:
         self._mark = os.urandom(4).hex()
 
     def run(self) -> list[Finding]:
-        """Return what all checks have shown.
+        """Carry out all checks at the broker, and return the finding of each.
 
         Raises:
             TransportError: the broker cannot be reached, or refuses MQTT 3.1.1 or one of the clients.

@@ -36,13 +36,17 @@ class ChainCheck:
 
 
 class AuditPages:
-    """The log, and the last check of its chain in this process."""
+    """The pages of the audit log, with the last check of its chain in this process."""
 
     def __init__(self) -> None:
         self._check: ChainCheck | None = None
 
     def show(self, console: Console, request: Request) -> Response:
-        """Show the newest entries that match."""
+        """Return the page with the newest entries that the query asks for.
+
+        Its parameters are `subject`, `actor`, `action` (the begin of one), and `before`, the number of an
+        entry.
+        """
         query = request.query_params
         statement = select(AuditRow).order_by(AuditRow.number.desc()).limit(_PAGE + 1)
         if subject := query.get("subject", "").strip():
@@ -72,7 +76,10 @@ class AuditPages:
         )
 
     def verify(self, console: Console, request: Request) -> Response:
-        """Verify the whole chain; a million entries take half a minute."""
+        """Verify the whole chain, and redirect to a page that says whether it holds.
+
+        A million entries take half a minute.
+        """
         broken_at = find_audit_break(console.store)
         self._check = ChainCheck(time.time(), broken_at)
         result = "holds" if broken_at is None else f"is broken at entry {broken_at}"

@@ -43,11 +43,13 @@ class Chart:
     """The content of a chart.
 
     Attributes:
-        key: unique on the page.
+        key: begin of an id in the SVG, unique on the page.
         words: what it shows, for screen readers.
+        x_name: name of x, for its axis and the table.
         x_ticks: (x, text) of each mark.
         lines: lines in drawing order: the lowest first.
         limit: y of a horizontal line, or None.
+        limit_text: text at that line.
         top: highest y; higher points are outside of the frame.
         bottom: lowest y.
         show: returns a y as text.
@@ -105,7 +107,7 @@ class Chart:
         )
 
     def write_table(self) -> Markup:
-        """Return at most twelve rows of the values, the last one among them."""
+        """Return a table of the lines' values at no more than twelve values of x, the last one among them."""
         xs = sorted({x for line in self.lines for x, _ in line.points})
         step = max(math.ceil(len(xs) / _ROWS), 1)
         line_values = [dict(line.points) for line in self.lines]
@@ -143,7 +145,7 @@ def _draw_line(line: Line, frame: Frame) -> Markup:
 
 
 def draw_bar(parts: Sequence[tuple[str, int]], words: str) -> Markup:
-    """Return a bar of parts beside each other.
+    """Return a bar of parts beside each other, each as wide as its share of the sum of the numbers.
 
     Args:
         parts: (class of the style sheet, number).
@@ -168,6 +170,6 @@ def draw_bar(parts: Sequence[tuple[str, int]], words: str) -> Markup:
 
 
 def count_ticks(most: int) -> list[tuple[float, str]]:
-    """Return marks for numbers from 1 to `most`, drawn by their logarithm."""
+    """Return marks (number, text) for a logarithmic axis from 1 to `most`: 1, powers of ten, and `most`."""
     powers = [10.0**power for power in range(1, int(math.log10(most)) + 1) if 10**power * 2 <= most]
     return [(value, f"{value:,.0f}") for value in [1.0, *powers, float(most)]] if most > 1 else [(1.0, "1")]

@@ -40,7 +40,8 @@ class TwinRow:
     """One model on a device: the version that the manager wants, and the one that the device reports.
 
     Attributes:
-        desired, reported: versions; empty where there is none, None where nothing is wanted.
+        desired: version that is wanted; empty if the model is to be removed, None where nothing is wanted.
+        reported: version that the device reports, or empty.
         health, because: health and reason that the device reports.
         differs: whether desired and reported package differ.
         rollout, release: rollout and release that want it, or empty.
@@ -77,7 +78,7 @@ class Happening:
 
 
 def show_devices(console: Console, request: Request) -> Response:
-    """Show the devices that a filter finds."""
+    """Return a page of the devices that the query finds; a malformed selector is shown with its fault."""
     query = request.query_params
     text = query.get("selector", "").strip()
     problem = ""
@@ -138,7 +139,7 @@ def _complete(session: Any, text: str) -> str:
 
 
 def save_query(console: Console, request: Request) -> Response:
-    """Keep a filter under a name, for all users."""
+    """Keep the filter of the form under a name for all users, and redirect to the page that sent the form."""
     form = request.state.form
     name, selector = form.get("name", "").strip(), form.get("selector", "").strip()
     saved.save_query(console.store, name, selector, request.state.principal.name)
@@ -242,7 +243,10 @@ def _describe_entry(row: AuditRow) -> Happening:
 
 
 def edit_tags(console: Console, request: Request) -> Response:
-    """Change the tags of a device; asks first where that changes what a rollout does."""
+    """Change the tags of a device to those of the form, and redirect to the device.
+
+    If that changes the devices of a rollout, the first answer is a page that asks the user to confirm.
+    """
     name, form = request.path_params["name"], request.state.form
     detail = devices.describe(console.store, name)
     after = _read_tags(form.get("tags", ""))
@@ -278,7 +282,7 @@ def _read_tags(text: str) -> dict[str, str]:
 
 
 def edit_settings(console: Console, request: Request) -> Response:
-    """Change the settings of a device to those of the form."""
+    """Change the settings of a device to those of the form, and redirect to the device."""
     name, form = request.path_params["name"], request.state.form
     before = devices.describe(console.store, name).settings
     after = {key: form.get(key, "").strip() for key in SETTINGS if key in form}
@@ -290,20 +294,24 @@ def edit_settings(console: Console, request: Request) -> Response:
 
 
 def ask_for_logs(console: Console, request: Request) -> Response:
-    """Ask a device for the last lines of its logs; the page shows them when they have come."""
+    """Ask a device for the last lines of its logs, and redirect to its page, which shows them later."""
     name = request.path_params["name"]
     device_orders.ask_for_logs(console.store, name, _LOG_LINES, actor=request.state.principal.name)
     return console.redirect(request, f"/devices/{name}", f"{name} is asked for its logs.")
 
 
 def confirm_revocation(console: Console, request: Request) -> Response:
-    """Ask before a device is revoked."""
+    """Return the page that asks whether a device shall be revoked, and why."""
     detail = devices.describe(console.store, request.path_params["name"])
     return console.render(request, "device_revoke.html", device=detail)
 
 
 def revoke(console: Console, request: Request) -> Response:
-    """Shut a device out."""
+    """Revoke a device, which shuts it out, and redirect to its page.
+
+    Raises:
+        FleetError: the form states no reason, or there is no such device.
+    """
     name, why = request.path_params["name"], request.state.form.get("why", "").strip()
     if not why:
         raise FleetError("state why the device is shut out: the audit log keeps it")

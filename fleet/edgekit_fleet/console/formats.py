@@ -11,7 +11,7 @@ _UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60))
 
 
 def format_age(seconds: float) -> str:
-    """Return a duration in its largest unit: `3 min`, `2 h`, `12 s`."""
+    """Return the size of a duration in its largest unit: `3 min`, `2 h`, `12 s`; the sign is dropped."""
     for unit, size in _UNITS:
         if abs(seconds) >= size:
             return f"{abs(seconds) / size:.0f} {unit}"
@@ -19,7 +19,10 @@ def format_age(seconds: float) -> str:
 
 
 def format_ago(at: float | None) -> str:
-    """Return how long ago a time was, or how far ahead it is: `3 min ago`, `in 2 h`, `never`."""
+    """Return how long ago a time in seconds since 1970 was, or will be: `3 min ago`, `now`, `in 2 h`.
+
+    None gives `never`.
+    """
     if at is None:
         return "never"
     seconds = time.time() - at
@@ -29,12 +32,12 @@ def format_ago(at: float | None) -> str:
 
 
 def format_time(at: float | None) -> str:
-    """Return a time in UTC to the second."""
+    """Return a time in seconds since 1970 as UTC, to the second; an empty text for None."""
     return "" if at is None else format_utc(at)
 
 
 def format_machine_time(at: float) -> str:
-    """Return a time for the attribute `datetime`."""
+    """Return a time in seconds since 1970 as `2026-01-31T12:00:00Z`, for the attribute `datetime`."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
@@ -44,7 +47,7 @@ def format_count(count: float) -> str:
 
 
 def format_bytes(size: float | None) -> str:
-    """Return a size with three digits."""
+    """Return a size with three digits and its unit, such as `1.23 MB`; `NONE`, a dash, for None."""
     if size is None:
         return NONE
     for unit in ("B", "kB", "MB", "GB"):
@@ -55,7 +58,10 @@ def format_bytes(size: float | None) -> str:
 
 
 def format_share(part: float, whole: float) -> str:
-    """Return a share in percent; less than all is never shown as 100 %, more than nothing never as 0 %."""
+    """Return a share in whole percent, such as `98 %`; `NONE`, a dash, if `whole` is 0.
+
+    Less than all is never shown as 100 %, more than nothing never as 0 %.
+    """
     if not whole:
         return NONE
     percent = 100 * part / whole
@@ -65,7 +71,7 @@ def format_share(part: float, whole: float) -> str:
 
 
 def format_figure(value: float | None, unit: str = "") -> str:
-    """Return a measured figure with three digits."""
+    """Return a measured figure with three digits and its unit; `NONE`, a dash, for None."""
     return NONE if value is None else f"{value:.3g} {unit}".rstrip()
 
 
@@ -81,7 +87,7 @@ FILTERS: Final[dict[str, Callable[..., Any]]] = {
 
 
 def draw_qr_code(text: str) -> str:
-    """Return a QR code as SVG, dark on white in any theme; nothing without the library `segno`."""
+    """Return a QR code as SVG, dark on white in any theme; an empty text without the library `segno`."""
     try:
         import segno
     except ImportError:

@@ -83,7 +83,7 @@ _METRICS: Final = (
 
 
 def show_health(console: Console, request: Request) -> Response:
-    """Return the page of one model."""
+    """Return the page of the model that the query names as `model`; by default of the first by name."""
     hour = int(time.time() // 3600)
     with console.store.snapshot() as session:
         models = session.scalars(

@@ -55,7 +55,7 @@ class EventPosition:
 
     @classmethod
     def parse(cls, text: str) -> "EventPosition":
-        """Return the position that `str` wrote; any other text stands for the time before all events."""
+        """Return the position whose text `str` gave; for any other text, the position before all events."""
         audit, _, devices_ms = text.partition("-")
         if audit.isdecimal() and devices_ms.isdecimal() and len(text) < 50:
             return cls(int(audit), int(devices_ms))
@@ -66,8 +66,8 @@ class Watcher:
     """Watches the store while somebody listens.
 
     Attributes:
-        max_listeners: most pages that get events, of the connections that the server takes.
-        max_of_user: most of them of one user.
+        max_listeners: how many pages may get events; each keeps a connection of the server.
+        max_of_user: how many of them may be pages of one user.
     """
 
     def __init__(self, store: Store, *, max_listeners: int = 200, max_of_user: int = 20) -> None:
@@ -81,17 +81,24 @@ class Watcher:
         self._one_at_a_time = asyncio.Lock()
 
     def admits(self, user: str) -> bool:
-        """Return whether a further page of a user may get events."""
+        """Return True if a further page of this user may get events."""
         is_full = self._listeners.total() >= self.max_listeners
         return not is_full and self._listeners[user] < self.max_of_user
 
     def read_position(self) -> EventPosition:
-        """Return the state for a page whose content is read after this call."""
+        """Return the position for a page that reads its content after this call."""
         with self._store.snapshot() as session:
             return _read_position(session)
 
     async def listen(self, position: EventPosition, user: str) -> AsyncIterator[bytes]:
-        """Yield events for a page of a user, as bytes of `text/event-stream`."""
+        """Yield what has changed since `position`, for ten minutes, as bytes of `text/event-stream`.
+
+        Yields nothing if the user has too many pages open, see `admits`.
+
+        Args:
+            position: how much of the store the page shows.
+            user: name of its user.
+        """
         if not self.admits(user):  # others began between the request and here
             return
         loop = asyncio.get_running_loop()

@@ -23,7 +23,10 @@ def show_login(console: Console, request: Request) -> Response:
 
 
 def log_in(console: Console, request: Request) -> Response:
-    """Let a user in."""
+    """Log a user in by the form, and redirect to the page that they wanted; after a failure show it again.
+
+    A form that was sent after a login had ended is then shown, to be sent again.
+    """
     form = request.state.form
     name, target = form.get("name", ""), local_address(form.get("next", "/"))
     order = form.get("order_before", "")
@@ -46,7 +49,7 @@ def log_in(console: Console, request: Request) -> Response:
 
 
 def log_out(console: Console, request: Request) -> Response:
-    """End the login."""
+    """End the login, remove its cookie, and redirect to the form for a login."""
     if request.state.principal is not None:  # a stranger must not delay writers
         with console.store.transaction() as session:
             close_login(session, read_cookie(request, LOGIN))
@@ -56,13 +59,16 @@ def log_out(console: Console, request: Request) -> Response:
 
 
 def show_first(console: Console, request: Request) -> Response:
-    """Show the form for the first administrator to somebody who has the link."""
+    """Return the form that adds the first administrator, with the code of the link."""
     code = request.query_params.get("code", "")
     return console.render(request, "first.html", code=code, name="", problem="")
 
 
 def make_first(console: Console, request: Request) -> Response:
-    """Make the first administrator, who is logged in then."""
+    """Add the first administrator, log them in, and redirect to the first page.
+
+    A refusal is shown in the form.
+    """
     form = request.state.form
     code, name = form.get("code", ""), form.get("name", "")
     try:

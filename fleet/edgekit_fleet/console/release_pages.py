@@ -52,8 +52,10 @@ class PackageEvidence:
 
     Attributes:
         score: score that the packager measured, in words, or empty.
-        agreement: the least with the version before.
-        deltas: (version to start from, or the begin of its digest; bytes); of a coded file, no version.
+        agreement: least agreement with the version before.
+        deltas: (version to start from, bytes) of each delta. The begin of a package's digest stands for a
+            version
+            that is not known, and an empty text for a coded file, which starts from none.
     """
 
     row: ReleasePackageRow
@@ -63,7 +65,11 @@ class PackageEvidence:
 
 
 def show_releases(console: Console, request: Request) -> Response:
-    """Return the list of releases, the newest first."""
+    """Return a page of releases, the newest first, from those made before the time `before` of the query.
+
+    Raises:
+        FleetError: `before` is no number.
+    """
     text = request.query_params.get("before", "")
     statement = select(ReleaseRow).order_by(ReleaseRow.created_at.desc()).limit(_RELEASES + 1)
     try:
@@ -89,7 +95,7 @@ def show_form(console: Console, request: Request) -> Response:
 
 
 def release(console: Console, request: Request) -> Response:
-    """Make a release of the packages that were uploaded with the form."""
+    """Make a release of the packages sent with the form, and redirect to it; show a refusal in the form."""
     form: UploadedForm = request.state.form
     try:
         summary = make_release(
@@ -145,7 +151,7 @@ def confirm_withdrawal(console: Console, request: Request) -> Response:
 
 
 def withdraw(console: Console, request: Request) -> Response:
-    """Withdraw a release; its name is the confirmation."""
+    """Withdraw a release, and redirect to it; the form must hold the name of the release to confirm that."""
     name = request.path_params["name"]
     if request.state.form.get("confirm", "").strip() != name:
         problem = f"To confirm, write the release's name: {name}"

@@ -29,16 +29,18 @@ _renderer: Final = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class SampleContent:
-    """Content for a browser."""
+    """Content for a browser: `data` of the MIME type `media_type`."""
 
     data: bytes
     media_type: str
 
 
 def render_content(sample: Sample, side: int) -> SampleContent:
-    """Return the content of a sample; of one that is damaged, a picture that says so.
+    """Return the content of a sample; for a damaged sample, a picture with the error as its text.
 
-    `side`: longest side of a picture in pixels.
+    Args:
+        sample: sample to show.
+        side: longest side of a picture in pixels.
     """
     try:
         with _renderer:

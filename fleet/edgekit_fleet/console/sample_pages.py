@@ -28,7 +28,10 @@ _MAX_FIELD: Final = 128
 
 
 class SamplePages:
-    """The pages, and what they have shown to whom: the audit log has each page once, not each picture."""
+    """The pages of samples, and what they have shown to whom.
+
+    The audit log gets an entry for each page that somebody sees, not for each picture.
+    """
 
     def __init__(self) -> None:
         self._viewed_s: dict[tuple[str, str], float] = {}
@@ -73,7 +76,7 @@ class SamplePages:
         )
 
     def show_content(self, console: Console, request: Request) -> Response:
-        """Answer with what a sample holds, as `render_content` makes it: never with its own bytes."""
+        """Return the content of a sample as `render_content` makes it, never the bytes as they came."""
         sample_id, actor = request.path_params["id"], request.state.principal.name
         side = SIDES.get(request.query_params.get("size", ""), SIDES["small"])
         vault = open_vault(console)
@@ -105,7 +108,11 @@ def delete_one(console: Console, request: Request) -> Response:
 
 
 def delete_matching(console: Console, request: Request) -> Response:
-    """Delete the samples that the filter of a page means."""
+    """Delete the samples that the filter of the form means, and redirect to the page of samples.
+
+    Raises:
+        FleetError: the filter means all samples of the fleet.
+    """
     form = request.state.form
     vault, choice = open_vault(console), _read_choice(form)
     count = samples.delete(console.store, vault, choice, actor=request.state.principal.name)
@@ -118,7 +125,11 @@ def stop_order(console: Console, request: Request) -> Response:
 
 
 def switch(console: Console, request: Request) -> Response:
-    """Let the fleet collect samples, or end that."""
+    """Let the fleet collect samples, or end that, and set for how many days samples are stored.
+
+    Raises:
+        FleetError: the days of the form are no number over 0 up to 3650.
+    """
     form = request.state.form
     try:
         days = float(form.get("days", ""))

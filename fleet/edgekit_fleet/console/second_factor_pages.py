@@ -21,7 +21,10 @@ from edgekit_runtime.errors import RequestError
 
 
 def show_factor(console: Console, request: Request) -> Response:
-    """Show whether the user has a second factor."""
+    """Return the page that shows whether the user has a second factor.
+
+    Without a login it is a redirect to the login.
+    """
     if request.state.principal is None:
         return RedirectResponse("/login?next=/second-factor", 303)
     return _show(console, request)
@@ -45,7 +48,13 @@ def _show(
 
 
 def change_factor(console: Console, request: Request) -> Response:
-    """Make a second factor, let it count by its first code, or remove it by a code."""
+    """Make a second factor for the user, confirm it by its first code, or remove it by a code.
+
+    A wrong code is shown on the page; one that should have removed the factor is an alarm, too.
+
+    Raises:
+        RequestError: 401 without a login, 422 for an unknown action.
+    """
     if request.state.principal is None:
         raise RequestError(401, "log in first")
     name, form, now = request.state.principal.name, request.state.form, time.time()

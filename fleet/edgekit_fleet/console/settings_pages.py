@@ -34,7 +34,11 @@ def show_users(console: Console, request: Request) -> Response:
 
 
 def change_user(console: Console, request: Request) -> Response:
-    """Add or remove a user, or give one another role or password."""
+    """Add or remove a user, give one another role or password, or remove their second factor; then redirect.
+
+    Raises:
+        FleetError: the change is refused, or the form's action is unknown.
+    """
     form, actor = request.state.form, request.state.principal.name
     name, action = form.get("name", ""), form.get("action", "")
     with console.store.transaction() as session:
@@ -71,7 +75,7 @@ def _show_tokens(console: Console, request: Request, secret: str = "", name: str
 
 
 def change_token(console: Console, request: Request) -> Response:
-    """Make a token, whose secret the answer shows once; or end one."""
+    """Make a token, and return the page that shows its secret once; or revoke a token, and redirect."""
     form, actor = request.state.form, request.state.principal.name
     name = form.get("name", "")
     if form.get("action") == "revoke":
@@ -109,7 +113,12 @@ def _show_codes(
 
 
 def make_codes(console: Console, request: Request) -> Response:
-    """Make enrolment codes, which the answer shows once."""
+    """Make enrolment codes for the devices of the form, and return the page that shows the codes once.
+
+    Raises:
+        FleetError: the form names no devices, or too many.
+        ConfigError: a name is malformed or taken, or a tag is malformed.
+    """
     form = request.state.form
     names = tuple(form.get("names", "").split())
     if not 1 <= len(names) <= _MOST_CODES:
@@ -153,7 +162,10 @@ def remove_query(console: Console, request: Request) -> Response:
 
 
 def change_window(console: Console, request: Request) -> Response:
-    """Keep a window under a name, or forget one."""
+    """Keep the window of the form under a name, or forget the one of that name; then redirect.
+
+    A window is the time of day in which devices switch, see `saved`.
+    """
     form, actor = request.state.form, request.state.principal.name
     name = form.get("name", "").strip()
     if form.get("action") == "remove":

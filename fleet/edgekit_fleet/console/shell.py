@@ -189,7 +189,9 @@ class Console:
             return session.get_one(UserRow, name).password_digest != "" and not has_factor(session, name)
 
     def render(self, request: Request, template: str, /, *, status: int = 200, **values: Any) -> HTMLResponse:
-        """Return a page.
+        """Return a page made from a template.
+
+        A notice that a redirect left is on it, and is removed from its cookie.
 
         Args:
             request: request that it answers.
@@ -218,7 +220,13 @@ class Console:
         return response
 
     def redirect(self, request: Request, address: str, notice: str = "") -> Response:
-        """Send the browser on to a page of ours, which shows the notice once."""
+        """Return a redirect (303) to a page of ours.
+
+        Args:
+            request: request that it answers.
+            address: path and query of the page.
+            notice: text that the page shows once; a cookie carries it there.
+        """
         response = RedirectResponse(address, 303)
         if notice:
             text = urlsafe_b64encode(notice[:1000].encode()).decode()
@@ -322,20 +330,20 @@ def _read_templates() -> Environment:
 
 
 def with_query(request: Request, **changes: str) -> str:
-    """Return path and query of a request, with parameters changed; an empty one is left out."""
+    """Return path and query of a request after `changes` to its parameters; those without a value go."""
     query = {**request.query_params, **changes}
     text = urlencode({name: value for name, value in query.items() if value})
     return f"{request.url.path}?{text}" if text else request.url.path
 
 
 def local_address(text: str) -> str:
-    """Return an address if it is a page of ours, else that of the first page."""
+    """Return `text` if it is the address of a page of ours, else `/`, the address of the first page."""
     is_ours = text.startswith("/") and not text.startswith(("//", "/\\")) and text.isprintable()
     return text if is_ours else "/"
 
 
 def switch_theme(console: Console, request: Request) -> Response:
-    """Keep the theme that somebody chose in a cookie."""
+    """Keep the theme of the form in a cookie for a year, and redirect to the page that sent the form."""
     form: Mapping[str, str] = request.state.form
     response = console.redirect(request, local_address(form.get("next", "/")))
     theme = form.get("theme", "")
@@ -345,7 +353,7 @@ def switch_theme(console: Console, request: Request) -> Response:
 
 
 def read_theme(request: Request) -> str:
-    """Return the theme that somebody chose."""
+    """Return the theme in the browser's cookie; `auto` if it holds none."""
     theme = read_cookie(request, _THEME)
     return theme if theme in THEMES else "auto"
 

@@ -94,8 +94,9 @@ class PlanRequest:
     """The options of `edgekit offload plan`, parsed.
 
     Attributes:
-        device, server, edge: each the file of a profile or the text of a machine, such as `ssh:HOST`; `server`
-            may be a URL, and `edge` is None on two tiers.
+        device, server, edge: each the file of a profile or the text of a machine, such as `ssh:HOST`.
+            `server`
+            may be a URL; `edge` is None on two tiers.
         access: access to the server at a URL; None for a machine.
         edge_link: link from edge to server; None on two tiers.
         samples: file or folder of samples; None if none were given.

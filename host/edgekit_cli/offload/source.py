@@ -167,7 +167,9 @@ def read_samples(
         max_bytes: limit of the samples' tensors together.
 
     Returns:
-        The samples, each a tensor for every input by its name, in an order drawn once for all, and the notes.
+        The samples, each with the tensor of every input by its name, in a random order that is always the
+        same;
+        and the notes.
 
     Raises:
         DataError: the samples cannot be read, or none can be generated.

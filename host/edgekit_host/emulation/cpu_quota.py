@@ -54,7 +54,7 @@ class CpuQuota(contextlib.AbstractContextManager["CpuQuota"]):
     another processor, or waits.
 
     Attributes:
-        share: share of one processor, 0 to 1.
+        share: share of one processor, `LEAST_SHARE` to `MOST_SHARE`.
         cpu: number of that processor.
         procs_file: a process that writes its id into this file comes under the quota, as do the children it
             starts later.
@@ -100,7 +100,7 @@ class CpuQuota(contextlib.AbstractContextManager["CpuQuota"]):
         self.close()
 
     def change(self, share: float) -> None:
-        """Give the processes another share of the processor, 0 to 1, from now on.
+        """Give the processes another share of the processor from now on.
 
         Raises:
             ConfigError: this process may not raise its priority.

@@ -57,7 +57,7 @@ class OneWay:
         self._wire_free_at = 0.0
 
     def take(self) -> None:
-        """Read packets that were sent, at most 64, and compute when each arrives; a blocked link drops them."""
+        """Read at most 64 packets that were sent, and note when each arrives; a blocked link drops them."""
         for _ in range(_MOST_PACKETS):
             try:
                 packet = os.read(self.source, _MTU_BYTES)
@@ -107,8 +107,9 @@ class NamespaceLink:
         """Change bandwidth and delay of the link, or block it; connections stay.
 
         Args:
-            order: `is_blocked`; and if it is False `up_bits_per_s` and `down_bits_per_s`, the bandwidths of TCP's
-                payload, and `rtt_s`.
+            order: `is_blocked`; and if that is False `up_bits_per_s` and `down_bits_per_s`, bandwidths of the
+                payload
+                of TCP, and `rtt_s`.
         """
         for direction, namespace, rate in (
             (self._up, self._device, "up_bits_per_s"),

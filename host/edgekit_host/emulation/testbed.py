@@ -28,7 +28,7 @@ _ROOT: Final = Path("/")
 
 
 def can_make_namespaces() -> bool:
-    """Return True if this user is root and `ip`, `tc` and `/dev/net/tun` are here, to link two network namespaces."""
+    """Return True if two network namespaces can be linked here: as root, with `ip`, `tc` and TUN devices."""
     has_programs = all(shutil.which(program) for program in ("ip", "tc"))
     return os.geteuid() == 0 and has_programs and Path("/dev/net/tun").exists()
 
@@ -110,7 +110,7 @@ class Testbed(contextlib.AbstractContextManager["Testbed"]):
         self._order(is_blocked=True)
 
     def reach(self, port: int) -> tuple[str, int]:
-        """Return host and port at which the device reaches the server's `port`; the proxy opens one for it."""
+        """Return host and port at which the device reaches the server's `port`; a proxy opens one for it."""
         if self.kind == "namespaces":
             return self.server_host, port
         self._link.send({"port": port}, _ANSWER_LIMIT_S)

@@ -64,7 +64,7 @@ class Room:
     def place_line_text(self, text: str, y: float, *, below: bool) -> Spot:
         """Return the position of the text of a horizontal line, and occupy it.
 
-        It is at an end or the middle of the line, below or above it. If nothing is free, it is at the left end.
+        It is below or above the line, at an end or in the middle; at the left end if nothing is free.
 
         Args:
             text: text to place.

@@ -153,7 +153,7 @@ def _encode(
 
 
 def pack_number(number: int) -> bytes:
-    """Return the bytes of a number of 0 or more: 7 bits in each, the lowest first; all but the last have bit 7."""
+    """Return a number of 0 or more as bytes of 7 bits, the lowest first; bit 7 is set in all but the last."""
     content = bytearray()
     while number >= 0x80:
         content.append(number & 0x7F | 0x80)

@@ -52,7 +52,7 @@ class TensorPosition:
 
 
 def find_tensors(data: memoryview, file_name: str) -> list[TensorPosition]:
-    """Return the tensors of the model in `data`, sorted by offset; an empty list if the file is not understood.
+    """Return the tensors of the model in `data`, by offset; an empty list if the file is not understood.
 
     Args:
         data: content of the file.

@@ -85,7 +85,12 @@ def endpoint(
     is_secret: bool = False,
     is_done: Callable[[Any, Any], bool] | None = None,
 ) -> Callable[[Callable[[Fleet, Principal, Request], Answer]], Endpoint[Request, Answer]]:
-    """Make the function below an endpoint, with its name; its hints say what it takes and returns."""
+    """Return a decorator that makes an `Endpoint` of a function `(fleet, principal, request) -> answer`.
+
+    The hints of the function state the dataclasses of request and answer. Its name in camel case is that of
+    the
+    operation. The arguments are attributes of `Endpoint`.
+    """
 
     def make(run: Callable[[Fleet, Principal, Request], Answer]) -> Endpoint[Request, Answer]:
         hints = get_type_hints(run)

@@ -22,7 +22,7 @@ class GateView:
 
 
 def view_gate(course: Course) -> GateView:
-    """Return a gate as a page shows it."""
+    """Return title, unit and chart of a gate's course, with its figures in the unit of the gate."""
     gate = course.gate
     title = gate.title + course.of_model + course.where
     is_ratio = gate.compare == "ratio"

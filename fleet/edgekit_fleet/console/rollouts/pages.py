@@ -98,7 +98,10 @@ class RolloutPages:
         )
 
     def confirm_abort(self, console: Console, request: Request, problem: str = "") -> Response:
-        """Return the page that says what an abort would do, and asks for the name of the rollout."""
+        """Return the page that says what an abort would do, and asks for the name of the rollout.
+
+        With a `problem`, such as a wrong name, the page shows it and has the status 422.
+        """
         name = request.path_params["name"]
         with console.store.snapshot() as session:
             row = queries.find_rollout_row(session, name)
@@ -118,7 +121,13 @@ class RolloutPages:
         )
 
     def order(self, console: Console, request: Request) -> Response:
-        """Give an order; an abort needs the name of the rollout as confirmation."""
+        """Give a rollout the order of the form, and redirect to it.
+
+        For an abort the form must hold the name of the rollout, or the answer is the page that asks for it.
+
+        Raises:
+            FleetError: the order is unknown, or the rollout cannot do it now.
+        """
         name, form = request.path_params["name"], request.state.form
         order = form.get("order", "")
         if order not in _ORDERS:

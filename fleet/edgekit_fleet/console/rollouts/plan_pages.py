@@ -77,8 +77,8 @@ class PlanView:
         refused: why the others get nothing.
         bytes: bytes to download in all.
         minutes: minutes that the slowest download takes.
-        waves: devices at the end of each.
-        minimum: devices of the first step.
+        waves: number of devices that have the release at the end of each wave.
+        minimum: number of devices of the first step.
         min_agreement: least agreement with the version before.
     """
 
@@ -101,12 +101,12 @@ class PlanPages:
         self._plans: Background[PlanView] = Background(closing)
 
     def show(self, console: Console, request: Request) -> Response:
-        """Return the form, and below it what the rollout would do."""
+        """Return the form for a rollout, and below it what the rollout in the query would do."""
         fields = {name: request.query_params.get(name, value) for name, value in FIELDS.items()}
         return self._render(console, request, fields)
 
     def start(self, console: Console, request: Request) -> Response:
-        """Start the rollout that the form states."""
+        """Start the rollout that the form states, and redirect to it; show a refusal in the form."""
         form = request.state.form
         fields = {name: form.get(name, value) for name, value in FIELDS.items()}
         try:

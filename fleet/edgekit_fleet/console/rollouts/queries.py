@@ -33,8 +33,8 @@ class Wave:
     """A wave of a rollout.
 
     Attributes:
-        number: number of the wave, from 1.
-        ends_at: devices that have the release at its end.
+        number: number of the wave, from 1; 0 for several waves together.
+        ends_at: number of devices that have the release at its end.
         states: state of the devices -> number.
     """
 
@@ -48,7 +48,7 @@ class Wave:
 
     @property
     def counts(self) -> list[tuple[str, int]]:
-        """Return (state, number) in the order of bars."""
+        """(state, number of devices) in the order of the parts of a bar, without states of no device."""
         return [(state, self.states[state]) for state in MEMBER_STATES if self.states.get(state)]
 
     def draw(self) -> Markup:
@@ -61,8 +61,11 @@ class Reason:
     """Devices that have the same reason.
 
     Attributes:
-        outcome: outcome, such as `failed`.
+        outcome: outcome, such as `failed`; empty for devices that are not in the rollout.
+        code: code of the reason, or empty.
+        sentence: the reason, as one of the devices states it.
         count: number of devices.
+        devices: names of a few of them.
     """
 
     outcome: str
@@ -73,7 +76,7 @@ class Reason:
 
 
 def find_rollout_row(session: Session, name: str) -> RolloutRow:
-    """Return a rollout.
+    """Return the row of a rollout.
 
     Raises:
         FleetError: there is none of that name.
@@ -92,7 +95,7 @@ def list_rollout_rows(
     Args:
         session: session of the store.
         limit: most entries to return.
-        before: only those that were made before this time.
+        before: only those that were made before this time, in seconds since 1970.
         release: only of this release.
     """
     statement = select(RolloutRow).order_by(RolloutRow.created_at.desc()).limit(limit)
@@ -104,7 +107,7 @@ def list_rollout_rows(
 
 
 def count_members(session: Session, rollouts: Sequence[str]) -> dict[str, Wave]:
-    """Return rollout -> all its devices as if they were one wave."""
+    """Return rollout -> counts of all its devices, as if they were one wave, with the number 0."""
     rows = session.execute(
         select(MemberRow.rollout, MemberRow.state, func.count())
         .where(MemberRow.rollout.in_(rollouts), MemberRow.wave >= 0)
@@ -129,7 +132,7 @@ def list_waves(session: Session, row: RolloutRow) -> list[Wave]:
 
 
 def sum_waves(waves: Sequence[Wave]) -> Wave:
-    """Return all waves as one."""
+    """Return one wave with the devices of all, with the number 0."""
     states: dict[str, int] = {}
     for wave in waves:
         for state, count in wave.states.items():
@@ -138,7 +141,7 @@ def sum_waves(waves: Sequence[Wave]) -> Wave:
 
 
 def list_failures(session: Session, row: RolloutRow) -> list[Reason]:
-    """Return the reasons of failures on devices of a rollout, the most frequent first."""
+    """Return why devices failed on the way to a rollout's release or back, the most frequent reason first."""
     count = func.count(ExecutionRow.device.distinct())
     columns = ExecutionRow.version, ExecutionRow.state, ExecutionRow.code
     groups = session.execute(
@@ -175,7 +178,7 @@ def list_failures(session: Session, row: RolloutRow) -> list[Reason]:
 
 
 def list_refusals(session: Session, row: RolloutRow) -> list[Reason]:
-    """Return why devices that the selector matches are not in the rollout."""
+    """Return why devices that the selector matches are not in the rollout, the most frequent reason first."""
     count = func.count()
     groups = session.execute(
         select(MemberRow.because, count, func.min(MemberRow.device))
@@ -190,9 +193,14 @@ def list_refusals(session: Session, row: RolloutRow) -> list[Reason]:
 def list_members(
     session: Session, rollout: str, *, state: str | None, after: str, limit: int
 ) -> list[MemberRow]:
-    """Return devices of a rollout by name, `limit` at most, from the one behind `after` on.
+    """Return some devices of a rollout, in the order of their names.
 
-    `state`: only devices in this state; None or empty for all.
+    Args:
+        session: session of the store.
+        rollout: name of the rollout.
+        state: only devices in this state; None or empty for all.
+        after: only devices whose names come after this one.
+        limit: most devices to return.
     """
     statement = select(MemberRow).where(MemberRow.rollout == rollout, MemberRow.device > after)
     if state:
@@ -201,5 +209,5 @@ def list_members(
 
 
 def is_open(row: RolloutRow) -> bool:
-    """Return whether a rollout still decides."""
+    """Return True if a rollout may still decide: it has not ended."""
     return row.state in OPEN_STATES

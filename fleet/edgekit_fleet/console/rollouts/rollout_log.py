@@ -71,9 +71,9 @@ class LogView:
     Attributes:
         courses: courses of the gates that have answers.
         moments: the newest first.
-        earlier: number of moments before those in `moments`.
+        earlier: number of older moments, which `moments` leaves out.
         waits_for: number of the wave that waits for an approval, from 1, or 0.
-        faults: fault -> (number of devices, some of them).
+        faults: fault -> (number of devices, names of some of them).
         outside: name, gate and finding of each outside judge; no finding before its evidence.
     """
 
@@ -104,7 +104,7 @@ class RolloutLog:
     _courses: tuple[int, list[Course]] = (0, [])
 
     def follow(self, session: Session, rollout: str) -> None:
-        """Read the entries that were written since.
+        """Read the entries that were written since the last call; the first call reads all.
 
         Raises:
             FleetError: the log does not begin with a start.
@@ -120,7 +120,7 @@ class RolloutLog:
             self.number = number
 
     def find_courses(self) -> list[Course]:
-        """Return the course of each gate that has answers."""
+        """Return the course of each gate that has answers; none before the first `follow`."""
         if self.progress is None:
             return []
         if self._courses[0] != self.number:
@@ -178,7 +178,9 @@ class RolloutLogs:
         self._background: Background[LogView] = Background(closing)
 
     def find(self, store: Store, rollout: str) -> Lookup[LogView]:
-        """Return the log as read so far; the background reads the rest.
+        """Return the log of a rollout as it was read last, while a thread reads what was written since.
+
+        The result is current if that thread is quick enough, see `Lookup`.
 
         Raises:
             FleetError: the log does not begin with a start.
