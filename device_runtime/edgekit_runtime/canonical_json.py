@@ -66,7 +66,7 @@ def decode_json(data: bytes, where: str, error: type[EdgekitError]) -> dict[str,
 
 
 def name_kind(value: object) -> str:
-    """Return JSON's name for the type of a value, such as `object` for a dict; for error messages."""
+    """Return JSON's name for the type of a value, such as `an object` for a dict; for error messages."""
     if isinstance(value, Mapping):
         return "an object"
     return _KINDS.get(type(value), "a list")  # also one that is still text, see `json_tensors`

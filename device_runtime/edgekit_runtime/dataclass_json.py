@@ -86,13 +86,13 @@ def to_plain(record: Any) -> Any:
 def from_plain(
     kind: type[Record], plain: object, where: str = "", error: type[EdgekitError] = ConfigError
 ) -> Record:
-    """Return the dataclass `kind` with the values of a TOML table or JSON object; others have their default.
+    """Return an instance of `kind` with the values of a TOML table or JSON object, and defaults for the rest.
 
     Args:
         kind: its fields are of the types bool, int, float, str and literals, those with None, dataclasses,
             tuples of them, or mappings; numbers may have a `Range` in `Annotated`.
-        plain: parsed.
-        where: its name, for messages.
+        plain: the parsed table or object.
+        where: name of `plain`, with which error messages start.
         error: the class to raise.
 
     Raises:
@@ -126,10 +126,17 @@ def from_json(
     *,
     hint: str = "",
 ) -> Record:
-    """Return the dataclass in a JSON document, see `from_plain`; `hint` says what to do if it is no JSON.
+    """Return an instance of `kind` from a JSON document, see `from_plain`.
+
+    Args:
+        kind: a dataclass.
+        data: the document.
+        where: name of the document, with which error messages start.
+        error: the class to raise.
+        hint: what to do if `data` is no JSON, for the message.
 
     Raises:
-        error: `data` is no JSON, or as from `from_plain`.
+        error: `data` is no JSON, or `from_plain` refuses it.
     """
     try:
         plain = json.loads(data)
@@ -139,7 +146,10 @@ def from_json(
 
 
 def keep_known(kind: type[Any], plain: object) -> object:
-    """Return JSON without fields that the dataclass `kind` lacks, at any depth: newer releases write more."""
+    """Return `plain`, a parsed JSON value, without fields that the dataclass `kind` lacks, at any depth.
+
+    Documents of newer releases have more fields.
+    """
     if not isinstance(plain, dict):
         return plain
     shapes = _read_shapes(kind)  # type: ignore[arg-type]
@@ -316,9 +326,10 @@ class Setting:
     """A field of a dataclass, for command lines and documents.
 
     Attributes:
-        kind: bool, int, float or str; of each value of a list.
+        kind: bool, int, float or str; for a list, that of its values.
         is_list: whether it holds several of them.
         is_needed: whether it has no default.
+        default: its default; `dataclasses.MISSING` if it has none, or makes one by a factory.
         values: what it may be, such as `1 to 64`.
         meaning: its text in the docstring of the dataclass.
     """
@@ -333,12 +344,12 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """Return the option of a command: `--min-score`, and `--sink` for one of several `sinks`."""
+        """Name of the command's option: `--min-score`, or `--sink` for one of several `sinks`."""
         return "--" + (self.name.removesuffix("s") if self.is_list else self.name).replace("_", "-")
 
     @property
     def help(self) -> str:
-        """Return the help of the option, with the range of a number."""
+        """Text for the help of the option: the meaning and, of a number, the range."""
         return f"{self.meaning} ({self.values})" if self.kind in (int, float) else self.meaning
 
 

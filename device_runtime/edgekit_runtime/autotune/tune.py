@@ -54,11 +54,12 @@ class SettingResult:
     """The result of one setting.
 
     Attributes:
-        latency: seconds per row, one per process, of the last contest that it took part in; None
-            if it failed.
-        ratio: ratio of its latency to the package's own setting in that contest.
+        latency: seconds per row, one per process, of the last contest that it took part in; None if it failed
+            or was not measured.
+        ratio: its latency as a share of that of the package's own setting in that contest; None without a
+            latency.
         processes: number of processes of all contests.
-        reason: why it failed.
+        reason: why it failed, else None.
     """
 
     setting: RunSetting
@@ -75,7 +76,8 @@ class Tuning:
     Attributes:
         trials: all settings, the package's own first.
         best: the setting to use; the package's own if no other is better beyond chance.
-        interval: 95 % interval of the best one's time as a share of the package's own.
+        interval: 95 % interval of the time of `best` as a share of the time of the package's own setting; 1
+            to 1 if that is `best`.
         is_complete: whether there was time for all settings.
     """
 
@@ -95,7 +97,8 @@ def list_settings(
         choice: the backend, with its options in the package.
         objective: objective of the search.
         processors: number of processors that may be used.
-        may_batch: whether rows are independent.
+        may_batch: whether the rows of a batch are independent; only then, and for throughput, settings with
+            batches are among them.
     """
     most = min(processors, MAX_THREADS)
     counts = sorted({1, *(1 << power for power in range(most.bit_length())), most})
@@ -128,7 +131,7 @@ def tune(
         package: verified.
         own: the package's own setting: variant and place of the backend.
         keys: folder of the trusted keys.
-        objective: time of a lone run, or rows a second with all processors.
+        objective: `latency` for the time of a lone run, `throughput` for rows a second with all processors.
         seconds: time limit, kept approximately: a process that has begun is ended.
         report: called with lines on the progress.
 
@@ -160,11 +163,16 @@ def search(
     clock: Callable[[], float] = time.monotonic,
     report: Callable[[str], None] = lambda _: None,
 ) -> Tuning:
-    """Return the best of `settings`, the first of which is the package's own.
+    """Measure `settings` against each other, and return the results with the best one.
 
-    `settings`: settings to try, at least one.
-    `end_s`: approximate end on the clock.
-    `clock`: seconds since any moment.
+    Args:
+        measure: measures settings in one process.
+        settings: settings to try, the package's own first; at least that one.
+        objective: stated in the result; the settings must fit it.
+        manifest: manifest of the package.
+        end_s: approximate end on `clock`.
+        clock: seconds since any moment.
+        report: called with lines on the progress.
 
     Raises:
         BackendError: the package's own setting does not run, or every process dies or hangs.

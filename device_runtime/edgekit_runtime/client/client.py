@@ -84,7 +84,7 @@ class Client:
         timeout_s: float | None = None,
         sequence: SequenceStep | None = None,
     ) -> dict[str, Array]:
-        """Return the outputs of a model.
+        """Let a model run on `inputs`; return output name -> array.
 
         Arrays from `shared` travel in shared memory, in place; all others as binary data.
 
@@ -124,7 +124,7 @@ class Client:
         options: Mapping[str, str | float] | None = None,
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
-        """Return the answer of a model's task for a photograph or sound.
+        """Return the answer of a model's task for a photograph or sound, as the service's JSON object.
 
         Args:
             name: name of the model.
@@ -137,6 +137,7 @@ class Client:
         Raises:
             RequestError: the service refused the request.
             TransportError: the service cannot be reached, or does not answer in time.
+            DataError: an option or the media type holds characters that a request may not have.
         """
         query = "&".join(f"{key}={value}" for key, value in (options or {}).items())
         path = f"{self._link.address.prefix}{model_path(name, version)}/answer"
@@ -160,7 +161,7 @@ class Client:
     ) -> Callable[[], dict[str, Array]]:
         """Return a function that sends the values that these arrays have when it is called.
 
-        It returns the outputs, as `infer` does. For loops: the request is prepared once.
+        It returns and raises what `infer` does. For loops: the request is prepared once.
 
         Args:
             name: name of the model.
@@ -218,12 +219,23 @@ class Client:
                 self._call("POST", region_path(memory.name, "unregister"))
 
     def metadata(self, name: str | None = None, version: str | None = None) -> dict[str, Any]:
-        """Return the metadata of a model, or of the service."""
+        """Return the metadata of a model or, without `name`, of the service, as a JSON object.
+
+        Its keys are those of the Open Inference Protocol.
+
+        Raises:
+            RequestError: the service refused the request.
+            TransportError: the service cannot be reached, or does not answer in time.
+        """
         document: dict[str, Any] = self._call("GET", "/v2" if name is None else model_path(name, version))
         return document
 
     def ready(self, name: str | None = None, version: str | None = None) -> bool:
-        """Return whether a model, or every model of the service, is ready."""
+        """Return whether a model is ready or, without `name`, the service with all its models.
+
+        Raises:
+            TransportError: the service cannot be reached, or does not answer in time.
+        """
         path = "/v2/health/ready" if name is None else f"{model_path(name, version)}/ready"
         try:
             self._call("GET", path)
@@ -232,16 +244,31 @@ class Client:
         return True
 
     def index(self) -> list[dict[str, Any]]:
-        """Return name, version and state of all models."""
+        """Return a dict for each version of each model, with `name`, `version`, `state` and `reason`.
+
+        Raises:
+            RequestError: the service refused the request.
+            TransportError: the service cannot be reached, or does not answer in time.
+        """
         lines: list[dict[str, Any]] = self._call("POST", REPOSITORY_INDEX)
         return lines
 
     def load(self, name: str) -> None:
-        """Make the service replace the versions of a model that it serves by the installed ones."""
+        """Make the service replace the versions of a model that it serves by the installed ones.
+
+        Raises:
+            RequestError: the service refused the request.
+            TransportError: the service cannot be reached, or does not answer in time.
+        """
         self._call("POST", repository_path(name, "load"))
 
     def unload(self, name: str) -> None:
-        """Make the service unload a model."""
+        """Make the service unload a model.
+
+        Raises:
+            RequestError: the service refused the request.
+            TransportError: the service cannot be reached, or does not answer in time.
+        """
         self._call("POST", repository_path(name, "unload"))
 
     def close(self) -> None:

@@ -62,7 +62,7 @@ def unload_model(socket_path: Path, model: str) -> bool:
 
 
 def is_listening(socket_path: Path) -> bool:
-    """Return whether a service listens, also one that is too busy to answer."""
+    """Return whether a service listens at the socket, also one that is too busy to answer."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_TIMEOUT_S)
         try:
@@ -121,25 +121,34 @@ def read_metrics(socket_path: Path, *, timeout_s: float = _TIMEOUT_S) -> str:
 
 
 def read_fleet_streams(socket_path: Path) -> dict[str, Any]:
-    """Return the states of the fleet's streams, by name; none without an answer in time."""
+    """Return name -> state of each of the fleet's streams; empty without an answer within 5 s.
+
+    A state is a JSON object with the fields of `ReportedStream`.
+    """
     stated = _read_own(socket_path, STREAMS).get("fleet", {})
     return stated if isinstance(stated, dict) else {}
 
 
 def read_service_settings(socket_path: Path) -> dict[str, str]:
-    """Return key -> why a setting of the fleet has no effect in the service; none without an answer."""
+    """Return key -> why a setting of the fleet has no effect in the service, or ''.
+
+    It is empty without an answer within 5 s.
+    """
     stated = _read_own(socket_path, FLEET_SETTINGS).get("settings", {})
     return {str(key): str(problem) for key, problem in stated.items()} if isinstance(stated, dict) else {}
 
 
 def read_service_log(socket_path: Path, count: int) -> list[str]:
-    """Return the last lines of the log that the service keeps; none without an answer in time."""
+    """Return the last `count` lines of the log that the service keeps; empty without an answer in time."""
     stated = _read_own(socket_path, FLEET_LOG).get("lines", [])
     return [str(line) for line in stated][-count:] if isinstance(stated, list) else []
 
 
 def read_samples(socket_path: Path) -> dict[str, Any]:
-    """Return whether samples are allowed, and what came of orders; empty without an answer in time."""
+    """Return what the service states of samples; empty without an answer within 5 s.
+
+    Its keys are `allowed`, whether the owner allows samples, and `orders`, what came of each order by its id.
+    """
     return _read_own(socket_path, SAMPLES)
 
 
@@ -154,7 +163,9 @@ def _read_own(socket_path: Path, path: str) -> dict[str, Any]:
 
 
 def read_stream(socket_path: Path, order: Mapping[str, Any]) -> Iterator[bytes]:
-    """Run a stream in the service until the iteration ends; yield its answers and states, lines of JSON.
+    """Run a stream in the service until the iteration ends; yield lines of JSON.
+
+    An answer has `frame`, the counts at the end have `sinks`; any other line is a state of the stream.
 
     Args:
         socket_path: socket of the service.

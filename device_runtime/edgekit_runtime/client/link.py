@@ -151,7 +151,7 @@ class Link:
     Attributes:
         connection: number of the open connection, from 1; a new one gets the next number. 0 while none is
             open.
-        memory: responses are received into it if they fit.
+        memory: buffer into which responses are received if they fit.
         first_read: when the last response began to arrive, on the monotonic clock, and how many bytes came.
     """
 
@@ -191,7 +191,7 @@ class Link:
             self.connection = 0
 
     def abort(self) -> None:
-        """Abort the request that is under way with an error; may be called from any thread."""
+        """Make the request that is under way fail; may be called from any thread."""
         connected = self._socket
         if connected is not None:
             with contextlib.suppress(OSError):  # it has ended by itself
@@ -203,7 +203,7 @@ class Link:
     def drop_leftovers(self) -> None:
         """Disconnect if unrequested bytes came: the next request would take them for its response.
 
-        Between two requests only; an idle connection that the service has closed goes as well.
+        Call it between two requests only. It also closes an idle connection that the service has closed.
         """
         connected = self._socket
         if connected is None:

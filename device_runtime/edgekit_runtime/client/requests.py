@@ -28,6 +28,7 @@ class RequestTemplate:
 
     Attributes:
         start: its head and JSON.
+        size_bytes: size of the whole request, with the binary data.
         regions: regions of shared memory that it names; the service must know them.
         layout: layout of its last response, or None.
     """
@@ -56,7 +57,7 @@ class InferOptions(NamedTuple):
 
 
 def make_request_head(method: str, path: str, fields: str, body_bytes: int = 0) -> bytes:
-    """Return the head of a request, with the empty line; `fields` are whole lines."""
+    """Return the head of a request with the empty line; `fields` are header lines, each with its line end."""
     return f"{method} {path} HTTP/1.1\r\n{fields}Content-Length: {body_bytes}\r\n\r\n".encode("latin-1")
 
 

@@ -53,7 +53,7 @@ def parse_head(data: bytes, max_body_bytes: int) -> ResponseHead:
     """Return the head in `data`, which has a body of at most `max_body_bytes`.
 
     Raises:
-        ValueError: it is no HTTP, or the body has another length or an unknown one.
+        ValueError: it is no HTTP, or the body is longer than that or of unknown length.
     """
     lines = data.decode("latin-1").split("\r\n")
     words = lines[0].split(" ", 2)
@@ -111,10 +111,11 @@ class Layout:
         ]
 
     def read(self, targets: Mapping[str, Array] | None) -> dict[str, Array]:
-        """Return the outputs of the response that lies in the memory now.
+        """Return output name -> array of the response that lies in the memory now; the arrays are copies.
 
         Args:
-            targets: output name -> array in shared memory that the service wrote to.
+            targets: output name -> array in shared memory that the service wrote to, which is returned
+                itself; None without any.
         """
         arrays = {}
         for name, shape, view in self._outputs:
@@ -128,7 +129,7 @@ class Layout:
 def read_response(
     head: ResponseHead, body: memoryview, targets: Mapping[str, Array] | None, memory: bytearray
 ) -> tuple[dict[str, Array], Layout | None]:
-    """Return the outputs in a response, and its layout, or None where the next one cannot reuse that.
+    """Return output name -> array of a response, and its layout, or None if the next one cannot reuse it.
 
     Args:
         head: head of the response.

@@ -26,7 +26,7 @@ class SharedMemory:
 
     Attributes:
         array: array of the caller's dtype and shape, zeros at first.
-        connection: number of the one on which it was registered last.
+        connection: `Link.connection` at its last registration with the service; -1 before.
     """
 
     __slots__ = ("_end", "_start", "array", "connection", "descriptor", "name", "size_bytes")
@@ -59,7 +59,7 @@ class SharedMemory:
         self._end = self._start + self.size_bytes
 
     def offset_of(self, array: Array) -> int | None:
-        """Return where `array` begins in this memory, or None where it lies elsewhere or has gaps."""
+        """Return the offset in bytes of `array` in this memory; None if it lies elsewhere or has gaps."""
         address: int = array.__array_interface__["data"][0]
         is_inside = self._start <= address and address + array.nbytes <= self._end
         return address - self._start if is_inside and array.flags.c_contiguous else None

@@ -56,6 +56,7 @@ def read_size(data: "bytes | memoryview", coding: str) -> int | None:
 
     Raises:
         RequestError: 400, `data` do not begin as the coding requires; 415, the coding is unknown.
+        BackendError: the coding is zstd, and zstandard is not installed.
     """
     if coding in _WINDOW_BITS:
         return None

@@ -37,7 +37,8 @@ class MediaCodec:
     """A codec with its quality.
 
     Attributes:
-        quality: 1 to 100 for a photograph, kbit/s for sound.
+        name: `jpeg`, `webp` or `opus`.
+        quality: 1 to 100 for a photograph; 6 to 256 kbit/s for sound.
         rate_hz: samples per second of sound.
 
     Raises:
@@ -59,8 +60,10 @@ class MediaCodec:
     def parse(cls, text: str) -> "MediaCodec":
         """Return the codec that a string such as `jpeg:90` or `opus:24@16000` names.
 
+        What is left out is 90 for `jpeg`, 80 for `webp`, 24 kbit/s and 16,000 samples a second for `opus`.
+
         Raises:
-            DataError: the string names no codec.
+            DataError: the string names no codec, or a value is out of range.
         """
         match = _CODEC.fullmatch(text)
         if match is None or (match["rate"] and match["name"] != "opus"):

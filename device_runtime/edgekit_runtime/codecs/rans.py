@@ -43,15 +43,18 @@ _INPUT_BYTES: Final = 64 << 10
 
 
 def count_lanes(total: int) -> int:
-    """Return the number of lanes for a number of symbols: a lane costs 4 bytes, and saves time."""
+    """Return the number of lanes for `total` symbols, a power of two from 4 to 512.
+
+    A lane costs 4 bytes of the stream, and saves time.
+    """
     lanes = 1 << max(0, (total // _SYMBOLS_PER_LANE).bit_length() - 1)
     return min(_MAX_LANES, max(_MIN_LANES, lanes))
 
 
 def split(total: int) -> Iterator[tuple[int, list[slice]]]:
-    """Yield for each chunk its number of symbols, and its steps in slices.
+    """Yield for each chunk of `total` symbols its number of symbols, and slices of its steps.
 
-    The tables are rebuilt between two slices.
+    In a step each lane decodes a symbol; after each slice the tables are rebuilt.
     """
     lanes, done = count_lanes(total), 0
     for begin in range(0, total, CHUNK):
@@ -66,12 +69,13 @@ def split(total: int) -> Iterator[tuple[int, list[slice]]]:
 
 
 class Tables:
-    """Frequencies of the symbols 0 ... `size` - 1 by level; both sides count the same symbols.
+    """Frequencies of the symbols 0 ... `size` - 1 by level, which encoder and decoder count alike.
 
     A key is level · `size` + symbol.
 
     Attributes:
-        frequencies, begins: int64 [levels · size], by key; a table adds up to 2^14.
+        size: number of symbols.
+        frequencies, begins: int64 [levels · size], by key; the frequencies of a level add up to 2^14.
     """
 
     def __init__(self, size: int) -> None:
@@ -121,7 +125,7 @@ class RansDecoder:
     """Decodes one stream, a chunk at a time.
 
     Raises:
-        ValueError: the stream ends too early, while a lane needs more of it.
+        ValueError: the stream ends before its head is complete.
     """
 
     def __init__(self, read: Callable[[int], bytes], total: int) -> None:
@@ -143,7 +147,11 @@ class RansDecoder:
             self._states = states.astype(np.int64)
 
     def read(self, count: int) -> bytes:
-        """Return the next symbols."""
+        """Return the next `count` symbols, a byte each.
+
+        Raises:
+            ValueError: the stream ends too early, or has fewer symbols.
+        """
         pieces = []
         while count:
             if not self._decoded:

@@ -18,7 +18,8 @@ class Outcome:
     Attributes:
         document: document for `--json`, one object.
         lines: the same as text.
-        has_ended: whether its work has ended on all threads; Python would wait for them at its exit.
+        has_ended: whether its work has ended on all threads; if not, the process is ended without waiting for
+            them.
     """
 
     document: dict[str, Any]
@@ -28,7 +29,7 @@ class Outcome:
 
 
 class Command(Protocol):
-    """A module of this package."""
+    """What a module of this package offers to `cli`."""
 
     def add_parser(self, commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
         """Add the command's parser; its default `run` is the function that takes the arguments.
@@ -38,14 +39,22 @@ class Command(Protocol):
 
 
 def count(text: str) -> int:
-    """Return the whole number from 1 in `text`, for `type=` of an argument."""
+    """Return the whole number in `text`, at least 1, for `type=` of an argument.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
     if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number of at least 1")
     return int(text)
 
 
 def seconds(text: str) -> float:
-    """Return the seconds in `text`, over 0 and at most a day, for `type=` of an argument."""
+    """Return the seconds in `text`, over 0 and at most a day, for `type=` of an argument.
+
+    Raises:
+        argparse.ArgumentTypeError: it states no such time.
+    """
     try:
         number = float(text)
     except ValueError:
@@ -56,7 +65,11 @@ def seconds(text: str) -> float:
 
 
 def positive(text: str) -> float:
-    """Return the number in `text`, over 0 and at most 10^12, for `type=` of an argument."""
+    """Return the number in `text`, over 0 and at most 10^12, for `type=` of an argument.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
     try:
         number = float(text)
     except ValueError:

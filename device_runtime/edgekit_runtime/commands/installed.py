@@ -15,7 +15,7 @@ from edgekit_runtime.system.paths import (
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, switches: bool = True) -> None:
-    """Add the arguments that say where the models are, and with `switches` where the service is."""
+    """Add `--state`, `--keys` and `--json`, and with `switches` the `--socket` of the service."""
     parser.add_argument(
         "--state", type=Path, metavar="FOLDER", help="where models are installed (default: $EDGEKIT_STATE)"
     )
@@ -31,12 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser, *, switches: bool = True) -> 
 
 
 def find_keys(arguments: argparse.Namespace) -> Path:
-    """Return the folder of the keys whose packages are trusted."""
+    """Return the folder that `--keys` names, else the user's own folder of trusted keys."""
     return find_keys_folder() if arguments.keys is None else Path(arguments.keys)
 
 
 def open_slots(arguments: argparse.Namespace) -> Slots:
-    """Return the installed models that the arguments name."""
+    """Return the slots in the folder that `--state` names, else in the default one."""
     from edgekit_runtime.trust.trust_store import TrustStore  # with libraries that the agent does without
 
     folder = find_state_folder() if arguments.state is None else arguments.state
@@ -44,10 +44,11 @@ def open_slots(arguments: argparse.Namespace) -> Slots:
 
 
 def switch(arguments: argparse.Namespace, slots: Slots, model: str) -> bool:
-    """Let the running service open the active version; return whether a service runs.
+    """Let the running service open the active version of `model`; return whether a service runs.
 
     Raises:
-        SlotError: the version failed there, and the one before is back; or the service did not answer.
+        SlotError: the version failed in the service, which went back to the one before; or the service did
+            not answer.
     """
     before = slots.load(model).state
     socket_path: Path | None = arguments.socket

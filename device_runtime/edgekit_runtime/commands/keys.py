@@ -75,7 +75,7 @@ def run_remove(arguments: argparse.Namespace) -> Outcome:
 
 
 def run_device(arguments: argparse.Namespace) -> Outcome:
-    """Print the public key of this device; make it at the first call."""
+    """Return the public key of this device, made at the first call; print its id on standard error."""
     from edgekit_runtime.encryption.device_key import make_device_key
 
     key = make_device_key(holder=arguments.holder or "")

@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def open_package(arguments: argparse.Namespace) -> OpenedPackage:
-    """Return the package that the arguments name, verified; nothing is recorded of an installed one.
+    """Return the package that the arguments name, verified; the caller closes it.
+
+    The slots record nothing of that for an installed one.
 
     Raises:
         PackageError: of a subclass that says what is wrong with the file.
@@ -41,7 +43,7 @@ def open_package(arguments: argparse.Namespace) -> OpenedPackage:
 
 
 def keep(write: Callable[[], Path]) -> str | None:
-    """Return the path of the result that `write` stored; None if it failed: the result is printed anyway."""
+    """Call `write`, which stores a result; return its path, or None with a warning if that failed."""
     try:
         return str(write())
     except OutputError as cause:

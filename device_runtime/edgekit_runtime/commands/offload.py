@@ -51,7 +51,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run_measure(_: argparse.Namespace) -> Outcome:
-    """Measure the job on the standard input."""
+    """Run the measurement job on the standard input, and return its result."""
     from edgekit_runtime.dataclass_json import to_plain
     from edgekit_runtime.offload.measurement.job import read_job
     from edgekit_runtime.offload.measurement.job_runner import measure
@@ -80,7 +80,7 @@ def run_server(arguments: argparse.Namespace) -> Outcome:
 
 
 def run_off(_: argparse.Namespace) -> Outcome:
-    """Remove the server."""
+    """Remove the server of this device, so that models run here from their next start."""
     from edgekit_runtime.offload.offload_options import write_offload_options
 
     path = write_offload_options(None)

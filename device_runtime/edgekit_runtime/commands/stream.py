@@ -52,7 +52,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Run the stream; the last line counts its answers, and those that each sink got."""
+    """Run the stream and print its answers; return how many there were, and how many each sink got.
+
+    Raises:
+        TransportError: no service runs, it refuses, or the source failed.
+    """
     socket_path: Path | None = arguments.socket or find_running_service()
     if socket_path is None:
         raise TransportError("no service runs here; start it with: edgekit-device serve")

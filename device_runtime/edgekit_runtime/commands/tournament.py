@@ -31,7 +31,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Hold the tournament and keep its winner."""
+    """Hold the tournament and keep its winner.
+
+    Raises:
+        BackendError: no engine of the package runs it here.
+    """
     from edgekit_runtime.autotune.tournament import hold_tournament
     from edgekit_runtime.sessions.local_results import keep_winner
 

@@ -33,7 +33,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Tune the package and keep what was found."""
+    """Tune the package, and keep the setting that is best.
+
+    Raises:
+        BackendError: the backend of the package has nothing to tune, or does not run it.
+    """
     with open_package(arguments) as package:
         own = _find_setting(package)
         choice = own.find_choice(package.manifest)

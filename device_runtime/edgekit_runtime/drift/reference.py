@@ -23,6 +23,7 @@ class ValueReference:
     """The distribution of the values of one tensor when the package was made.
 
     Attributes:
+        low, high: smallest and largest value.
         edges: edges of the bins within `low - margin .. high + margin`, ascending.
         shares: share of the values in each bin; there is one more bin than edges.
 
@@ -54,7 +55,11 @@ class ValueReference:
 
     @classmethod
     def from_json(cls, value: object, where: str) -> "ValueReference":
-        """Return the reference that a parsed JSON object states; other fields are ignored."""
+        """Return the reference that a parsed JSON object states; other fields are ignored.
+
+        Raises:
+            ManifestError: a field is missing or wrong; the message starts with `where`.
+        """
         fields = Fields(value, where, ManifestError)
         low, high = fields.take("low"), fields.take("high")
         return cls(low, high, tuple(fields.take_list("edges")), tuple(fields.take_list("shares")))
@@ -67,7 +72,7 @@ class ClassReference:
     Attributes:
         is_probabilities: whether its outputs are probabilities; otherwise they are logits.
         confidence: shares of outputs by the probability of the best class, `CONFIDENCES` bins of equal width.
-        classes: shares of outputs by best class, folded to `CLASSES`.
+        classes: shares of outputs by best class, folded: class number modulo `CLASSES`.
 
     Raises:
         ManifestError: a field has the wrong type or value.
@@ -89,7 +94,11 @@ class ClassReference:
 
     @classmethod
     def from_json(cls, value: object, where: str) -> "ClassReference":
-        """Return the reference that a parsed JSON object states."""
+        """Return the reference that a parsed JSON object states; other fields are ignored.
+
+        Raises:
+            ManifestError: a field is missing or wrong; the message starts with `where`.
+        """
         fields = Fields(value, where, ManifestError)
         is_probabilities = fields.take("probabilities") is True
         return cls(

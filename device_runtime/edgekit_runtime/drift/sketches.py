@@ -28,7 +28,7 @@ class Moments:
     Attributes:
         count: number of values; fractions come from `halve`.
         squares: sum of their squared distances from the mean.
-        low: the smallest, infinite before the first.
+        low, high: smallest and largest value; infinity and minus infinity before the first.
 
     Source: T. Chan, G. Golub, R. LeVeque, Updating formulae and a pairwise algorithm for computing sample
     variances (1979), equation 2.1; for one value it is Welford's.
@@ -41,7 +41,7 @@ class Moments:
     high: float = -math.inf
 
     def merge(self, other: "Moments") -> None:
-        """Add another stream."""
+        """Add the values of another stream to this one; `other` is not changed."""
         total = self.count + other.count
         if not other.count:
             return
@@ -69,7 +69,8 @@ class ValueSketch:
 
     Attributes:
         reference: the reference that they are compared with, or None.
-        bins: values between the reference's bounds; empty without a reference.
+        bins: number of values in each bin between the reference's bounds, with one below and one above them;
+            empty without a reference.
         not_finite: number of tensors with NaN or infinity; such values are not counted elsewhere.
     """
 
@@ -114,7 +115,11 @@ class ValueSketch:
         self.bins = [count / 2 for count in self.bins]
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the counts, and the distance from the reference if there is one."""
+        """Return `count`, `mean`, `std`, `low`, `high` and `not_finite` as a JSON object.
+
+        With a reference it has also `bins`, `outside` (share of values outside its range) and `psi`, see
+        `find_distance`; None where there are no values.
+        """
         moments = self.moments
         stated: dict[str, JsonValue] = {
             "count": round(moments.count),
@@ -167,7 +172,7 @@ class ClassSketch:
                 )
 
     def add(self, scores: Array) -> None:
-        """Count one output.
+        """Count one output; one whose best score is not finite is passed over.
 
         Args:
             scores: float [classes], logits or probabilities.
@@ -196,7 +201,10 @@ class ClassSketch:
         self.classes = [count / 2 for count in self.classes]
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the counts, and the distances from the reference if there is one."""
+        """Return the counts `confidence` and `classes`, and the mean `entropy`, as a JSON object.
+
+        With a reference it has also `confidence_psi` and `classes_psi`, see `find_distance`.
+        """
         stated: dict[str, JsonValue] = {
             "confidence": [round(count) for count in self.confidence],
             "classes": [round(count) for count in self.classes],

@@ -111,7 +111,15 @@ class Header(Record):
 
 @dataclass(frozen=True, slots=True)
 class ContentKey:
-    """A key of files (32 bytes), such as that of a release, and its public id."""
+    """A key with which files are encrypted, such as those of a release.
+
+    Attributes:
+        key_id: public id of the key, 32 hexadecimal digits.
+        secret: the key, 32 bytes.
+
+    Raises:
+        EncryptionError: one of them is malformed.
+    """
 
     key_id: str
     secret: bytes = field(repr=False)
@@ -136,7 +144,7 @@ def make_content_key() -> ContentKey:
 def make_header(
     content_key: ContentKey, plain_bytes: int, recipients: Mapping[str, str] | None = None
 ) -> Header:
-    """Return the header of a new file, with a salt of its own."""
+    """Return the header of a new file, with a random salt; `recipients`: see `Header`."""
     return Header(
         key_id=content_key.key_id,
         salt=os.urandom(32).hex(),
@@ -166,7 +174,13 @@ def read_header(path: Path) -> Header:
 
 
 def parse_head(file: BinaryIO, where: str) -> Header:
-    """Return the header at the start of `file`, which is at its first chunk afterwards; see `read_header`."""
+    """Return the header at the start of `file`, which is at its first chunk afterwards.
+
+    `where` names the file in messages.
+
+    Raises:
+        EncryptionError: it is no encrypted file, or is cut short or longer than it says.
+    """
     start = file.read(len(MAGIC) + _LENGTH.size)
     if len(start) < len(MAGIC) + _LENGTH.size or not start.startswith(MAGIC):
         raise EncryptionError(f"{where}: is no encrypted file")
@@ -187,6 +201,7 @@ def encrypt(source: BinaryIO, sink: BinaryIO, content_key: ContentKey, header: H
     """Write the encrypted file of `source` to `sink`; see `encrypt_chunks`.
 
     Raises:
+        EncryptionError: the plaintext does not have the size or `content_key` the id that `header` states.
         OSError: reading or writing failed.
     """
     sink.writelines(encrypt_chunks(source.read, content_key, header))
@@ -253,7 +268,10 @@ def decrypt_chunks(path: Path, content_key: ContentKey) -> Iterator[bytes]:
 
 
 def read_chunks(file: BinaryIO, header: Header, content_key: ContentKey, where: str) -> Iterator[bytes]:
-    """Yield the plaintext of `file`, which is at its first chunk; see `decrypt_chunks`."""
+    """Yield the plaintext of `file`, which is at its first chunk, behind `header`; see `decrypt_chunks`.
+
+    `where` names the file in messages.
+    """
     from cryptography.exceptions import InvalidTag
 
     _check_key(content_key, header, where)
@@ -275,7 +293,7 @@ def read_chunks(file: BinaryIO, header: Header, content_key: ContentKey, where: 
 
 
 def decrypt_to_memory(path: Path, content_key: ContentKey, max_bytes: int = MAX_PLAIN_BYTES) -> int:
-    """Return the descriptor of a sealed file in memory with the plaintext of `path`.
+    """Return the descriptor of a sealed file in memory with the plaintext of `path`; the caller closes it.
 
     Raises:
         EncryptionError: it is damaged, has another key, or more than `max_bytes` of plaintext.
@@ -289,7 +307,11 @@ def decrypt_to_memory(path: Path, content_key: ContentKey, max_bytes: int = MAX_
 def fill_memory(
     file: BinaryIO, header: Header, content_key: ContentKey, where: str, *, max_bytes: int = MAX_PLAIN_BYTES
 ) -> int:
-    """Return a sealed file in memory with the plaintext of `file`, see `decrypt_to_memory`."""
+    """Return the descriptor of a sealed file in memory with the plaintext of `file`.
+
+    `file` is at its first chunk, behind `header`; `where` names it in messages. Errors: see
+    `decrypt_to_memory`.
+    """
     if header.plain_bytes > max_bytes:
         raise EncryptionError(f"{where}: holds {header.plain_bytes} bytes, the limit is {max_bytes}")
     # Who made the file is verified afterwards: it must not fill the memory before. An engine needs as much.
@@ -313,7 +335,7 @@ def fill_memory(
 
 
 def map_memory(descriptor: int) -> memoryview:
-    """Return the content of a sealed file in memory."""
+    """Return the content of a sealed file in memory; its descriptor may then be closed."""
     size_bytes = os.fstat(descriptor).st_size
     return memoryview(mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_READ) if size_bytes else b"")
 

@@ -40,7 +40,7 @@ class DeviceKey:
     Attributes:
         holder: who holds the private key.
         public_key: an uncompressed point of P-256.
-        stored: what the holder needs.
+        stored: what the holder needs to use the private key, as `KeyHolder.create` returned it.
     """
 
     holder: KeyHolder
@@ -53,7 +53,7 @@ class DeviceKey:
 
     @property
     def pem(self) -> str:
-        """The public key for `edgekit package --encrypt-for`."""
+        """The public key in PEM, for `edgekit package --encrypt-for`."""
         text = base64.encodebytes(_DER_PREFIX + self.public_key).decode("ascii").replace("\n", "")
         lines = [text[at : at + 64] for at in range(0, len(text), 64)]
         return "\n".join(["-----BEGIN PUBLIC KEY-----", *lines, "-----END PUBLIC KEY-----", ""])
@@ -73,12 +73,16 @@ class DeviceKey:
 
 
 def name_public_key(public_key: bytes) -> str:
-    """Return the id of a device's public key: the sha256 of its DER form."""
+    """Return the id of a device's public key (an uncompressed point): the sha256 of its DER form, in hex."""
     return hashlib.sha256(_DER_PREFIX + public_key).hexdigest()
 
 
 def wrap_for(content_key: ContentKey, public_keys: Iterable[bytes]) -> dict[str, str]:
-    """Return `content_key` wrapped for each device, by the id of its key, as a `Header` holds them."""
+    """Return id of a device's key -> `content_key` wrapped for that device, as `Header.recipients` holds it.
+
+    Raises:
+        EncryptionError: one of `public_keys` is no uncompressed point of P-256.
+    """
     return {name_public_key(point): wrap_key(content_key, point) for point in public_keys}
 
 
@@ -118,7 +122,7 @@ def make_device_key(folder: Path | None = None, disk: Disk = DISK, *, holder: st
     Args:
         folder: folder of keys; by default `find_keys_folder()`.
         disk: carries out the steps.
-        holder: who is to hold a new key; by default the first that is available.
+        holder: `tpm`, `keyring` or `file`, to hold a new key; by default the first of them that is available.
 
     Raises:
         EncryptionError: its file is damaged, or the holder is not available.

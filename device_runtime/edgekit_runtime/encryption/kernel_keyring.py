@@ -28,7 +28,7 @@ _CALLS: Final = {
 
 
 def is_available() -> bool:
-    """Return whether the key is in the kernel's keyring and this user may read it."""
+    """Return whether the kernel's keyring has the key `edgekit:device`, and this user may read it."""
     try:
         return bool(read_key())
     except EdgekitError:
@@ -36,7 +36,7 @@ def is_available() -> bool:
 
 
 def read_key() -> bytes:
-    """Return the key.
+    """Return the 32 bytes of the key `edgekit:device` in the kernel's keyring.
 
     Raises:
         UnavailableError: it is not loaded.

@@ -29,7 +29,12 @@ _HKDF_SHA256: Final = b"\x00\x01"
 
 @dataclass(frozen=True, slots=True)
 class Aead:
-    """The cipher of the message, as HPKE numbers it."""
+    """The cipher of the message.
+
+    Attributes:
+        id: its number in HPKE, 2 bytes.
+        key_bytes: size of its key.
+    """
 
     id: bytes
     key_bytes: int
@@ -39,7 +44,7 @@ AES_256_GCM: Final = Aead(b"\x00\x02", 32)
 
 
 def wrap_key(content_key: ContentKey, public_key: bytes) -> str:
-    """Return `content_key`, which only the device with `public_key` (an uncompressed point) can unwrap.
+    """Return `content_key`, encrypted for the device with `public_key` (an uncompressed point), in base64.
 
     Raises:
         EncryptionError: `public_key` is no point of P-256.
@@ -49,7 +54,9 @@ def wrap_key(content_key: ContentKey, public_key: bytes) -> str:
 
 
 def unwrap_key(wrapped: str, key_id: str, exchange: Exchange, public_key: bytes) -> ContentKey:
-    """Return the content key `key_id` that was wrapped for the device of `exchange` and `public_key`.
+    """Return the content key `key_id` that `wrap_key` has wrapped for the device of `public_key`.
+
+    `exchange` is the key exchange with that device's private key.
 
     Raises:
         EncryptionError: it was wrapped for another device or under another id, or is damaged.
@@ -112,7 +119,10 @@ def unseal(
 
 
 def make_exchange(private: "EllipticCurvePrivateKey") -> Exchange:
-    """Return the exchange of a private key in memory; it raises `EncryptionError` for a malformed point."""
+    """Return the key exchange with a private key in memory.
+
+    It raises `EncryptionError` for a malformed point.
+    """
 
     def exchange(point: bytes) -> bytes:
         from cryptography.hazmat.primitives.asymmetric import ec

@@ -36,7 +36,11 @@ _MAX_KEY_FILE_BYTES: Final = 4096
 
 
 class SealedMemory:
-    """A descriptor of plaintext in sealed memory, which is closed with the last reference to this."""
+    """Plaintext in sealed memory.
+
+    Attributes:
+        descriptor: its file descriptor, which is closed with the last reference to this object.
+    """
 
     __slots__ = ("descriptor",)
 
@@ -52,8 +56,8 @@ class Decrypted:
     """The plaintext of a file.
 
     Attributes:
-        memory: where it is.
-        local_key: encrypts what this device derives from it and stores.
+        memory: sealed memory that holds the plaintext.
+        local_key: key for files that this device derives from the plaintext and stores.
         key_file: content of the file with the wrapped key; empty where the header holds it.
     """
 
@@ -63,7 +67,7 @@ class Decrypted:
 
 
 def decrypt_file(path: Path, max_bytes: int) -> Decrypted:
-    """Return the plaintext of an encrypted file.
+    """Return the plaintext of an encrypted file; from then on this process writes no core dumps.
 
     Raises:
         EncryptionError: it is not for this device, its key is missing, it is damaged, or larger than
@@ -80,7 +84,13 @@ def decrypt_file(path: Path, max_bytes: int) -> Decrypted:
 
 
 def write_key_file(path: Path, key_id: str, wrapped: str, disk: Disk = DISK) -> None:
-    """Write the wrapped key of the encrypted file that lies, or will lie, at `path`.
+    """Write the wrapped key of the encrypted file that lies, or will lie, at `path`, to `key_path(path)`.
+
+    Args:
+        path: path of the encrypted file.
+        key_id: id of the content key.
+        wrapped: that key, wrapped for this device, in base64.
+        disk: carries changes out.
 
     Raises:
         OutputError: it cannot be written.

@@ -97,7 +97,9 @@ def slowest_stage_s(plan: OffloadPlan, conditions: Conditions) -> float:
 
 
 def energy_j(plan: OffloadPlan, conditions: Conditions, radio_w: float) -> float:
-    """Return the energy of the device for one request, above idle; infinity if it is unknown.
+    """Return the energy of the device for one request in joules, above idle.
+
+    It is infinity if the plan states no energy or cannot run now.
 
     Args:
         plan: plan with `device_j`.
@@ -135,7 +137,7 @@ def reserved_server_s(plan: OffloadPlan, conditions: Conditions, limit_s: float)
 
 
 def served_s(costs: PlanCosts) -> float:
-    """Return the service's processor time for a request: the plan's time, and TLS for its body."""
+    """Return the seconds of the service's processor for a request: the plan's, and TLS for its body."""
     return costs.server_s + _SERVED_BYTE_S * costs.upload_bytes
 
 
@@ -221,10 +223,16 @@ def as_sent(plan: OffloadPlan, conditions: Conditions) -> OffloadPlan:
 
 
 def transfer_s(size_bytes: float, bits_per_s: float, rtt_s: float, window_bytes: float) -> float:
-    """Return the time of a body beyond the half round trip of its last byte.
+    """Return the seconds that a body takes on the link, without the half round trip of its last byte.
 
     TCP sends a window, waits a round trip for the acknowledgement, and doubles the window, until the window
     fills the link. From then on only the bandwidth matters.
+
+    Args:
+        size_bytes: size of the body.
+        bits_per_s: bandwidth of the link, over 0.
+        rtt_s: round trip.
+        window_bytes: TCP's window at the begin.
 
     Source: Cardwell, Savage, Anderson, "Modeling TCP latency", INFOCOM 2000, without loss.
     """
@@ -254,5 +262,5 @@ def wire_bytes(message_bytes: float, *, is_tls: bool = True) -> float:
 
 
 def payload_bytes(sealed_bytes: int) -> int:
-    """Return the bytes of a message in `sealed_bytes` of TLS."""
+    """Return the size of the message that `sealed_bytes` of TLS records carry."""
     return sealed_bytes - _SEAL_BYTES * math.ceil(sealed_bytes / (_RECORD_BYTES + _SEAL_BYTES))

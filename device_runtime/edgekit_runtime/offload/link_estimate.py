@@ -94,7 +94,11 @@ class LinkEstimate:
         return self._before_fall is not None
 
     def note_round_trip(self, rtt_s: float, *, is_beside: bool = False) -> None:
-        """Note a round trip; beside large bodies, which lengthen it, only if it is shorter."""
+        """Note a measured round trip.
+
+        `is_beside` says that large bodies were on the link, which lengthen it: then it counts only if it is
+        shorter than the known one.
+        """
         if rtt_s <= 0 or (self.rtt_s is not None and rtt_s > self.rtt_s and is_beside):
             return
         before, self._before_fall = self._before_fall, None
@@ -154,7 +158,7 @@ class LinkEstimate:
             self._note_rate(bits_per_s, is_small=False)
 
     def state(self, now_s: float) -> LinkState | None:
-        """Return the estimated link, or None before it was measured."""
+        """Return the estimated link; None before bandwidth and round trip were measured."""
         rate, rtt_s = self.up_bits_per_s, self.rtt_s
         if rate is None or rtt_s is None:
             return None
@@ -164,7 +168,7 @@ class LinkEstimate:
         return LinkState(rate, down, rtt_s)
 
     def is_warm(self, now_s: float) -> bool:
-        """Return whether the link was used so recently that TCP still has its window."""
+        """Return whether the link was used within the last 0.3 s, so that TCP still has its window."""
         return now_s - self._used_s < _IDLE_S
 
     def _note_least(self, bits_per_s: float) -> None:

@@ -58,7 +58,7 @@ class OffloadOptions:
         return Address.parse(self.server, self.ca_file, has_token=has_token, insecure=self.insecure)
 
     def read_token(self) -> str | None:
-        """Return the token.
+        """Return the token in `token_file`, or None without such a file.
 
         Raises:
             ConfigError: the file of the token cannot be read, or is empty.
@@ -67,7 +67,7 @@ class OffloadOptions:
 
 
 def read_token(path: Path) -> str:
-    """Return the token of a server.
+    """Return the token of a server in the file at `path`, without white space around it.
 
     Raises:
         ConfigError: the file cannot be read, or is empty.
@@ -105,7 +105,7 @@ def read_offload_options() -> OffloadOptions | None:
 
 
 def write_offload_options(options: OffloadOptions | None) -> Path:
-    """Store the options, or remove them; return the path.
+    """Store the options, or remove the file for None; return its path.
 
     Raises:
         OutputError: the folder cannot be written.

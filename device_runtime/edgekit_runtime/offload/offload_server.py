@@ -75,7 +75,8 @@ class TailRequest:
     """A request for a model on the server.
 
     Attributes:
-        parts: the request as bytes and arrays.
+        parts: the request, with its head, as bytes and arrays.
+        size_bytes: size of all parts together.
         expected: the outputs that a reply must have.
         id: id that a reply repeats; a reply with another id answers another request.
     """
@@ -93,7 +94,8 @@ class Reply:
     Attributes:
         outputs: the outputs, or None.
         error: why there are none, or None.
-        exchange: sizes and times, without the server's own time.
+        exchange: sizes and times; its `server_s` is 0, whatever `times` states.
+        times: what the server states of its times and load.
         is_cut_off: whether this device aborted it while its body was being sent.
     """
 
@@ -148,7 +150,10 @@ def make_upload_probe(size_bytes: int, fields: str, tail: str | None) -> TailReq
 
     In that answer our server states the load of `tail`, which the request names as the version.
 
-    `size_bytes`: size of the body. `fields`: further header lines, each with its line end.
+    Args:
+        size_bytes: size of the tensor that is sent.
+        fields: further header lines, each with its line end.
+        tail: name of the model on the server whose load is asked for; None for no model.
     """
     body = np.random.default_rng(0).integers(0, 256, size_bytes, np.uint8)
     return make_tail_request(NO_MODEL, {"x": body}, (), "identity", fields, version=tail)
@@ -236,7 +241,7 @@ class Pending:
 
     @property
     def acked_s(self) -> float | None:
-        """How long a part of the request has been unacknowledged; None if unknown."""
+        """Seconds for which a part of the request was on its way unacknowledged; None if unknown."""
         busy_us = _read_counter(self._connection.link, _BUSY_AT)
         if self._base is None or busy_us is None or busy_us <= self._base[1]:
             return None
@@ -256,7 +261,7 @@ class Pending:
             self.done.set()
 
     def run(self, timeout_s: float) -> Reply:
-        """Return the reply; call it once, on the thread of the connection."""
+        """Send the request and return its reply; call it once, on the thread of the connection."""
         reply = _exchange(self._connection.link, self._request, timeout_s, self)
         with self._lock:
             self._is_over = True
@@ -298,9 +303,10 @@ class OffloadServer:
     def send(
         self, request: TailRequest, timeout_s: float, finish: Callable[[Pending, Reply], None]
     ) -> Pending:
-        """Begin a request; `finish` is called on another thread before the reply is published.
+        """Begin a request; `finish` is called with it and its reply, on another thread, before `done` is set.
 
-        `finish` may publish the reply itself, if it has work that must come after that.
+        `finish` may call `Pending.publish` itself, if it has work that must come after that. `timeout_s`
+        limits the request in seconds.
         """
         connection = self._take()
         pending = Pending(connection, request)
@@ -322,7 +328,7 @@ class OffloadServer:
         return pending
 
     def find_connect_s(self) -> float:
-        """Return how long the next request will take to connect, as the last did; 0 if one is open."""
+        """Return the seconds that the next request takes to connect, as the last did; 0 if one is open."""
         with self._lock:
             return 0.0 if self._idle and self._idle[-1].check_open() else self._connect_s
 
@@ -339,7 +345,9 @@ class OffloadServer:
         return bool(slow)
 
     def measure_round_trip(self, timeout_s: float) -> tuple[float, float]:
-        """Return the round trip of the network, and the time of a small request on a warm connection; blocks.
+        """Return the round trip of the network and the time of a small request when connected, in seconds.
+
+        It sends three requests and waits for their replies, at most `timeout_s` for each.
 
         Raises:
             TransportError: the server cannot be reached, or does not speak the protocol.

@@ -86,7 +86,7 @@ class StatusFile:
         self._next_s = float("-inf")
 
     def write(self, status: OffloadStatus) -> None:
-        """Write the status if it changed, but not too often; ignore a folder that cannot be written."""
+        """Write the status if it changed, at most once a second; ignore a folder that cannot be written."""
         now_s = time.monotonic()
         if now_s < self._next_s or (document := to_plain(status)) == self._last:
             return
@@ -102,7 +102,10 @@ class StatusFile:
 
 
 def read_statuses() -> list[dict[str, Any]]:
-    """Return the states of sessions of living processes, of this user and of the system's service."""
+    """Return the states of sessions of living processes, of this user and of the system's service.
+
+    Each is a dict with the fields of `OffloadStatus`, as its process wrote it; at most 256 are read.
+    """
     status_files, paths = [], list[Path]()
     for cache in dict.fromkeys((find_cache_folder(), SYSTEM_CACHE)):
         with contextlib.suppress(OSError):  # of another user

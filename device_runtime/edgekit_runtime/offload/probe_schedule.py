@@ -84,10 +84,10 @@ class CircuitBreaker:
         """Open, for longer with each failure in a row.
 
         Args:
-            now_s: now.
+            now_s: time of the monotonic clock.
             cause: one sentence on what happened.
             chance: uniform in 0..1.
-            at_least_s: wait that the server asked for; at most a minute of it is granted.
+            at_least_s: seconds that the server asked to wait; at most a minute of it is granted.
         """
         self.is_closed, self.cause = False, cause
         self._retry_s = now_s + max(min(at_least_s, _MOST_S), self._back_off.fail(chance))
@@ -123,11 +123,11 @@ class ProbeSchedule:
         self.due_s = now_s + min(pause_s, _MOST_S)
 
     def postpone(self, now_s: float) -> None:
-        """Record that a probe would be useless, so that requests do not check again and again."""
+        """Put off the next probe by 0.25 s: it would be useless, and requests must not check all the time."""
         self.due_s = now_s + _LEAST_PAUSE_S
 
     def spend(self, now_s: float, size_bytes: float) -> None:
-        """Note the bytes that a probe sent over the link."""
+        """Count the bytes that a probe sent over the link towards the limit of bytes an hour."""
         if self._bytes_per_s > 0:
             self._paid_s = max(self._paid_s, now_s) + size_bytes / self._bytes_per_s
 
@@ -136,7 +136,7 @@ class ProbeSchedule:
         return self._bytes_per_s > 0 and now_s >= self._paid_s
 
     def is_due(self, now_s: float, *, is_busy: bool) -> bool:
-        """Return whether to probe now; preferably between requests."""
+        """Return whether to probe now; while requests run (`is_busy`) a probe is due 0.1 s later."""
         return now_s >= self.due_s + (_BUSY_S if is_busy else 0.0)
 
 
@@ -168,7 +168,7 @@ class HedgePolicy:
         return self._credit_s >= local_s
 
     def earn(self, device_s: float, local_s: float) -> None:
-        """Note the time of a request on the device itself, a share of which is credit.
+        """Add a share of `device_s`, a request's own time on the device, to the credit.
 
         `local_s`: time of a local run; credit grows to four of the longest recent ones at most.
         """
@@ -176,7 +176,7 @@ class HedgePolicy:
         self._credit_s = min(self._credit_s + self._share * device_s, _MOST_RUNS * self._longest_s)
 
     def spend(self, device_s: float) -> None:
-        """Note the device's work beside a reply that came late."""
+        """Take `device_s` off the credit: device time of a local run beside a reply that came late."""
         self._credit_s -= device_s
 
     def note_reply(self, took_s: float, expected_s: float) -> None:
@@ -184,14 +184,14 @@ class HedgePolicy:
         self._usual = min(max(self._usual + step, 0.0), _MOST_USUAL)
 
     def allow_s(self, expected_s: float, local_s: float, spent_s: float) -> float:
-        """Return how long to wait for a reply before a local run begins.
+        """Return the seconds, from the sending on, to wait for a reply before a local run begins.
 
         With it a fault costs at most 1.3 local runs, unless replies usually take longer than that allows.
 
         Args:
             expected_s: time until the reply is expected.
             local_s: time of a local run.
-            spent_s: time of this request so far.
+            spent_s: time of this request before it was sent.
         """
         usual_s = expected_s * self._usual
         late_s = max(_SLACK * usual_s, _SLACK_S, _EARLY_WAIT * local_s)
@@ -209,7 +209,7 @@ class ReplyWait:
     run.
 
     Attributes:
-        look_s: how long to wait until the first look.
+        look_s: seconds to wait until the first call of `more_s`.
     """
 
     __slots__ = ("_after_s", "_allowed_s", "_local_s", "_previous", "_upload_bytes", "look_s")
@@ -235,7 +235,7 @@ class ReplyWait:
         self._previous = (0.0, 0)  # at the last look
 
     def more_s(self, elapsed_s: float, sent_bytes: int | None) -> float | None:
-        """Return how long to wait until the next look; None if the local run shall begin.
+        """Return the seconds to wait until the next call; None if the local run shall begin.
 
         Args:
             elapsed_s: time since the request was sent.

@@ -126,6 +126,8 @@ class OpenedPackage:
     """A package that has been verified throughout.
 
     Attributes:
+        path: path at which it was opened.
+        manifest: its manifest, or that of the variant, submodel or member that this shows.
         key_id: id of the trusted key that signed it.
         submodel: name of the submodel that this shows as the model, or None.
         local_key: encrypts what is derived from an encrypted package and stored; None for a plain one.
@@ -173,7 +175,9 @@ class OpenedPackage:
             raise PackageError(f"{self.path}: '{artifact_path}' was asked for after close()") from cause
 
     def copy_to(self, file: BinaryIO) -> None:
-        """Write the opened package to `file`, even if `path` holds another file by now.
+        """Write the opened package as it is stored, encrypted or not, to `file`.
+
+        That works even if `path` holds another file by now.
 
         Raises:
             OSError: the file cannot be read.
@@ -182,7 +186,7 @@ class OpenedPackage:
 
     @property
     def key_file(self) -> bytes:
-        """Content of the file with the wrapped key, which lies beside an encrypted package, or nothing."""
+        """Content of the file with the wrapped key beside an encrypted package; empty without such a file."""
         return b"" if self._file.decrypted is None else self._file.decrypted.key_file
 
     @property
@@ -216,7 +220,9 @@ class OpenedPackage:
         return self._show(self.manifest.select_submodel(name), name)
 
     def list_members(self) -> dict[str, "OpenedPackage"]:
-        """Return the members of a pipeline as packages, by stage; closing this closes them.
+        """Return stage name -> member of the pipeline as a package; empty if this is no pipeline.
+
+        Closing this closes them.
 
         Raises:
             ManifestError: the manifest of a member is malformed, or that of a pipeline.
@@ -248,7 +254,7 @@ class OpenedPackage:
 
     @property
     def signed_sha256(self) -> str:
-        """Digest of the manifest that was signed, whatever part of the package this shows."""
+        """sha256 in hexadecimal digits of the signed manifest, whatever part of the package this shows."""
         return self._signed.sha256
 
     def _show(self, manifest: Manifest, submodel: str | None) -> "OpenedPackage":

@@ -59,6 +59,7 @@ class Member:
     """The position of one member in the archive.
 
     Attributes:
+        header_offset: offset of its local header.
         payload_offset: offset of its content, a multiple of 64.
         crc32: checksum of its content, as its headers state it.
     """
@@ -71,12 +72,12 @@ class Member:
 
     @property
     def end_offset(self) -> int:
-        """Where the next header starts."""
+        """Offset at which the content ends, and the next header starts."""
         return self.payload_offset + self.size_bytes
 
 
 def place_member(name: str, size_bytes: int, crc32: int, header_offset: int) -> Member:
-    """Return the member with its payload at the next aligned offset."""
+    """Return a member whose header is at `header_offset`, and its content at the next aligned offset."""
     earliest = header_offset + _LOCAL.size + len(name) + _EXTRA.size
     return Member(name, header_offset, -(-earliest // ALIGNMENT_BYTES) * ALIGNMENT_BYTES, size_bytes, crc32)
 

@@ -225,7 +225,7 @@ def _sets_size(operation: Operation, positions: Sequence[int]) -> bool:
 
 
 def has_fixed_work_onnx(model: bytes | memoryview) -> bool:
-    """Return `has_fixed_work` of an ONNX model; False if it cannot be read."""
+    """Return `has_fixed_work` of an ONNX or `.tflite` file's graph; False if it cannot be read."""
     try:
         return has_fixed_work(read_graph(model))
     except DAMAGED:
@@ -235,7 +235,7 @@ def has_fixed_work_onnx(model: bytes | memoryview) -> bool:
 def read_graph(model: bytes | memoryview) -> Graph:
     """Return the graph of an ONNX or `.tflite` file.
 
-    Its last operation, without a name, has as its bodies the functions and graphs that the file names.
+    If the file has functions or further graphs, they are the bodies of a last operation without a name.
 
     Raises:
         ValueError: it cannot be read (others of `DAMAGED` as well).

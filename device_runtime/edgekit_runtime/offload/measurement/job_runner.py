@@ -77,7 +77,7 @@ def measure(job: Job, blobs: Sequence[memoryview]) -> JobResult:
     """Return the measurements of a job.
 
     Raises:
-        CutError: an input does not fit its blob.
+        CutError: an input does not fit its blob, or there is no tensor of a name that is to be coded.
         BackendError: onnxruntime is missing or refused a graph or its inputs.
         TransportError: this machine cannot connect to itself.
     """
@@ -339,7 +339,9 @@ def _make_values(dtype: str, shape: Sequence[object], values: np.random.Generato
 
 
 def make_inputs(session: "onnxruntime.InferenceSession") -> dict[str, Array]:
-    """Return generated inputs of a session: floats in 0..1, and 0 for integers, which may be indices.
+    """Return name -> generated input of a session: floats in 0..1, and 0 for integers, possibly indices.
+
+    Free dimensions are 1, and the values are the same at each call.
 
     Raises:
         BackendError: an input is not a plain tensor.

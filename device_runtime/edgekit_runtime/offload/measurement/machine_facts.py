@@ -43,11 +43,11 @@ class MachineFacts:
 
 
 def describe_machine(quota: float | None = None, engine: str = "ort") -> MachineFacts:
-    """Return the facts about this machine.
+    """Return the facts about this machine, without `usual_s` and `gpu`, which a measurement fills in.
 
     Args:
         quota: processor time of this process in cores; None for the system's figure.
-        engine: engine to name.
+        engine: the engine whose name and release are stated, such as `ort`.
 
     Raises:
         BackendError: the engine is not installed.

@@ -131,16 +131,19 @@ def measure_request(pause_s: float, seconds: float, gate: SpeedGate, share: floa
 
 
 def average_middle(values: Sequence[float]) -> float:
-    """Return the mean of the middle half: as robust as a median, and finer for rounded values."""
+    """Return the mean of the middle half of at least one value.
+
+    It is as robust as a median, and finer for rounded values.
+    """
     cut = len(values) // 4
     return statistics.fmean(sorted(values)[cut : len(values) - cut])
 
 
 def is_precise(values: Sequence[float], within: float = 0.0) -> bool:
-    """Return whether the standard error of the values' `average_middle` is at most 1 %, or at most `within`.
+    """Return whether the standard error of `average_middle` of the values is at most 1 % of it, or `within`.
 
-    The quartiles of normal values are 1.35 standard deviations apart, and the mean of the middle half of n
-    values varies by 1.09 standard deviations / sqrt(n).
+    It is False for fewer than 20 values. The quartiles of normal values are 1.35 standard deviations apart,
+    and the mean of the middle half of n values varies by 1.09 standard deviations / sqrt(n).
     """
     if len(values) < _LEAST_PRECISE:
         return False

@@ -104,7 +104,7 @@ class OffloadState:
         return self._preference.plan
 
     def ask_for(self, plan: str | None) -> None:
-        """Run one plan from now on, or choose again."""
+        """Run only the plan of this name from now on; None for a choice again."""
         self._preference = dataclasses.replace(self._preference, plan=plan)
         self._epoch += 1
 
@@ -205,12 +205,12 @@ class OffloadState:
         return _ratio(self._device)
 
     def local_s(self, rows: int) -> float:
-        """Return how long a local run takes; 0 if the device cannot run the model."""
+        """Return how many seconds a local run of `rows` rows takes; 0 if the device cannot run the model."""
         plan = self.table.local
         return 0.0 if plan is None else plan.costs.device_s * rows * self.device_slowdown
 
     def reply_s(self, decision: PlanChoice) -> float:
-        """Return the expected time of the server's part, once the request is ready."""
+        """Return the seconds in which the reply of the server is expected, once the request is ready."""
         plan = decision.plan
         whole = dataclasses.replace(plan, escalation=None) if plan.escalation is not None else plan
         slowdown = decision.conditions.device_slowdown
@@ -218,13 +218,15 @@ class OffloadState:
         return remote_s + max(plan.costs.request_s * slowdown, self.estimate.overhead_s)
 
     def after_upload_s(self, decision: PlanChoice) -> float:
-        """Return the longest time of a reply after the last byte of its request arrived."""
+        """Return the seconds in which the reply must come once the last byte of its request has arrived."""
         costs, conditions = decision.plan.costs, decision.conditions
         server_s = costs.server_s * conditions.server_slowdown + conditions.server_wait_s
         return server_s + 2 * (self.estimate.rtt_s or 0.0)
 
     def allow_s(self, decision: PlanChoice, rows: int, spent_s: float) -> float:
-        """Return how long to wait for a reply before the local run begins; the request earns credit for it.
+        """Return the seconds to wait for a reply before a local run begins; the request earns credit for it.
+
+        It is 0 if the request tests a bandwidth that only a probe has measured.
 
         Args:
             decision: the choice for the request.
@@ -264,7 +266,10 @@ class OffloadState:
             return None if best.plan.name == running.name else self.runners.get(best.plan.name)
 
     def is_cheap(self, runner: PlanRunner, now_s: float) -> bool:
-        """Return whether golden inputs of a plan take less than 1 s or four local runs; under `lock`."""
+        """Return whether golden inputs of a plan take less than 1 s or four local runs.
+
+        The caller holds `lock`. True also if the link was not measured, or the device cannot run the model.
+        """
         link = self.estimate.state(now_s)
         if link is None or self.table.local is None:
             return True
@@ -371,7 +376,7 @@ class OffloadState:
         self._epoch += 1
 
     def disprove(self, runner: PlanRunner) -> None:
-        """Stop using a plan for a while: the server computes it wrongly, or this device cannot send it."""
+        """Stop using a plan for 30 s: the server computes it wrongly, or this device cannot send it."""
         with self.lock:
             runner.is_proved, runner.failure = False, ""
             runner.retry_s = time.monotonic() + REFUSED_S
@@ -401,12 +406,15 @@ class OffloadState:
 
 
 def show(text: str) -> str:
-    """Return a text with a server's words in a form for terminals, logs and files."""
+    """Return the first 300 characters of a server's text; those that cannot be printed are replaced."""
     return "".join(char if char.isprintable() else "\ufffd" for char in text[:_MOST_CAUSE])
 
 
 def is_moving(reply: Reply) -> bool:
-    """Return whether the link was only slow when this device aborted a request."""
+    """Return whether the link was only slow, not dead, when this device aborted a request.
+
+    It was if the server's machine had acknowledged over `LEAST_MOVED_BYTES` of the request.
+    """
     return reply.is_cut_off and reply.exchange.upload_bytes > LEAST_MOVED_BYTES
 
 

@@ -31,7 +31,8 @@ class PlanRunner:
         plan: the plan, without compression if this device or the server cannot do it.
         is_proved: whether the server has answered its golden inputs correctly.
         mismatch: description of the server's wrong answer to them, or empty.
-        retry_s: when to ask for the tail again, after a server did not have it or failed.
+        retry_s: time on the monotonic clock at which to ask for the tail again, after a server did not have
+            it or failed.
         failure: fault of the application's last request with this plan, or empty.
         back_off: pause after successive failed requests of the application; only a reply to such a request
             ends it.
@@ -70,7 +71,11 @@ class PlanRunner:
         )
 
     def open_head(self) -> Session | None:
-        """Return the loaded head; None if the inputs are sent as they are."""
+        """Load head and decoder unless they are; return the head, or None if the inputs are sent as they are.
+
+        Raises:
+            BackendError: this runner is closed, or the engine refuses one of them.
+        """
         with self._lock:
             if not self._is_open:
                 raise BackendError("backend 'offload': the session is closed")
@@ -86,7 +91,10 @@ class PlanRunner:
         return open_choice(view, view.manifest.backend, self._threads)
 
     def run_head(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the outputs of the head; empty if the inputs are sent as they are."""
+        """Return output name -> array of the head; empty if the inputs are sent as they are.
+
+        The head is loaded at the first call.
+        """
         head = self._head or self.open_head()
         return {} if head is None else head.run({spec.name: inputs[spec.name] for spec in head.inputs})
 
@@ -101,7 +109,9 @@ class PlanRunner:
         return {**outputs, **decoder.run({spec.name: outputs[spec.name] for spec in decoder.inputs})}
 
     def encode(self, inputs: Mapping[str, Array], head_outputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the inputs of the tail; a photograph or sound as the bytes of a file.
+        """Return input name -> array for the tail.
+
+        A photograph or sound is the bytes of a file, uint8 [bytes].
 
         Raises:
             DataError: one of its inputs is missing, or media has several rows.
