@@ -157,7 +157,8 @@ class Codes(Record):
         """Return the shape of the codes for values of `shape`.
 
         Raises:
-            DataError: `repeat` has another rank, or does not divide a size.
+            DataError: `repeat` has not one number for each axis of `shape`, or one that does not divide its
+                size.
         """
         if self.repeat is None:
             return shape

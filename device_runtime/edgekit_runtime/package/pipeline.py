@@ -34,7 +34,7 @@ _RESERVED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition(Record):
-    """Which entries of the input's answer a stage runs for.
+    """Limits a stage to some entries of the answer of its input, such as the boxes of cars.
 
     Attributes:
         label: labels that count; empty for all.
@@ -60,7 +60,7 @@ class Stage(Record):
     Attributes:
         name: name of the stage, and of its member's folder.
         input: `SOURCE`, or the stage whose picture it takes.
-        crop: `BOXES` for one crop a box of the input's answer; None for the input's whole picture.
+        crop: `BOXES` for one crop for each box in the input's answer; None for the input's whole picture.
         margin: what a crop has beyond each side of its box, as a share of the box's width and height.
         max_crops: most crops of one source picture, those of the highest scores.
         when: for which entries of the input's answer it runs; None for all.

@@ -52,7 +52,8 @@ class PipelineMember:
         """Return the answer to each picture or piece of sound.
 
         Args:
-            media: of the kind that the preprocessing takes, each with its origin in the source's picture.
+            media: of the kind that the preprocessing takes, each with x and y of its upper left corner in the
+                source's picture, (0, 0) for sound.
             all_entries: whether the answers also hold entries that the task's options leave out.
 
         Raises:

@@ -31,7 +31,8 @@ class AudioRules:
         channel_axis: position of an axis of size 1 in the result, or None for none.
         resample: whether recordings of other rates are resampled.
         features: features of the sound, or None for amplitudes.
-        is_transposed, is_flat: whether features come before frames in the result, or have no axis.
+        is_transposed: whether features are [values, frames] in the result, not [frames, values].
+        is_flat: whether features have one axis in the result: the values of one frame after the other.
     """
 
     sample_rate: Annotated[int, Range(1, 1 << 20)]
@@ -62,7 +63,7 @@ class AudioRules:
 
     @property
     def duration_s(self) -> float | None:
-        """Length of the sound of each result; None if it is free."""
+        """Seconds of sound that each result covers; None for any length."""
         return None if self.samples is None else self.samples / self.sample_rate
 
     @property

@@ -85,7 +85,7 @@ class StreamOptions:
         return 4 * max(self.max_pixels, math.ceil(self.window_s * MAX_RATE))  # aligned for float32
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings that differ from their defaults."""
+        """Return name -> value, as JSON has it, of the settings that differ from their defaults."""
         plain: dict[str, Any] = to_plain(self)
         return {
             field.name: plain[field.name]

@@ -32,7 +32,7 @@ class StoredSample:
     Attributes:
         order, kind: identifier of its order, and kind of the trigger that drew it.
         size_bytes: size of the sealed file.
-        stored_at: seconds since 1970.
+        stored_at: when it was stored, in seconds since 1970.
     """
 
     path: Path
@@ -115,8 +115,8 @@ class SampleFolder:
 
         Args:
             oldest_at: in seconds since 1970; older samples go.
-            max_bytes: limit of all.
-            shares: order and kind -> its limit.
+            max_bytes: limit of all samples together.
+            shares: (order, kind) -> limit of its samples in bytes; others have only `max_bytes`.
         """
         samples = self.list_samples()
         waiting, sizes, total_bytes = [], dict(shares), 0

@@ -34,7 +34,7 @@ class Listening:
         Args:
             router: answers over gRPC, too.
             registry: the models that are served.
-            token: the token that clients over TCP must send, or None.
+            token: what `read_token` returned, which clients over TCP must send; None if they need no token.
 
         Raises:
             TransportError: an address is in use or cannot be used.

@@ -57,9 +57,10 @@ class GovernorModel:
         }
 
     def is_in_time(self, setting: ModelSetting, forecast: Forecast) -> bool:
-        """Whether a setting keeps the deadline; one that is not in force must keep it with a margin of 10 %.
+        """Whether a setting keeps the deadline, with 10 % to spare unless it is in force already.
 
-        Without a deadline: whether requests do not arrive faster than the setting answers them.
+        The share `caution` of the deadline is kept in reserve, too. Without a deadline: whether requests do
+        not arrive faster than the setting answers them.
         """
         if self.profile.deadline_s is None:
             return forecast.latency_s < math.inf

@@ -70,7 +70,10 @@ class Factor:
     def learn(self, setting: ModelSetting, ratio: float, gain: float) -> "Factor":
         """Return the factors after one observation of a setting.
 
-        `ratio`: observed over stated cost. `gain`: weight of the observation, see `gain`.
+        Args:
+            setting: the setting.
+            ratio: observed over stated cost; bounded to 0.05..20.
+            gain: weight of the observation, 0..1, as the method `gain` returns it.
         """
         ratio = min(max(ratio, _RATIO_BOUNDS[0]), _RATIO_BOUNDS[1])
         learned_factor, count = self.of(setting), self.by_setting.get(setting, (0.0, 0.0))[1]

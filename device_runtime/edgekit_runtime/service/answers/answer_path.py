@@ -35,7 +35,7 @@ class Answered(NamedTuple):
     """The result of a request.
 
     Attributes:
-        served: the version that answered; a canary may have run the call instead.
+        served: the version that took the call; in a canary, the other version may have run it.
         outputs: outputs of the model.
         decoded: the answer of the task; empty if it was not asked for.
         times_s: seconds of each step: `prepare`, `infer`, and `answer` if it was decoded.
@@ -47,7 +47,7 @@ class Answered(NamedTuple):
     times_s: Mapping[str, float]
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the answer with the version that gave it, and the milliseconds of each step."""
+        """Return the task's answer with `model_version` and `times_ms`: step -> milliseconds."""
         times_ms: dict[str, JsonValue] = {
             step: round(1e3 * seconds, 3) for step, seconds in self.times_s.items()
         }
@@ -208,7 +208,7 @@ class AnswerPath:
         self._begin(request, served)
 
     def close(self, timeout_s: float) -> bool:
-        """End the threads; return whether they have ended."""
+        """End the threads; return whether they have ended within `timeout_s`."""
         return self._threads is None or self._threads.close(timeout_s)
 
     def _begin(self, request: AnswerRequest, served: Served) -> None:

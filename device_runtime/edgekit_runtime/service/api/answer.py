@@ -27,7 +27,14 @@ class AnswerHandler:
     def handle_request(
         self, name: str, version: str | None, connection: Connection, head: RequestHead, body: memoryview
     ) -> None:
-        """Respond to a request for a model, later.
+        """Respond later to a request whose body is a photograph or sound.
+
+        Args:
+            name: name of the model.
+            version: the version that is asked for, or None.
+            connection: takes the response.
+            head: head of the request; its query holds options of the task.
+            body: the file; valid until the response.
 
         Raises:
             EdgekitError: the response is this error.

@@ -53,7 +53,7 @@ class CompressedBodies:
         return functools.partial(self._handle, action)
 
     def close(self, timeout_s: float) -> bool:
-        """End the thread; return whether it has ended."""
+        """End the thread; return whether it has ended within `timeout_s`."""
         return self._threads is None or self._threads.close(timeout_s)
 
     def _handle(self, action: _Action, connection: Connection, head: RequestHead, body: memoryview) -> None:

@@ -120,7 +120,9 @@ _CONTAINERS: Final[Mapping[str, Callable[[], Any]]] = {"repeated": list, "map": 
 
 
 def read_message(message: str, data: "bytes | memoryview") -> dict[str, Any]:
-    """Return the fields of a message by name, as the module says.
+    """Return the fields of a message by name.
+
+    Missing scalars are their defaults, missing messages are left out, and unknown fields are skipped.
 
     Args:
         message: name of the message, such as `ModelInferRequest`.

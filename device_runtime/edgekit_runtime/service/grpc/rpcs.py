@@ -69,7 +69,7 @@ _NOT_GRPC: Final = encode_field(b":status", b"415")
 
 
 class Method:
-    """A method of the service.
+    """A method of the gRPC service.
 
     Attributes:
         is_stream: whether both sides send any number of messages.
@@ -110,7 +110,7 @@ class RpcOwner(Protocol):
     ahead: "set[Rpc]"
 
     def flush(self) -> None:
-        """Send what may be sent."""
+        """Send what is queued, as far as flow control allows."""
 
 
 class RpcHead:

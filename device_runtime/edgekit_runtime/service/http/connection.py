@@ -66,7 +66,7 @@ class ConnectionOwner(Protocol):
 
 
 def ticks(seconds: float) -> int:
-    """Return in how many ticks at least `seconds` have passed, though the present tick has begun before."""
+    """Return after how many ticks at least `seconds` have passed; the tick under way counts as one."""
     return int(seconds / TICK_S) + 2
 
 
@@ -495,7 +495,7 @@ class Connection:
 
     @property
     def peer_pid(self) -> int:
-        """The process at the other end of a Unix socket; 0 if that is not known."""
+        """Number of the process at the other end of a Unix socket; 0 if that is not known."""
         return find_peer(self._socket) if self.is_open and self._socket.family == socket.AF_UNIX else 0
 
     @property

@@ -64,7 +64,7 @@ class HttpServer:
             differently.
         tick: how often the timer has fired while there were connections.
         date_line: the header line `Date`, made at each tick.
-        idle_ticks: how long a connection may be idle.
+        idle_ticks: how many ticks a connection may be idle.
         receiving_bytes: bytes received so far of incomplete bodies.
         sending_bytes: size of responses that clients have not yet read.
         error_counts: status -> responses that were errors.
@@ -104,7 +104,7 @@ class HttpServer:
         return len(self._connections)
 
     def is_full(self, *, is_local: bool) -> bool:
-        """Whether no further client is accepted: over the Unix socket, or over TCP.
+        """Whether no further client is accepted over the Unix socket (`is_local`), or over TCP.
 
         Where both listen, a quarter of the connections is reserved for each, so that neither can lock the
         other out.

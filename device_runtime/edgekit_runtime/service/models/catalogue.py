@@ -89,7 +89,7 @@ class Status:
     """One line of the repository's index.
 
     Attributes:
-        name, version: name and version of the model; the version is empty if none was ever loaded.
+        name, version: name and version of the model; the version is empty in a line about the whole model.
         state: `READY`, `LOADING`, `UNLOADED` or `UNAVAILABLE`.
         reason: why it is not ready, or what is special about it, or empty.
     """
@@ -149,10 +149,13 @@ class Catalogue:
         return [] if model is None else list(model.versions)
 
     def describe(self, installed: Iterable[str]) -> list[Status]:
-        """Return the lines of the repository's index: one for each version, and for each model without any.
+        """Return the lines of the repository's index.
+
+        Each version that is ready or was rolled back has a line, and each model that has no version or whose
+        last load failed.
 
         Args:
-            installed: names of the installed models; loaded ones are listed too.
+            installed: names of the installed models; others that were loaded are listed, too.
         """
         lines = []
         for name in sorted({*installed, *self.by_name}):

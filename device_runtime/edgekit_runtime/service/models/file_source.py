@@ -76,7 +76,13 @@ class PackageFiles(Source):
         return policy.choose(name, list(self._list(name).values()))
 
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
-        """Return the versions of `name` to serve, see `Source`."""
+        """Verify the packages that `policy` chooses, and return the results of `load`, see `Source`.
+
+        A damaged file is ignored from now on, and the next best takes its place.
+
+        Raises:
+            EdgekitError: nothing can be served; nothing stays open.
+        """
         loaded: list[Loaded] = []
         with contextlib.ExitStack() as packages, contextlib.ExitStack() as undo:
             opened = [packages.enter_context(package) for package in self._open_packages(name, policy)]
@@ -88,7 +94,11 @@ class PackageFiles(Source):
         return loaded
 
     def open_again(self, package: Servable, load: Load) -> Loaded:
-        """Return the model of a package that was served before."""
+        """Verify a package that was served before, and return the result of `load`.
+
+        Raises:
+            EdgekitError: it cannot be opened any more.
+        """
         with open_listed(package, self._trust, self.limits) as opened:
             return load(opened)
 

@@ -94,9 +94,13 @@ class Lifecycle:
         return await asyncio.get_running_loop().run_in_executor(self._disk, self.source.names)
 
     async def drain(self, served: Served, late: Callable[[], object] | None = None) -> bool:
-        """Wait for the calls of a version, which accepts no more; returns whether they end in time.
+        """Wait for the calls of a version, which accepts no more; return whether they end in time.
 
-        `late`: called once they end after all.
+        Calls that do not are counted and logged.
+
+        Args:
+            served: the version.
+            late: called once they end after all.
         """
         if served.cache is not None:
             served.cache.close()
@@ -117,7 +121,10 @@ class Lifecycle:
         return False
 
     async def retire(self, old: Iterable[Served]) -> None:
-        """Wait for the calls of versions, then free their sessions; if a call hangs, once it ends."""
+        """Wait for the calls of versions, then free their sessions; if a call hangs, once it ends.
+
+        They are not confirmed any more.
+        """
         old = list(old)
         self.confirmations.cancel(old)
         self.leaving.update(old)  # now: a load that begins before they are free must see their memory

@@ -109,7 +109,7 @@ class Registry:
             self._start(self.give_up(name, version, f"crash: {reason}"))
 
     async def give_up(self, name: str, version: str, reason: str) -> None:
-        """Replace a version that keeps failing by another one, if there is one."""
+        """Reject a version that keeps failing, and serve another one if there is one; logs its errors."""
         try:
             if await self._lifecycle.on_thread(self._source.reject, name, version, reason):
                 await self.load(name)
@@ -206,7 +206,13 @@ class Registry:
             await self._lifecycle.retire(model.withdraw())
 
     async def settle_trial(self, name: str, version: str, *, is_promoted: bool) -> None:
-        """End the trial of a version with a verdict from outside, if it is on trial."""
+        """End the trial of a version with a verdict from outside, if it is on trial.
+
+        Args:
+            name: name of the model.
+            version: the version on trial.
+            is_promoted: whether it replaces the version in use; otherwise it is unloaded.
+        """
         model = self.models.by_name[name]
         async with model.lock:
             trial = model.trial

@@ -77,7 +77,15 @@ class InstalledModels(Source):
         return None if current is None or current.health != UNPROVEN else current.trial or None
 
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
-        """Return the versions of `name` to serve, see `Source`."""
+        """Open the specific versions of `policy`, or else the best one; return the results of `load`.
+
+        Starts are counted. Of several versions the best is tried first; one that fails is rejected, and the
+        next best takes its place. Specific versions are all opened.
+
+        Raises:
+            UnavailableError: it cannot be opened now, which says nothing of the version.
+            EdgekitError: nothing can be served.
+        """
         if not policy.specific:
             return [self._open_active(name, load)]
         opened: list[Loaded] = []
@@ -89,7 +97,11 @@ class InstalledModels(Source):
         return opened
 
     def open_again(self, package: Servable, load: Load) -> Loaded:
-        """Return the model of a package that was served before."""
+        """Verify a package that was served before, and return the result of `load`; counts no start.
+
+        Raises:
+            SlotError: it is not installed any more, or cannot be opened.
+        """
         with self._slots.open(package.name, package.sha256) as opened:
             return load(opened)
 

@@ -66,7 +66,7 @@ class Source(Protocol):
         """
 
     def open_again(self, package: Servable, load: Load) -> Loaded:
-        """Return the model of a package that was served before.
+        """Verify a package that was served before, and return the result of `load`.
 
         Raises:
             EdgekitError: it cannot be opened any more.

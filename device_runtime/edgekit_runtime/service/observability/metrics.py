@@ -159,9 +159,9 @@ class LaneMetrics:
         Args:
             calls: number of calls that it served together.
             rows: number of their rows.
-            merge_s: see `RunCount`, as the next two.
-            infer_s: time in the engine.
-            split_s: time to split the outputs.
+            merge_s: seconds to merge the calls into a batch.
+            infer_s: seconds in the engine.
+            split_s: seconds to split the outputs.
         """
         run = self._find_run(calls, rows)
         run.count += 1

@@ -106,7 +106,7 @@ _SERVICE_METRICS: Final[tuple[tuple[str, Kind, str, str, tuple[str, ...]], ...]]
 
 
 def lane_families(lanes: Iterable[LaneMetrics]) -> list[MetricFamily]:
-    """Return the metrics of versions of models."""
+    """Return the metrics of versions, with the labels `model` and `version`."""
     labelled = [({"model": lane.model, "version": lane.version}, lane) for lane in lanes]
     requests = tuple(
         ({**labels, "outcome": outcome}, getattr(lane, field))
@@ -125,7 +125,7 @@ def lane_families(lanes: Iterable[LaneMetrics]) -> list[MetricFamily]:
 
 
 def service_families(service: ServiceMetrics) -> list[MetricFamily]:
-    """Return the metrics of the whole service, with its present memory."""
+    """Return the metrics of the whole service, with the memory that this process has now."""
     families = []
     for name, kind, text, field, labels in _SERVICE_METRICS:
         values: Mapping[tuple[str, ...], float] = getattr(service, field)

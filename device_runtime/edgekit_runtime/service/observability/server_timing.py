@@ -111,7 +111,7 @@ class UtilizationMeter:
 
 
 def format_fields(times: tuple[float, float] | None, load: float) -> dict[str, str]:
-    """Return the headers of a response.
+    """Return the headers `Endpoint-Load-Metrics` and, for a call that ran, `Server-Timing`.
 
     Args:
         times: seconds in the queue and of computing; None for a call that did not run.

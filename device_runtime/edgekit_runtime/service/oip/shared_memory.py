@@ -155,7 +155,8 @@ class Regions:
 
         Args:
             name: name of the region.
-            is_local: whether the client came over the Unix socket; only such clients see what came over it.
+            is_local: whether the client came over the Unix socket; only such clients find memfds, which come
+                over it.
 
         Raises:
             RequestError: there is none for this client.

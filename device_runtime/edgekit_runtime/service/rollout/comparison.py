@@ -43,7 +43,7 @@ class Comparison:
     compare: Compare
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the comparison, for the `/v2` statistics."""
+        """Return `name`, `reason` and `guessed`, for the `/v2` statistics."""
         return {"name": self.name, "reason": self.reason, "guessed": self.is_guess}
 
 
