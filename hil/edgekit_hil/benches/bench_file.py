@@ -103,7 +103,7 @@ def read_bench(path: Path) -> BenchFile:
 
 
 def list_shipped() -> list[BenchFile]:
-    """Return the benches that need no hardware, by name."""
+    """Return the shipped benches, which need no hardware, in the order of their file names."""
     return [read_bench(path) for path in sorted(SHIPPED.glob("*.yaml"))]
 
 

@@ -37,7 +37,7 @@ class BenchLock:
 
     @property
     def broken_file(self) -> Path:
-        """The file with the reason, while the bench is broken."""
+        """The path of the file with the reason, which exists while the bench is broken."""
         return self.stem.with_name(f"{self.stem.name}.broken")
 
     def read_reason(self) -> str | None:
@@ -52,7 +52,7 @@ class BenchLock:
             self.broken_file.write_text(f"{_now()}: {' '.join(reason.split())}\n", encoding="utf-8")
 
     def mark_repaired(self) -> str | None:
-        """Mark the bench as repaired by a person; return what was broken, or None.
+        """Mark the bench as repaired by a person; return the reason why it was broken, or None.
 
         Raises:
             BenchError: a run holds the bench.
@@ -76,11 +76,11 @@ class BenchLock:
 
     @contextlib.contextmanager
     def hold(self, *, keeps_state: bool) -> Iterator[None]:
-        """Hold the bench for one run.
+        """Hold the bench for one run, which is the block.
 
         Args:
             keeps_state: whether the device remembers an earlier run. If it does, a run that was killed leaves
-                the bench broken.
+                the bench broken; if not, a broken bench is repaired by this call.
 
         Raises:
             BenchError: another run holds it, or it is broken.

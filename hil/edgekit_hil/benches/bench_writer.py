@@ -28,7 +28,7 @@ class SshBench:
 
     Attributes:
         address, port, user: where ssh logs in.
-        power: labgrid's resource and driver with their arguments, or None.
+        power: labgrid's (resource, driver) of the switch, each as its name -> arguments; None without one.
     """
 
     address: str
@@ -38,7 +38,10 @@ class SshBench:
 
     @classmethod
     def parse(cls, host: str, *, power: str | None) -> "SshBench":
-        """Read `[USER@]HOST[:PORT]`, and `MODEL:HOST:OUTLET` or `usb:HUB:PORT`.
+        """Return the bench that two texts state.
+
+        `host`: `[USER@]HOST[:PORT]`, by default the user of this process and port 22.
+        `power`: `MODEL:HOST:OUTLET` or `usb:HUB:PORT`; None without a switch.
 
         Raises:
             BenchError: a text has another form.
@@ -86,7 +89,7 @@ def write_bench(
         meter: `SENSORS`; or `METER_COMMAND` and a command of this machine that prints watts; or None.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: the file cannot be written.
     """
     service = {"address": bench.address, "username": bench.user, "port": bench.port}
     resources: list[Mapping[str, Any]] = [{"NetworkService": service}]

@@ -58,7 +58,7 @@ class Device:
         self._own_run(f"rm -rf {shlex.quote(folder)} && mkdir -p {shlex.quote(folder)}")
 
     def try_run(self, command: str, limit_s: float = _COMMAND_LIMIT_S) -> Result:
-        """Return how a command of the device's shell ended.
+        """Run a command of the device's shell in `folder`, and return how it ended.
 
         Raises:
             BenchError: the device did not take it, or it did not end within `limit_s`.
@@ -66,10 +66,10 @@ class Device:
         return self._own_run(f"{self._prelude}{{ {command}\n}}", limit_s)
 
     def run(self, command: str, limit_s: float = _COMMAND_LIMIT_S) -> str:
-        """Return the output of a command of the device's shell.
+        """Run a command of the device's shell in `folder`, and return its standard output.
 
         Raises:
-            BenchError: it failed, see `try_run`.
+            BenchError: its exit code is not 0; or as from `try_run`.
         """
         result = self.try_run(command, limit_s)
         if result.exit_code:
@@ -78,18 +78,18 @@ class Device:
         return result.output
 
     def run_python(self, code: str, *arguments: str, limit_s: float = _COMMAND_LIMIT_S) -> str:
-        """Return the output of a Python program, which can import the runtime.
+        """Run a Python program, which can import the runtime, on the device; return its standard output.
 
         Raises:
-            BenchError: it failed.
+            BenchError: as from `run`.
         """
         return self.run(f"{self.python} -c {shlex.join([code, *arguments])}", limit_s)
 
     def edgekit(self, *arguments: str, limit_s: float = _COMMAND_LIMIT_S) -> dict[str, Any]:
-        """Return the JSON of `edgekit-device ARGUMENTS`.
+        """Run `edgekit-device ARGUMENTS --json` on the device, and return the object that it prints.
 
         Raises:
-            BenchError: it failed; the message is the command's own.
+            BenchError: it failed; the message holds the command's own.
         """
         words = shlex.join([*arguments, "--json"])
         document: dict[str, Any] = json.loads(
@@ -100,7 +100,13 @@ class Device:
     def run_program(
         self, argv: Sequence[str], sent: Iterable[bytes | memoryview], limit_s: float, max_output_bytes: int
     ) -> ProgramResult:
-        """Run a program to its end, and return how it ended; as `run_program` does on this machine.
+        """Run a program on the device to its end, as `run_program` does on this machine.
+
+        Args:
+            argv: program and arguments.
+            sent: standard input, in parts.
+            limit_s: time limit.
+            max_output_bytes: of a longer output, these last bytes are returned.
 
         Raises:
             BenchError: the device did not take it, or it did not end within `limit_s`.
@@ -129,13 +135,13 @@ class Device:
         return pid
 
     def stop(self, pid: int) -> None:
-        """End a process by SIGTERM and wait for it; after 10 s by SIGKILL."""
+        """End a process by SIGTERM and wait for its end; after 10 s end it by SIGKILL."""
         if pid in self._started:
             self._started.remove(pid)
         self.run(f"kill {pid} 2>/dev/null; {_wait_for(pid)}; kill -9 {pid} 2>/dev/null; true")
 
     def forget_processes(self) -> None:
-        """Forget the processes of `start`: after a power cut, others have their ids."""
+        """Forget the processes of `start`: after a power cut, other processes may have their ids."""
         self._started.clear()
 
     def wait(self, pid: int) -> None:

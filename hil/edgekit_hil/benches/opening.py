@@ -136,8 +136,8 @@ class Bench:
         A device that does not answer at the begin or at the end breaks the bench.
 
         Args:
-            name: name of the folder, which is removed at the end.
-            user: user of the device, named in the reason if the bench breaks.
+            name: name of the folder in `home`, which is removed at the end.
+            user: what uses the device, such as a test, named in the reason if the bench breaks.
 
         Raises:
             BenchError: the device does not answer.
@@ -154,7 +154,7 @@ class Bench:
 
     @contextlib.contextmanager
     def break_on_error(self, when: str) -> Iterator[None]:
-        """Mark the bench as broken if the device does not answer within the block.
+        """Mark the bench as broken if the block raises `BenchError`; the error is raised further.
 
         Args:
             when: moment, named in the reason if the bench breaks.
@@ -168,7 +168,7 @@ class Bench:
 
 @contextlib.contextmanager
 def open_bench(file: BenchFile) -> Iterator[Bench]:
-    """Return a bench whose device answers, and release it at the end.
+    """Yield a bench whose device answers, and release it at the end of the block.
 
     Raises:
         BenchUnavailableError: the bench is not available here and now; the message says why.

@@ -127,10 +127,12 @@ class BootedMachineStrategy(Strategy):  # labgrid has no types of it
 
 
 def save_snapshot(image: Image, show: Callable[[str], None]) -> None:
-    """Boot an image and keep the booted system in it.
+    """Boot an image and store the booted system in it, as the snapshot from which later runs continue.
+
+    `show`: called with each step in words.
 
     Raises:
-        BenchError: it does not boot, or a unit of systemd failed.
+        BenchError: the image does not boot, or a unit of systemd failed.
     """
     target = Target("image")
     NetworkService(target, "shell", address="127.0.0.1", username="root")

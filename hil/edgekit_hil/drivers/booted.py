@@ -87,10 +87,10 @@ class BootedMachineDriver(QEMUDriver):
         return words
 
     def monitor(self, command: str) -> str:
-        """Return the output of a command of qemu's human monitor.
+        """Run a command of qemu's human monitor, and return what it prints.
 
         Raises:
-            BenchError: it printed an error.
+            BenchError: the command printed an error.
         """
         reply: str = self.monitor_command("human-monitor-command", {"command-line": command}).strip()
         if reply.startswith("Error"):
@@ -111,7 +111,7 @@ class BootedMachineDriver(QEMUDriver):
         self.monitor_command("system_reset")
 
     def forward_ssh(self) -> int:
-        """Return a port of this machine that leads to the machine's ssh port."""
+        """Forward a free port of this machine's loopback to the ssh port of the machine; return it."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             port: int = free.getsockname()[1]
         self.add_port_forward("tcp", "127.0.0.1", port, "", _SSH)

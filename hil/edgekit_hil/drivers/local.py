@@ -96,10 +96,10 @@ class LocalDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol):
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def put(self, filename: str, remotepath: str) -> None:
-        """Copy the file `filename` to `remotepath` on the device, which is this machine."""
+        """Copy the file `filename` to `remotepath`; a relative `remotepath` begins at `home`."""
         shutil.copy(filename, self.home / remotepath)
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def get(self, filename: str, destination: str) -> None:
-        """Copy the file `filename` of the device, which is this machine, to `destination`."""
+        """Copy the file `filename` to `destination`; a relative `filename` begins at `home`."""
         shutil.copy(self.home / filename, destination)

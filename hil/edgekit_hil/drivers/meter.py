@@ -48,10 +48,10 @@ class MeterProtocol(abc.ABC):
 
 
 def check_watts(watts: float) -> float:
-    """Return a reading of a meter.
+    """Return a reading of a meter unchanged, after a check.
 
     Raises:
-        BenchError: it is not a power that a device can draw.
+        BenchError: the reading is NaN or no power that a device can draw, 0 to `MOST_WATTS`.
     """
     if not 0 <= watts <= MOST_WATTS:  # also refuses NaN
         raise BenchError(f"the meter reads {watts:g} W, expected 0 to {MOST_WATTS:g} W")

@@ -12,7 +12,7 @@ PREFIX: Final = "edgekit-bench"
 
 
 def make_folder(kind: str) -> Path:
-    """Return an empty folder; remove folders of ended processes, and end the programs in them.
+    """Make and return an empty folder; remove folders of ended processes, and end the programs in them.
 
     Args:
         kind: kind of the device, a part of the folder's name.

@@ -91,7 +91,11 @@ class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def run(self, cmd: str, timeout: float | None = None, **_codec: str) -> tuple[list[str], list[str], int]:
-        """Return the lines of output and of errors of a command of the shell, and its exit code."""
+        """Run a command of the shell; return its lines of output, its lines of errors and its exit code.
+
+        Raises:
+            BenchError: it did not end within `timeout` seconds.
+        """
         return self._run(cmd, timeout=timeout)
 
     def _run(self, cmd: str, timeout: float | None = None, **_codec: str) -> tuple[list[str], list[str], int]:

@@ -59,11 +59,11 @@ class InstallReport:
 
 
 def probe(host: SshHost) -> InstallFacts:
-    """Return the facts about a device.
+    """Return the facts that a device reports over ssh.
 
     Raises:
-        TransportError: it cannot be reached.
-        ProvisioningError: it does not accept us, or is no device.
+        TransportError: the device cannot be reached.
+        ProvisioningError: the device refuses the login, or does not describe itself.
     """
     facts = InstallFacts.parse(_run(host, "none", "status", limit_s=_PROBE_LIMIT_S))
     if facts.rights == "sudo":  # facts that only root may read; by sudo it reports the rights of root
@@ -74,6 +74,8 @@ def probe(host: SshHost) -> InstallFacts:
 
 def install(host: SshHost, request: InstallRequest, show: Callable[[str], None]) -> InstallReport:
     """Bring a device to the wanted state; parts that are in place stay.
+
+    `show`: called with each step in words.
 
     Raises:
         TransportError: the device cannot be reached.
@@ -121,7 +123,7 @@ def install(host: SshHost, request: InstallRequest, show: Callable[[str], None])
 
 
 def uninstall(host: SshHost, *, purge: bool) -> tuple[str, ...]:
-    """Remove edgekit from a device; returns the removed parts.
+    """Remove edgekit from a device; return the names of the removed parts.
 
     Args:
         host: the device.
@@ -129,7 +131,7 @@ def uninstall(host: SshHost, *, purge: bool) -> tuple[str, ...]:
 
     Raises:
         TransportError: the device cannot be reached.
-        ProvisioningError: it cannot be done.
+        ProvisioningError: its user may not use sudo without a password, or the removal failed.
     """
     facts = probe(host)
     if facts.rights == "none":

@@ -41,10 +41,10 @@ class SshHost:
 
     @classmethod
     def parse(cls, text: str, config: Path | None = None) -> "SshHost":
-        """Read `[USER@]HOST[:PORT]`.
+        """Return the address that a text `[USER@]HOST[:PORT]` states.
 
         Raises:
-            ConfigError: it has another form.
+            ConfigError: the text has another form.
         """
         name, colon, port = text.partition(":")
         if not name.rpartition("@")[2] or name.startswith("-") or (colon and not port.isdecimal()):
@@ -52,7 +52,7 @@ class SshHost:
         return cls(name, int(port) if colon else None, config)
 
     def run(self, command: str, sent: Iterable[bytes], limit_s: float) -> list[str]:
-        """Return the lines that a command prints on the device.
+        """Run a command on the device, and return the lines that it prints.
 
         Args:
             command: command for the shell of the user.

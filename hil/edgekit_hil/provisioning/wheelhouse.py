@@ -53,10 +53,11 @@ class Wheelhouse:
 
     @classmethod
     def plan(cls, facts: InstallFacts, python: DevicePython, engine: str) -> "Wheelhouse":
-        """Return the packages for this device, without a network.
+        """Return the packages for this device; nothing is downloaded yet.
 
         Raises:
-            ProvisioningError: its C library has no wheels, or the lists of packages are missing here.
+            ProvisioningError: no package has wheels for the device's C library, or the lists of packages are
+                missing here.
         """
         pinned = read_pinned(engine, facts.machine, python.version)
         name, content = make_own_wheel()
@@ -72,11 +73,11 @@ class Wheelhouse:
         return cls(release, requirements, (name, content), folder, tags)
 
     def download(self) -> None:
-        """Fetch all other wheels that are not here yet.
+        """Download the wheels into `folder`, unless it exists already.
 
         Raises:
-            ProvisioningError: pip cannot get one of them.
-            OutputError: they cannot be stored.
+            ProvisioningError: pip cannot get a wheel.
+            OutputError: the wheels cannot be stored.
         """
         if self.folder.is_dir():
             return
@@ -103,7 +104,7 @@ class Wheelhouse:
             raise ProvisioningError(f"pip cannot download the packages of the device: {reason}")
 
     def measure(self) -> int:
-        """Return how many bytes the device needs during the installation; call it after `download`."""
+        """Return the bytes of disk that the device needs while it installs; call it after `download`."""
         wheels = [*self.folder.glob("*.whl")]
         unpacked = len(self.own_wheel[1])
         for wheel in wheels:
@@ -122,7 +123,7 @@ class Wheelhouse:
 
 
 def pack(content: Iterable[tuple[str, Path | bytes]]) -> Iterator[bytes]:
-    """Yield a tar archive of files, given by name and content."""
+    """Yield a tar archive in parts; `content` holds the (name, path or content) of each file."""
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w") as archive:
             for name, source in content:
@@ -169,7 +170,11 @@ def make_zip(files: dict[str, bytes]) -> bytes:
 
 
 def pack_pip() -> bytes:
-    """Return the pip of this Python, which Python can run from the archive."""
+    """Return a zip archive of the pip of this Python, which Python can run from the archive.
+
+    Raises:
+        ProvisioningError: this Python has no pip.
+    """
     spec = find_spec("pip")
     if spec is None or spec.origin is None:
         raise ProvisioningError("this Python has no pip, which the device needs too: python3 -m ensurepip")

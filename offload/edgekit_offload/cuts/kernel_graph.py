@@ -67,12 +67,12 @@ class KernelGraph:
 
     @cached_property
     def producer(self) -> dict[str, int]:
-        """The number of the kernel that writes a tensor; inputs have no entry."""
+        """Tensor -> number of the kernel that writes it; inputs have no entry."""
         return {tensor: number for number, kernel in enumerate(self.kernels) for tensor in kernel.writes}
 
     @cached_property
     def consumers(self) -> dict[str, tuple[int, ...]]:
-        """The numbers of the kernels that read a tensor."""
+        """Tensor -> numbers of the kernels that read it, rising; empty for a tensor that none reads."""
         readers: dict[str, list[int]] = {tensor: [] for tensor in self.tensors}
         for number, kernel in enumerate(self.kernels):
             for tensor in dict.fromkeys(kernel.reads):
@@ -81,7 +81,7 @@ class KernelGraph:
 
     @cached_property
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
-        """For each kernel the numbers of the kernels whose tensors it reads."""
+        """For each kernel, the numbers of the kernels whose tensors it reads itself, rising."""
         return tuple(
             tuple(sorted({self.producer[tensor] for tensor in kernel.reads if tensor in self.producer}))
             for kernel in self.kernels
@@ -89,7 +89,7 @@ class KernelGraph:
 
     @cached_property
     def ancestors(self) -> NDArray[np.bool_]:
-        """Kernels that each one needs, and itself: bool [kernels, kernels]."""
+        """Whether kernel i is kernel j or needs it, also through others: bool [kernels i, kernels j]."""
         needed = np.eye(len(self.kernels), dtype=np.bool_)
         for number, before in enumerate(self.predecessors):
             needed[number] |= needed[list(before)].any(axis=0)
@@ -106,7 +106,7 @@ class KernelGraph:
 
     @cached_property
     def made(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Numbers of the tensors that kernels write, and of the kernels that write them."""
+        """Indices in `tensors` of what kernels write, and the numbers of these kernels, pair by pair."""
         pairs = [
             (row, self.producer[tensor]) for row, tensor in enumerate(self.tensors) if tensor in self.producer
         ]
@@ -115,7 +115,11 @@ class KernelGraph:
 
     @cached_property
     def read(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-        """Indices of read tensors, the readers of all in a row, and where the readers of each begin."""
+        """The readers of tensors as three arrays, for `np.ufunc.reduceat`.
+
+        Indices in `tensors` of the tensors that kernels read; numbers of their readers, those of one tensor
+        after those of the other; for each of these tensors, the position of its first reader in that array.
+        """
         rows = [row for row, tensor in enumerate(self.tensors) if self.consumers[tensor]]
         readers = [self.consumers[self.tensors[row]] for row in rows]
         starts = np.cumsum([0, *map(len, readers)])[:-1]
@@ -134,8 +138,8 @@ class KernelGraph:
     def placements(self, tiers: int, at_most: int) -> NDArray[np.int8] | None:
         """Return every placement in which data flows forward only; None if there are more than `at_most`.
 
-        Each placement of the first kernels can be continued, so too many of them show early that all are too
-        many.
+        It stops as soon as the first kernels alone have more than `at_most` placements, since each of these
+        can be continued.
 
         Returns:
             int8 [placements, kernels], the tier of each kernel; 0 is the device.

@@ -62,7 +62,9 @@ class Limit:
     Attributes:
         costs: the addends, such as the bytes of weights on the device or seconds of latency.
         at_most: the bound, in the unit of `costs`.
-        shared: further addends, each with its kernels: it counts once if any of them runs on the device.
+        name: name of the limited quantity, for messages.
+        shared: further addends, (addend, numbers of kernels): each counts once if any of its kernels runs on
+            the device.
         slack: amount by which `costs` may exceed `at_most`, for a limit that must hold only if one kernel
             runs on the device.
     """
@@ -75,7 +77,7 @@ class Limit:
 
     @property
     def largest(self) -> float:
-        """The largest sum that keeps the limit, with what rounding may add."""
+        """The largest sum that keeps the limit: `at_most` with `slack` and a tolerance for rounding."""
         return self.at_most * (1 + _GAP) + self.slack
 
     def of(self, graph: KernelGraph, placements: NDArray[np.int8]) -> NDArray[np.float64]:
@@ -208,7 +210,7 @@ class Cuts:
 
         Args:
             costs: the costs to minimise, such as seconds or joules.
-            limits: sums that must stay below a bound. Without them the result is exact in polynomial time.
+            limits: sums that may not exceed a bound. Without them the result is exact in polynomial time.
 
         Raises:
             CutError: no placement is possible; the message names the limits.
@@ -270,8 +272,8 @@ class Cuts:
 
         Args:
             placement: the result of `cheapest` (one stage) or `fastest_pipeline`.
-            stages: the costs of the one stage, or of all.
-            limits: the same as for `placement`.
+            stages: `[costs]` of `cheapest`, or the stages of `fastest_pipeline`.
+            limits: the limits with which `placement` was found.
         """
         every = self.placements
         if every is None or placement.proof == "enumerated":

@@ -45,7 +45,7 @@ def make_model(images: NDArray[np.uint8], seed: int = 0) -> bytes:
 
 
 def run_model(model: bytes, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Return the scores of images, float32 [images, 10]."""
+    """Return the scores of images, float32 [images, 10]; `images` are uint8 [images, 320, 320, 3]."""
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     return np.concatenate([session.run([OUTPUT], {INPUT: image[None]})[0] for image in images])
 
@@ -134,9 +134,9 @@ def _enlarge(coarse: NDArray[np.float64], cells: int) -> NDArray[np.float64]:
 
 
 def pick_images(model: bytes, images: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
-    """Return images of all classes that occur, whose class a little noise does not change.
+    """Return up to `count` images of all classes that occur, whose class a little noise does not change.
 
-    Then a coding that changes scores a little changes no class, but an answer to a wrong image shows.
+    So a coding that changes scores a little changes no class, but an answer to a wrong image shows.
 
     `images`: uint8 [n, 320, 320, 3].
     """

@@ -139,8 +139,8 @@ def _package(
 def choose_plans(result: PlanningResult) -> list[Candidate]:
     """Return the candidates that the demo measures: local, the uploads as a photograph, and the best cut.
 
-    They are in its package even where they are never the best, since the page compares them. It holds
-    only candidates that the plan offers, and whose codings lose little on its few samples.
+    They are in the demo's package even where they are never the best, since its page compares them. Only
+    candidates are among them that the plan offers, and whose codings lose little on the few samples.
     """
     offered = [
         candidate
@@ -159,7 +159,10 @@ def choose_plans(result: PlanningResult) -> list[Candidate]:
 
 
 def write_certificate(folder: Path, host: str) -> tuple[Path, Path]:
-    """Write a self-signed certificate for an address, valid for a day, and its key."""
+    """Write a self-signed certificate, valid for a day, and its key; return the paths of both files.
+
+    `host`: the IP address for which the certificate holds.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "edgekit demo")])
     now = datetime.datetime.now(datetime.timezone.utc)

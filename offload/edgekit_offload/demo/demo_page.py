@@ -29,7 +29,7 @@ def render_live_page(recording: Recording) -> str:
 
 
 def render_saved_page(recording: Recording) -> str:
-    """Return the page to keep: it has no script and sends no request."""
+    """Return the HTML of a page to keep: it has no script and sends no request."""
     return render_document("edgekit offload demo", _style(), render_state(recording))
 
 

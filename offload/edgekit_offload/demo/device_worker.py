@@ -91,10 +91,10 @@ class ForcedPlan:
         self._server = OffloadServer(address, config.read_token())
 
     def ask(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the answer.
+        """Send a request by this plan, wait, and return the answer: name of an output -> its values.
 
         Raises:
-            EdgekitError: the server gave none.
+            EdgekitError: the server gave no answer, or not in time.
         """
         sent = dict(inputs) if self._head is None else self._head.run(inputs)
         for name, codec in self._plan.media.items():

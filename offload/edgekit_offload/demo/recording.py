@@ -120,7 +120,10 @@ class Recording:
             yield Switch(first.at_s, before or "no answer", after or "no answer", first.reason)
 
     def mean_to_oracle(self) -> float | None:
-        """Return edgekit's mean latency as a multiple of the oracle's over phases that have one, or None."""
+        """Return edgekit's mean latency as a multiple of the oracle's, over the phases that have an oracle.
+
+        None if no phase has one, or a request of edgekit in these phases has no answer.
+        """
         own, ideal = 0.0, 0.0
         for phase in self.begun:
             latencies, oracle = self.within(phase, EDGEKIT), self.oracle(phase)
@@ -135,7 +138,7 @@ def median_of(latencies: Sequence[float]) -> float | None:
 
 
 def percentile(values: Iterable[float], share: float) -> float | None:
-    """Return the value below which `share` of all lie, or None if there are none."""
+    """Return the value below which `share` (0 to 1) of all values lie; None without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 

@@ -47,13 +47,14 @@ class PlannedTail:
 class TieredMeasurement:
     """Measures candidates between device and edge machine; plans some tails between edge and server.
 
-    Only exact codings are used for that: the answer of the edge machine does not depend on where it computes.
+    Between edge and server only exact codings are used, so that the answer of the edge machine does not
+    depend on where it computes.
 
     Attributes:
         measured: candidates between device and edge machine; its server is the edge machine.
         server: the machine behind the edge machine.
         link: link from the edge machine to the server.
-        tails: name of a candidate -> the plans of its tail, once it was called.
+        tails: name of a candidate -> the plans of its tail, filled by the calls.
     """
 
     measured: CutMeasurement
@@ -142,7 +143,12 @@ def attach(
 ) -> Path:
     """Write a package with the plans of the cut table that were extracted, and return its path.
 
-    `splits`: name of a plan -> its submodels.
+    Args:
+        path: the package of the whole model, which stays as it is.
+        result: result of the plan.
+        splits: name of a plan -> its submodels.
+        folder: folder of the new package.
+        key: name of the key that signs it.
 
     Raises:
         PackageError: the package cannot be trusted.
@@ -163,14 +169,17 @@ def attach(
 def attach_tails(
     planned: Path, result: PlanningResult, tails: Mapping[str, PlannedTail], folder: Path, key: str
 ) -> list[Path]:
-    """Return new packages for the edge machine, one for each tail that it splits with a server in turn.
+    """Write packages for the edge machine, one for each tail that it splits with a server.
 
     Args:
         planned: package that holds the tails as submodels.
         result: plan whose cut table names the tails.
-        tails: name of a plan -> its tail, with the plans of that; other tails are left out.
+        tails: name of a plan -> its tail, with the plans by which that is split; other tails are left out.
         folder: where the packages go; it is created.
         key: name of the key that signs them.
+
+    Returns:
+        The paths of the packages.
     """
     sign, trust, written = load_signer(key), TrustStore.from_folder(find_keys_folder()), []
     for plan in result.table.plans:
@@ -193,7 +202,7 @@ def attach_tails(
 
 
 def add_cascade(result: PlanningResult, inputs: PlanInputs) -> dict[str, SplitModels]:
-    """Return the measured splits, and that of a cascade that is the best under some conditions.
+    """Return name of a plan -> its submodels: of all measured plans, and of cascades in the cut table.
 
     Raises:
         CutError: the small model and the coding of the upload cannot be in one graph.
@@ -212,7 +221,7 @@ def add_cascade(result: PlanningResult, inputs: PlanInputs) -> dict[str, SplitMo
 
 
 def with_warning(result: PlanningResult, left_out: Sequence[str]) -> PlanningResult:
-    """Return the plan with a warning that names the plans missing in the package."""
+    """Return the result with a warning that names `left_out`, the plans that the package does not carry."""
     if not left_out:
         return result
     text = f"The package does not carry {', '.join(left_out)}: of this model they cannot be extracted."

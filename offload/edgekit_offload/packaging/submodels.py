@@ -257,7 +257,9 @@ class _SubmodelWriter:
 
 
 def fill_weights(content: bytes, weights: bytes | memoryview) -> tuple[onnx.ModelProto, int]:
-    """Return a graph with its weights in place, and how many bytes it reads of the whole model's file.
+    """Return a submodel with its weights in place, and how many bytes of `weights` it reads.
+
+    `content`: the submodel. `weights`: file of the whole model, to which it refers.
 
     Raises:
         CutError: a weight lies outside the file.

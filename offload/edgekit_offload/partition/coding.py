@@ -37,8 +37,8 @@ class CutCoding:
         group: number of neighbours that share a range, a multiple of 8. One range for a sample, or for each
             channel, changed up to 3 % of answers (benchmarks/offload_codec.py): a few large values make the
             step too wide for others. With 8 bits, groups of 32 changed 6 answers of 2,000 behind the first
-            layer of ResNet8; groups of 16 change 2, for 9 % more bytes after zstd. With 4 bits the ends of
-            such ranges would be a third of all bytes.
+            layer of ResNet8; groups of 16 change 2, for 9 % more bytes after zstd. With 4 bits, the ends of
+            the ranges of groups of 16 would be a third of all bytes.
         wide_values: largest number of values of a tensor that gets 16-bit codes with one range.
         min_samples: samples for an estimate of what it changes in the answers; 0 if it is exact.
         max_cuts: most cuts in this coding that are measured besides the best one; None for the limit that
@@ -95,8 +95,8 @@ class Lattice:
         time_axis: axis along which neighbours differ least.
         is_grid: whether the samples were on these steps; otherwise they were rounded.
         is_exact: whether coding restored every sample to the last bit.
-        accepted: int64 [2, channels or 1]: the least and the largest code that a device sends, since the
-            samples have values like them; None if it sends all.
+        accepted: int64 [2, channels or 1]: the least and the largest code that a device sends, which are near
+            the values of the samples; None if it sends all codes.
     """
 
     step: NDArray[np.float64]
@@ -185,14 +185,17 @@ class Nodes:
         return self.add("Slice", [tensor, *(self.constant([value], np.int64) for value in (start, end, 1))])
 
     def reshape(self, tensor: str, shape: Sequence[int], output: str | None = None) -> str:
-        """Add a reshape; axis 0 stays as it is."""
+        """Add a reshape to [axis 0 as it is, *shape]; return the name of its output."""
         return self.add("Reshape", [tensor, self.constant([0, *shape], np.int64)], output)
 
     def cast(self, tensor: str, to: int, output: str | None = None) -> str:
         return self.add("Cast", [tensor], output, to=to)
 
     def round(self, tensor: str) -> str:
-        """Add rounding to the nearest integer; `Round` exists from opset 11 on."""
+        """Add rounding to the nearest integer, halves upward, and return the name of its output.
+
+        It needs no `Round`, which exists from opset 11 on.
+        """
         return self.add("Floor", [self.add("Add", [tensor, self.constant(0.5)])])
 
 
@@ -201,8 +204,10 @@ class CodedTensor:
     """A tensor as it is sent.
 
     Attributes:
+        sent: specs of the tensors that cross the link in its place.
         encode: nodes for the head; they read the tensor and write `sent`.
         decode: nodes for the tail; they read `sent` and write `restored`.
+        restored: name of the decoded tensor.
     """
 
     sent: tuple[TensorSpec, ...]
@@ -212,7 +217,7 @@ class CodedTensor:
 
 
 def build_model(parts: Sequence[Nodes], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bytes:
-    """Return a model that only encodes or decodes."""
+    """Return an ONNX model of `parts` alone, such as one that only encodes or decodes tensors."""
     graph = helper.make_graph(
         [node for part in parts for node in part.nodes],
         "coding",

@@ -44,10 +44,10 @@ class OpenedModel:
 
     @cached_property
     def source(self) -> SourceModel:
-        """The model that is cut.
+        """The model, read for cutting.
 
         Raises:
-            CutError: it can only run whole.
+            CutError: the model cannot be cut, only run whole.
         """
         return SourceModel(self.content, self.proto)
 
@@ -71,7 +71,7 @@ class OpenedModel:
         return self._answers[1]
 
     def record(self, tensors: Sequence[str], samples: Sequence[Feeds]) -> Iterator[list[Array]]:
-        """Yield the values of tensors, inputs among them, for each sample.
+        """Yield, for each sample, the values of `tensors` in their order; inputs may be among these.
 
         Raises:
             CutError: the model does not run on a sample.
@@ -96,8 +96,10 @@ def open_model(
 ) -> onnxruntime.InferenceSession:
     """Return a session of a model on the processor of this machine.
 
+    `settings`: by default threads that wait do not use the processor.
+
     Raises:
-        CutError: onnxruntime refuses it.
+        CutError: onnxruntime refuses the model.
     """
     if settings is None:
         settings = onnxruntime.SessionOptions()
@@ -117,9 +119,10 @@ def run_session(session: onnxruntime.InferenceSession, feeds: Feeds) -> dict[str
 
 
 def median_s(call: Callable[[], object]) -> float:
-    """Return the median time of a call on this machine after a pause, as machines measure models.
+    """Return the median time of several calls on this machine, in seconds.
 
-    The first calls, which may import, do not count.
+    As when machines measure models, each call follows a pause. The first calls, which may import, do not
+    count.
     """
     times = []
     for _ in range(_WARMUP + _ROUNDS):

@@ -152,7 +152,9 @@ class SourceModel:
 
     @cached_property
     def samples(self) -> tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]:
-        """Every tensor of a run with a batch of 1, of 2 if it is free, and of 1 with other values.
+        """Name of every tensor -> its value, in three runs.
+
+        They have a batch of 1; of 2, if the batch is free; and of 1 with other values of the inputs.
 
         onnxruntime runs the model because shape inference does not know all of its own operators.
 
@@ -198,7 +200,7 @@ class SourceModel:
             return None
 
     def run_all(self, sizes: Mapping[str, int], *, varied: bool = False) -> dict[str, Any]:
-        """Return every tensor of a run on generated inputs, including the inputs.
+        """Run the model on generated inputs; return the name of every tensor, inputs too, -> its value.
 
         Args:
             sizes: name of a free size -> the size; 1 for others.

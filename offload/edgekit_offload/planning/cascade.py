@@ -76,6 +76,10 @@ def choose_threshold(
         confidence: probability that the true agreement is not below that, although it is measured on samples.
         seed: seed of the split into halves.
 
+    Returns:
+        A `Refusal` with the reason if no threshold is confirmed: there are too few samples, or the small
+        model is too weak.
+
     Raises:
         CutError: the scores do not belong together or hold NaN, or a given share is not between 0 and 1.
     """
@@ -218,7 +222,7 @@ class CascadeInputs:
         agreement: share of the requests that must get the answer of the large model.
         feeds: samples, one request each, to choose and to confirm the threshold.
         classes: outputs of the large model that are known to hold scores of classes; outputs that are
-            probabilities are found.
+            probabilities need not be named.
     """
 
     small: OpenedModel
@@ -230,7 +234,7 @@ class CascadeInputs:
 def plan_cascade(
     large: OpenedModel, inputs: CascadeInputs, upload: OffloadPlan, slowdown: float
 ) -> tuple[OffloadPlan, Cascade] | Refusal:
-    """Return the cascade that escalates by an upload, or why there is none.
+    """Return a plan of the cascade that escalates by an upload, with its threshold; or why there is none.
 
     Each request runs the small model, and the coding in the same graph; only escalated requests pay for a
     file (JPEG), for compression and for the request.
@@ -288,7 +292,11 @@ def _confirm(large: OpenedModel, inputs: CascadeInputs) -> Cascade | Refusal:
 def refuse_cascade(
     plan: OffloadPlan, others: Sequence[OffloadPlan], conditions: Sequence[Conditions], score: Score
 ) -> Refusal | None:
-    """Return a refusal if the cascade pays under no conditions; None if it pays somewhere."""
+    """Return a refusal if the cascade is the best under no conditions; None if it is somewhere.
+
+    Raises:
+        CutError: `plan` is no cascade.
+    """
     if plan.escalation is None:
         raise CutError(f"plan '{plan.name}' is no cascade")
     rows = score_all([plan, *others], conditions, score)

@@ -82,7 +82,7 @@ def compare_answers(answers: Feeds, expected: Feeds, classes: Collection[str]) -
 
 
 def average_changes(changes: Sequence[AnswerChange | None]) -> AnswerChange | None:
-    """Return the mean over samples with the standard error of the loss; None where one is unknown."""
+    """Return the mean over samples, with the standard error of the loss; None if a sample's is unknown."""
     known_changes = [change for change in changes if change is not None]
     if len(known_changes) < len(changes):
         return None
@@ -133,7 +133,7 @@ def measure_codings(
     device_slowdown: float,
     server_slowdown: float,
 ) -> dict[str, CodedTensors]:
-    """Return size and times of every tensor of a graph in each coding of cuts, as means over the samples.
+    """Return coding of cuts -> sizes and times of all tensors of a graph in it, as means over the samples.
 
     Args:
         model: the model, whose tensors have the names of the graph's.
@@ -267,7 +267,7 @@ def _open_code(
 
 
 def compressed_bytes(array: Array) -> int:
-    """Return the size of a tensor on the link: with zstd if that pays and is installed, else without."""
+    """Return the bytes of a tensor on the link: with zstd if that pays and is installed, else without."""
     try:
         import zstandard
     except ImportError:

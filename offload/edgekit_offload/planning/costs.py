@@ -110,7 +110,10 @@ class GraphCosts:
     nodes: tuple[tuple[int, ...], ...] = ()
 
     def sent(self, tiers: tuple[int, ...], link: int = 0) -> tuple[int, ...]:
-        """Return the numbers of the tensors that cross a link if kernels run on `tiers`."""
+        """Return the numbers of the tensors that cross a link if kernels run on `tiers`.
+
+        `tiers`: the tier of each kernel; 0 is the device. `link`: number of the link; 0 is the device's.
+        """
         graph = self.graph
         crossing = []
         for row, tensor in enumerate(graph.tensors):
@@ -132,7 +135,7 @@ class GraphCosts:
         )
 
     def returned(self, tiers: tuple[int, ...], link: int = 0) -> tuple[int, ...]:
-        """Return the numbers of the outputs that come back over a link."""
+        """Return the numbers of the outputs that come back over a link; for the arguments see `sent`."""
         graph = self.graph
         return tuple(
             row
@@ -189,7 +192,7 @@ class DeviceLimits:
         return limits
 
     def describe_excess(self, weights_bytes: float, needed_bytes: float) -> str:
-        """Return which limit a model on the device exceeds; empty if none."""
+        """Return in words which limit a model on the device exceeds, and by how much; empty if none."""
         for limit, needed, quantity in (
             (self.weights_bytes, weights_bytes, "weights"),
             (self.memory_bytes, needed_bytes, "weights and activations"),
@@ -278,7 +281,7 @@ def pinned_tensors(graph: KernelGraph, keep_on_device: tuple[str, ...]) -> NDArr
 
 
 def memory_limits(costs: GraphCosts, at_most_bytes: float) -> tuple[Limit, ...]:
-    """Return limits that keep weights and live activations on the device below a number of bytes.
+    """Return limits that keep weights and live activations on the device within a number of bytes.
 
     There is one limit for each kernel: if it runs on the device, all weights there and the tensors that are
     live while it runs must fit (`device_bytes`). A kernel that depends on one with as much live memory needs
@@ -318,7 +321,7 @@ def memory_limits(costs: GraphCosts, at_most_bytes: float) -> tuple[Limit, ...]:
 
 
 def weight_limit(costs: GraphCosts, at_most_bytes: float) -> Limit:
-    """Return the limit that keeps the weights on the device below a number of bytes."""
+    """Return the limit that keeps the weights on the device within a number of bytes."""
     compute = np.zeros_like(costs.seconds)
     sizes: dict[tuple[int, ...], float] = {}
     for column, size_bytes in enumerate(costs.weight_bytes):
@@ -345,7 +348,8 @@ def device_weights(costs: GraphCosts, tiers: tuple[int, ...]) -> float:
 def device_bytes(costs: GraphCosts, tiers: tuple[int, ...]) -> float:
     """Return the bytes of weights and of the most live activations of the kernels on the device.
 
-    A tensor lives there from its making to its last reader; what is sent, and outputs, to the end.
+    A tensor lives on the device from its making to its last reader; one that is sent, or an output, lives to
+    the end.
     """
     here, graph = np.array(tiers) == 0, costs.graph
     if not here.any():

@@ -79,8 +79,8 @@ class LeakageMeter:
     """Measures the leakage of sent tensors, once for each set of tensors.
 
     Args:
-        measure: the attack; it returns None if there is no figure.
-        most_db: the limit; None without a limit.
+        measure: the attack; it returns None if it has no figure, since its time is over, say.
+        most_db: limit of `Leakage.lower_bound_db`, in dB; None without a limit.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class CutSearchResult:
     Attributes:
         tiers: the fastest placement on three tiers at each link.
         attacked: number of cuts that were checked against the limit on leakage.
-        over: leakages of the cuts that exceed the limit, if known.
+        over: leakage of each cut that exceeds the limit; None where it is unknown.
         is_ended: whether no cut is left that might keep the limit; otherwise the rounds ran out.
     """
 
@@ -168,7 +168,9 @@ class CutSearchResult:
 def search_cuts(search: CutSearch, base: Sequence[OffloadPlan], progress: Progress) -> CutSearchResult:
     """Return the few cuts that lower the best score most, and the best one of each coding for the report.
 
-    `progress`: called with the name of the step, the settings done and all of them (None if unknown).
+    `base`: plans that are no cuts; the cuts must lower the best of their scores.
+    `progress`: called with the name of the step, the number of settings that are done and that of all; None
+    for an unknown number.
     """
     result, cut_numbers, tier_numbers = CutSearchResult(), count(1), count(1)
     pins = dict.fromkeys(search.costs.codings, search.pinned)

@@ -107,11 +107,11 @@ def explain_plan(
 def explain_leakage(
     limit_db: float, attacked: int, refused: int, least: Leakage | None, *, is_ended: bool
 ) -> str:
-    """Return the result of the search for cuts within a limit on leakage.
+    """Return the result of the search for cuts within a limit on leakage, in words.
 
     Args:
         limit_db: the limit.
-        attacked: number of measured cuts.
+        attacked: number of cuts that were attacked.
         refused: number of cuts that exceed the limit.
         least: the least leakage of the refused cuts; None if it is unknown.
         is_ended: whether the search looked as deep as it can.
@@ -137,7 +137,7 @@ def describe_ranges(wins: Sequence[WinRange]) -> str:
 
 
 def describe_certificate(certificate: Certificate) -> str:
-    """Return the proof of a cut, with the coding, link, loads and limits for which it holds."""
+    """Return the proof of a cut in words, with the coding, link, loads and limits for which it holds."""
     how = _PROOFS.get(certificate.proof, certificate.proof).format(f"{certificate.placements:,}")
     rivals = "split" if certificate.splits_only else "placement"
     if certificate.gap <= 0:
@@ -161,9 +161,9 @@ def describe_certificate(certificate: Certificate) -> str:
 
 
 def describe_answers(candidate: Candidate, samples: int) -> str:
-    """Return the share of answers that a candidate changes, and the share it is expected to make wrong.
+    """Return in words the share of answers that a candidate changes, and that it is expected to make wrong.
 
-    `samples`: number of samples of which the shares are.
+    `samples`: number of samples on which the shares were measured.
     """
     share, parts = candidate.plan.answers_changed, []
     if share is not None:
@@ -176,7 +176,7 @@ def describe_answers(candidate: Candidate, samples: int) -> str:
 
 
 def describe_leakage(candidate: Candidate) -> str:
-    """Return how much of the input a candidate that sends something reveals."""
+    """Return in words how much of the input a candidate that sends something reveals."""
     if candidate.sends_input:
         return "the input itself"
     leakage_db = candidate.plan.leakage_db
@@ -194,7 +194,7 @@ def describe_limits(machine: PlannedMachine) -> str:
 
 
 def size(count: float) -> str:
-    """Return a number of bytes with its unit."""
+    """Return a number of bytes as a text in B, kB or MB (millions), such as `1.5 MB`."""
     for unit, scale in (("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.3g} {unit}"

@@ -119,8 +119,8 @@ class CutMeasurement:
         options: options of the sessions that run model and parts: `OrtOptions` that differ from their
             defaults.
         classes: outputs that are known to hold scores of classes; probabilities are found without that.
-        splits: name of the plan -> its submodels, after the call.
-        usual_s: speed of the device's processor at the measurement, after the call.
+        splits: name of a plan -> its submodels, filled by the call.
+        usual_s: `MachineFacts.usual_s` of the device during the measurement; None before the call.
     """
 
     model: OpenedModel
@@ -340,6 +340,8 @@ def leakage_of(
 ) -> Callable[[Sequence[SentTensor]], Leakage | None]:
     """Return a function that measures how well an attacker rebuilds an input from sent tensors.
 
+    The function returns None once `limit_s` is used up.
+
     Of several inputs, the one that leaks most counts. If the sent tensors of all samples take more than
     `max_bytes`, fewer samples are used, but not fewer than `LEAST_FOR_LIMIT`. If these take more, too, the
     attacker gets a random part of the values of each tensor.
@@ -347,9 +349,9 @@ def leakage_of(
     Args:
         model: the ONNX model.
         feeds: samples, one request each; the attacker knows most of them.
-        limit_s: time of all calls together; after it, calls return None. With a limit the attacker also
-            knows fewer samples if the model is slow, so the lower bound is lower.
-        max_bytes: size of the sent tensors of all samples.
+        limit_s: time limit of all calls together. With a limit the attacker also knows fewer samples if the
+            model is slow, so the lower bound is lower.
+        max_bytes: most bytes that the sent tensors of all samples may take.
     """
     spent_s = 0.0
     used, most_values = feeds, MAX_VALUES

@@ -40,7 +40,7 @@ class Goal:
 
     @property
     def stages(self) -> tuple[Weights, ...]:
-        """The weights of the solver's costs.
+        """The weights of the solver's costs, for each stage that the objective has.
 
         Raises:
             CutError: something is missing that the objective needs.
@@ -51,7 +51,10 @@ class Goal:
 
     @property
     def score(self) -> Score:
-        """The score in the unit of the objective; infinity above the limit on latency."""
+        """A function that returns the score of a plan under conditions, in the unit of the objective.
+
+        Lower is better; infinity above the limit on latency.
+        """
         limit_s = np.inf if self.latency_limit_s is None else self.latency_limit_s
 
         def score(plan: OffloadPlan, conditions: Conditions) -> float:

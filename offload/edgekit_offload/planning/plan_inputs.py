@@ -64,7 +64,7 @@ class PlanInputs:
         cascade: a small model for the device, and the required agreement.
         max_loss: share of the answers that a coding may be expected to make wrong, with one standard error.
             The loss is unknown if outputs are not known to be classes, nothing ran, or samples are too few or
-            made up; then it may be all, and only 1 admits it.
+            made up; an unknown loss may be all answers, so only 1 admits it.
         has_samples: whether `feeds` are the user's data. Golden and made-up inputs are no evidence of what a
             coding changes.
         is_server_modelled: whether the server's profile is another machine's, scaled.

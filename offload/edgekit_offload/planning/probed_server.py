@@ -62,7 +62,7 @@ def is_url(text: str) -> bool:
 
 
 def check_server(access: ServerAccess, name: str) -> None:
-    """Ask the server for a model, before anything is measured.
+    """Check that the server serves a model, by a request for its metadata.
 
     Raises:
         CutError: the server does not serve this model.
@@ -74,9 +74,9 @@ def check_server(access: ServerAccess, name: str) -> None:
 
 
 def probe_server(access: ServerAccess, profile: ModelProfile, feeds: Feeds, seconds: float) -> ProbedServer:
-    """Measure a server that serves the whole model under its name.
+    """Measure the link to a server that serves the whole model under its name, and its time for a request.
 
-    `feeds`: one request.
+    `profile`: profile of this machine. `feeds`: one request. `seconds`: time that the requests may take.
 
     Raises:
         CutError: the server does not serve this model.

@@ -257,7 +257,11 @@ class PlanningResult:
     max_loss: Annotated[float, Range(0, 1)] = 1.0
 
     def best(self, bandwidth_mbit_s: float, rtt_ms: float) -> Candidate:
-        """Return the candidate that wins at the grid point nearest to a setting."""
+        """Return the candidate that wins at the grid point nearest to a setting.
+
+        Raises:
+            StopIteration: no candidate keeps the limits there.
+        """
         column = min(
             range(len(self.bandwidths_mbit_s)),
             key=lambda n: abs(self.bandwidths_mbit_s[n] - bandwidth_mbit_s),

@@ -128,7 +128,7 @@ def place_on_tiers(
         coding: key of `costs.codings`.
         links: link behind each tier but the last.
         pinned: bool [tensors], whether a tensor must not leave the device.
-        limits: sums that must stay below a bound.
+        limits: sums that may not exceed a bound.
     """
     tiers = len(links) + 1
     table = tier_costs(costs, coding, links, pinned)

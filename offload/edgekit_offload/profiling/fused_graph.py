@@ -54,7 +54,7 @@ def read_kernels(
         optimised: the graph that onnxruntime made of it.
         nodes: times of the nodes of `optimised`.
         overhead_s: time that profiling added to each node.
-        scale: factor for the rest of all times.
+        scale: factor for the times that remain when `overhead_s` is subtracted.
 
     Raises:
         CutError: the times belong to another graph.
@@ -123,8 +123,8 @@ def measure_sizes(
     """Return the sizes in bytes of tensors, and which of them cannot be sent, from runs on this machine.
 
     What is no plain tensor (a sequence, text) has no size, and cannot be sent. A tensor that has another
-    shape for other values of the inputs, or no elements, cannot be sent either: submodels have fixed shapes.
-    No elements mean that the run found nothing, except in an input.
+    shape for other values of the inputs cannot be sent either: submodels have fixed shapes. Nor can one that
+    is no input and has no elements: its size depends on what a run finds.
 
     Args:
         model: changed in place: it gets the tensors as outputs.
@@ -173,7 +173,7 @@ def _describe_values(
 
 
 def vary_values(values: Array, seed: int) -> Array:
-    """Return floats times random factors, zero among them; others, which may be indices, as they are."""
+    """Return floats times random factors, zero among them; other dtypes, maybe of indices, unchanged."""
     if values.dtype.kind != "f":
         return values
     factors = np.random.default_rng(seed).choice(_FACTORS, values.shape)
@@ -186,7 +186,7 @@ def is_plain(value: object) -> bool:
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:
-    """Return the size of a weight, including weights in external data."""
+    """Return the bytes of a weight by its dtype and shape, so also of one in external data."""
     return _count_bytes(tensor.data_type, tensor.dims)
 
 

@@ -87,8 +87,8 @@ class Machine:
         argv: command that starts `edgekit-device` there.
         label: label of its results.
         share: processor time that it gets, in cores; None for all.
-        usual_s: speed of its processor at which times count (`MachineFacts`); None for the most frequent
-            speed.
+        usual_s: speed of its processor at which times count, see `MachineFacts.usual_s`; None for the most
+            frequent speed.
         execute: runs a program to its end, see `run_program`.
     """
 
@@ -126,7 +126,9 @@ class Machine:
         return replace(self, usual_s=profile.machine.usual_s)
 
     def run(self, job: Job, blobs: Iterable[bytes | memoryview]) -> JobResult:
-        """Return the measurements of the machine.
+        """Run a job on the machine and return its measurements.
+
+        `blobs`: contents of the sizes in `job.blob_bytes`.
 
         Raises:
             CutError: the machine cannot be reached or slowed down, or the job failed there.
@@ -183,7 +185,7 @@ class Machine:
 def profile_kernels(
     machine: Machine, graph: RunnableGraph, *, name: str = "model", seconds: float = 10.0
 ) -> ModelProfile:
-    """Return the profile of a model on a machine.
+    """Measure a model on a machine for about `seconds`, and return its profile.
 
     A model that cannot be split is measured whole, and its profile says why.
 
@@ -254,7 +256,9 @@ def find_overhead(seconds: Sequence[float], whole_s: float) -> tuple[float, floa
 def time_models(
     machine: Machine, graphs: Sequence[RunnableGraph], *, seconds: float = 10.0
 ) -> tuple[Timing, ...]:
-    """Return the time of one run of each graph; each runs five times in a row, in turns of random order.
+    """Return the time of one run of each graph, in their order.
+
+    Each runs five times in a row, in turns of random order.
 
     Raises:
         CutError: the machine does not work, or refused a graph or its inputs.
@@ -269,7 +273,7 @@ def time_batches(
     seconds: float = 10.0,
     engine: str = "ort",
 ) -> JobResult:
-    """Return the mean time of one of each graph's consecutive runs, and the machine's state.
+    """Return the mean time of a run of each graph over many runs in a row, and the machine's state.
 
     `graphs`: at least one, without options, inputs or weights; for LiteRT `.tflite` files.
 

@@ -106,7 +106,7 @@ def describe_cause(cause: Exception) -> str:
 
 
 def digest_model(content: bytes) -> str:
-    """Return the digest by which a profile identifies its model.
+    """Return the digest by which a profile identifies its model: SHA-256 in hexadecimal digits.
 
     External data are not part of it: the graph names them, and hashing gigabytes would take longer than the
     measurement.

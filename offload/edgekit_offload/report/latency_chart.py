@@ -148,9 +148,8 @@ def ribbon_part(
 ) -> Markup:
     """Return a part of a ribbon with the first of the names that fits into it, or none.
 
-    `ends`: left and right end. `top`: upper edge. `words`: text of the tooltip. `style`: class of the style
-    sheet.
-    `names`: texts for its middle, best first.
+    `ends`: left and right end. `top`: upper edge, both in units of the drawing. `words`: text of the tooltip.
+    `style`: class of the style sheet. `names`: texts for its middle, best first.
     """
     width = max(ends[1] - ends[0], 1.0)
     name = next((name for name in names if _CHARACTER * len(name) + 8 <= width), None)
