@@ -47,7 +47,7 @@ class EqualSlopeSteps:
         }
 
     def choose(self, layer: Layer, rows: Floats, strength: float) -> Floats:
-        """Return the step of each row, [G, R, 1]: equal unless a row needs a longer one to stay within `peak`.
+        """Return the step of each row, [G, R, 1]: equal unless a row needs a longer one to stay within peak.
 
         Args:
             layer: the layer.

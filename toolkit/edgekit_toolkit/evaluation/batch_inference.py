@@ -58,10 +58,12 @@ class Inference:
 def run_sequences(
     session: Session, manifest: Manifest, path: Path, decoding: Decoding | None = None
 ) -> Inference:
-    """Return the outputs of a model with states for the sequences at `path`: [sequences, steps, ...].
+    """Return the outputs of a model with states for the sequences at `path`.
+
+    Each output is [sequences, steps, ...]; states are not among them.
 
     Raises:
-        DataError: see `open_data`; or sequences have different lengths.
+        DataError: as from `open_data`; or sequences have different lengths.
         BackendError: the engine failed.
     """
     sequences = SequenceSamples(manifest.states, manifest.inputs, session.outputs, {})
@@ -82,11 +84,11 @@ def run_samples(
 ) -> Inference:
     """Return the outputs for all samples in the file or folder at `path`.
 
-    A model of a fixed batch runs that many at once; the last ones are filled up with copies of the last
-    sample, whose outputs are dropped. Other models run one sample at a time.
+    A model of a fixed batch runs that many samples at once. The last batch is filled up with copies of the
+    last sample, whose outputs are dropped. Other models run one sample at a time.
 
     Raises:
-        DataError: see `open_data`; or the outputs of the samples form no array.
+        DataError: as from `open_data`; or the outputs of the samples form no array.
         BackendError: the engine failed.
     """
     batching = Batching.of(inputs)
@@ -155,7 +157,7 @@ def _join(name: str, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def decode_answers(package: OpenedPackage, result: Inference) -> list[Decoded]:
-    """Return the answer to each sample by the task of a package; none if it states none.
+    """Return the answer to each sample by the task of a package; an empty list if it states no task.
 
     Raises:
         DataError: the outputs are not those of the task.
@@ -185,7 +187,7 @@ def _find_placement(
 
 
 def read_class_names(package: OpenedPackage) -> tuple[str, ...]:
-    """Return the class names in the order of their scores, one a line; empty if there are none.
+    """Return the names in a package's labels, in the order of the classes; empty without labels.
 
     Raises:
         PackageError: the labels are not text in UTF-8.
@@ -203,7 +205,7 @@ def package_decoding(package: OpenedPackage) -> Decoding:
     """Return how photographs and recordings become samples, by the preprocessing in a package.
 
     Raises:
-        PackageError: the preprocessing is no JSON object.
+        PackageError: the preprocessing is not a JSON object.
     """
     path = package.manifest.preprocessing
     if path is None:
@@ -219,9 +221,11 @@ def package_decoding(package: OpenedPackage) -> Decoding:
 
 
 def find_top_classes(output: NDArray[Any], classes: int) -> tuple[tuple[tuple[int, float], ...], ...]:
-    """Return the five best classes with their scores, for each sample; nothing for other outputs.
+    """Return the five best classes of each sample, as (index of the class, score), the best first.
 
-    `output`: class scores are numbers [N, classes]; NaN comes last.
+    NaN comes last. Empty if the output is not numbers [samples, classes], or `classes` is 0.
+
+    `classes`: number of classes in the labels.
     """
     if not classes or output.ndim != 2 or output.shape[1] != classes or output.dtype.kind not in "iuf":
         return ()

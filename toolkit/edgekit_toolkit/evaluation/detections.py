@@ -63,7 +63,7 @@ class BoxLayout:
     labels: int | None = None
 
     def read(self, outputs: Outputs) -> list[Boxes]:
-        """Return the boxes of each sample of a batch that count, the best first."""
+        """Return the boxes of each sample of a batch after suppression, the best first."""
         return [
             find_boxes(sample, self.options, self.input_size, self.labels)
             for sample in self._samples(outputs)
@@ -73,7 +73,7 @@ class BoxLayout:
         return not any(map(len, self.candidates(runs)))
 
     def candidates(self, runs: Sequence[Outputs]) -> list[Boxes]:
-        """Return the boxes of each sample before suppression."""
+        """Return the boxes of each sample of all runs before suppression."""
         return [
             read_boxes(sample, self.options, self.input_size, self.labels)
             for run in runs
@@ -83,9 +83,17 @@ class BoxLayout:
     def score(self, outputs: Outputs, reference: Outputs) -> NDArray[np.float64]:
         """Return the F1 score of each sample's boxes, with the source model's boxes as the truth.
 
-        Boxes of a score of 0.25 or more count, after suppression of boxes that overlap a better one of their
-        class by over a half (IoU). Two boxes match if they have the same class and overlap by half or more.
-        No box on both sides is NaN: such a sample shows nothing.
+        In a layout of `judging_layout`, boxes of a score of 0.25 or more count, after suppression of boxes
+        that overlap a better one of their class by over a half (IoU). Two boxes match if they have the same
+        class and overlap by half or more.
+
+        Args:
+            outputs: outputs of a candidate.
+            reference: outputs of the source model for the same samples.
+
+        Returns:
+            float64 [samples], 0..1; NaN where neither model finds a box, 0 for all if `outputs` have other
+            axes than this layout reads.
         """
         theirs = self.read(reference)
         try:
@@ -110,7 +118,13 @@ class BoxLayout:
 
 
 def judging_layout(options: DetectionOptions, input_size: Size | None, labels: int = 0) -> BoxLayout:
-    """Return a layout that reads the boxes which count in a score."""
+    """Return a layout that reads only the boxes which count in a score, see `BoxLayout.score`.
+
+    Args:
+        options: how the boxes are encoded; the limits in it are replaced.
+        input_size: height and width of the input; None if boxes are not in pixels of it.
+        labels: number of classes that have a label, or 0.
+    """
     limits = replace(options, min_score=CONFIDENT, overlap=OVERLAP, max_boxes=_MOST_BOXES)
     return BoxLayout(limits, input_size or _UNIT, labels or None)
 
@@ -118,7 +132,7 @@ def judging_layout(options: DetectionOptions, input_size: Size | None, labels: i
 def layout_of_task(
     choice: TaskChoice | None, placement: Placement | None, labels: int = 0
 ) -> BoxLayout | None:
-    """Return where the boxes are by the task of a package; None if it is not `detection`.
+    """Return where the task of a package says that the boxes are; None if it is not `detection`.
 
     Args:
         choice: the task, or None.
@@ -141,11 +155,11 @@ def find_layout(
     input_size: Size | None = None,
     classes: int = 0,
 ) -> BoxLayout | None:
-    """Return where the boxes are if outputs look like boxes with scores, otherwise None.
+    """Infer where the boxes are from outputs that look like boxes with scores; None for other outputs.
 
     Args:
         runs: outputs of the source model for several samples, or for a batch.
-        rows_are_samples: whether a row of a matrix belongs to a sample, so that the rows are no boxes.
+        rows_are_samples: whether each row of a matrix is the output of one sample, so that rows are no boxes.
         input_size: height and width of the input, without which grids and anchors cannot be told.
         classes: number of the classes that are known by name, or 0.
     """

@@ -56,9 +56,9 @@ class Drop:
 
     Attributes:
         points: the drop in points, hundredths of the score.
-        changes: distinct changes of a unit; 1 is a loss from the best score to the worst. A unit is a sample,
-            or a group of samples where a metric over the whole set leaves out groups.
-        counts: number of units with each change.
+        changes: distinct drops of single units; 1 is a loss from the best score to the worst. A unit is a
+            sample, or a group of samples that `leave_out` left out of a metric over the whole set.
+        counts: number of units with each of `changes`.
         samples: number of samples.
         max_gain: the most that a sample can gain, 0..1; 0 if the source model's score is 1 on all samples.
         effective: number of samples of equal weight with the same evidence, if samples have weights; else 0.
@@ -74,7 +74,9 @@ class Drop:
     heaviest: float = 1.0
 
     def interval(self, confidence: float = CONFIDENCE) -> Interval:
-        """Return Gaffke's interval. No distribution of changes is known for which it errs more often.
+        """Return Gaffke's interval of the drop.
+
+        No distribution of changes is known for which it misses the true drop more often than stated.
 
         Source: N. Gaffke, Three test statistics for a nonparametric one-sided hypothesis on the mean of a
         nonnegative variable, Mathematical Methods of Statistics 14 (2005), 451-467; E. Learned-Miller,
@@ -92,9 +94,10 @@ class Drop:
         return 100 * math.sqrt(np.average(deviations**2, weights=counts) / counts.sum())
 
     def samples_for(self, limit_points: float, confidence: float = CONFIDENCE) -> int | None:
-        """Return how many samples with these shares of changes show the drop to be within a limit.
+        """Return how many samples, with each change as frequent as here, would show the drop within a limit.
 
-        None if no number does: the drop is not below the limit.
+        The drop is shown to be within the limit if the upper end of its interval is. None if the drop itself
+        is not below the limit, or if more than 10 million samples were needed.
         """
         if self.points >= limit_points:
             return None
@@ -181,8 +184,9 @@ def mean_drops(
     Args:
         source: scores [samples] of the source model, 0..1.
         candidates: scores [candidates, samples] on the same samples.
-        max_gain: as of `Drop`.
-        weights: for how much each sample stands; None if all count alike.
+        max_gain: as in `Drop`.
+        weights: weight of each sample, such as the number of requests that it stands for; None if all count
+            alike.
     """
     if weights is not None:
         return [_weighted_drop(changes, weights, max_gain) for changes in source - candidates]
@@ -192,7 +196,7 @@ def mean_drops(
 
 
 def estimate_mean(scores: Floats, weights: Floats | None = None) -> tuple[float, Interval]:
-    """Return a mean score, 0..1, with its interval in the same unit: that of the drop from a perfect score.
+    """Return a mean score, 0..1, and its confidence interval, 0..1: that of the drop from a perfect score.
 
     Args:
         scores: score [samples] of each sample, 0..1.
@@ -246,14 +250,14 @@ def leave_out(score: Callable[[NDArray[np.int64]], float], count: int) -> Floats
     """Return the scores of a set with one group of samples left out at a time (jackknife).
 
     Args:
-        score: called with the positions of the other samples; it raises DataError if they have no score.
+        score: returns the score of the samples at these positions; raises DataError if they have none.
         count: number of samples, at least 2.
 
     Returns:
-        float64 [groups]: at most `MAX_GROUPS`; NaN if there is no score.
+        float64 [groups], at most `MAX_GROUPS` of them: the score without each group, NaN if there is none.
 
     Raises:
-        DataError: more than half of them have no score.
+        DataError: there is no score without more than half of the groups.
     """
     size = math.ceil(count / MAX_GROUPS)
     groups = np.random.default_rng(_SEED).permutation(count) * math.ceil(count / size) // count
@@ -282,7 +286,7 @@ def set_drop(source: float, candidate: float, without: tuple[Floats, Floats], sa
         source: score, 0..1.
         candidate: score, 0..1.
         without: results of `leave_out` for both models, the source first.
-        samples: how many there are.
+        samples: number of samples in the set.
     """
     drop = source - candidate
     losses = drop - (without[0] - without[1])

@@ -12,7 +12,7 @@ from edgekit_toolkit.samples.split import Part
 
 
 def describe_field(part: Part, scores: Scores) -> Iterator[str]:
-    """Yield sentences for the user; none if no evaluation sample is from the field."""
+    """Yield sentences on the samples from the field and their weights; none without such samples."""
     weights = part.weights
     if weights is None or not part.field_count:
         return

@@ -60,11 +60,15 @@ def measure_memory_here(
     target: Target,
     limit_bytes: float,
 ) -> MemoryHere:
-    """Return the peak memory of a fresh process here that runs a model.
+    """Measure the peak memory of a fresh process here that runs a model, and estimate that of the service.
 
-    `modelled`: its memory that was compared with the limit, or why it is unknown.
-    `feeds`: inputs of one inference.
-    `limit_bytes`: memory limit, infinite if there is none.
+    Args:
+        model: model to run.
+        modelled: the memory of the model that was compared with the limit, or why it is unknown. A
+            `PeakMemory` was measured here, so it is not measured again.
+        feeds: inputs of one inference.
+        target: target of the package.
+        limit_bytes: memory limit, infinite if there is none.
     """
     notes = []
     peak = modelled if isinstance(modelled, PeakMemory) else None
@@ -104,7 +108,7 @@ def _describe(memory: MemoryEstimate | PeakMemory, service_bytes: int, limit_byt
 
 
 def estimate_service_bytes(engine: str, model_bytes: int, feeds: Feeds) -> int:
-    """Return the peak memory of a service that serves one model to one client.
+    """Estimate the peak memory of a service that serves one model to one client, in bytes.
 
     `model_bytes`: memory that the model adds to a process that runs it, estimated or measured.
     `feeds`: the inputs of one call.
@@ -117,7 +121,7 @@ def estimate_service_bytes(engine: str, model_bytes: int, feeds: Feeds) -> int:
 
 @functools.cache
 def measure_service_bytes(engine: str = "ort") -> int:
-    """Return the largest resident memory of `edgekit-device serve` with one trivial model.
+    """Return the largest resident memory of `edgekit-device serve` with one trivial model, in bytes.
 
     It is measured once in a process: installed software does not change meanwhile.
 
@@ -155,7 +159,7 @@ def _write_package(folder: Path, engine: str) -> Path:
 
 
 def serve_once(package: Path, keys: Path, name: str, feeds: Feeds) -> int:
-    """Return the largest resident memory of a service that serves a package and answers a few calls.
+    """Serve a package, answer a few calls, and return the service's largest resident memory, in bytes.
 
     Args:
         package: signed by one of the keys.

@@ -28,18 +28,18 @@ PROCESSOR_LIMITS: Final = LatencyLimits(
 
 
 def measure_latencies(runs: Sequence[Runner], feeds: Feeds) -> list[Latency]:
-    """Return the latency here of each model, from interleaved runs."""
+    """Return the latency of each model on this machine, from runs in which the models take turns."""
     calls = {str(number): partial(run, feeds) for number, run in enumerate(runs)}
     latency = measure_latency(calls, shorten_limits(LATENCY_LIMITS))
     return [latency[number] for number in calls]
 
 
 def measure_processor_ratios(runs: Sequence[Runner], feeds: Feeds) -> list[float]:
-    """Return the processor time here of each model over that of the first, from interleaved runs.
+    """Return the processor time of each model here over that of the first, from runs in turns.
 
-    It counts no time in which others have the processor. The clock is that of this thread, since that of the
-    process steps by whole ticks under a limit on processor time (`ulimit -t`): more than a batch of runs. The
-    lower quartiles count, in which others have least disturbed the caches.
+    Processor time leaves out what other processes take. It is read from the clock of this thread: the clock
+    of the process steps by whole ticks under a limit on processor time (`ulimit -t`), which is longer than a
+    batch of runs. The ratios are of lower quartiles, since other processes disturb the caches least in these.
 
     Args:
         runs: models with one thread, because waking others takes as long as a small model.
@@ -59,8 +59,9 @@ class TargetCosts:
         latency_ms, energy_mj: latency and energy of one inference; None if the model's work cannot be
             counted.
         uncertainty: factor by which the ratio of two latencies of this kind may be off.
+        source: what the figures are modelled from, for people.
         latency_label: `calibrated` if times of networks on a real device of this kind are behind the latency.
-        energy_label: `calibrated` if the power that a meter read there is behind the energy, too.
+        energy_label: `calibrated` if a meter also read the power of that device.
     """
 
     latency_ms: float | None
@@ -76,8 +77,8 @@ def model_on_target(
 ) -> list[TargetCosts]:
     """Return latency and energy of one inference of each model on the target, modelled.
 
-    Times of a device predict the latency if the target has them, for models of the engine that was measured
-    there. Others are modelled by the roofline.
+    If the target has times measured on a device, and the models are of the engine measured there, these times
+    predict the latency. Otherwise a roofline models it.
     """
     times = target.device_times
     if (
@@ -124,7 +125,7 @@ def _model_by_coefficients(model: Model, target: Target, dims: Mapping[str, int]
 
 
 def cost_of_nodes(model: Model, dims: Mapping[str, int]) -> list[NodeCost]:
-    """Return the work of each kernel, or nothing if it cannot be counted."""
+    """Return the work of each kernel; an empty list if it cannot be counted."""
     try:
         return model.node_costs(dims)
     except ModelError:
@@ -136,9 +137,8 @@ def find_memory(
 ) -> MemoryEstimate | PeakMemory | str:
     """Return the peak memory of a process that runs the model, or why it is unknown.
 
-    For onnxruntime it is estimated for the target, with the engine's part of this machine. It is measured
-    here for LiteRT, whose memory depends little on the processor, and for control flow, which the estimate
-    does not look into.
+    For onnxruntime it is estimated for the target; the engine's part of it is measured here. It is measured
+    here as a whole where `Model.estimate_memory` returns None, as for other engines and for control flow.
     """
     try:
         estimate = model.estimate_memory(dims, blocked_layout=target.arch == "x86_64")

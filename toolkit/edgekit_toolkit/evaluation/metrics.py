@@ -68,8 +68,8 @@ class Probes:
     Attributes:
         runs: outputs of each run.
         samples: samples in each run; None if the first axis of the first output counts them.
-        axes: outputs whose number of rows depends on the data, with the axis of the rows.
-        stated_layout: where the boxes are by the task of the package; None to find them.
+        axes: name of an output whose number of rows depends on the data -> the axis of the rows.
+        stated_layout: where the task of the package says that the boxes are; None to infer it.
     """
 
     runs: Sequence[Outputs]
@@ -79,7 +79,7 @@ class Probes:
 
     @property
     def stacked(self) -> Outputs:
-        """The outputs stacked as a batch; only the first sample if shapes differ."""
+        """The outputs of all runs, joined along the first axis; those of the first run if shapes differ."""
         shapes = {tuple((name, value.shape) for name, value in run.items()) for run in self.runs}
         if len(shapes) > 1 or not all(value.ndim for value in self.runs[0].values()):
             return self.runs[0]
@@ -102,7 +102,7 @@ class Probes:
 
     @property
     def layout(self) -> BoxLayout | None:
-        """Where the boxes of a detector are, if it is one."""
+        """Where the boxes are in the outputs of a detector; None for another model."""
         return self.stated_layout or find_layout(self.runs, rows_are_samples=self.rows_are_samples)
 
 
@@ -117,11 +117,13 @@ class Metric:
     Attributes:
         name: as the user gave it, or as `auto` chose.
         title: how messages and reports call it.
-        truth: what samples must be labelled with: `int` for classes, a record of `samples.truth`, or nothing.
+        score: (outputs, outputs of the source model, labels) -> score of each sample, 0..1.
+        truth: what samples must be labelled with: `int` for classes, or a record of `samples.truth`; None if
+            the metric takes no labels.
         outputs: what the outputs must be, in words.
         suits: whether outputs suit the metric.
-        fit: makes the score from the source model's outputs on some samples, instead of `score`.
-        against_source: whether the source model's own score is 1.
+        fit: makes `score` from the source model's outputs on some samples; None if `score` is given.
+        against_source: whether the metric compares with the source model, whose own score is then 1.
         reads_classes: whether it takes the first output for class scores.
         note: why `auto` was not sure, for the user.
     """
@@ -150,8 +152,8 @@ class SetMetric:
         name, title, truth, outputs, suits: as in `Metric`.
         score: score of the whole set, from what `reduce` made of each sample.
         reduce: (outputs of a sample, its label) -> what the score needs of it. Only that is held in memory.
-        fit: makes `reduce` for the options of a task, and the number of classes with a label.
-        task: name of the task whose outputs it reads.
+        fit: (options of the task, number of classes with a label) -> `reduce`; None if `reduce` is given.
+        task: name of the task whose outputs it reads; empty for any.
         weighs_copies: whether a sample that occurs twice counts twice, so that samples can have weights.
     """
 
@@ -191,7 +193,8 @@ def find_metric(
         labels: number of classes that have a label, or 0.
 
     Raises:
-        DataError: no such metric, it needs labels that are not there, or it does not suit the outputs.
+        DataError: there is no such metric, it needs labels that the samples lack, or it does not suit the
+            outputs.
     """
     if name not in METRICS and ":" in name:
         return _load_metric(name)

@@ -104,7 +104,7 @@ class Scores:
         spoiled: index of each candidate with outputs that are NaN or infinite where the source model's are
             finite -> which outputs, and on how many samples. Such a candidate must not be used, whatever its
             score.
-        unjudged: number of further samples, in which no model finds anything.
+        unjudged: number of samples left out of the scores because no model finds anything in them.
         outcomes: [models, samples] of a metric of single samples, the source model first; NaN where a model
             finds nothing.
         weights: weight of each column of `outcomes`; None if all count alike.
@@ -128,7 +128,10 @@ class Scores:
         return self.confirmation or self.choosing
 
     def without(self, dropped: Collection[int]) -> "Scores":
-        """Return the scores without the candidates at these positions; all others are fit for use."""
+        """Return the scores without the candidates at these positions, and with `spoiled` empty.
+
+        So `dropped` must hold all spoiled candidates.
+        """
         confirmation = None if self.confirmation is None else self.confirmation.without(dropped)
         rows = [index + 1 for index in dropped]
         return replace(
@@ -175,7 +178,7 @@ def score_candidates(
         outputs: outputs of the source.
         alone: whether a candidate takes one sample at a time: its batch is fixed, or its ranges come from
             the batch.
-        progress: called with samples done and their number.
+        progress: called with the number of samples done, and how many there are.
         task: the meaning of the outputs, if it is known.
         labels: number of classes that have a label, or 0.
 
@@ -208,7 +211,7 @@ def score_candidates(
 
 
 def spread_feeds(part: Part, count: int = _PROBES) -> list[Feeds]:
-    """Return about `count` samples spread over all: they often come sorted by class, or in order of time.
+    """Return up to `count` samples at equal distances, as samples often come sorted by class or time.
 
     Raises:
         DataError: there are none.
@@ -228,7 +231,7 @@ def take_probes(
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
 ) -> Probes:
-    """Return the source model's outputs on some samples, from which metric and task infer their meaning."""
+    """Run the source model on `feeds`, for a metric or a task to infer what its outputs mean."""
     run = _named(source, [spec.name for spec in outputs])
     probed = [run(sample) for sample in feeds]
     stacked = Batching.of(inputs, in_front=part.in_front).stacked
@@ -250,7 +253,7 @@ class _ScoreCollector:
     Attributes:
         batch: samples at once if the model leaves that free.
         stacked: whether samples share a leading axis.
-        progress: called with samples done and their number.
+        progress: called with the number of samples done, and how many there are.
         spoiled: (place of a candidate, output) -> samples.
     """
 
@@ -362,7 +365,7 @@ def scores_of_table(
     Args:
         metric: the metric of the scores.
         table: [models, samples], 0..1, the source model first.
-        weights: for how much each sample stands; None if all count alike.
+        weights: weight of each sample; None if all count alike.
         hold_back: whether samples may be held back.
     """
     parts = []
@@ -376,7 +379,10 @@ def scores_of_table(
 
 
 def split_evaluation(count: int, *, hold_back: bool) -> list[Positions]:
-    """Return the indices of the samples that choose, and, if there are enough, of those held back."""
+    """Return the indices of the samples that choose, and of those held back, as one or two arrays.
+
+    The second is missing if nothing may be held back, or there are too few samples.
+    """
     if count < LEAST_TO_HOLD_BACK or not hold_back:
         return [np.arange(count)]
     held_back = draw_mask(count, CONFIRMATION_SHARE, _SPLIT_SEED)
@@ -384,10 +390,10 @@ def split_evaluation(count: int, *, hold_back: bool) -> list[Positions]:
 
 
 def judged_table(metric: Metric, table: Floats, reference: Outputs) -> Floats:
-    """Return the informative columns of a table of outcomes, without NaN.
+    """Return a table of outcomes without NaN, which means that neither model of a comparison finds anything.
 
-    If the source model finds nothing in a sample, forms that find nothing agree with it. If no model finds
-    anything, the sample is left out.
+    A sample in which no model finds anything is left out. In the others NaN becomes 1: a candidate that finds
+    nothing agrees with the source model that finds nothing.
 
     Args:
         metric: the metric of the scores.
@@ -395,7 +401,7 @@ def judged_table(metric: Metric, table: Floats, reference: Outputs) -> Floats:
         reference: outputs of the source model on one of the samples, for messages.
 
     Raises:
-        DataError: no sample shows anything, or the source model differs from itself.
+        DataError: no sample is left; or by a metric against the source model, this model differs from itself.
     """
     shapes = ", ".join(f"'{name}' {list(value.shape)}" for name, value in reference.items())
     judged = ~np.isnan(table).all(axis=0)

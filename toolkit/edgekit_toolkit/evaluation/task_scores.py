@@ -23,7 +23,10 @@ _MAX_SIDE: Final = 1 << 14
 
 
 def count_pixels(options: SegmentationOptions) -> Callable[[Outputs, TrueMask], Counts]:
-    """Return a function that counts the pixels of each class: common, predicted and true, int [3, 255]."""
+    """Return a function that counts a sample's pixels of each class, int64 [3, 255].
+
+    The rows are: predicted rightly, predicted, true. Pixels whose true class is 255 do not count.
+    """
     options = replace(options, max_side=_MAX_SIDE)
 
     def reduce(outputs: Outputs, truth: TrueMask) -> Counts:
@@ -44,6 +47,8 @@ def count_pixels(options: SegmentationOptions) -> Callable[[Outputs, TrueMask], 
 def mean_overlap(counts: Sequence[Counts], _reference: Sequence[Counts], _labels: Any) -> float:
     """Return the mean intersection over union of all classes that are true or predicted in some pixel.
 
+    `counts`: results of the function of `count_pixels`.
+
     Raises:
         DataError: no pixel counts.
     """
@@ -55,7 +60,10 @@ def mean_overlap(counts: Sequence[Counts], _reference: Sequence[Counts], _labels
 
 
 def count_edits(options: TextOptions) -> Callable[[Outputs, TrueText], Counts]:
-    """Return a step that counts the characters to insert, remove or replace, and those of the text."""
+    """Return a function that counts a sample's characters to edit and those of its true text, int64 [2].
+
+    To edit is to insert, remove or replace a character of the predicted text.
+    """
 
     def reduce(outputs: Outputs, truth: TrueText) -> Counts:
         try:
@@ -68,7 +76,9 @@ def count_edits(options: TextOptions) -> Callable[[Outputs, TrueText], Counts]:
 
 
 def share_of_characters(counts: Sequence[Counts], _reference: Sequence[Counts], _labels: Any) -> float:
-    """Return 1 less the character error rate, at least 0.
+    """Return 1 less the character error rate over all samples, at least 0.
+
+    `counts`: results of the function of `count_edits`.
 
     Raises:
         DataError: all texts are empty.
@@ -80,7 +90,7 @@ def share_of_characters(counts: Sequence[Counts], _reference: Sequence[Counts], 
 
 
 def edit_distance(text: Sequence[Any], other: Sequence[Any]) -> int:
-    """Return the fewest insertions, removals and replacements (Levenshtein) from one to the other."""
+    """Return the least number of insertions, removals and replacements between two texts (Levenshtein)."""
     symbols = np.asarray(list(other))
     offsets = np.arange(len(symbols) + 1)
     row = offsets

@@ -33,8 +33,8 @@ def external_files(model: onnx.ModelProto, path: Path) -> dict[str, Path]:
     """Return the external files that the model in `path` names, by location, sorted; none has been read.
 
     Raises:
-        ModelError: no file is at a location, or the location is outside the model's folder. A symbolic link
-            may lead to the folder into which the model's own link leads, and nowhere else outside.
+        ModelError: no file is at a location, or the location is outside the model's folder. If the model is
+            a symbolic link, links of external files may also lead into the folder of the model that it names.
     """
     locations = {_entries(name, tensor)["location"]: name for name, tensor in _external(model)}
     return {location: _resolved(path, location, locations[location]) for location in sorted(locations)}
@@ -46,8 +46,7 @@ def merge_external(model: onnx.ModelProto, files: Mapping[str, Path], max_bytes:
     Args:
         model: changed in place.
         files: result of `external_files`.
-        max_bytes: largest sum of the weights' sizes; two tensors may name the same bytes, so the sizes of the
-            files do not bound it.
+        max_bytes: largest sum of the weights' sizes. Sizes of files do not bound it: tensors may share bytes.
 
     Raises:
         ModelError: an offset or length is beyond the file or does not fit its tensor; the sum is too large.

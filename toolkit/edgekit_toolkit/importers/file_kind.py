@@ -55,7 +55,7 @@ _GREATEST_PLAUSIBLE_IR: Final = 99
 
 
 def is_tflite(path: Path) -> bool:
-    """Whether a file is a `.tflite` model by its signature."""
+    """Whether a file has the signature of a `.tflite` model; False if it cannot be read."""
     offset, signature = _TFLITE
     try:
         with path.open("rb") as file:
@@ -65,20 +65,20 @@ def is_tflite(path: Path) -> bool:
 
 
 def describe_folder(path: Path) -> str:
-    """Return what a folder is that was given as a model, to follow the path in a message."""
+    """Return what a folder is that is no model, and what to do: the end of a message after its path."""
     if (path / "saved_model.pb").exists():
         return f"a TensorFlow SavedModel; {_TO_ONNX_FROM_KERAS}"
     return "a folder; give the model file in it"
 
 
 def describe_signature(head: bytes) -> str | None:
-    """Return a description of a file by its first bytes; None if they are unknown."""
+    """Return what kind of file begins with these bytes, and what to do with it; None if they are unknown."""
     matches = (words for offset, signature, words in _SIGNATURES if head.startswith(signature, offset))
     return next(matches, None)
 
 
 def describe_no_model(path: Path, content: bytes) -> str:
-    """Return what a file is that is not an ONNX model, to follow the path in a message."""
+    """Return what a file is that is no ONNX model, and what to do: the end of a message after its path."""
     if not content:
         return "empty; write or copy the file again"
     if path.name == "saved_model.pb":
@@ -95,7 +95,7 @@ def describe_no_model(path: Path, content: bytes) -> str:
 
 
 def describe_no_package(path: Path) -> str | None:
-    """Return what a file or folder is and what to do with it; None if it may be a package."""
+    """Return what a file or folder is that is no package, and what to do; None if it may be a package."""
     if path.is_dir():
         packages = sorted(package.name for package in path.glob("*.edgepkg"))
         return (

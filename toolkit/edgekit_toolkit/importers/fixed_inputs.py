@@ -28,7 +28,8 @@ def fix_inputs(source: SourceModel[Model], values: Mapping[str, JsonValue]) -> S
         values: input name -> a number for all elements, or nested lists of numbers in the input's shape.
 
     Raises:
-        ModelError: no such input, a value that it cannot hold, no input that is left, or a `.tflite`.
+        ModelError: there is no such input, it cannot hold the value, no input is left, or the model is a
+            `.tflite`.
     """
     if not values:
         return source

@@ -36,7 +36,7 @@ _RUN: Final = (
 
 
 def export_by(python: Path, model: Path, folder: Path) -> Path:
-    """Return the path of the model as an ONNX or `.tflite` file in `folder`.
+    """Export a model by another Python; return the path of the ONNX or `.tflite` file in `folder`.
 
     Args:
         python: the interpreter of an environment with TensorFlow or torch.

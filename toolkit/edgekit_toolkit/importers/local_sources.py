@@ -34,7 +34,11 @@ _PROCESSOR: Final = "CPUExecutionProvider"
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """The file of a model, and the name of what it was found in; None for a plain path."""
+    """The file of a model.
+
+    Attributes:
+        name: name of the repository or model package in which the file was found; None for a plain path.
+    """
 
     path: Path
     name: str | None = None
@@ -44,8 +48,8 @@ def find_model(source: str) -> LocalModel:
     """Return the file that a source names; a path is returned as it is.
 
     Raises:
-        ModelError: the source is malformed, or not here; it names several models; or a link or path in it
-            leads out of its folder.
+        ModelError: the source is malformed, or not on this machine; it holds several models; or a link or
+            path in it leads out of its folder.
     """
     if source.startswith(_HF):
         return _find_in_cache(source)
@@ -56,7 +60,7 @@ def find_model(source: str) -> LocalModel:
 
 
 def is_named(source: str) -> bool:
-    """Whether a source is a name such as `hf:OWNER/NAME`, which shows no folders of this machine."""
+    """Whether a source is a name `hf:OWNER/NAME`, not a path, which would show folders of this machine."""
     return source.startswith(_HF)
 
 

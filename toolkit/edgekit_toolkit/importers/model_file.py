@@ -29,8 +29,8 @@ class SourceModel(Generic[M_co]):
             external file, in the order of their names, each after a line with its name and size.
         size_bytes: size of the file and its external data together; of a `.pt2`, that of the ONNX model made
             of it.
-        model: the model, which no longer refers to other files. Functions of an ONNX model are written out; a
-            `.tflite` that records another shape of an output than it makes has that one.
+        model: the model, which no longer refers to other files. Functions of an ONNX model are written out;
+            in a `.tflite`, outputs have the shapes that runs gave them, if the file recorded others.
         inputs: inputs of a session; for a `.tflite`, float32 where the file has codes with a scale.
         original: the model before operators were written out on which the engine fails, or before it was
             converted to an operator set that the engine reads; None if neither was needed.
@@ -51,7 +51,7 @@ def read_model_file(path: Path, ending: str, max_bytes: int) -> bytes:
     """Return the content of a file; `ending`: which kind to ask for in an error message, such as `.onnx`.
 
     Raises:
-        ModelError: there is no such file, it is no regular file, or it is too large.
+        ModelError: there is no such file, it is no regular file, or it is larger than `max_bytes`.
     """
     if not path.exists():
         raise ModelError("no such file; check the path")
@@ -64,10 +64,10 @@ def read_model_file(path: Path, ending: str, max_bytes: int) -> bytes:
 
 
 def check_size(size_bytes: int, max_bytes: int) -> None:
-    """Check that a model is small enough.
+    """Check that a model has at most `max_bytes`.
 
     Raises:
-        ModelError: it is not.
+        ModelError: it has more.
     """
     if size_bytes > max_bytes:
         raise ModelError(
@@ -78,7 +78,7 @@ def check_size(size_bytes: int, max_bytes: int) -> None:
 
 @contextmanager
 def errors_with_path(path: Path) -> Iterator[None]:
-    """Put the path of the model's file before each error of the block."""
+    """Re-raise a ModelError or OSError of the block as a ModelError whose message begins with `path`."""
     try:
         yield
     except ModelError as error:

@@ -97,10 +97,10 @@ def _load(path: Path, max_bytes: int) -> SourceModel[OnnxModel]:
 
 
 def check_inference(content: bytes) -> None:
-    """Check that onnx survives its inference of shapes, which divides by attributes, such as 0 heads.
+    """Check that onnx's inference of shapes, which divides by attributes such as 0 heads, does not crash.
 
     Raises:
-        ModelError: it does not.
+        ModelError: it crashes on this model.
     """
     try:
         check_opening("onnx", content, {})
@@ -197,7 +197,7 @@ def _in_older_set(model: onnx.ModelProto, reason: str) -> onnx.ModelProto | None
 
 
 def older_set_notes(source: SourceModel[Model]) -> list[str]:
-    """Return a sentence if the model was converted to an older operator set."""
+    """Return a sentence for the user if the model was converted to an older operator set, else none."""
     if source.original is None or not isinstance(source.model, OnnxModel):
         return []
     stated, used = opset(source.original), opset(source.model.proto)

@@ -130,7 +130,7 @@ def check_weights(model: onnx.ModelProto) -> None:
 
 
 def explain_refusal(model: onnx.ModelProto, refusal: BaseException) -> ModelError:
-    """Return onnxruntime's refusal of `model` in words, with the operator, its node and its domain."""
+    """Return an error that explains onnxruntime's refusal of `model`: operator, node and domain."""
     text = str(refusal)
     engine = f"onnxruntime {onnxruntime.__version__}"
     kernel = re.search(r"implementation for (\S+?)\((\d+)\) node with name '(.*?)'", text)

@@ -19,7 +19,7 @@ Shape = tuple[int | str, ...]
 
 
 def infer_outputs(model: onnx.ModelProto) -> list[str]:
-    """Set the inferred shape of each output without one, in place, and return the names of these outputs.
+    """Set the shape of each output that states none to the inferred one, in place; return their names.
 
     Raises:
         ModelError: shapes contradict each other.
@@ -43,7 +43,7 @@ def infer_outputs(model: onnx.ModelProto) -> list[str]:
 
 
 def correct_outputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
-    """Make each axis of these outputs free, in place, if runs gave another size.
+    """Run the model, and make each axis of these outputs free, in place, if a run gave it another size.
 
     The engine must be able to load the model.
     """

@@ -77,9 +77,9 @@ def explain_failure(
 
     Args:
         program: the `.pt2` file.
-        code: its exit code; None if it took too long.
-        last_line: the last line of its standard error.
-        python: the user's own interpreter, if it was that.
+        code: exit code of the child; None if it took too long.
+        last_line: the last line of the child's standard error.
+        python: the user's own interpreter, if the child ran in it.
     """
     if code is None:
         return ModelError(

@@ -17,7 +17,11 @@ MISSING_TORCH: Final = 3  # exit code where torch or its exporter cannot be impo
 
 
 def main(program: str, result: str) -> int:
-    """Write the ONNX model; returns the exit code."""
+    """Export the program in a `.pt2` file to an ONNX file at `result`.
+
+    Returns:
+        Exit code: 0, 1 if torch fails, or `MISSING_TORCH`; an error is written to standard error.
+    """
     warnings.simplefilter("ignore")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     # torch falls back to full unpickling, which runs code from the file, unless it is forced not to.

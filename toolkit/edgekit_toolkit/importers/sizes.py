@@ -63,7 +63,8 @@ def settle(source: SourceModel[Model], stated: StatedSizes, decoding: Decoding) 
     """Return the sizes of a model, and the model that runs with them.
 
     Raises:
-        ModelError: as for `settle_sizes`, or the model does not run with the operators written out either.
+        ModelError: as from `settle_sizes`; operators on which the engine fails are written out first, if they
+            can be.
     """
     try:
         return SizedModel(source, *_sizes(source, stated, decoding))
@@ -112,7 +113,7 @@ def settle_sizes(
     sample: Feeds | None,
     ranges: Ranges,
 ) -> dict[str, Size]:
-    """Return the size of each free dimension; an ONNX model has been run with them.
+    """Return the size of each free dimension by name, after running an ONNX model with these sizes.
 
     Args:
         model: an imported model.
@@ -122,7 +123,8 @@ def settle_sizes(
         ranges: as for `generate_feeds`.
 
     Raises:
-        ModelError: a size is not known, is of no free dimension, or does not suit the model.
+        ModelError: a size is not known, `stated` names no free dimension, or the model does not run with the
+            sizes.
     """
     sizes_by_name = {name: Size(value, "given") for name, value in stated.items()}
     batch = batch_dims(inputs)
@@ -155,7 +157,7 @@ def _unknown(missing: Sequence[str]) -> str:
 
 
 def with_batch(inputs: tuple[TensorSpec, ...], batch: int | None) -> tuple[TensorSpec, ...]:
-    """Return the inputs with the batch that the package will have."""
+    """Return the inputs with `batch` as the size of their free batch; as they are if it is None."""
     if batch is None:
         return inputs
     free = batch_dims(inputs)
@@ -165,5 +167,5 @@ def with_batch(inputs: tuple[TensorSpec, ...], batch: int | None) -> tuple[Tenso
 
 
 def list_sizes(sizes: Mapping[str, int]) -> str:
-    """Return sizes as `--dim` takes them."""
+    """Return sizes as a text such as `height=224, width=224`."""
     return ", ".join(f"{name}={size}" for name, size in sizes.items())

@@ -36,14 +36,14 @@ _AFTER: Final = (
 
 
 def name_states(source: SourceModel[Model], states: Mapping[str, str]) -> SourceModel[Model]:
-    """Return the model with these states, whose batch is the first axis where it is free.
+    """Return the model with these states; a free batch of a state becomes its first axis.
 
     Args:
         source: the model as it was imported.
         states: output -> input that its value is in the next run.
 
     Raises:
-        ModelError: no such output or input, or two that do not fit together.
+        ModelError: there is no such output or input, or the two of a state have different dtypes or shapes.
     """
     if not states:
         return source
@@ -64,7 +64,10 @@ def name_states(source: SourceModel[Model], states: Mapping[str, str]) -> Source
 def propose_states(
     inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], states: Sequence[RecurrentState]
 ) -> list[RecurrentState]:
-    """Return pairs that look like states beside those that are named, by dtype, shape and name."""
+    """Return pairs of an output and an input that look like further states by dtype, shape and name.
+
+    `states`: those that the user has named already.
+    """
     named = {name for state in states for name in (state.output, state.input)}
     return [
         proposal

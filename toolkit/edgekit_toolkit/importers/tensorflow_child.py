@@ -18,7 +18,11 @@ _OPSET = "17"
 
 
 def main(model: str, folder: str) -> int:
-    """Write the files; returns the exit code."""
+    """Export a model to a file in `folder`, with `check.npz`: inputs and the outputs that TensorFlow gives.
+
+    Returns:
+        Exit code: 0, 1 if TensorFlow fails, or `MISSING_LIBRARY`; an error is written to standard error.
+    """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     try:

@@ -20,7 +20,7 @@ _ARM: Final = ("i8mm", "asimddp", "asimd")
 
 
 def processor_features() -> list[str]:
-    """Return the features of this processor, as Linux names them."""
+    """Return the features of this processor, as `/proc/cpuinfo` names them; empty without that file."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -29,7 +29,7 @@ def processor_features() -> list[str]:
 
 
 def instruction_set() -> str:
-    """Return the best instructions for 8-bit products that the system says this processor has."""
+    """Return Linux's name of this processor's best instructions for 8-bit products, or `unknown`."""
     features = processor_features()
     return next((name for name in (*_X86, *_ARM) if name in features), "unknown")
 
@@ -45,14 +45,16 @@ def arithmetic_facts() -> dict[str, Any]:
 def measures_here(target: Target) -> bool:
     """Whether latency measured here holds for the target.
 
-    The target must be generic, and its processor must have the same kernels as this one.
-
-    Without VNNI, int8 kernels take several times as long.
+    The target must be a generic x86-64, and both processors must have VNNI or both lack it: without VNNI,
+    int8 kernels take several times as long.
     """
     is_generic = target.name in _GENERIC and platform.machine() == "x86_64"
     return is_generic and target.quantization.reduce_range == saturates()
 
 
 def score_label(model: Model) -> str:
-    """Return the label of a score taken on this machine: `measured`, or `estimated` in other arithmetic."""
+    """Return the label of a score taken on this machine.
+
+    It is `measured`, or `estimated` if sums of the model saturate here and not on the target.
+    """
     return "estimated" if model.saturating_nodes() else "measured"

@@ -24,12 +24,12 @@ def is_brief(kind: Literal["times", "memory", "races"]) -> bool:
 
 
 def shorten_limits(limits: LatencyLimits) -> LatencyLimits:
-    """Return the limits, or the fewest and shortest rounds that they allow where times are brief."""
+    """Return the limits; where times are brief, with as few rounds as they allow, and short batches."""
     if not is_brief("times"):
         return limits
     return replace(limits, max_rounds=limits.min_rounds, batch_s=_BATCH_S)
 
 
 def shorten_s(duration_s: float) -> float:
-    """Return how long models run here to be measured, seconds."""
+    """Return for how many seconds to measure models here: `duration_s`, or less where times are brief."""
     return min(duration_s, _HOST_S) if is_brief("times") else duration_s

@@ -28,7 +28,7 @@ INT8_SUFFIX: Final = "-int8"
 
 
 def make_calibration_networks() -> dict[str, onnx.ModelProto]:
-    """Return the networks by name; always the same ones."""
+    """Return the calibration networks by name; the same ones, weights included, in every call."""
     plans: dict[str, Callable[[_Builder], None]] = {
         "conv-large": lambda net: _stack(net, channels=32, size=56, layers=4),
         "conv-middle": lambda net: _stack(net, channels=64, size=28, layers=4),
@@ -64,9 +64,9 @@ def make_calibration_networks() -> dict[str, onnx.ModelProto]:
 
 
 def digest_networks(networks: Mapping[str, onnx.ModelProto]) -> str:
-    """Return a digest of networks: times of different networks must not be mixed.
+    """Return a digest of networks, 16 hexadecimal digits: times of different networks must not be mixed.
 
-    It covers inputs, nodes and weights. What shape inference adds may differ between releases of onnx.
+    It covers inputs, nodes and weights, but not inferred shapes, which may differ between releases of onnx.
     """
     digest = hashlib.sha256()
     for name in sorted(networks):
@@ -232,7 +232,7 @@ def _maps(net: _Builder) -> None:
 
 @functools.cache
 def make_calibration_models(engine: str) -> Mapping[str, Model]:
-    """Return the networks by name.
+    """Return the calibration networks in the format of an engine, by name.
 
     Raises:
         EngineMissingError: LiteRT or ai-edge-quantizer is not installed, for LiteRT.
@@ -247,9 +247,9 @@ def make_calibration_models(engine: str) -> Mapping[str, Model]:
 
 
 def digest_calibration_models(engine: str) -> str:
-    """Return the digest of this release's networks for an engine.
+    """Return the digest of this release's calibration networks for an engine.
 
-    Files for LiteRT differ between releases of ai-edge-quantizer, which belongs to it therefore.
+    For LiteRT it names the release of ai-edge-quantizer too, on which the files depend.
     """
     digest, tool = digest_calibration_networks(), find_support(engine).maker.codes_tool
     if not tool:

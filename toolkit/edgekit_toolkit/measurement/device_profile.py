@@ -39,13 +39,13 @@ def add_times(
     source: Source,
     is_real: bool,
 ) -> Target:
-    """Return a target with times of this release's calibration networks on a device, and its power.
+    """Return a target with measured times of the calibration networks on a device, and its power.
 
     Args:
         target: the target that the device is one of.
         device: model of the device.
         engine: name and release of the engine there.
-        seconds: time of one inference of each network of that engine, by its name.
+        seconds: name of a calibration network -> seconds of one inference of it.
         power: power of the device; None keeps that of the target.
         source: source of these figures, under the key `SOURCE`.
         is_real: whether a real device was measured, not an emulated one.
@@ -63,10 +63,10 @@ def add_times(
 
 
 def start_profile(target: Target, name: str) -> Target:
-    """Return the target that a profile of a device is made from, under the name of the profile.
+    """Return a copy of `target` under the name of a new profile, to which times of a device are then added.
 
     Raises:
-        TargetError: it is a profile, whose power may be that of another device.
+        TargetError: `target` is itself a profile, whose power may be that of another device.
     """
     if target.device_times is not None:
         raise TargetError(f"{target.name} is a profile; name the target that it was made of")
@@ -81,7 +81,7 @@ def _replace_power(power: Power, measured: MeasuredPower, status: Status) -> Pow
 
 
 def is_current(times: DeviceTimes | NetworkTimes) -> bool:
-    """Return whether times are those of this release's networks: others cannot be compared with runs here."""
+    """Return whether times are of this release's calibration networks, so that runs here compare."""
     engine = parse_engine(times.engine).name
     return times.networks == digest_calibration_models(engine) and set(times.seconds) == set(
         make_calibration_networks()
@@ -89,7 +89,12 @@ def is_current(times: DeviceTimes | NetworkTimes) -> bool:
 
 
 def fit_here(times: DeviceTimes, here: HostRuns) -> FittedRatios:
-    """Return the ratios that convert runs on this machine into times on a device."""
+    """Return the ratios that convert runs on this machine into times on a device.
+
+    Args:
+        times: times of the calibration networks on the device.
+        here: runs of the same networks on this machine.
+    """
     device_s = [times.seconds[name].value for name in here.networks]
     may_share = find_support(parse_engine(times.engine).name).shares_cores
     return fit_ratios(list(here.networks.values()), device_s, may_share=may_share)

@@ -72,7 +72,7 @@ class _Reading:
 
 
 class LoadMeter:
-    """Measures the load between two moments, once."""
+    """Measures the load of this machine from its creation to `finish`."""
 
     def __init__(self, stat: Path = _STAT, own_s: Callable[[], float] | None = None) -> None:
         """Take the first reading.

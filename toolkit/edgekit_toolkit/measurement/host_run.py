@@ -68,9 +68,9 @@ def measure_host_runs(models: Sequence[tuple[Model, Feeds]], engine: str, second
     """Return the time of one inference of each model and calibration network, split into kernels.
 
     Args:
-        models: models of that engine, which run with their own options, and values of their inputs by name.
+        models: models of that engine, which run with their own options, each with its inputs.
         engine: the engine.
-        seconds: how long to measure, approximately; each runs three times at least.
+        seconds: about how long to measure all of them; each runs three times at least.
 
     Raises:
         BackendError: the engine refuses a model or its inputs.
@@ -209,8 +209,8 @@ def read_kernels(
     Args:
         events: (name, operator) of a kernel -> its events in onnxruntime's profile.
         grouped: names of convolutions in groups.
-        shortest_us: duration of a kernel that does nothing. One that takes no longer is a part of what the
-            engine does beside kernels: no thread helps with it, and what it computes does not matter.
+        shortest_us: microseconds of a kernel that does nothing. A kernel that takes no longer counts as work
+            of the engine beside kernels: no further thread helps with it, whatever it computes.
         rounds: number of runs, two at least; the first one allocates and is left out.
     """
     kernels: list[KernelTime] = []

@@ -10,10 +10,10 @@ from edgekit_toolkit.targets.spec import Target
 
 
 def find_costs(target: Target) -> tuple[Evidence, NetworkTimes] | None:
-    """Return the evidence whose times predict latency on a target, and the times, or None.
+    """Return the evidence whose times predict latency on a target, and these times; None if there is none.
 
-    A target with its own profile, or one that is measured on this machine, needs none. Evidence does not
-    state a power mode, so it counts only for targets with one mode.
+    None also for a target that needs none, since it has times of its own or is measured on this machine; and
+    for a GPU or a target with several power modes, since evidence does not state the mode.
     """
     if target.device_times is not None or target.backend.on_gpu or len(target.power.modes) > 1:
         return None
@@ -31,10 +31,10 @@ def find_costs(target: Target) -> tuple[Evidence, NetworkTimes] | None:
 
 
 def take_measured_costs(target: Target) -> Target:
-    """Return the target with the costs that evidence has measured, if there is any.
+    """Return the target with the times and power of the evidence of `find_costs`; as it is without evidence.
 
     Raises:
-        TargetError: a time in the evidence is none of a device.
+        TargetError: a time in the evidence cannot be one of a device.
     """
     if (costs := find_costs(target)) is None:
         return target

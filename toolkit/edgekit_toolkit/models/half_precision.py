@@ -20,15 +20,15 @@ _VALUE: Final = b"fp16accfp16"  # products and sums in half precision
 class HalfPrecisionModel(TfliteModel):
     """A float model that LiteRT may compute in half precision; see `Model`.
 
-    A processor without half precision computes the same file in float32. So `open` runs it on an emulated
-    processor that has it, and not on this machine.
+    A processor without half precision computes the same file in float32. So `open` always runs the model on
+    an emulated processor with half precision.
     """
 
     needs_feature = "asimdhp"
 
     @classmethod
     def of(cls, floats: bytes) -> "HalfPrecisionModel":
-        """Return a float model with LiteRT's permission for half precision in its metadata."""
+        """Return the float model with this content, marked to let LiteRT compute in half precision."""
         model = parse(floats)
         buffer, entry = schema.BufferT(), schema.MetadataT()
         buffer.data = np.frombuffer(_VALUE, np.uint8)

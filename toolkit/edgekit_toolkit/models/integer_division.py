@@ -25,7 +25,7 @@ _FLOAT_TYPES: Final = frozenset(
 
 
 def onnx_divides_by_inputs(model: onnx.ModelProto) -> bool:
-    """Return whether some integer division has a divisor that is no constant, or one that holds 0 or -1.
+    """Return whether some integer division has a divisor that is not constant, or that holds 0 or -1.
 
     A tensor whose type cannot be found counts as an integer.
     """
@@ -69,7 +69,10 @@ def onnx_divides_by_inputs(model: onnx.ModelProto) -> bool:
 
 
 def tflite_divides_by_inputs(model: Any) -> bool:
-    """Return the same for a `.tflite` model, as `tflite.flatbuffer` parses it."""
+    """Return whether some integer division has a divisor that is not constant, or that holds 0 or -1.
+
+    `model`: a `.tflite` model as `tflite.flatbuffer` parses it.
+    """
     from edgekit_toolkit.tflite import flatbuffer  # needs LiteRT, which a host may lack
 
     for graph, _, operator in flatbuffer.operators(model):

@@ -44,9 +44,10 @@ class Model(Protocol):
     """An immutable model.
 
     Attributes:
-        engine: runs it on this machine.
+        engine: name of the engine that runs it on this machine.
+        file_name: name of its file in a package.
         has_fixed_sizes: whether the format has no free dimensions that can be bound when it runs.
-        options: options of its backend in a manifest; only those that differ from the defaults.
+        options: its backend's options, as a manifest states them: only those that differ from the defaults.
         needs_feature: feature of a processor, as Linux names it, without which the engine computes in other
             arithmetic; an emulated processor runs the model here. Empty if every processor will do.
     """
@@ -72,20 +73,23 @@ class Model(Protocol):
         """Yield the constants, without those inside control flow."""
 
     def specs(self, outputs: Sequence[str] | None = None) -> Specs:
-        """Return the specs of inputs and outputs; formats without an order of outputs follow `outputs`.
+        """Return the specs of the inputs and of the outputs.
+
+        A format whose files have no order of outputs takes the order of `outputs`.
 
         Raises:
             BackendError: the engine refuses the model.
         """
 
     def open(self, outputs: Sequence[str] | None = None, *, threads: int, rewrites: bool = True) -> Runner:
-        """Return a call that runs the model here and gives the outputs of these names, in this order.
+        """Return a function that runs the model here on inputs by name, and returns outputs as a list.
 
         Args:
-            outputs: names; by default all in the model's order.
+            outputs: names of the outputs in the list; by default all in the model's order.
             threads: threads of one inference.
-            rewrites: whether the engine's optimiser may change what the model computes. A model that
-                multiplies codes is optimised in any case: only then are its products exact everywhere.
+            rewrites: whether the engine's optimiser may run, where that can be chosen. A model that
+                multiplies codes is optimised in any case: only then are its products exact on every
+                processor.
 
         Raises:
             BackendError: the engine refuses the model.
@@ -102,13 +106,13 @@ class Model(Protocol):
         """Whether the model computes with 8-bit codes anywhere, those that it makes at run time included."""
 
     def divides_by_inputs(self) -> bool:
-        """Whether some integer division has a divisor that is no constant, or one that holds 0 or -1."""
+        """Whether some integer division has a divisor that is not constant, or that holds 0 or -1."""
 
     def random_nodes(self) -> tuple[str, ...]:
-        """Return operator and output of the nodes that give other values in each run."""
+        """Return a text with operator and output of each node that gives other values in each run."""
 
     def saturating_nodes(self) -> tuple[str, ...]:
-        """Return the nodes whose sums of 8-bit products saturate on this machine and not on the target."""
+        """Return first outputs of the nodes whose sums of 8-bit products saturate here, not on the target."""
 
     def input_code_ranges(self) -> dict[str, CodeRange]:
         """Return the range of each input that is quantized as it comes in, by the input's name.
@@ -125,10 +129,12 @@ class Model(Protocol):
         """
 
     def estimate_memory(self, dims: Mapping[str, int], *, blocked_layout: bool) -> MemoryEstimate | None:
-        """Return the memory that the model adds to the engine's; None if it must be measured.
+        """Return the estimated memory that the model adds to the engine's, with `engine_bytes` 0.
+
+        None if it cannot be estimated and must be measured.
 
         `dims`, `blocked_layout`: see `optimise_as_engine`.
 
         Raises:
-            EdgekitError: the model cannot be followed.
+            EdgekitError: the engine refuses the model, or a free dimension has no size.
         """

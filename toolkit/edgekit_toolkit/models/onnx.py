@@ -46,12 +46,12 @@ class OnnxModel:
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What the exporter wrote into the file, such as `task`."""
+        """Keys and values that the exporter wrote into the file, such as `task`."""
         return {entry.key: entry.value for entry in self.proto.metadata_props}
 
     @property
     def size_bytes(self) -> int:
-        """Size of the model's file, without writing it."""
+        """Size of the model's file in bytes, without writing it."""
         return int(self.proto.ByteSize())
 
     @property
@@ -60,7 +60,7 @@ class OnnxModel:
 
     @property
     def size(self) -> ModelSize:
-        """Operators and values of initializers."""
+        """Operator set, number of nodes outside control flow, and number of values in initializers."""
         graph = self.proto.graph
         parameters = sum(math.prod(tensor.dims) for tensor in graph.initializer)
         return ModelSize(opset(self.proto), len(graph.node), parameters)
@@ -102,7 +102,7 @@ class OnnxModel:
         return node_costs(self.proto, bound, float_outputs=float_outputs)
 
     def estimate_memory(self, dims: Mapping[str, int], *, blocked_layout: bool) -> MemoryEstimate | None:
-        """Return the estimate for onnxruntime, which does not look into control flow."""
+        """Return the estimate for onnxruntime; None with control flow, which it does not look into."""
         if any(map(is_control_flow, self.proto.graph.node)):
             return None
         return estimate_peak_memory(self.proto, engine_bytes=0, dims=dims, blocked_layout=blocked_layout)

@@ -45,7 +45,7 @@ class OpenVinoModel(OnnxModel):
         return open_openvino(self.content, threads, self.options)
 
     def estimate_memory(self, dims: Mapping[str, int], *, blocked_layout: bool) -> MemoryEstimate | None:
-        """None: it is measured here."""
+        """Return None: the memory of OpenVINO is not estimated, but measured here."""
 
 
 class BFloat16Model(OpenVinoModel):
@@ -56,5 +56,5 @@ class BFloat16Model(OpenVinoModel):
         return {"precision": "bfloat16"}
 
     def computes_in_codes(self) -> bool:
-        """True: its outputs differ from float32 as much as outputs of 8-bit codes do."""
+        """Return True: its outputs differ from float32 as much as outputs of 8-bit codes do."""
         return True

@@ -21,7 +21,10 @@ _LOG_FATAL = 4
 
 
 def session_for(model: onnx.ModelProto, *, threads: int, optimise: bool = True) -> ort.InferenceSession:
-    """Return a session on the CPU with the model's own options, and exact 8-bit products if optimised.
+    """Return a session on the CPU with the options in the model's metadata.
+
+    `optimise`: whether onnxruntime optimises the graph, as far as the model allows it; only then are 8-bit
+    products exact on every processor.
 
     Raises:
         BackendError: onnxruntime refuses the model, or would end this process.
@@ -68,7 +71,7 @@ def run_session(
 
 
 def measure_shapes(model: onnx.ModelProto, feeds: Feeds, *, threads: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all tensors of a model that a run gives, those of its constants included.
+    """Return the shapes that all tensors of a model have in one run, constants included, by name.
 
     Raises:
         BackendError: onnxruntime fails on the model.

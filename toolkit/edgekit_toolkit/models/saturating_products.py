@@ -25,10 +25,10 @@ _LARGEST_SAFE: Final = 64  # two products 255 * 64 stay below 2 ** 15
 
 
 def find_saturating(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Return the nodes, by their first output, whose sums saturate on this machine and not on the target.
+    """Return the first outputs of the nodes whose sums of 8-bit products saturate here and not on the target.
 
     Args:
-        model: model with the types of its tensors where it holds such nodes.
+        model: model with the types of its tensors, if it holds products of codes.
     """
     if not computes_in_integers(model) or not saturates():
         return ()

@@ -48,7 +48,7 @@ class TfliteModel:
 
     @property
     def options(self) -> Mapping[str, JsonValue]:
-        """None: the defaults suit every model."""
+        """Empty: LiteRT's default options suit every model."""
         return {}
 
     @cached_property
@@ -61,7 +61,7 @@ class TfliteModel:
 
     @property
     def size(self) -> ModelSize:
-        """Operators and values of constants."""
+        """Number of operators, and number of values in constants."""
         model = self._parsed
         constants = [
             tensor for graph in model.subgraphs for tensor in graph.tensors if stored_bytes(model, tensor)
@@ -117,7 +117,7 @@ class TfliteModel:
         )
 
     def saturating_nodes(self) -> tuple[str, ...]:
-        """None: LiteRT's kernels add in 32 bits on every processor."""
+        """Return no nodes: LiteRT's kernels add in 32 bits on every processor."""
         return ()
 
     def input_code_ranges(self) -> dict[str, CodeRange]:
@@ -127,4 +127,4 @@ class TfliteModel:
         return tflite_costs(self._parsed, dims)
 
     def estimate_memory(self, dims: Mapping[str, int], *, blocked_layout: bool) -> MemoryEstimate | None:
-        """None: LiteRT's memory depends little on the processor, so it is measured here."""
+        """Return None: LiteRT's memory depends little on the processor, so it is measured here."""

@@ -56,7 +56,7 @@ _POINTWISE: Final = frozenset(
 
 
 def copy_for_adjoint(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy in whose opset the backward pass can be written."""
+    """Return a copy whose opset is raised, if need be, to one in which the backward pass can be written."""
     copy = copy_model(model)
     copy.ir_version = max(copy.ir_version, _MIN_IR)
     for item in copy.opset_import:
@@ -73,10 +73,10 @@ class Adjoint:
         shapes: shapes of all its tensors, as one input gave them.
         floats: names of the float32 tensors that have an adjoint: activations, or weights that are inputs
             and all that depends on them.
-        exact: whether each adjoint must be exact.
+        exact: whether each adjoint must be exact; otherwise some operators pass back an approximation.
 
     Attributes:
-        tensors: adjoint of each float activation that reaches a seed.
+        tensors: float tensor from which a seed depends -> tensor that holds its adjoint.
         edges: (first output of a node, position of an input) -> the part of that input's adjoint that comes
             through the node.
     """
@@ -94,10 +94,10 @@ class Adjoint:
         self.edges: dict[tuple[str, int], str] = {}
 
     def pass_back(self, seeds: Mapping[str, str]) -> None:
-        """Add the adjoints of all that reaches a seed.
+        """Add the adjoints of all float tensors on which a seed depends, and enter them in `tensors`.
 
         Args:
-            seeds: tensor -> adjoint to start from, such as an input with the weights of an output.
+            seeds: tensor -> tensor with the adjoint to start from, such as weights of an output.
 
         Raises:
             ModelError: adjoints must be exact, and an operator has no exact rule.
@@ -108,13 +108,13 @@ class Adjoint:
                 self._pass_through(node)
 
     def add(self, op: str, inputs: Sequence[str], **attributes: Any) -> str:
-        """Append a node with one output; returns the output's name."""
+        """Append a node with one output to the graph; return the output's name."""
         name = fresh_name(self._index, f"adjoint_{op}")
         self._graph.node.append(helper.make_node(op, inputs, [name], name=name, **attributes))
         return name
 
     def constant(self, value: NDArray[Any] | float | list[int]) -> str:
-        """Store a constant: a list of whole numbers as int64, others as float32."""
+        """Store a constant, a list of whole numbers as int64 and others as float32; return its name."""
         array = np.asarray(value, np.int64 if isinstance(value, list) else np.float32)
         return self.store(array)
 
@@ -122,7 +122,10 @@ class Adjoint:
         return add_constant(self._index, "adjoint_constant", array)
 
     def again(self, node: onnx.NodeProto, inputs: Mapping[int, str]) -> onnx.NodeProto:
-        """Append a copy of a node; `inputs`: position -> name of another input. Returns the copy."""
+        """Append a copy of a node, with new names for its outputs, to the graph; return the copy.
+
+        `inputs`: position of an input -> name of the tensor that the copy reads there instead.
+        """
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
         for position, name in inputs.items():

@@ -42,15 +42,18 @@ class ChannelAxis:
     """Where the channels of a group lie in a tensor.
 
     Attributes:
-        axis: their axis.
-        channels: the channel at each index of the axis, or `FOREIGN`.
+        axis: axis of the tensor along which the channels lie.
+        channels: the channel at each index of the axis, or `FOREIGN` for what is not of the group.
     """
 
     axis: int
     channels: NDArray[np.int64]
 
     def mask(self, stays: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return which indices of the axis stay if these channels of the group stay, bool [size]."""
+        """Return which indices of the axis stay, bool [size of the axis].
+
+        `stays`: which channels of the group stay, bool [channels].
+        """
         return np.asarray((self.channels == FOREIGN) | stays[self.channels])
 
     def equals(self, other: "ChannelAxis") -> bool:
@@ -59,17 +62,18 @@ class ChannelAxis:
 
 @dataclass(slots=True)
 class ChannelGroup:
-    """Channels that can only go from all their layers together.
+    """Channels that can only be removed from all their layers together.
 
     Attributes:
-        name: output of the first layer that makes them.
+        name: output of the first layer that makes the channels.
         size: number of channels.
-        producers: layers that make them, in the order of the graph.
-        depthwise: layers that filter each for itself.
-        consumers: layers that mix them.
-        tensors: the activations that hold them.
-        constants: where they lie in constants, by node (its position in the graph), input and axis.
-        reshapes: reshapes that they pass, as positions in the graph, with the axis in the result.
+        producers: layers that make the channels, in the order of the graph.
+        depthwise: layers that filter each channel for itself.
+        consumers: layers that mix the channels.
+        tensors: activation that holds the channels -> where they lie in it.
+        constants: (position of a node in the graph, its input, axis) -> where the channels lie in that
+            constant.
+        reshapes: position in the graph of a Reshape that the channels pass -> their axis in its result.
     """
 
     name: str
@@ -88,7 +92,7 @@ class ChannelGroup:
 
 
 def find_groups(model: onnx.ModelProto) -> list[ChannelGroup]:
-    """Return the groups of channels that can go, in the order of the graph."""
+    """Return the groups of channels that can be removed, in the order of the graph."""
     index = GraphIndex(model.graph, inferred_shapes(model))
     layers = {layer.name: layer for layer in find_layers(model)}
     positions = {id(node): position for position, node in enumerate(model.graph.node)}
@@ -107,10 +111,12 @@ def find_groups(model: onnx.ModelProto) -> list[ChannelGroup]:
 
 
 def slice_channels(model: onnx.ModelProto, channels: Channels) -> onnx.ModelProto:
-    """Return the model with only these channels of some groups; nodes and tensors keep order and names.
+    """Return a copy of the model with only these channels; nodes and tensors keep their order and names.
+
+    `channels`: name of a group -> channels that stay, ascending; groups that it does not name stay whole.
 
     Raises:
-        ValueError: a group does not exist, or has not these channels.
+        ValueError: there is no such group or channel, or the channels are not in ascending order.
     """
     check_channels(channels)
     groups = {group.name: group for group in find_groups(model)}
@@ -134,7 +140,10 @@ def check_channels(channels: Channels) -> None:
 
 
 def compose_channels(first: Channels, second: Channels) -> dict[str, tuple[int, ...]]:
-    """Return the channels that stay after a slice by `first` and a slice of its result by `second`."""
+    """Return the channels that stay after a slice by `first` and a slice of its result by `second`.
+
+    Channels in `second` are counted in the sliced model, those in the result in the whole one.
+    """
     composed = dict(first)
     for name, indices in second.items():
         composed[name] = tuple(first[name][i] for i in indices) if name in first else indices

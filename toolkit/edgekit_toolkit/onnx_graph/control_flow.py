@@ -31,7 +31,7 @@ def bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
 
 
 def captured(graph: onnx.GraphProto) -> set[str]:
-    """Return the names that a body reads and that are made outside of it."""
+    """Return the names of the tensors that a body reads and that are made outside of it."""
     own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     outer: set[str] = set()
     for node in graph.node:
@@ -49,7 +49,9 @@ def body_model(
     types: Types,
     initializers: Mapping[str, onnx.TensorProto],
 ) -> onnx.ModelProto:
-    """Return a body as a model: captured constants become initializers, all else that it reads inputs.
+    """Return a body as a model of its own.
+
+    Constants that it reads from outside become initializers, and other tensors from outside become inputs.
 
     Args:
         model: the model whose operator sets it uses.
@@ -59,7 +61,7 @@ def body_model(
         initializers: constants outside.
 
     Raises:
-        ModelError: the type of a tensor that it reads is not known.
+        ModelError: the type of a tensor that the body reads is not known.
     """
     known_types = dict(types)
     for name, tensor in initializers.items():
@@ -107,7 +109,7 @@ def _without(kind: onnx.TypeProto, axis: int) -> onnx.TypeProto:
 
 
 def check_steady(node: onnx.NodeProto, body: onnx.ModelProto) -> None:
-    """Raise `ModelError` unless each state of a loop has the same shape after a step as before it."""
+    """Raise `ModelError` unless each state of a loop has a known shape that no step changes."""
     graph, first = body.graph, 1 if node.op_type == "Loop" else 0
     count = _state_count(node)
     pairs = zip(graph.input[2 * first :][:count], graph.output[first:][:count], strict=True)
@@ -140,16 +142,16 @@ def output_types(
     types: Types,
     initializers: Mapping[str, onnx.TensorProto],
 ) -> dict[str, onnx.TypeProto]:
-    """Return the types of the outputs of control flow with known sizes.
+    """Return the types of those outputs of control flow whose sizes are known, by name.
 
     Args:
         node: an If, Loop or Scan.
-        inner_models: its `body_model`s with known shapes.
+        inner_models: results of `body_model` for its bodies, with inferred shapes.
         types: types of the tensors outside.
         initializers: constants outside.
 
     Raises:
-        ModelError: a loop whose steps are not known, or whose states change their sizes.
+        ModelError: the number of a loop's steps is not known, or its states change their sizes.
     """
     outputs = [[value.type for value in inner.graph.output] for inner in inner_models]
     if node.op_type == "If":
@@ -180,7 +182,7 @@ def find_steps(
     """Return how often a Loop or Scan runs its body.
 
     Raises:
-        ModelError: that depends on the data.
+        ModelError: the number of runs depends on the data.
     """
     if node.op_type == "Scan":
         return _scan_steps(node, types, opset(body))

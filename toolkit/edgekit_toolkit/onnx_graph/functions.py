@@ -20,7 +20,7 @@ OpSchema = Any  # onnx.defs.OpSchema, whose type stubs lack what it says about f
 
 
 def function_operators(model: onnx.ModelProto) -> dict[str, OpSchema]:
-    """Return the operators of the model that are defined by a function, by name, with their definitions."""
+    """Return those operators of the model that ONNX defines by a function: name -> schema."""
     return {
         schema.name: schema
         for schema in _schemas(model)
@@ -31,14 +31,14 @@ def function_operators(model: onnx.ModelProto) -> dict[str, OpSchema]:
 def opaque_functions(model: onnx.ModelProto) -> set[str]:
     """Return the operators (without domain) that ONNX defines by a function without a rule for shapes.
 
-    The shapes and types of later tensors are unknown.
+    Types and shapes of tensors behind such an operator cannot be inferred.
     """
     functions = function_operators(model).items()
     return {name for name, schema in functions if not schema.has_type_and_shape_inference_function}
 
 
 def write_out_opaque(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with its `opaque_functions` written out."""
+    """Return a copy with its `opaque_functions` replaced by their definitions; `model` if it has none."""
     return inline_functions(model, opaque_functions(model)) or model
 
 
@@ -55,12 +55,15 @@ def foreign_functions(model: onnx.ModelProto) -> set[str]:
 
 
 def named_functions(model: onnx.ModelProto, reason: str) -> set[str]:
-    """Return the operators (without domain) with a function in ONNX that an engine's error message names."""
+    """Return the operators (without domain) that `reason` names and that ONNX defines by a function.
+
+    `reason`: error message of an engine.
+    """
     return {name for name in function_operators(model) if re.search(rf"\b{name}\b", reason)}
 
 
 def inline_functions(model: onnx.ModelProto, operators: Collection[str]) -> onnx.ModelProto | None:
-    """Return a copy with these operators written out; None if the model has none of them as a function.
+    """Return a copy with these operators replaced by ONNX's definitions; None if it defines none of them.
 
     Tensors that the model names keep their names. Each node becomes a call of a function of its own, which
     ONNX's inliner resolves: by itself it fails on an operator with an omitted input (onnx 1.23).

@@ -22,14 +22,14 @@ Shape = tuple[int | None, ...]
 
 
 class GraphIndex:
-    """Producers, consumers and constants of one graph (sub-graphs of control flow are seen as readers).
+    """Producers, consumers and constants of one graph; control flow consumes what its sub-graphs read.
 
     Args:
         graph: graph to index.
-        shapes: shapes of tensors where they are known better than the graph records them.
+        shapes: shapes of tensors, such as inferred ones; by default those that the graph records.
 
     Attributes:
-        producers: node that makes a tensor, by tensor name.
+        producers: name of a tensor -> node that makes it.
     """
 
     def __init__(self, graph: onnx.GraphProto, shapes: Mapping[str, Shape] | None = None) -> None:
@@ -49,7 +49,7 @@ class GraphIndex:
         return self._consumers.get(name, [])
 
     def only_feeds(self, name: str, node: onnx.NodeProto) -> bool:
-        """Whether `node` is the only reader of tensor `name`, once, and the caller does not see it."""
+        """Whether `node` alone reads tensor `name`, with one input, and `name` is no output of the graph."""
         consumers = self.consumers(name)
         return name not in self.outputs and len(consumers) == 1 and consumers[0] is node
 
@@ -75,7 +75,7 @@ class GraphIndex:
 
 
 def reads(node: onnx.NodeProto) -> Iterable[str]:
-    """Tensor names that a node reads, those read by its sub-graphs included."""
+    """Yield the names of the tensors that a node reads, with those that its sub-graphs read."""
     yield from (name for name in node.input if name)
     for attribute in node.attribute:
         graphs = [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else list(attribute.graphs)
@@ -86,7 +86,7 @@ def reads(node: onnx.NodeProto) -> Iterable[str]:
 
 
 def recorded_shapes(graph: onnx.GraphProto) -> dict[str, Shape]:
-    """Shape of each input, output and annotated tensor whose rank is recorded."""
+    """Return the shape of each tensor whose rank the graph records, by name; None for a free size."""
     return {
         value.name: tuple(
             int(dim.dim_value) if dim.HasField("dim_value") else None
@@ -98,7 +98,7 @@ def recorded_shapes(graph: onnx.GraphProto) -> dict[str, Shape]:
 
 
 def inferred_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
-    """Shape of each tensor of the top-level graph whose rank can be inferred."""
+    """Return the shape of each tensor of the top-level graph whose rank can be inferred, by name."""
     return recorded_shapes(onnx.shape_inference.infer_shapes(model).graph)
 
 
@@ -132,7 +132,7 @@ def copy_model(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
-    """Return a copy whose outputs are these tensors, with types that the engine infers."""
+    """Return a copy whose outputs are these tensors, without types: the engine infers them."""
     copy = copy_model(model)
     del copy.graph.output[:]
     copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
@@ -140,7 +140,7 @@ def with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProt
 
 
 def opset(model: onnx.ModelProto) -> int:
-    """Version of the default operator set that a model imports."""
+    """Return the version of the default operator set that a model imports; 0 if it imports none."""
     return next((int(item.version) for item in model.opset_import if item.domain in DEFAULT_DOMAINS), 0)
 
 
@@ -157,7 +157,7 @@ def remove_unused_initializers(graph: onnx.GraphProto) -> None:
 def replace_nodes(
     graph: onnx.GraphProto, old: Sequence[onnx.NodeProto], new: Sequence[onnx.NodeProto]
 ) -> None:
-    """Put `new` where the last of `old` is (in topological order), and drop all of `old`, in place."""
+    """Put the nodes `new` in the place of the last of `old`, and drop all of `old`; changes the graph."""
     gone = {id(node) for node in old}
     nodes: list[onnx.NodeProto] = []
     remaining = len(gone)
@@ -173,7 +173,7 @@ def replace_nodes(
 
 
 def add_constant(index: GraphIndex, stem: str, value: NDArray[Any]) -> str:
-    """Add an initializer under a fresh name that starts with `stem`; returns the name."""
+    """Add an initializer to the indexed graph under a fresh name that starts with `stem`; return the name."""
     name = fresh_name(index, stem)
     tensor = numpy_helper.from_array(value, name)
     index.graph.initializer.append(tensor)
@@ -182,7 +182,7 @@ def add_constant(index: GraphIndex, stem: str, value: NDArray[Any]) -> str:
 
 
 def fresh_name(index: GraphIndex, stem: str) -> str:
-    """Reserve a tensor name that starts with `stem` and that the graph does not use yet."""
+    """Reserve and return a tensor name that starts with `stem` and that the graph does not use yet."""
     name, count = stem, 0
     while name in index.names:
         count += 1
@@ -192,9 +192,11 @@ def fresh_name(index: GraphIndex, stem: str) -> str:
 
 
 def rewrite_all(model: onnx.ModelProto, rewrite_one: Callable[[onnx.GraphProto], bool]) -> onnx.ModelProto:
-    """Return a copy of `model` in which `rewrite_one` finds nothing more, without unused initializers.
+    """Return a copy of `model` on which `rewrite_one` was called until it finds nothing more to change.
 
-    `rewrite_one`: changes one place of a graph; returns whether there was one.
+    Initializers that are then unused are removed.
+
+    `rewrite_one`: changes one place of a graph; returns False if there is none to change.
     """
     result = copy_model(model)
     while rewrite_one(result.graph):

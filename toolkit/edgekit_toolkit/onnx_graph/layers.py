@@ -32,8 +32,8 @@ class Layer:
     """A Conv, Gemm or MatMul with constant weights.
 
     Attributes:
-        name: its first output.
-        input: the activation that it reads.
+        name: name of its first output.
+        input: name of the activation that it reads.
         weight, bias: names of initializers; `bias` is empty where there is none.
         shape: shape of the weight.
         groups: groups of channels.
@@ -57,11 +57,11 @@ class Layer:
 
     @property
     def columns(self) -> int:
-        """Values of a patch that a row reads."""
+        """Number of values that one output channel reads from a patch of the input."""
         return math.prod(self.shape) // self.channels
 
     def to_rows(self, weight: NDArray[Any]) -> Floats:
-        """Return a weight as rows, float64 [groups, rows, columns]."""
+        """Return a weight as rows, one for each output channel: float64 [groups, rows, columns]."""
         rows = np.moveaxis(weight, self.channel_axis, 0).astype(np.float64)
         return rows.reshape(self.groups, self.channels // self.groups, self.columns)
 
@@ -72,20 +72,22 @@ class Layer:
 
     @property
     def max_patches(self) -> int:
-        """Approximate limit of the patches that are gathered."""
+        """About how many patches `gather` returns at most by default, so that they suit the layer."""
         affordable = _MAX_PATCH_VALUES // (self.groups * self.columns)
         return min(max(affordable, _COLUMN_PATCHES * self.columns, _MIN_PATCHES), _MAX_PATCHES)
 
     @property
     def pads_zeros(self) -> bool:
-        """Whether patches at a border hold zeros."""
+        """Whether patches at the border of the input hold padded zeros."""
         is_same = attribute(self.node, "auto_pad", b"NOTSET") in {b"SAME_UPPER", b"SAME_LOWER"}
         return self.node.op_type == "Conv" and (is_same or any(attribute(self.node, "pads", [])))
 
     def gather(self, inputs: Sequence[NDArray[Any]], max_patches: int | None = None) -> Patches:
-        """Return patches of the inputs of all inferences, from the same positions in every call.
+        """Return patches of the inputs of all inferences, [patches, groups, columns].
 
-        `max_patches`: about as many at most; by default those that suit the layer.
+        They come from the same positions in every call with inputs of these shapes.
+
+        `max_patches`: about how many patches at most; by default `Layer.max_patches`.
         """
         rng, count = np.random.default_rng(0), max(1, (max_patches or self.max_patches) // len(inputs))
         is_stackable = self.node.op_type == "Conv" and len({values.shape[1:] for values in inputs}) == 1
@@ -102,8 +104,8 @@ class Layer:
 
         Args:
             values: input of one inference.
-            count: most positions; they are drawn where the output has more.
-            rng: draws them.
+            count: most positions; if the output has more, they are drawn at random.
+            rng: generator that draws them.
         """
         if self.node.op_type != "Conv":
             if self.node.op_type == "Gemm" and attribute(self.node, "transA", 0):
@@ -158,8 +160,7 @@ def _draw(total: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]
 def find_layers(model: onnx.ModelProto) -> list[Layer]:
     """Return the layers of the top-level graph, in order.
 
-    A weight that two products read along different axes makes neither a layer, since its rows differ for the
-    two.
+    Two products that read one weight along different axes are no layers: its rows are not the same for both.
     """
     index = GraphIndex(model.graph)
     layers = [layer for node in model.graph.node if (layer := _as_layer(index, node)) is not None]

@@ -24,23 +24,23 @@ _NARROW_WEIGHTS_KEY: Final = f"{_NOTES}narrow_weights"
 
 
 def notes_of(model: onnx.ModelProto) -> list[onnx.StringStringEntryProto]:
-    """Return the entries of the model's metadata that say how it runs."""
+    """Return the entries of the model's metadata in which edgekit notes how onnxruntime must run it."""
     return [entry for entry in model.metadata_props if entry.key.startswith(_NOTES)]
 
 
 def disabled_optimizers(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Return the rewrites that are off for this model, by onnxruntime's names, or `WHOLE_OPTIMISER`."""
+    """Return onnxruntime's names of the rewrites that are off for this model, or `WHOLE_OPTIMISER`."""
     noted = [entry.value for entry in model.metadata_props if entry.key == DISABLED_OPTIMIZERS_KEY]
     return tuple(name for value in noted for name in value.split(",") if name)
 
 
 def disable_optimizers(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
-    """Return a copy of `model` that runs without these rewrites and with all others."""
+    """Return a copy of `model` whose metadata turns off these rewrites of onnxruntime, and no others."""
     return _with_note(model, DISABLED_OPTIMIZERS_KEY, ",".join(names))
 
 
 def note_narrow_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` whose 8-bit weights are known to have codes of 7 bits."""
+    """Return a copy of `model` whose metadata notes that codes of its 8-bit weights take only 7 bits."""
     return _with_note(model, _NARROW_WEIGHTS_KEY, "yes")
 
 
@@ -69,5 +69,5 @@ def stated_options(model: onnx.ModelProto) -> dict[str, JsonValue]:
 
 
 def ort_options(model: onnx.ModelProto) -> OrtOptions:
-    """Return the options with which onnxruntime runs the model here and on a device."""
+    """Return the backend options with which the model runs here and on a device, defaults included."""
     return read_options(OrtOptions, "ort", stated_options(model))

@@ -47,7 +47,9 @@ _SHAPE_ARITHMETIC = {
 
 
 def with_shapes(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProto:
-    """Return a copy of `model` with bound inputs and the shape of each tensor that can be inferred.
+    """Return a copy of `model` with the free dimensions of its inputs set, and all shapes that follow.
+
+    `dims`: size of each free dimension by name.
 
     Raises:
         ModelError: a free dimension is not bound, or shapes contradict each other.

@@ -27,7 +27,7 @@ def tensor_specs(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[
     so it is not an input. A free dimension without a name is called after its tensor and axis, such as `x_0`.
 
     Raises:
-        ModelError: a sequence or map, an unknown rank, or an element type that numpy does not have.
+        ModelError: a tensor is a sequence or map, has an unknown rank, or a type that numpy does not have.
     """
     return input_specs(model), tuple(_spec(value, "output") for value in model.graph.output)
 
@@ -36,16 +36,18 @@ def input_specs(model: onnx.ModelProto) -> tuple[TensorSpec, ...]:
     """Return the specs of the inputs; see `tensor_specs`.
 
     Raises:
-        ModelError: as `tensor_specs`, for an input.
+        ModelError: as from `tensor_specs`, for an input.
     """
     return tuple(_spec(value, "input") for value in real_inputs(model.graph))
 
 
 def common_specs(first: Sequence[TensorSpec], other: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Return specs that hold for both of two models, in the order of the first; a size fixed by one is fixed.
+    """Return specs that hold for the tensors of two models, in the order of the first.
+
+    A size that only one of them fixes is fixed in the result.
 
     Raises:
-        DataError: they differ in names, in a dtype or in a size that both fix.
+        DataError: the tensors differ in names, in rank, in a dtype or in a size that both fix.
     """
     named = {spec.name: spec for spec in other}
     if named.keys() != {spec.name for spec in first}:
@@ -84,12 +86,12 @@ def dimension(name: str, axis: int, size: onnx.TensorShapeProto.Dimension) -> in
 
 
 def free_dims(inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
-    """Return the names of the free dimensions, in order."""
+    """Return the names of the free dimensions, each once, in the order of the inputs and axes."""
     return tuple(dict.fromkeys(size for spec in inputs for size in spec.shape if isinstance(size, str)))
 
 
 def batch_dims(inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
-    """Return the free dimensions that count samples: those named after a batch, and leading ones.
+    """Return the names of free dimensions that count samples: those named after a batch, and leading ones.
 
     A leading dimension counts no samples if its name says so, or if another dimension of that input is named
     after a batch, as in [time, batch, channels].
@@ -108,7 +110,7 @@ def bound_shape(spec: TensorSpec, dims: Mapping[str, int]) -> tuple[int, ...]:
     """Return the shape with the free dimensions filled in; a leading one without a size is 1.
 
     Raises:
-        DataError: another free dimension without a size.
+        DataError: a free dimension that does not lead has no size in `dims`.
     """
     shape = []
     for axis, size in enumerate(spec.shape):

@@ -53,7 +53,7 @@ def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def time_major_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Yield the recurrent nodes whose first axis is time."""
+    """Yield the recurrent nodes whose input has time as its first axis."""
     for node in nodes(model):
         is_batch_major = any(item.name == "layout" and item.i for item in node.attribute)
         if node.op_type in {"LSTM", "GRU", "RNN"} and not is_batch_major:
@@ -69,8 +69,8 @@ def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 def random_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """Return the nodes that give other values in each run.
 
-    A `seed` does not help: the engine goes on in the sequence from run to run. A Dropout is random if its
-    `training_mode` is anything but a stored False.
+    A node with a `seed` does, too: from run to run the engine goes on in the sequence of that seed. A Dropout
+    is random unless its `training_mode` is missing or a stored False.
     """
     stored = {
         name: tensor for name, tensor in stored_tensors(model) if tensor.data_type == onnx.TensorProto.BOOL
@@ -107,7 +107,7 @@ def has_foldable_weights(model: onnx.ModelProto) -> bool:
 
 
 def float_types(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Return the float types in which nodes compute, by name and sorted; conversions do not count.
+    """Return the names of the float types that nodes compute, sorted; conversions of types do not count.
 
     Args:
         model: model with inferred shapes; tensors without a known type are skipped.
@@ -121,7 +121,7 @@ def float_types(model: onnx.ModelProto) -> tuple[str, ...]:
 
 
 def stored_tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
-    """Yield every tensor that the file stores, with a name for messages: initializers and node attributes.
+    """Yield (name for messages, tensor) for all tensors in the file: initializers and node attributes.
 
     A sparse tensor is seen as its values and its indices. Tensors in the bodies of functions are included.
     """

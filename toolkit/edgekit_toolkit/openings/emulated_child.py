@@ -20,7 +20,7 @@ _THREADS: Final = 1  # splitting a sum among threads changes its last bits
 
 
 def to_json(array: NDArray[Any]) -> tuple[str, Sequence[int], str]:
-    """Return dtype, shape and content (base64) of an array, for a line of JSON."""
+    """Return dtype, shape and content (base64) of an array, which `from_json` reads."""
     return array.dtype.str, array.shape, base64.b64encode(array.tobytes()).decode()
 
 

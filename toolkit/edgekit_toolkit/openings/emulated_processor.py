@@ -36,7 +36,7 @@ _LIMIT_S: Final = 600.0
 
 
 def find_emulated_python() -> Path:
-    """Return the folder of the emulated Python's packages, of the newest image.
+    """Return the folder with the packages of the emulated Python, from the newest image of a device.
 
     Raises:
         EngineMissingError: there is no image, or no emulator.
@@ -51,7 +51,7 @@ def find_emulated_python() -> Path:
 
 
 class EmulatedProcessor:
-    """A child that runs models on the emulated processor; it starts with the first model."""
+    """Runs models in a child process on an emulated Arm processor; the first model starts the child."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -60,7 +60,7 @@ class EmulatedProcessor:
         self._content = b""  # of the model that the child has open
 
     def run(self, engine: str, content: bytes, feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        """Return the outputs of a model, in its order.
+        """Return the outputs of a model for `feeds`, in the order of the model.
 
         Raises:
             EngineMissingError: there is no image, or no emulator.

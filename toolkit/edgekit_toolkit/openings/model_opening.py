@@ -39,7 +39,7 @@ SHAPES: Final = "onnx"
 
 
 class Openings:
-    """The models that were opened, and the child that opens the next one."""
+    """Opens models in a child process, and remembers the outcome for each model."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -49,7 +49,7 @@ class Openings:
     def check(
         self, engine: str, content: bytes, options: Mapping[str, JsonValue], samples: Sequence[Feeds] = ()
     ) -> None:
-        """See `check_opening`."""
+        """Check that the engine can open a model without ending its process, see `check_opening`."""
         stated = json.dumps([engine, dict(options)], sort_keys=True).encode()
         digest = hashlib.sha256(stated + hashlib.sha256(content).digest()).digest()
         with self._lock:
@@ -116,15 +116,16 @@ atexit.register(_openings.close)
 def check_opening(
     engine: str, content: bytes, options: Mapping[str, JsonValue], samples: Sequence[Feeds] = ()
 ) -> None:
-    """Check that an engine does not end the process that opens a model; once for each model in a process.
+    """Open a model in a child process, to check that the engine does not crash the process that opens it.
 
-    A model that the engine refuses passes: whoever opens it next gets that error.
+    The outcome is remembered: the same model with the same options is opened once. A model that the engine
+    refuses with an error passes: whoever opens it next gets that error.
 
     Args:
         engine: engine of this host, or `SHAPES`.
-        content: the model's file.
+        content: content of the model's file.
         options: options of its backend, as a manifest states them.
-        samples: inputs on which the child runs the model as well, each time; without them it only opens it.
+        samples: inputs on which the child also runs the model, in each call; without them it only opens it.
 
     Raises:
         BackendError: the engine ended the child, or did not open the model in time.

@@ -21,7 +21,9 @@ _DEFAULTS = asdict(OrtOptions())
 
 
 def open_ort(content: bytes, options: OrtOptions | None = None, feeds: Feeds | None = None) -> OrtSession:
-    """Return onnxruntime's session of a model that holds its weights; with feeds the child runs it on these.
+    """Return onnxruntime's session of a model without external data, once a child process could open it.
+
+    `feeds`: inputs on which the child also runs the model.
 
     Raises:
         BackendError: onnxruntime refuses the model, or would end this process.

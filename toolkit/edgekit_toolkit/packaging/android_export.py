@@ -39,10 +39,10 @@ _LAYOUTS: Final = {"scored": (False, False), "objectness": (True, False), "grid"
 
 
 def list_android_files(package: OpenedPackage) -> dict[str, bytes]:
-    """Return the files of the folder, by their paths in it.
+    """Return the files of the Android project for a package: path in its folder -> content.
 
     Raises:
-        ConfigError: there is no LiteRT model, or a size is free, or the Kotlin does not read a type.
+        ConfigError: the package has no variant for LiteRT, a size is free, or the app cannot read a dtype.
     """
     package = _select_litert(package)
     manifest = package.manifest
@@ -126,9 +126,9 @@ def _write_exported(package: OpenedPackage, answerer: Answerer | None) -> Iterat
 
 
 def write_rules(name: str, rules: MediaRules) -> Iterator[str]:
-    """Yield lines of Kotlin that state a preprocessing; none if the Kotlin cannot do it.
+    """Yield lines of Kotlin that state a preprocessing as the constant `name`.
 
-    It lacks some dtypes, and sound in steps of a sequence.
+    Yields none if the app cannot do it: it lacks some dtypes, and sound in steps of a sequence.
     """
     if rules.dtype not in _MEDIA_DTYPES:
         return
@@ -139,7 +139,7 @@ def write_rules(name: str, rules: MediaRules) -> Iterator[str]:
 
 
 def write_task(choice: TaskChoice, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Iterator[str]:
-    """Yield lines of Kotlin that state a task; none for tasks that the Kotlin does not decode.
+    """Yield lines of Kotlin that state a task and decode its answer; none if the app cannot decode it.
 
     Args:
         choice: the task.

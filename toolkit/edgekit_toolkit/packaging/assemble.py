@@ -56,12 +56,12 @@ class Reference:
     """Golden inputs, and the float model's outputs for them; the same for all forms of one model.
 
     Attributes:
-        inputs, artifacts: inputs of the first row.
-        feeds, outputs: the first row.
-        rows: seed of each further row -> outputs in the order of `outputs`, without those of `axes`; the best
-            row first.
-        macs: multiply-adds of one inference.
-        axes: outputs whose number of rows depends on the data, with the axis of the rows.
+        inputs, artifacts: inputs of the first golden row, as a manifest describes them and as files.
+        feeds, outputs: inputs and outputs of the first golden row, by name.
+        rows: seed of each further golden row -> outputs in the order of `outputs`, without those in `axes`;
+            the best row first.
+        macs: multiply-adds of one inference; infinite if they cannot be counted.
+        axes: name of an output whose number of rows depends on the data -> the axis of the rows.
     """
 
     inputs: tuple[GoldenInput, ...]
@@ -81,17 +81,17 @@ def golden_reference(
     *,
     rows: Sequence[int] | None = None,
 ) -> Reference:
-    """Return the golden inputs of a model.
+    """Generate the golden inputs of a model, and run it on them.
 
     Args:
         floats: the optimised float model.
         dims: sizes of the free dimensions.
-        ranges: input name -> smallest and largest value.
+        ranges: input name -> smallest and largest value to generate.
         seed: seed of the generated values.
-        rows: seeds of the further rows; None to choose them.
+        rows: seeds of the further golden rows; None to choose them.
 
     Raises:
-        BackendError: the model does not run on them.
+        BackendError: the model does not run on the golden inputs.
         DataError: its outputs for them cannot be compared.
     """
     inputs, outputs = floats.specs()
@@ -148,7 +148,7 @@ def _macs(model: Model, dims: Mapping[str, int]) -> float:
 
 
 def assemble(recipe: Recipe, reference: Reference, model: Model) -> PackageDraft:
-    """Return the package that a recipe describes.
+    """Return the package that a recipe describes, after running its model on the golden inputs.
 
     Raises:
         BackendError: the model does not run on the golden inputs.
@@ -222,7 +222,7 @@ def _golden(
 
 
 def with_threads(package: PackageDraft, recipe: Recipe, threads: int) -> tuple[PackageDraft, Recipe]:
-    """Return a package that states how many threads its engine takes, and its recipe."""
+    """Return copies of a package and of its recipe that state how many threads the engine takes."""
     recipe, backend = replace(recipe, threads=threads), package.manifest.backend
     manifest = replace(
         package.manifest,
@@ -233,13 +233,13 @@ def with_threads(package: PackageDraft, recipe: Recipe, threads: int) -> tuple[P
 
 
 def combine(first: PackageDraft, others: Mapping[str, PackageDraft], recipe: Recipe) -> PackageDraft:
-    """Return the package of `first` with the only variant of each other package as a further variant.
+    """Return the package `first` with the single variant of each other package as a further variant.
 
-    Golden inputs are shared. The stated inputs and outputs hold for all variants.
+    All variants share the golden inputs. A size of an input or output that one of them fixes is fixed.
 
     Args:
-        first: holds the default variant.
-        others: name of the variant -> its package; of the same `Reference` as `first`.
+        first: package that holds the default variant.
+        others: name of the variant -> its package, assembled from the same `Reference` as `first`.
         recipe: recipe of the whole package.
 
     Raises:
@@ -296,7 +296,12 @@ def _as_variant(name: str, manifest: Manifest, moved: Mapping[str, str]) -> Vari
 
 
 def describe_artifacts(contents: Mapping[str, bytes], roles: Mapping[str, str]) -> tuple[Artifact, ...]:
-    """Return the entries of artifacts, sorted as a manifest has them; both arguments are by path."""
+    """Return the manifest's entries for artifacts, sorted by path.
+
+    Args:
+        contents: path in the package -> content.
+        roles: path in the package -> role.
+    """
     return tuple(
         Artifact(path, len(contents[path]), hashlib.sha256(contents[path]).hexdigest(), roles[path])
         for path in sorted(contents)
@@ -313,7 +318,7 @@ def _backend(recipe: Recipe, path: str, model: Model) -> BackendChoice:
 
 
 def package_file(assembled: PackageDraft, sign: Sign) -> bytes:
-    """Return the signed archive of a draft."""
+    """Sign a draft, and return the content of its package file."""
     manifest = assembled.manifest.to_bytes()
     statement = Statement("manifest.json", hashlib.sha256(manifest).hexdigest(), PACKAGE_PREDICATE_TYPE, {})
     head = [("manifest.json", manifest), ("signature.dsse.json", sign(statement.to_bytes()))]
@@ -323,5 +328,5 @@ def package_file(assembled: PackageDraft, sign: Sign) -> bytes:
 
 
 def transport_bytes(assembled: PackageDraft, sign: Sign) -> int:
-    """Return the bytes of the package that travel to a device without an earlier version."""
+    """Return how many bytes of the package travel to a device that has no earlier version."""
     return coded_size(package_file(assembled, sign))

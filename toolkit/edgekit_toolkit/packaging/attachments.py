@@ -10,10 +10,10 @@ from edgekit_runtime.preprocessing.rules import PRESETS, expand_preset
 
 
 def read_labels(path: Path) -> str:
-    """Return the class names in a file, one a line.
+    """Return the text of a file with one class name a line.
 
     Raises:
-        DataError: unreadable, not UTF-8, or empty.
+        DataError: the file is unreadable, not UTF-8, or empty.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
@@ -27,12 +27,12 @@ def read_labels(path: Path) -> str:
 
 
 def read_preprocessing(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, or the fields of the preset of that name.
+    """Return the preprocessing in a JSON file, or the preset whose name is given in place of a path.
 
-    A preset that the object names is replaced by its fields, so that a package explains itself.
+    A preset that the file names is replaced by its fields, so that a package explains itself.
 
     Raises:
-        DataError: unreadable, no JSON, no object, or no such preset.
+        DataError: the file is unreadable or no JSON object, or there is no such preset.
     """
     if str(path) in PRESETS and not path.exists():
         return expand_preset({"preset": str(path)})

@@ -32,13 +32,13 @@ from edgekit_toolkit.packaging.signing_keys import StatementSigner
 
 @dataclass(frozen=True, slots=True)
 class EngineProof:
-    """What a release of the engine said about a package.
+    """Outcome of a self-test of a package with a release of its engine.
 
     Attributes:
-        engine: name and release of the engine that proved it, such as `onnxruntime 1.24.4`.
-        device_engine: name and release that devices run.
-        problem: why the device's release refuses the package, or an empty text.
-        note: why only the host's release proved it, or an empty text.
+        engine: name and release of the engine that ran the self-test, such as `onnxruntime 1.24.4`.
+        device_engine: name and release of the engine that devices run.
+        problem: why the self-test failed with the devices' release, or an empty text.
+        note: why only this host's release ran the package, or an empty text.
     """
 
     engine: str
@@ -77,8 +77,8 @@ class DeviceEngine:
     Attributes:
         name: name of its distribution, such as `onnxruntime`.
         release: release that devices run.
-        folder: folder to import it from; None if this host has the same release, or it cannot be had.
-        problem: why it cannot be had, or an empty text.
+        folder: folder to import it from; None if this host has the same release, or `problem` is set.
+        problem: why the release is not available here, or an empty text.
     """
 
     name: str
@@ -90,7 +90,10 @@ class DeviceEngine:
 def prove(
     package: PackageDraft, engine: str, signer: StatementSigner, show: Callable[[str], None]
 ) -> EngineProof:
-    """Return what the release that devices run says about `package`."""
+    """Self-test `package` in a child process with the engine release that devices run.
+
+    `show`: called with a sentence before that release is downloaded.
+    """
     pinned_engine = find_device_engine(engine, show)
     device = f"{pinned_engine.name} {pinned_engine.release}"
     own = f"{pinned_engine.name} {_find_own_release(pinned_engine.name)}"
@@ -118,7 +121,10 @@ def prove(
 
 
 def find_device_engine(engine: str, show: Callable[[str], None]) -> DeviceEngine:
-    """Return the engine release that devices run, for this Python; if missing, download it."""
+    """Return the engine release that devices run, for this Python; download it if it is missing.
+
+    `show`: called with a sentence before the download.
+    """
     name = find_engine(engine).installation.distributions[0]
     try:
         pinned = read_pinned(engine, platform.machine(), platform.python_version())

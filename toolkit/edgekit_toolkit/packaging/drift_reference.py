@@ -66,11 +66,13 @@ class _Values:
 
 
 def drift_reference(model: Model, calibration: Part, *, says_classes: bool = False) -> dict[str, Any] | None:
-    """Return `figures.reference` of a manifest; None without samples, or if they show nothing.
+    """Return `figures.reference` of a manifest: statistics of a model's inputs and outputs on samples.
+
+    None without samples of the user, or if no tensor has statistics.
 
     Args:
         model: the float model; it is run on one thread, so that the same samples give the same figures.
-        calibration: samples, `_SAMPLES` of which are used, spread over all: they often come sorted by class.
+        calibration: samples; up to `_SAMPLES` are used, spread over all: they often come sorted by class.
         says_classes: whether the first output is known to be class scores. Otherwise it counts as such only
             if it is probabilities in all samples: logits look like any other numbers.
 

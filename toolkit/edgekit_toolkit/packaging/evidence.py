@@ -24,7 +24,7 @@ def write_evidence(path: Path, subject_path: Path, predicate: Mapping[str, JsonV
     `subject_path`: the file that the statement is about; its sha256 is taken now.
 
     Raises:
-        SignatureError: the file cannot be read, the predicate is no JSON or too large, or from `sign`.
+        SignatureError: the file cannot be read, the predicate is no JSON or too large, or `sign` fails.
         OutputError: the evidence cannot be written.
     """
     statement = Statement(subject_path.name, _hash_subject(subject_path), EVIDENCE_PREDICATE_TYPE, predicate)
@@ -37,12 +37,12 @@ def write_evidence(path: Path, subject_path: Path, predicate: Mapping[str, JsonV
 
 
 def read_evidence(path: Path, subject_path: Path, trust: Verifier) -> Statement:
-    """Return the statement in the evidence file at `path`, once it is known to be about `subject_path`.
+    """Return the statement in the evidence file at `path`, after verifying it and its subject's digest.
 
     The file name in the statement is not compared: a renamed file is the same file.
 
     Raises:
-        SignatureError: unreadable, too large, malformed, changed, or by a key that is not trusted.
+        SignatureError: the evidence is unreadable, too large, malformed or changed, or its key not trusted.
         DigestError: the file at `subject_path` is not the one that the statement is about.
     """
     statement, _ = trust.verify(_read_file(path), EVIDENCE_PREDICATE_TYPE, str(path))
@@ -51,12 +51,12 @@ def read_evidence(path: Path, subject_path: Path, trust: Verifier) -> Statement:
 
 
 def read_unverified_evidence(path: Path, subject_path: Path) -> Statement:
-    """Return the claims of the evidence at `path` about `subject_path`, WITHOUT verifying who signed it.
+    """Return the statement in the evidence at `path` about `subject_path`, with its signer NOT verified.
 
-    Anybody can have written them. Use this only to show them to people who decide whether to trust the key.
+    Anybody can have written it. Use this only to show it to people who decide whether to trust the key.
 
     Raises:
-        SignatureError: unreadable, too large, or malformed.
+        SignatureError: the evidence is unreadable, too large, or malformed.
         DigestError: the file at `subject_path` is not the one that the statement is about.
     """
     statement, _ = read_unverified(_read_file(path), EVIDENCE_PREDICATE_TYPE, str(path))

@@ -34,7 +34,7 @@ class ExportFormat:
     Attributes:
         name: value of `--format`.
         content: what is written, for people.
-        write: writes a package into a folder; returns the path of what to give the tool.
+        write: writes a package into a folder; returns the paths to give the other tool.
     """
 
     name: str

@@ -16,9 +16,9 @@ Conditions = Callable[[Feeds], Mapping[str, bool]]
 
 
 def open_conditions(model: Model) -> Conditions:
-    """Return a call that takes inputs and returns the condition of each `If`, by the name of the node.
+    """Return a function: inputs -> (name of each `If` -> whether it takes its then branch).
 
-    An `If` inside another body is left out. A `.tflite` has none that can be read.
+    An `If` inside another body is left out. For a `.tflite` the result is always empty.
 
     Raises:
         BackendError: the engine refuses the model.
@@ -38,7 +38,7 @@ def open_conditions(model: Model) -> Conditions:
 
 
 def find_untested(model: Model, first: Feeds, seeds: Iterable[int]) -> list[str]:
-    """Return a sentence about branches that no row takes, and one about branches that cannot be followed.
+    """Return warnings: of branches of an `If` that no golden row takes, and of those that cannot be followed.
 
     Args:
         model: the float model.

@@ -62,15 +62,14 @@ def count_rows(macs: float, cheap_row_macs: float = _CHEAP_ROW_MACS) -> int:
 def choose_seeds(
     run: Runner, first: Feeds, *, macs: float, conditions: Conditions = lambda _: {}
 ) -> tuple[int, ...]:
-    """Return the seeds of the rows that tell wrong models best, the best first.
+    """Return the seeds of the further golden rows that best reveal a wrong model, the best first.
 
     Args:
         run: the float model.
-        first: the first row.
-        macs: multiply-adds of one inference; a costly model has few rows to choose from, or only as many as
-            are chosen.
-        conditions: reads which branches a row takes. Those that the first row does not take come before all
-            else that a row can show.
+        first: inputs of the first row.
+        macs: multiply-adds of one inference; the more, the fewer rows are tried and chosen.
+        conditions: returns which branches of the model inputs take, see `open_conditions`. Rows that take a
+            branch that the first row does not are preferred to all others.
     """
     count, reference = count_rows(macs), run(first)
     jitters = [off_by_codes(first, turn) for turn in range(2)]
@@ -100,12 +99,14 @@ def choose_seeds(
 def golden_rows(
     run: Runner, first: Feeds, floats: Mapping[int, Outputs], names: Sequence[str], *, integer: bool
 ) -> tuple[GoldenRows | None, dict[str, bytes]]:
-    """Return the further rows of a packaged model, and the artifacts that hold their outputs.
+    """Return the further golden rows of a packaged model, and the artifacts that hold their outputs.
+
+    None and no artifacts if there is no row on which the model runs as the float model does.
 
     Args:
         run: the packaged model, in a session that has run the first row alone.
-        first: the first row.
-        floats: seed -> outputs of the float model, in the order of `names`.
+        first: inputs of the first row.
+        floats: seed of a further row -> outputs of the float model, in the order of `names`.
         names: names of the outputs.
         integer: whether the model computes in codes.
     """
@@ -149,9 +150,9 @@ def golden_rows(
 def pack_values(
     values: NDArray[Any], atol: float | NDArray[np.float64], rtol: float | NDArray[np.float64] = 0.0
 ) -> bytes:
-    """Return expected values as a package stores them: floats with the digits that their tolerances need.
+    """Return expected values as the bytes that a package stores; floats keep the digits that tolerances need.
 
-    Values near the largest float, as masks have them, keep all digits where rounded ones would be infinite.
+    A value so near the largest float, as in masks, that rounding makes it infinite keeps all its digits.
     """
     stored = np.ascontiguousarray(values)
     if stored.dtype == np.float32:
@@ -197,7 +198,7 @@ def _tolerance(
 
 
 def state_tolerance(tolerance: float) -> float:
-    """Return a tolerance as packages state it: few digits, and room for the rounding of `pack_values`."""
+    """Return a tolerance as packages state it: three digits, with room for the rounding of `pack_values`."""
     return float(f"{tolerance * _ROUNDING:.2e}")
 
 
@@ -210,7 +211,7 @@ def _holds_scores(value: NDArray[Any]) -> bool:
 
 
 def sigmoid_error(value: NDArray[Any]) -> float:
-    """Return how far sigmoids may be off in any engine; 0 for values that do not look like sigmoids."""
+    """Return the largest absolute error of a sigmoid in any engine; 0 if values do not look like sigmoids."""
     return _SIGMOID_ERROR if _holds_scores(value) and not _excludes(value) else 0.0
 
 
@@ -241,7 +242,7 @@ def _size(value: NDArray[Any]) -> NDArray[np.float64]:
 def distance(value: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
     """Return the absolute differences of two arrays, 0 where a value is not finite.
 
-    Arrays that are empty or of different shapes give [0].
+    For arrays that are empty or of different shapes, return [0].
     """
     if value.shape != other.shape or not value.size:
         return np.zeros(1)
@@ -251,9 +252,11 @@ def distance(value: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def off_by_codes(first: Feeds, turn: int) -> Feeds:
-    """Return random differences of -1, 0 or 1 code for each input of floats or pixels; others have none.
+    """Return random differences of -1, 0 or 1 code of 8 bits for each value of inputs of floats or pixels.
 
-    `turn`: seed; each number gives other differences.
+    Other inputs are left out.
+
+    `turn`: seed of the differences.
     """
     stream = np.random.PCG64(turn)
     steps: Feeds = {}
@@ -267,7 +270,7 @@ def off_by_codes(first: Feeds, turn: int) -> Feeds:
 
 
 def add_steps(feeds: Feeds, steps: Feeds) -> Feeds:
-    """Return feeds with the differences added, within the range of each dtype."""
+    """Return feeds with differences of `off_by_codes` added, clipped to the range of each dtype."""
     shifted = dict(feeds)
     for name, step in steps.items():
         value = feeds[name]

@@ -44,9 +44,17 @@ def golden_feeds(
     ranges: Mapping[str, tuple[float, float]],
     seed: int,
 ) -> tuple[tuple[GoldenInput, ...], dict[str, bytes], Feeds]:
-    """Return golden inputs, the artifacts that hold them, and the feeds as a device decodes them.
+    """Generate golden inputs.
 
-    `ranges`: input name -> smallest and largest value, as calibration saw them.
+    Args:
+        inputs: specs of the model's inputs.
+        dims: sizes of the free dimensions.
+        ranges: input name -> smallest and largest value, as calibration saw them.
+        seed: seed of the values.
+
+    Returns:
+        Their descriptions, the artifacts that hold them by path, and the feeds that a device decodes from
+        them.
     """
     feeds = generate_feeds(inputs, 1, seed, dims, ranges)[0]
     described: list[GoldenInput] = []
@@ -62,13 +70,12 @@ def golden_feeds(
 
 
 def golden_input(name: str, value: NDArray[Any], path: str, *, seed: int = 0) -> tuple[GoldenInput, bytes]:
-    """Return a golden input like `value`, and the content of its artifact.
+    """Encode `value` as a golden input; return its description and the content of its artifact.
 
     Args:
         name: name of the input.
-        value: value without NaN and infinities. float32 is stored as 8-bit codes, so the device feeds
-            slightly other values. Of large values only shape and range count: the codes are noise, stated by
-            its seed.
+        value: array without NaN and infinities. float32 is stored as 8-bit codes, so the device feeds
+            slightly other values. Of a large array only shape and range count: its codes are noise of `seed`.
         path: path of the artifact.
         seed: seed of the noise.
     """
@@ -134,15 +141,16 @@ def golden_outputs(
     axes: Mapping[str, int] | None = None,
     jittered: Sequence[Outputs] = (),
 ) -> tuple[tuple[GoldenOutput, ...], dict[str, bytes]]:
-    """Return expected outputs with tolerances, and the artifacts that hold them.
+    """Return expected outputs with tolerances, and the artifacts that hold them by path.
 
     Args:
         outputs: outputs of the packaged model for the golden inputs.
         floats: outputs of the float model for them; the distance of the two is part of the tolerance.
         integer: whether the packaged model computes in int8.
-        axes: outputs whose number of rows depends on the data, with the axis of the rows.
-        jittered: outputs of the packaged model for inputs that are off by codes. Twice their noise is part
-            of the tolerance; of a set, twice the rows that they change may differ.
+        axes: name of an output whose number of rows depends on the data -> the axis of the rows. Such an
+            output is compared as a set of rows.
+        jittered: outputs of the packaged model for inputs changed by `off_by_codes`. Twice the change is part
+            of the tolerance; in a set, twice the number of changed rows may differ.
 
     Raises:
         DataError: as for `check_outputs`.

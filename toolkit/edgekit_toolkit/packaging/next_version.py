@@ -15,9 +15,9 @@ FIRST_VERSION: Final = f"{_SERIES}.0"
 
 
 def find_free_version(name: str, target: str, folder: Path) -> str:
-    """Return the next patch after the highest version 1.0.x of a package of this name in the folder.
+    """Return the version after the highest 1.0.x of a package of this name and target in the folder.
 
-    Gaps stay: a package of a lower version than a delivered one would not be an update.
+    It is `1.0.0` if there is none. Gaps stay: a version below a delivered one would be no update.
     """
     pattern = re.compile(rf"{re.escape(f'{name}-{_SERIES}.')}([0-9]{{1,9}}){re.escape(f'-{target}.edgepkg')}")
     # A link or a folder of such a name is no package; writing replaces the link and refuses the folder.

@@ -33,8 +33,8 @@ class PipelineFile:
 
     Attributes:
         output: stages whose answers are shown.
-        stages: without engines, each behind those that it needs.
-        sources: stage with a model -> where that comes from.
+        stages: the stages, without their engines, each behind those that it needs.
+        sources: name of a stage with a model -> where the model comes from.
     """
 
     name: str
@@ -47,7 +47,7 @@ def read_pipeline_file(path: Path) -> PipelineFile:
     """Return a file with the defaults filled in.
 
     Raises:
-        DataError: it is no TOML, a field is wrong, or the stages do not fit together.
+        DataError: the file is no TOML, a field is wrong, or the stages do not fit together.
     """
     document = read_toml(path, DataError)
     try:

@@ -44,12 +44,14 @@ class StageCosts:
     """What a stage with a model costs.
 
     Attributes:
-        count: most pictures that it runs for, for one of the source.
-        size_bytes: size of its member.
-        latency_ms: of one picture; None if no evidence states it.
-        memory_bytes: above the engine, with the rows of a batch of crops; None if the package does not state
-            it.
-        engine_bytes: what the engine takes by itself; None without evidence.
+        name: name of the stage.
+        task: name of its task; empty for none.
+        count: most pictures, such as crops, that it runs on for one picture of the source.
+        size_bytes: size of its artifacts.
+        latency_ms: latency of one picture; None if no evidence states it.
+        memory_bytes: memory above that of the engine, with a batch of as many crops as it may get; None if
+            the package does not state it.
+        engine_bytes: memory of the engine by itself; None without evidence.
         origin: label and place of the latency, such as `modelled, rpi5`.
     """
 
@@ -64,10 +66,11 @@ class StageCosts:
 
 
 def add_costs(stages: Sequence[StageCosts], size_bytes: int) -> dict[str, float | None]:
-    """Return size, latency and memory of a pipeline; None where a stage does not state it.
+    """Return `size` in bytes, `latency` in ms and `memory` in bytes of a pipeline.
 
-    Stages run one after the other, so the longest path is all of them, each with its most crops. All stay
-    loaded, and each engine keeps the memory of its activations.
+    Latency or memory is None if a stage does not state it. Latency is that of all stages, which run one after
+    the other, each on its most pictures. Memory is that of all models, which stay loaded with their
+    activations, and of the largest engine.
     """
 
     def add(values: Sequence[float | None]) -> float | None:
@@ -90,9 +93,9 @@ def count_costs(
     """Return the costs of the stages with models, in their order.
 
     Args:
-        stages: each behind those that it needs.
-        packages: the member of each stage.
-        evidence: predicate of the evidence of a member, where there is one.
+        stages: the stages of a pipeline, each behind those that it needs.
+        packages: stage -> package of its member.
+        evidence: stage -> predicate of the evidence of its member, where there is one.
     """
     counts = {SOURCE: 1}
     costs = []
@@ -146,8 +149,8 @@ def assemble_pipeline(
         stages: as in its manifest, without engines.
         output: stages whose answers are shown.
         packages: the member of each stage with a model.
-        budget: limits that were asked for.
-        costs: what the stages cost.
+        budget: limits that the user asked for.
+        costs: results of `count_costs`.
 
     Raises:
         DataError: a member is a pipeline, for another target, or the stages of an ensemble have other labels.

@@ -101,7 +101,7 @@ class Recipe:
     variants: tuple[RecipeVariant, ...] = ()
 
     def of_variant(self, variant: RecipeVariant) -> "Recipe":
-        """Return the recipe of a package that holds only one of the further variants."""
+        """Return the recipe of a package that holds only `variant`, one of the further variants."""
         return replace(
             self,
             backend=variant.backend,
@@ -123,7 +123,7 @@ class Recipe:
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def write(self, path: Path) -> None:
-        """Write the recipe, indented, so that it can be read.
+        """Write the recipe as indented JSON with its sha256.
 
         Raises:
             OutputError: it cannot be written.
@@ -137,7 +137,7 @@ _read_version = functools.cache(metadata.version)  # each candidate has a recipe
 
 
 def tool_versions(*backends: str) -> dict[str, str]:
-    """Return versions of the tools that decide the bytes of a package for these backends."""
+    """Return tool -> version, for the tools here that decide the bytes of a package for these backends."""
     names = dict.fromkeys((*_TOOLS, *(tool for name in backends for tool in find_support(name).tools)))
     versions = {"edgekit": __version__}
     for name in names:
@@ -150,8 +150,8 @@ def read_recipe(path: Path) -> Recipe:
     """Return the recipe at `path`.
 
     Raises:
-        RecipeError: unreadable, too large, malformed, or changed since it was written; the message names the
-            field.
+        RecipeError: the file is unreadable, too large, malformed (the message names the field), or changed
+            since it was written.
     """
     try:
         if path.stat().st_size > MAX_RECIPE_BYTES:

@@ -47,9 +47,10 @@ class KeyInfo:
     """One key in the folder.
 
     Attributes:
-        name: name of its files.
+        name: name of its files, without their suffixes.
         key_id: sha256 of the public key, as signatures name it.
-        signs_with: `file`, a URI, or None for a key that is only trusted.
+        signs_with: `file` if the private key is in the folder, the URI of a key held elsewhere, or None for a
+            key that is only trusted.
     """
 
     name: str
@@ -87,7 +88,7 @@ class StatementSigner:
 
 
 def generate_key(name: str, folder: Path | None = None) -> KeyInfo:
-    """Return a new ed25519 key, written to `folder` (see `find_keys_folder` for the default).
+    """Generate an ed25519 key, and write both halves to `folder` (by default `find_keys_folder()`).
 
     Raises:
         SignatureError: the name is malformed or taken.
@@ -107,7 +108,7 @@ def list_keys(folder: Path | None = None) -> tuple[KeyInfo, ...]:
     """Return the keys in `folder`, by name; a missing folder holds none.
 
     Raises:
-        SignatureError: a file there is not what its name says.
+        SignatureError: `folder` is not a folder, or a `*.pub.pem` in it is no public key.
     """
     folder = folder or find_keys_folder()
     trusted = trusted_keys.list_trusted(folder)
@@ -128,10 +129,10 @@ def export_key(name: str, destination: Path, folder: Path | None = None) -> KeyI
 
 
 def trust_key(source: Path, name: str, folder: Path | None = None) -> KeyInfo:
-    """Return the public key at `source`, from now on trusted under `name`.
+    """Copy the public key at `source` into `folder`, where it is trusted under `name`; return it.
 
     Raises:
-        SignatureError: the file is no public key, or the name is malformed or that of another key.
+        SignatureError: the file is no public key, the name is malformed, or another key has that name.
         OutputError: the folder cannot be written.
     """
     folder = _prepare_folder(name, folder)
@@ -140,16 +141,16 @@ def trust_key(source: Path, name: str, folder: Path | None = None) -> KeyInfo:
 
 
 def register_uri(name: str, uri: str, public_key_path: Path, folder: Path | None = None) -> KeyInfo:
-    """Return a key that is held elsewhere (HSM, KMS), from now on trusted and used under `name`.
+    """Register a key that is held elsewhere (HSM, KMS): `folder` gets its public key and its URI.
 
     Args:
         name: name of the key here.
         uri: URI as for securesystemslib's `Signer.from_priv_key_uri`.
-        public_key_path: PEM file of its public half.
+        public_key_path: PEM file with the public key.
         folder: folder of the keys.
 
     Raises:
-        SignatureError: the URI cannot be used with that public key, or the name is that of another key.
+        SignatureError: the URI cannot be used with that public key, or another key has the name.
         OutputError: the folder cannot be written.
     """
     _open_uri(uri, read_public_key(public_key_path))
@@ -159,7 +160,7 @@ def register_uri(name: str, uri: str, public_key_path: Path, folder: Path | None
 
 
 def load_signer(name: str = DEFAULT_KEY_NAME, folder: Path | None = None) -> StatementSigner:
-    """Return the signer of the key `name`; the default key is made on first use.
+    """Return the signer of the key `name`; the default key is generated if it does not exist.
 
     Raises:
         SignatureError: there is no such key, it cannot sign, or others can read its private file.

@@ -57,10 +57,10 @@ def load_tflite(path: Path, *, time_limit_s: float = _TIME_LIMIT_S) -> SourceMod
 
 
 def read_model(content: bytes) -> Model:
-    """Return a file's content as an object once it is screened; no engine sees it.
+    """Screen a file's content and return it as an object; no engine reads it.
 
     Raises:
-        ModelError: damaged, inconsistent, or with what is not supported.
+        ModelError: the content is damaged, inconsistent, or has parts that are not supported.
     """
     check_bounds(content)
     try:

@@ -36,9 +36,9 @@ def check_model(model: Model) -> None:
     """Check that a model is consistent and that every target can run it.
 
     Raises:
-        ModelError: another version; no operators, inputs or outputs; a custom or unknown operator; external
-            or missing data; an index, shape, quantization or order of operators that makes no sense; NaN
-            weights.
+        ModelError: the schema has another version; there are no operators, inputs or outputs, a custom or
+            unknown operator, external or missing data, or NaN weights; or an index, a shape, a quantization
+            or the order of operators makes no sense.
     """
     if model.version != _VERSION:
         raise ModelError(f"has schema version {model.version}, expected {_VERSION}; {_DAMAGED}")
