@@ -45,8 +45,8 @@ def map_file(path: Path, max_bytes: int, decrypt: Decrypt | None = None) -> Pack
         decrypt: decrypts the file; None for `decrypt_file`, in this process.
 
     Raises:
-        PackageError: unreadable, empty, no regular file, or over `max_bytes`; or encrypted, and damaged or
-            not for this device.
+        PackageError: the file is unreadable, empty, no regular file, or over `max_bytes`; or it is encrypted,
+            and damaged or not for this device.
         UnavailableError: the machine lacks memory or descriptors, or this device's key cannot be used now.
     """
     try:

@@ -77,7 +77,8 @@ class AudioRules:
             file: path or content of the file.
 
         Raises:
-            DataError: no WAV file, damaged, empty, of another sample rate, or too short for features.
+            DataError: the file is no WAV file, damaged, empty, of another sample rate that is not resampled,
+                or too short for features.
         """
         amplitudes, rate = read_wav(file, self._needed_s)
         try:

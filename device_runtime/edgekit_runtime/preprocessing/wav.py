@@ -44,7 +44,7 @@ def read_wav(source: Path | bytes, max_s: float | None = None) -> tuple[Floats, 
         max_s: only so many seconds are read; None reads all.
 
     Raises:
-        DataError: no WAV file, of another coding, damaged, or empty.
+        DataError: the file is no WAV file, of another coding, damaged, or empty.
     """
     name = str(source) if isinstance(source, Path) else "the recording"
     with _naming(name):

@@ -99,7 +99,7 @@ class SharedMemoryHandler:
     def unregister(
         self, name: str | None, connection: Connection, _head: RequestHead, _body: memoryview
     ) -> None:
-        """Unregister one region, or all regions except the memfds of other connections.
+        """Unregister the region `name`, or for None all except the memfds of other connections; respond.
 
         Regions that this client cannot use stay. Segments by key have no owner: a client of the protocol has
         several connections, and registers and unregisters on any of them.

@@ -20,7 +20,7 @@ _Pair: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Loopback:
-    """A client with the rights of a local client, or of a certain address."""
+    """A client with the rights of a local client, or of the client over TCP at `address`."""
 
     def __init__(self, server: HttpServer, *, is_local: bool = True, address: str = "") -> None:
         self._server, self._is_local, self._address = server, is_local, address

@@ -131,7 +131,7 @@ class HeadCache:
             data: the bytes from the request line to the empty line, both included.
 
         Raises:
-            RequestError: malformed, or the length of the body is ambiguous.
+            RequestError: the head is malformed or not supported, or leaves the length of the body ambiguous.
         """
         head = self._heads.get(data)
         if head is None:

@@ -115,10 +115,10 @@ class Region:
             os.close(descriptor)
 
     def check_place(self, offset_bytes: int, size_bytes: int) -> None:
-        """Check that this part lies within the region.
+        """Check that `size_bytes` from `offset_bytes` on lie within the region.
 
         Raises:
-            RequestError: it does not.
+            RequestError: they do not.
         """
         if offset_bytes < 0 or offset_bytes + size_bytes > self.size_bytes:
             raise _refusal(

@@ -83,6 +83,7 @@ class Listen:
     Attributes:
         unix_socket: path of the Unix socket, or empty for none.
         host: address to listen on over TCP, or empty for none.
+        port: port of TCP, 0 for any.
         tls_certificate, tls_key: PEM files; both or none.
         token_file: holds the token that TCP clients must send as `Authorization: Bearer`.
 
@@ -167,12 +168,15 @@ class ServiceConfig:
         listen: where the service can be reached.
         http: bounds of the HTTP layer.
         grpc: where the service can be reached over gRPC.
+        shared_memory: bounds of the shared memory that clients register.
         inference: bounds of single requests.
         cache: bounds of the response cache, which models share.
         media: bounds of photographs and sound.
         drift: bounds of the drift statistics.
+        memory: the memory cap of all models.
         power: sensors and limits of the device.
         log: how log records are written.
+        models: options by the name of the model, for those that have some of their own.
         streams: streams by name, which run as long as the service.
         fleet_streams: whether the streams that the fleet wants run, too.
         samples: whether requests that the fleet orders are stored as samples.
@@ -217,8 +221,8 @@ def read_config(path: Path) -> ServiceConfig:
     """Return the configuration in the TOML file at `path`.
 
     Raises:
-        ConfigError: unreadable, not TOML, a value is unknown, of a wrong type or unsafe, or there is a limit
-            of the device and no model that may be changed to hold it.
+        ConfigError: the file is unreadable or not TOML, a value is unknown, of a wrong type or unsafe, or
+            there is a limit of the device and no model with a governor, which could hold it.
     """
     names = [field.name for field in dataclasses.fields(ServiceConfig)]
     try:

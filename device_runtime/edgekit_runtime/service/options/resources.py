@@ -89,7 +89,7 @@ class DriftLimits:
     """How much time drift statistics may take, and how far back they reach.
 
     Attributes:
-        budget_s: mean time per call.
+        budget_s: time that the statistics may take, as a mean over the calls.
         window: sampled calls after which all earlier ones lose half their weight.
     """
 

@@ -21,8 +21,8 @@ class Gates:
             the same inputs.
         max_p99_ratio: limit of the latency that one pair in a hundred exceeds, relative to the current
             version's.
-        max_energy_ratio: median energy per request relative to the current version's, where it is
-            measured.
+        max_energy_ratio: limit of the median energy per request relative to the current version's, where it
+            is measured.
         error_burst: number of failed calls in a row that roll the candidate back at once.
         min_samples: calls that the candidate must have answered before it can be promoted.
         max_duration_s: time after which the trial is decided.
