@@ -95,7 +95,7 @@ class FleetHandler:
         return ""
 
     def find(self, parts: list[str]) -> tuple[tuple[str, ...], Any] | None:
-        """Return the allowed methods and the action of a path, or None if the path does not exist."""
+        """Return the allowed methods and the action of a path, given as its segments, or None."""
         match parts:
             case ["v2", "fleet", "settings"]:
                 return ("GET",), self._respond_settings

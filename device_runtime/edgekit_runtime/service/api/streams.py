@@ -52,7 +52,11 @@ class StreamsHandler:
             self._fleet.look()
 
     def find(self, parts: list[str]) -> tuple[tuple[str, ...], Action] | None:
-        """Return the allowed methods and the action of a path, or None if the path is not about streams."""
+        """Return the allowed methods and the action of a path about streams, or None.
+
+        Args:
+            parts: segments of the path.
+        """
         match parts:
             case ["v2", "streams"]:
                 return ("GET", "HEAD", "POST"), self._respond_streams
