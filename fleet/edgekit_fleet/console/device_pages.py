@@ -245,7 +245,7 @@ def _describe_entry(row: AuditRow) -> Happening:
 def edit_tags(console: Console, request: Request) -> Response:
     """Change the tags of a device to those of the form, and redirect to the device.
 
-    If that changes the devices of a rollout, the first answer is a page that asks the user to confirm.
+    If that affects an open rollout, the first answer is a page that asks the user to confirm.
     """
     name, form = request.path_params["name"], request.state.form
     detail = devices.describe(console.store, name)

@@ -30,7 +30,11 @@ max_duration_s = 20
 
 
 class RealDevice:
-    """A device of the demo; its processes end with `close`, or with this process."""
+    """A device of the demo; its processes end with `close`, or with this process.
+
+    Attributes:
+        socket_path: Unix socket of its service.
+    """
 
     def __init__(self, folder: Path, model: str, target: str) -> None:
         runtime = folder / "run"
@@ -49,7 +53,7 @@ class RealDevice:
         self._processes: dict[str, ChildProcess] = {}
 
     def join(self, code: str) -> None:
-        """Enrol, and start service and agent.
+        """Enrol with a one-time code, and start service and agent.
 
         Raises:
             TransportError: a process ended, or was not there in time.
@@ -68,10 +72,10 @@ class RealDevice:
         self._processes["agent"] = self._start("agent")
 
     def check(self) -> None:
-        """Raise an error if one of its processes has ended.
+        """Check that service and agent run.
 
         Raises:
-            TransportError: one has ended.
+            TransportError: one of them has ended.
         """
         for name, process in self._processes.items():
             if process.wait(0) is not None:
@@ -115,7 +119,7 @@ class Application:
         self._thread.start()
 
     def close(self) -> None:
-        """End the calls."""
+        """End the calls, and wait for the one under way."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()

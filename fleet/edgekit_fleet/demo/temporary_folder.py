@@ -23,7 +23,11 @@ _LIMIT_S: Final = 5.0
 
 @contextlib.contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """Yield a new folder, which is gone after the block, and after the death of this process."""
+    """Yield a new folder, which is removed after the block, or after the death of this process.
+
+    Args:
+        prefix: begin of the folder's name.
+    """
     path = Path(tempfile.mkdtemp(prefix=prefix))
     near, far = socket.socketpair()
     with near:
@@ -38,7 +42,7 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder into which others may still write for a moment."""
+    """Remove a folder into which others may still write for a moment; after some attempts leave it."""
     for _ in range(_ATTEMPTS):
         shutil.rmtree(path, ignore_errors=True)
         if not path.exists():

@@ -57,7 +57,7 @@ class SignedCertificate:
         pem: certificate in PEM.
         serial: serial number in hexadecimal digits.
         expires_at: seconds since 1970.
-        public_key: 32 bytes.
+        public_key: the device's Ed25519 key, 32 bytes.
     """
 
     pem: str
@@ -120,16 +120,23 @@ class Authority:
         return self.certificate.fingerprint(SHA256()).hex()
 
     def pair(self, name: str) -> tuple[Path, Path]:
-        """Return the paths of certificate and key of `manager` or `server`."""
+        """Return the paths of certificate and private key of `manager` or `server`."""
         return self.folder / f"{name}.crt", self.folder / f"{name}.pem"
 
     @staticmethod
     def name_manager(number: int) -> str:
-        """Return a manager's user name at the broker; there may be several managers."""
+        """Return the user name at the broker of a manager.
+
+        Args:
+            number: number of the manager, 0 for the first one.
+        """
         return f"{MANAGER}-{number}" if number else MANAGER
 
     def make_manager(self, number: int) -> tuple[Path, Path]:
-        """Return the paths of certificate and key of a manager; makes what is missing.
+        """Return the paths of certificate and private key of a manager; missing files are made.
+
+        Args:
+            number: number of the manager, 0 for the first one.
 
         Raises:
             OutputError: the folder cannot be written.
@@ -139,7 +146,7 @@ class Authority:
         return self.pair(name)
 
     def read_own(self) -> dict[str, x509.Certificate]:
-        """Return the certificates of the servers and of the managers of this machine.
+        """Return the certificates of this machine's servers and managers, by file name: `server`, `manager`.
 
         Raises:
             ConfigError: one cannot be read.
@@ -148,7 +155,10 @@ class Authority:
         return {path.stem: _read_certificate(path) for path in paths}
 
     def make_server(self, names: tuple[str, ...]) -> None:
-        """Make the certificate of broker and web server for these names, unless the present one still fits.
+        """Make the certificate of broker and web server, unless the present one still fits.
+
+        Args:
+            names: DNS names and addresses of this machine, at least one.
 
         Raises:
             OutputError: the folder cannot be written.
@@ -156,7 +166,7 @@ class Authority:
         self._make_pair("server", names[0], names)
 
     def sign_device(self, csr: str, name: str, life_s: float) -> SignedCertificate:
-        """Return a certificate for the key of a request.
+        """Return a certificate for the public key in a signing request.
 
         Args:
             csr: certificate signing request in PEM, from anybody; only its key counts.
@@ -165,6 +175,7 @@ class Authority:
 
         Raises:
             SignatureError: the request is malformed, not signed by its own key, or its key is not Ed25519.
+            ConfigError: a device may not have this name.
         """
         public_key = read_csr_key(csr)
         certificate = self._sign(check_device_name(name), public_key, life_s)
@@ -176,7 +187,7 @@ class Authority:
         )
 
     def load_short_lived(self, context: ssl.SSLContext, name: str) -> None:
-        """Give a context a certificate for `name` that is valid for minutes, with its key.
+        """Load a new key into `context`, with a certificate for `name` that is valid for ten minutes.
 
         The manager uses it to take over the connection of a revoked device, and `doctor` to play devices.
         """
@@ -187,7 +198,7 @@ class Authority:
             context.load_cert_chain(path)
 
     def write_crl(self, serials: Iterable[str]) -> None:
-        """Write the list of revoked certificates.
+        """Write the list of revoked certificates to `crl`, in place of the one before.
 
         Args:
             serials: serial numbers of all of them, in hexadecimal digits.
@@ -258,10 +269,10 @@ class Authority:
 
 
 def read_csr_key(csr: str) -> Ed25519PublicKey:
-    """Return the key of a certificate signing request that is signed by it.
+    """Return the public key of a certificate signing request in PEM, which that key must have signed.
 
     Raises:
-        SignatureError: as from `Authority.sign_device`.
+        SignatureError: the request is malformed, not signed by its own key, or its key is not Ed25519.
     """
     if len(csr) > _MAX_CSR_CHARS:
         raise SignatureError(

@@ -36,13 +36,13 @@ def make_code(
     tags: Mapping[str, str] | None = None,
     life_s: float = 86_400.0,
 ) -> str:
-    """Return the secret of a new one-time code; the store keeps only its digest.
+    """Make a one-time code, and return its secret; the store keeps only the digest of the secret.
 
     Args:
         session: session of a transaction.
         device: name that the code grants.
         actor: who makes it.
-        target: target of the device, where it is known.
+        target: target of the device; empty if the device will state it.
         tags: tags that the device gets.
         life_s: how long the code is valid, in seconds.
 
@@ -72,18 +72,30 @@ def make_code(
 
 
 def format_code(address: str, authority: Authority, secret: str) -> str:
-    """Return the code as a device gets it; it needs nothing else."""
+    """Return the text with which a device enrols: `ADDRESS/DIGEST/SECRET`.
+
+    Args:
+        address: `HOST:PORT` of the fleet's web server.
+        authority: authority that the device will trust; the digest is that of its certificate.
+        secret: result of `make_code`.
+    """
     return str(EnrolmentCode(address=address, authority_sha256=authority.fingerprint, secret=secret))
 
 
 def enrol(
     session: Session, authority: Authority, request: EnrolmentRequest, life_s: float
 ) -> tuple[DeviceRow, SignedCertificate]:
-    """Enrol a device, and use up its code.
+    """Enrol a device, and use up its code; return its row and its certificate.
 
     The answer to the first request may have been lost. So a device that is enrolled with this key gets
     another certificate, as from `renew`, and nothing else: tags and class are the operator's by then. Only
     a new code adds the decryption key that a device lacks, and none changes the one that it has.
+
+    Args:
+        session: session of a transaction.
+        authority: signs the certificate.
+        request: request of the device.
+        life_s: life of the certificate, in seconds.
 
     Raises:
         SignatureError: the code is unknown, expired or used, or a key or the certificate request is wrong.
@@ -138,7 +150,7 @@ def enrol(
 def renew(
     session: Session, authority: Authority, request: RenewalRequest, life_s: float
 ) -> tuple[DeviceRow, SignedCertificate]:
-    """Return a new certificate for the present key of a device.
+    """Sign a new certificate for the present key of a device; return the device's row and the certificate.
 
     Args:
         session: session of a transaction.
@@ -165,7 +177,9 @@ def renew(
 
 
 def is_expected(session: Session, request: EnrolmentRequest | RenewalRequest) -> bool:
-    """Return whether a request names a valid code, or is by the key of a device; nobody can guess either.
+    """Return True if a request has the secret of a code that has not expired, or is by the key of its device.
+
+    Nobody can guess either, so such a request deserves an answer.
 
     Raises:
         SignatureError: the certificate request is wrong.
@@ -179,7 +193,7 @@ def is_expected(session: Session, request: EnrolmentRequest | RenewalRequest) ->
 
 
 def find_device(session: Session, name: str) -> DeviceRow:
-    """Return an enrolled device, which may be revoked.
+    """Return the row of a device that has enrolled, even if it was revoked since.
 
     Raises:
         NotFoundError: there is none of that name.
@@ -191,7 +205,9 @@ def find_device(session: Session, name: str) -> DeviceRow:
 
 
 def revoke(session: Session, name: str, actor: str, why: str) -> DeviceRow:
-    """Shut a device out, and end its unused codes. All its certificates that the audit log names are revoked.
+    """Shut a device out, and end its unused codes; return its row.
+
+    `list_revoked_serials` then names all the certificates that it had by the audit log.
 
     Raises:
         FleetError: there is no such device, or it is revoked already.
@@ -210,7 +226,7 @@ def revoke(session: Session, name: str, actor: str, why: str) -> DeviceRow:
 
 
 def list_revoked_serials(session: Session) -> list[str]:
-    """Return the serials of all certificates that devices had when they were revoked, for `write_crl`."""
+    """Return the serial numbers of all certificates that devices had when revoked, for `write_crl`."""
     valid: dict[str, list[str]] = {}
     revoked: list[str] = []
     actions = ("device.enrol", "device.renew", "device.revoke")
@@ -233,7 +249,7 @@ def check_tags(tags: Mapping[str, str]) -> None:
     """Check that selectors can name these tags.
 
     Raises:
-        ConfigError: they cannot.
+        ConfigError: a name or a value is empty, too long, or holds other characters than selectors allow.
     """
     for name, value in tags.items():
         for text in (name, value):

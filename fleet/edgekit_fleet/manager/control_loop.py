@@ -161,7 +161,7 @@ class ControlLoop:
         """Run until `stop` is set; a manager that others took for dead joins again.
 
         Raises:
-            UnavailableError: another manager has taken over, and the store allows one.
+            UnavailableError: another manager has taken over, and the store allows only one.
             ConfigError: see `__init__`.
             TransportError: our own broker cannot be reached at the start; a broker of others may come later.
         """

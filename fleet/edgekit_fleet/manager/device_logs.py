@@ -15,7 +15,15 @@ MAX_TEXT_BYTES: Final = 512 << 10
 
 
 def keep_logs(session: Session, logs: Logs, now: float) -> None:
-    """Write the answer to the newest request of its device; any other answer changes nothing."""
+    """Write a device's answer to the request for its logs into the store, if it answers the newest one.
+
+    An answer to an earlier request, or a second one, changes nothing.
+
+    Args:
+        session: session of a transaction.
+        logs: the answer.
+        now: seconds since 1970.
+    """
     refusal, text = clean_line(logs.refusal, 200), ""
     try:
         text = unpack_lines(logs.text, MAX_TEXT_BYTES)

@@ -41,6 +41,7 @@ class Expiry:
         what: name of the thing that expires.
         begins_at, ends_at: begin and end of its validity, in seconds since 1970.
         notice_s: how long before its end somebody should act.
+        advice: what to do about it.
     """
 
     what: str
@@ -50,11 +51,11 @@ class Expiry:
     advice: str
 
     def is_due(self, now: float) -> bool:
-        """Return whether somebody should act."""
+        """Return True if somebody should act at `now`: the notice has begun, or it is not valid yet."""
         return now > self.ends_at - self.notice_s or now < self.begins_at
 
     def is_urgent(self, now: float) -> bool:
-        """Return whether half of the notice before its end has passed, or it is not valid now."""
+        """Return True if less than half of the notice is left at `now`, or it is not valid."""
         return now > self.ends_at - self.notice_s / 2 or now < self.begins_at
 
     def describe(self, now: float) -> str:

@@ -115,14 +115,17 @@ class KnownDevice:
 
     @property
     def highest_sequence(self) -> int:
-        """Return the highest number of its documents."""
+        """The highest number of any of its documents that was accepted."""
         return max(self.sequence, self.hello_sequence, self.event_sequence)
 
     def lacks_report(self, now: float) -> bool:
-        """Return whether a new document is due, so that the device reports.
+        """Return True if the manager should send a new document, so that the device reports.
 
         The last report of a connected device has not come, and is not on its way. Or the device is late: it
         does not know its highest number, which the manager sends at most once a minute.
+
+        Args:
+            now: seconds since 1970.
         """
         is_behind = self.is_online and self.sequence < self.reported
         is_missing = is_behind and now - max(self.last_seen_at, self.asked_at) >= REPORT_S
@@ -130,7 +133,7 @@ class KnownDevice:
         return (is_missing or is_lost) and not self.is_revoked
 
     def is_too_fast(self, clock: float) -> bool:
-        """Count a message; returns whether it is over the rate and the burst of a device.
+        """Count a message of the device; return True if the message is over its rate and its burst.
 
         Source: ITU-T I.371, generic cell rate algorithm.
 
@@ -144,11 +147,12 @@ class KnownDevice:
         return False
 
     def find_copy(self, hello: Hello) -> str:
-        """Return the address of another machine that uses this device's identity, or an empty text.
+        """Record a hello; return the address of another machine that uses this device's identity, or "".
 
         An agent that was started again has a new `instance`, and the old one never says hello again. So an
-        instance that comes back after another one with a higher number of its own runs beside that one. A
-        hello that is late or repeated does not say who runs now.
+        instance that says hello again, with a higher number, after another instance did, runs at the same
+        time as
+        that one. A hello that is late or repeated does not say who runs now.
         """
         before, _ = self.instances.get(hello.instance, (-1, ""))
         if hello.sequence < self.hello_sequence or hello.sequence <= before:
@@ -162,17 +166,24 @@ class KnownDevice:
 
     @property
     def address(self) -> str:
-        """Return the address that its last hello stated."""
+        """The address that its last hello stated; empty before the first one."""
         return next((address for _, address in reversed(self.instances.values())), "")
 
     def begin_day(self, now: float) -> None:
-        """Forget the counts of another day."""
+        """Forget the counts of a day that is over.
+
+        Args:
+            now: seconds since 1970.
+        """
         day = int(now // _DAY_S)
         if day != self.day:
             self.day, self.entries, self.versions = day, 0, frozenset()
 
     def keeps_figures(self, figures: ModelFigures) -> bool:
-        """Return whether to store figures of this version: the device has not reported too many today."""
+        """Return True if figures of this version are to be stored; a version that is new today is counted.
+
+        False if the device has reported too many versions today.
+        """
         version = hash((figures.model, figures.version))
         if version not in self.versions:
             if len(self.versions) >= _VERSIONS_A_DAY:
@@ -199,7 +210,7 @@ class DeviceIndex:
         self._shards = shards
 
     def load(self, session: Session, names: Iterable[str]) -> None:
-        """Read devices that may be new or revoked from the store; leaves out those of other managers."""
+        """Read devices from the store that may be new or revoked; leave out those of other managers."""
         own = [name for name in names if self._shards.holds(name)]
         if own:
             self._read(session, DeviceRow.name.in_(own))
@@ -245,9 +256,9 @@ class Inbox:
     """Takes messages in, and writes their content to the store.
 
     Attributes:
-        refused: how many messages were refused, by reason.
+        refused: reason -> number of messages that were refused.
         accepted: how many messages were accepted.
-        skipped: how many messages have come since the last `take`, and were dropped or are of other managers.
+        skipped: how many messages since the last `take` were dropped, or are for other managers.
     """
 
     def __init__(self, index: DeviceIndex, shards: Shards) -> None:
@@ -276,8 +287,10 @@ class Inbox:
     def put(self, topic: str, payload: bytes) -> None:
         """Store a message for `take`, or for `take_over` if it is for another manager.
 
-        Messages of a device that sends too many are dropped here, before they cost anything. It counts as
-        late, so the manager asks for its newest report.
+        Messages of a device that sends too many are dropped here, before they cost anything. The device then
+        counts as late, so the manager asks for its newest report. Messages beyond the room for all are
+        dropped,
+        too.
         """
         device = self._index.devices.get(_device_of(topic))
         if device is not None and device.is_too_fast(time.monotonic()):
@@ -305,13 +318,16 @@ class Inbox:
             self._foreign_bytes -= len(foreign.popleft()[2])
 
     def take_over(self) -> None:
-        """Take messages that another manager may have received and not written before it ended."""
+        """Store the latest messages for other managers again, now that their devices may be this manager's.
+
+        Another manager may have received them, and ended before it wrote them.
+        """
         foreign, self._foreign, self._foreign_bytes = self._foreign, deque(), 0
         for _, topic, payload in foreign:
             self.put(topic, payload)
 
     def list_unknown(self, limit: int) -> set[str]:
-        """Return devices that wrote messages and are not members; they may be enrolled just now.
+        """Return the devices that wrote messages and are unknown or revoked: they may just have enrolled.
 
         Args:
             limit: number of messages to look at, as for `take`.
@@ -349,19 +365,26 @@ class Inbox:
         return len(self._pending)
 
     def take_floods(self) -> Counter[str]:
-        """Return device -> number of its messages that were dropped since the last call."""
+        """Return device -> number of its messages that were dropped since the last call, and count anew."""
         floods, self._floods = self._floods, Counter()
         return floods
 
     @property
     def is_empty(self) -> bool:
-        """Return whether there is nothing to `write`."""
+        """Whether there is nothing to `write`."""
         return not (self._changed or self._reports or self._entries or self._logs)
 
     def write(self, session: Session, now: float) -> bool:
-        """Write the messages that were taken; returns whether a device has ended an execution.
+        """Write the messages that were taken to the store.
 
-        Nothing is forgotten until `forget`: after an error, `write` again in a new transaction.
+        Call `forget` after the commit. After an error, call this again in a new transaction: nothing is lost.
+
+        Args:
+            session: session of a transaction.
+            now: seconds since 1970.
+
+        Returns:
+            True if a device has ended an execution.
         """
         rows = [self._state(name) for name in sorted(self._changed - self._reports.keys())]
         update_many(session, DeviceRow, rows, keys=("name",), condition=_IS_MEMBER)
@@ -408,7 +431,7 @@ class Inbox:
         replace_attributes(session, changed)
 
     def forget(self) -> None:
-        """Forget the messages that `write` has written, after its transaction was committed."""
+        """Forget what `write` has written; call it only after its transaction was committed."""
         for name, digest in self._attribute_hashes.items():
             self._index.devices[name].attributes_hash = digest
         self._attribute_hashes.clear()

@@ -90,9 +90,13 @@ class Publisher:
         return is_new
 
     def make_due(self, session: Session, now: float) -> list[Outgoing]:
-        """Return new documents of devices of which something has changed; commit before you publish.
+        """Make and store new documents for devices of which something has changed, and return them.
 
-        `now`: seconds since 1970.
+        Publish them after the commit. A limited number is made at once; the others follow at the next call.
+
+        Args:
+            session: session of a transaction.
+            now: seconds since 1970.
         """
         due = session.execute(self._select_due()).all()
         if not due:
@@ -158,17 +162,27 @@ class Publisher:
         )
 
     def note_published(self, outgoing: Iterable[Outgoing], now: float) -> None:
-        """Remember what went out."""
+        """Note in the index which documents were published, and when.
+
+        Args:
+            outgoing: the documents.
+            now: seconds since 1970.
+        """
         for message in outgoing:
             entry = self._index.devices.get(message.device)
             if entry is not None:
                 entry.desired_sent, entry.sent_at = message.version, now
 
     def answer(self, session: Session, devices: Iterable[str]) -> list[Outgoing]:
-        """Return the documents for devices that have just stated which document they hold.
+        """Return the stored documents of devices that have just stated to hold an older one.
 
-        If a device holds a higher number than ours, it came from a manager whose store is lost. Its next
-        document gets a number above that, and the audit log gets an alarm.
+        A device that holds a higher number than the store has it from before the store was restored from a
+        backup.
+        Its next document gets a number above that, and the audit log gets an alarm.
+
+        Args:
+            session: session of a transaction.
+            devices: names of the devices that said hello.
         """
         entries = [self._index.devices[name] for name in devices if name in self._index.devices]
         for entry in entries:
@@ -183,7 +197,10 @@ class Publisher:
         )
 
     def read(self, session: Session, devices: Sequence[str]) -> list[Outgoing]:
-        """Return the newest documents of devices; those by an older key follow once they are signed again."""
+        """Return the newest stored documents of devices.
+
+        Documents that an older key of the manager signed are left out until they are signed again.
+        """
         outgoing = []
         for begin in range(0, len(devices), 500):
             statement = select(DesiredRow.device, DesiredRow.version, DesiredRow.envelope).where(
@@ -203,8 +220,13 @@ class Publisher:
     def mark_expiring(self, session: Session, now: float) -> None:
         """Mark documents that are past half of their life, so that `make_due` writes them again.
 
-        It also marks documents by an older key of the manager, and those valid for too long: they were
-        written when the clock was ahead.
+        It also marks documents that an older key of the manager signed, and those that are valid for longer
+        than a
+        document may be: they were written when the clock was ahead.
+
+        Args:
+            session: session of a transaction.
+            now: seconds since 1970.
         """
         ends = DesiredRow.expires_at
         expiring = (

@@ -47,11 +47,18 @@ class RepositoryUpkeep:
         self._refreshed_at = self._cleaned_at = float("-inf")  # of the monotonic clock
 
     def rejoin(self) -> None:
-        """Refresh at once: another manager may have had the shards. It need not clean again."""
+        """Let the next `begin` refresh at once, since another manager may have had the shards meanwhile."""
         self._refreshed_at = float("-inf")
 
     def begin(self, now: float) -> list[Expiry]:
-        """Begin a refresh unless one is running; returns what the last one has found to expire."""
+        """Begin a refresh in the background, unless one is running.
+
+        Args:
+            now: seconds since 1970.
+
+        Returns:
+            What the last refresh has found to expire; nothing while it runs, or if it was not due.
+        """
         last = self._task
         if last is not None and not last.done():
             return []
@@ -59,7 +66,7 @@ class RepositoryUpkeep:
         return [] if last is None else last.result()
 
     async def close(self) -> None:
-        """End a running refresh."""
+        """Cancel a running refresh, and wait until it has ended."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -123,7 +130,12 @@ class FigureUpkeep:
         self._begun_at = float("-inf")
 
     def forget_next(self, session: Session, now: float) -> None:
-        """Delete old figures of the next devices; begins with the first device again once an hour."""
+        """Delete old figures of the next devices of the index; once an hour this begins with the first one.
+
+        Args:
+            session: session of a transaction.
+            now: seconds since 1970.
+        """
         devices = list(itertools.islice(self._devices, _DEVICES_AT_ONCE))
         if not devices and now - self._begun_at >= _FIGURES_S:
             self._begun_at, self._devices = now, iter(list(self._index.devices))

@@ -67,9 +67,17 @@ class CollectionResult:
 def write_bundle(
     folder: FleetFolder, store: Store, release: str, selector: str, path: Path, *, actor: str
 ) -> WrittenBundle:
-    """Write everything that devices need to reach a release without a network.
+    """Write a file with everything that devices need to reach a release without a network.
 
     A rollout decides which devices get the release, and the manager signs; a bundle only carries it.
+
+    Args:
+        folder: folder of the fleet.
+        store: store of the fleet.
+        release: name of the release.
+        selector: devices that the bundle is for.
+        path: file to write.
+        actor: who writes it, for the audit log.
 
     Raises:
         FleetError: no such release, a malformed selector, or no device wants the release.
@@ -141,7 +149,7 @@ def _map_target(repository: Path, path: str, sha256: str) -> tuple[str, memoryvi
 
 
 def collect_results(store: Store, paths: Sequence[Path], *, actor: str) -> list[CollectionResult]:
-    """Take in files of results as if their messages came over the broker.
+    """Take in files of results as if their messages came over the broker; return the outcome of each file.
 
     Each message is numbered and signed by its device, so anybody may copy a file, and taking it in twice has
     no effect.

@@ -41,7 +41,7 @@ class DeviceLog:
 
 
 def change_settings(store: Store, device: str, changes: Mapping[str, str], *, actor: str) -> None:
-    """Change settings of a device; an empty value leaves one to the device again.
+    """Change settings of a device; after an empty value the device decides on a setting by itself again.
 
     Raises:
         FleetError: there is no such device or setting, or a value is wrong.
@@ -62,6 +62,9 @@ def change_settings(store: Store, device: str, changes: Mapping[str, str], *, ac
 
 def ask_for_logs(store: Store, device: str, lines: int, *, actor: str) -> DeviceLog:
     """Ask a device for the last lines of its logs, in place of an earlier request.
+
+    Returns:
+        The request, still without an answer; `find_log` returns it with the answer.
 
     Raises:
         FleetError: there is no such device.

@@ -64,10 +64,10 @@ def find_devices(
         session: session of the store.
         search: which devices.
         by_name: whether to sort by name instead.
-        after: `after` of the page before.
+        after: `DevicePage.after` of the page before; empty for the first page.
         limit: most devices of a page.
-        counts: result of `count_devices`, to skip empty groups and choose the faster query.
-        max_listed: among more devices than this, by `counts`, SQLite looks attributes up in the index, see
+        counts: result of `count_devices`, to skip empty groups and choose the faster query; or None.
+        max_listed: above this number of devices in `counts`, SQLite looks attributes up in the index, see
             `selector_sql.Lookup`.
 
     Raises:
@@ -105,7 +105,7 @@ def find_devices(
 
 
 def count_devices(session: Session, search: Search) -> dict[tuple[str, bool], int]:
-    """Return (status, is_online) -> number of devices, whatever `search.status` is.
+    """Return (status, is_online) -> number of devices that `search` finds; its `status` is ignored.
 
     Raises:
         FleetError: the selector is malformed.

@@ -117,7 +117,7 @@ def invite(
     tags: Mapping[str, str] | None = None,
     life_s: float = 86_400.0,
 ) -> list[Invitation]:
-    """Return one-time codes for all these devices, or fail for all.
+    """Make a one-time code for each of these devices; if one is refused, none is made.
 
     Args:
         store: store of the fleet.
@@ -130,7 +130,7 @@ def invite(
         life_s: how long the codes are valid, in seconds.
 
     Raises:
-        ConfigError: a name is malformed or taken.
+        ConfigError: a name is malformed or taken, or a tag is malformed.
     """
     invitations = []
     with store.transaction() as session:
@@ -202,10 +202,11 @@ def describe(store: Store, name: str) -> DeviceDetail:
 
 
 def tag(store: Store, name: str, tags: Mapping[str, str], actor: str) -> None:
-    """Set tags of a device; an empty value removes one.
+    """Set some tags of a device, and keep its others; an empty value removes a tag.
 
     Raises:
-        FleetError: there is no such device, or a tag is malformed.
+        FleetError: there is no such device.
+        ConfigError: a tag is malformed.
     """
     enrolment.check_tags({key: value for key, value in tags.items() if value})
     with store.transaction() as session:
@@ -219,8 +220,14 @@ def tag(store: Store, name: str, tags: Mapping[str, str], actor: str) -> None:
 def revoke(store: Store, name: str, actor: str, why: str) -> None:
     """Shut a device out; the manager ends its connection within seconds.
 
+    Args:
+        store: store of the fleet.
+        name: name of the device.
+        actor: who orders it, for the audit log.
+        why: the reason.
+
     Raises:
-        FleetError: there is no such device.
+        FleetError: there is no such device, or it is revoked already.
     """
     with store.transaction() as session:
         enrolment.revoke(session, name, actor, why)

@@ -18,7 +18,7 @@ _DEVICES = ("edgekit-doctor-1", "edgekit-doctor-2")
 
 
 def probe_broker(authority: Authority | None, addresses: tuple[tuple[str, int], ...]) -> list[Finding]:
-    """Return the findings of the checks of a broker.
+    """Carry out the checks of a broker with certificates of this fleet; return the finding of each.
 
     Args:
         authority: signs certificates for the checks; None probes without TLS.
@@ -43,6 +43,8 @@ def probe_broker(authority: Authority | None, addresses: tuple[tuple[str, int], 
 
 def find_expiries(folder: FleetFolder) -> list[Expiry]:
     """Return everything of a fleet that expires, the earliest first.
+
+    Only the first manager has the repository, so a further manager leaves that out.
 
     Raises:
         ConfigError: a certificate cannot be read.

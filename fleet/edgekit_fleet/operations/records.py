@@ -54,10 +54,10 @@ def read_audit(
 
     Args:
         store: store of the fleet.
-        subject: only of this device, release or rollout.
-        action: only actions that begin with this, such as `rollout` or `alarm.`.
+        subject: only of this device, release or rollout; None for all.
+        action: only actions that begin with this, such as `rollout` or `alarm.`; None for all.
         limit: most entries to return.
-        before: only those with a smaller number.
+        before: only those with a smaller number; None for all.
     """
     statement = select(AuditRow).order_by(AuditRow.number.desc()).limit(limit)
     if subject is not None:
@@ -81,7 +81,7 @@ def read_audit(
 
 
 def find_audit_break(store: Store) -> int | None:
-    """Return the number of the first entry of the audit log that was changed, or None.
+    """Check the audit log; return the number of the first entry that was changed, or None if none was.
 
     Raises:
         RequestError: 429, it is being checked already: a million entries take half a minute.
@@ -130,19 +130,19 @@ def back_up(folder: FleetFolder, path: Path) -> None:
 
 
 def restore(folder: FleetFolder, path: Path, database: str = "") -> None:
-    """Restore a fleet from a backup; the folder must not hold one.
+    """Restore a fleet from a backup into an empty folder.
 
     With a database elsewhere, a further manager also gets its folder in this way.
 
     Args:
-        folder: an empty one.
+        folder: an empty one, or one that does not exist.
         path: path of the backup.
         database: URL of PostgreSQL, which holds the store from now on. A store in the backup is copied into
-            it; without one, the database must hold the store already.
+            that database; if the backup has no store, the database must hold it already.
 
     Raises:
-        ConfigError: the folder holds a fleet, or the file is no backup; the database holds a fleet already,
-            or, where the backup has no store, none.
+        ConfigError: the folder is not empty, or the file is no backup; or the database holds a fleet already,
+            or holds none though the backup has no store.
         OutputError: the folder or the database cannot be written.
     """
     if database and not database.startswith(("postgresql://", "postgres://")):

@@ -75,7 +75,7 @@ def make_release(
     encrypt: bool | None = None,
     allow_plain: bool = False,
 ) -> ReleaseSummary:
-    """Return a new release of packages; devices can fetch it from now on, but no device is told to.
+    """Make a release of packages; devices can fetch it from now on, but no device is told to.
 
     Of an encrypted release the repository gets ciphertext alone, under a new key and name for each package.
 
@@ -83,7 +83,7 @@ def make_release(
         folder: folder of the fleet.
         store: store of the fleet.
         trust: keys whose packages may be released.
-        paths: paths of the packages; one a model and target.
+        paths: paths of the packages; at most one for each model and target.
         actor: who releases.
         name: name of the release; today's date and a number by default.
         note: note to show.
@@ -93,8 +93,9 @@ def make_release(
         allow_plain: release plain packages of models of which an encrypted version was released.
 
     Raises:
-        FleetError: two packages of one model for one target, or the name is taken; or a plain package would
-            follow an encrypted one; or one to encrypt was released plain.
+        FleetError: there are two packages of one model for one target; the name is taken; a plain package
+            would
+            follow an encrypted one; or a package to encrypt was released plain before.
         PackageError: a package is malformed, or its name is released with other content.
         SignatureError: a package is not signed by a trusted key.
         OutputError: the repository or the store cannot be written.
@@ -288,10 +289,17 @@ def _find_score(figures: Mapping[str, JsonValue]) -> dict[str, JsonValue] | None
 
 
 def find_agreement(figures: Mapping[str, JsonValue]) -> float | None:
-    """Return the least agreement with the version before that a package's own evidence suggests.
+    """Return the least agreement with the version before that a package's own evidence suggests, 0 to 1.
 
-    The drop against the source model, on real samples, may also appear against the version before: it is
-    subtracted from the default limit. None if there is no such evidence.
+    What the package lost against its source model on real samples, it may also lose against the version
+    before.
+    So that share is subtracted from the default limit.
+
+    Args:
+        figures: figures of the evidence; `score` is read.
+
+    Returns:
+        None if there is no score, or only one on generated samples.
     """
     score = figures.get("score")
     if not isinstance(score, Mapping) or score.get("samples_kind") == "generated":
@@ -426,7 +434,7 @@ def _summarize(session: Session, rows: Sequence[ReleaseRow]) -> list[ReleaseSumm
 def rotate_keys(
     folder: FleetFolder, store: Store, roles: Sequence[str], *, actor: str, root_folder: Path | None = None
 ) -> None:
-    """Exchange the keys of roles of the repository; see `TufRepository.rotate`.
+    """Exchange the keys of roles of the repository, see `TufRepository.rotate`; the audit log says so.
 
     Args:
         folder: folder of the fleet.
@@ -437,7 +445,7 @@ def rotate_keys(
         root_folder: folder of the root's private keys; beside the others by default.
 
     Raises:
-        FleetError: an unknown role; or the manager's key would change under further managers.
+        FleetError: a role is unknown; or further managers run, each with a copy of the manager's key.
         SignatureError: too few keys of the root are there.
         OutputError: the folder cannot be written.
     """

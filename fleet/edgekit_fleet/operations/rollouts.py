@@ -51,7 +51,7 @@ class RolloutPlan:
         release, selector: release and selector of the rollout.
         planned: devices that get packages, in the order of the names.
         refused: devices that the selector matches and that get nothing.
-        waves: devices at the end of each wave.
+        waves: number of devices that have the release at the end of each wave.
         min_agreement: least agreement with the version before, for the gate.
     """
 
@@ -64,7 +64,7 @@ class RolloutPlan:
 
     @property
     def bytes(self) -> int:
-        """Return what all devices together download."""
+        """The number of bytes that all devices together download."""
         return sum(planned_device.bytes for planned_device in self.planned)
 
 
@@ -73,11 +73,11 @@ class PlanSummary:
     """What a rollout would do, without an object for each device.
 
     Attributes:
-        planned: (packages of one device, names of all devices that get the same).
-        refused: (why a device gets nothing, names of all devices with the same reason).
+        planned: (plan of one device, names of all devices that get the same packages).
+        refused: (why one device gets nothing, names of all devices with the same reason).
         devices: how many devices get packages.
         waves, min_agreement: see `RolloutPlan`.
-        minimum: devices of the first step.
+        minimum: number of devices of the first step.
     """
 
     planned: tuple[tuple[DevicePlan, Sequence[str]], ...]
@@ -160,10 +160,10 @@ def plan_rollout(store: Store, request: RolloutRequest) -> RolloutPlan:
 
 
 def sum_plan(store: Store, request: RolloutRequest) -> PlanSummary:
-    """Return a plan summed over groups of equal devices; changes nothing.
+    """Return what a rollout would do, as `plan_rollout` does, summed over groups of equal devices.
 
     Raises:
-        FleetError: as `plan_rollout`.
+        FleetError: as from `plan_rollout`.
     """
     with store.snapshot() as session:
         packages = read_packages(session, request.release)
@@ -183,10 +183,10 @@ def sum_plan(store: Store, request: RolloutRequest) -> PlanSummary:
 
 
 def start_rollout(store: Store, request: RolloutRequest, actor: str) -> str:
-    """Start a rollout and freeze its cohort; returns its name.
+    """Start a rollout and freeze its cohort; return the rollout's name.
 
     Raises:
-        FleetError: as `plan_rollout`; or no device gets anything, an option is wrong, or the name is taken.
+        FleetError: as from `plan_rollout`; or no device gets anything, or the name is taken.
     """
     now = time.time()
     selector = parse_selector(request.selector)
@@ -257,7 +257,7 @@ def _explain_empty_cohort(request: RolloutRequest, refused: Sequence[DeviceRefus
 
 
 def propose_name(session: Session, release: str) -> str:
-    """Return a name for the next rollout of a release that no rollout has."""
+    """Return a free name for the next rollout of a release, such as `RELEASE-r2`."""
     rollout_count = session.scalar(
         select(func.count()).select_from(RolloutRow).where(RolloutRow.release == release)
     )
@@ -333,14 +333,17 @@ def give_order(
     Args:
         store: store of the fleet.
         name: name of the rollout.
-        order: `abort` also rolls a rollout back that has ended well.
+        order: `approve`, `pause`, `resume`, or `abort`, which also rolls back a rollout that has ended well.
         actor: who orders.
         note: note for the audit log.
         allow_plain: whether a rollback takes devices from an encrypted version back to a plain one, too.
 
+    Returns:
+        The state of the rollout before the manager has carried the order out.
+
     Raises:
-        FleetError: there is no such rollout, or it cannot do that now; or other rollouts have decided on all
-            its devices since it ended; or it leads back to a plain version.
+        FleetError: there is no such rollout, or it cannot do that now. Or, for an abort after the end, other
+            rollouts have decided on all its devices since, or it would lead back to a plain version.
     """
     with store.transaction() as session:
         row = find_row(session, name, will_change=True)
@@ -378,7 +381,7 @@ def give_order(
 
 
 def list_plain_returns(session: Session, row: RolloutRow) -> list[str]:
-    """Return the encrypted models of which some devices would go back to a plain version.
+    """Return the models of which an abort would take devices from an encrypted version back to a plain one.
 
     Empty before the rollout's end: until then a bad release must go back at once, and the plain version is
     still on the device.
@@ -475,7 +478,7 @@ def find_rollout(store: Store, name: str) -> RolloutSummary:
 
 
 def replay_rollout(store: Store, name: str) -> list[Difference]:
-    """Return the decisions that differ when the log of a rollout is decided again; there should be none.
+    """Make the decisions of a rollout again from its log; return those that differ. There should be none.
 
     Raises:
         FleetError: there is no such rollout, or its log is damaged.
@@ -487,13 +490,14 @@ def replay_rollout(store: Store, name: str) -> list[Difference]:
 
 
 def find_tag_effects(store: Store, device: str, tags: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each open rollout that the device would join or leave if its tags changed.
+    """Return a sentence for each open rollout that another set of tags would affect.
 
-    A frozen cohort keeps its devices; only one that devices may join changes.
+    The device would join the rollout; or the selector would not match it any more, although the cohort keeps
+    it.
 
     Args:
         store: store of the fleet.
-        device: whose tags change.
+        device: name of the device whose tags change.
         tags: new values; an empty one removes the tag.
 
     Raises:
@@ -524,7 +528,7 @@ def find_tag_effects(store: Store, device: str, tags: Mapping[str, str]) -> list
 
 
 def find_row(session: Session, name: str, *, will_change: bool = False) -> RolloutRow:
-    """Return the row of a rollout, locked if it will change.
+    """Return the row of a rollout; with `will_change` it is locked until the transaction ends.
 
     Raises:
         NotFoundError: there is none of that name.

@@ -55,7 +55,7 @@ class RunningFleet:
 
 
 def open_authority(folder: FleetFolder, settings: FleetSettings) -> Authority:
-    """Return the authority, with a certificate for the names of the servers; makes missing files.
+    """Return the authority, with a server certificate for the names in the settings; missing files are made.
 
     Raises:
         ConfigError: a file is malformed.
@@ -76,7 +76,9 @@ def start(
     joins: bool = False,
     root_folder: Path | None = None,
 ) -> Iterator[RunningFleet]:
-    """Start a fleet, and end all its parts with the block; makes missing files.
+    """Start a fleet, whose missing files are made, and end all its parts with the block.
+
+    `RunningFleet.run` manages it.
 
     Args:
         folder: folder of the fleet.

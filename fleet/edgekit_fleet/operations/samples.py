@@ -168,10 +168,11 @@ def switch(
 def parse_triggers(text: str) -> tuple[SampleTrigger, ...]:
     """Return the triggers of a text such as `uncertain:0.1 or drift or random:5`.
 
-    The number is the threshold for `uncertain`, and samples a day for other triggers.
+    The number is the threshold for `uncertain`, and the most samples a day for other triggers; it may be
+    missing.
 
     Raises:
-        FleetError: a trigger is unknown, or its number is none.
+        FleetError: a trigger is unknown, or what follows its colon is no number.
     """
     triggers = []
     for part in text.split(" or "):
@@ -201,7 +202,16 @@ def start(
 ) -> SampleOrderStatus:
     """Order samples of a model from the devices that a selector means, also from new ones.
 
-    The arguments are fields of `SampleOrder`; `days`: days from now until the order ends.
+    Args:
+        store: store of the fleet.
+        model: name of the model.
+        selector: devices that shall send samples.
+        triggers: reasons to keep a request.
+        per_day: most samples a day and device.
+        max_bytes: most bytes on a device that wait to be sent.
+        days: days from now until the order ends.
+        window: local time of day in which devices send, as `01:00-04:00`; None for any time.
+        actor: who orders them.
 
     Raises:
         FleetError: the fleet collects no samples, the selector is malformed, or there are too many orders.
@@ -247,7 +257,7 @@ def start(
 
 
 def stop(store: Store, order_id: str, *, actor: str) -> SampleOrderStatus:
-    """End an order; its samples stay.
+    """End an order of samples; the samples that came by it stay. Return the order's state.
 
     Raises:
         NotFoundError: there is no such order, or it was stopped.
@@ -265,7 +275,7 @@ def stop(store: Store, order_id: str, *, actor: str) -> SampleOrderStatus:
 
 
 def read_status(store: Store) -> SampleStatus:
-    """Return whether the fleet collects samples, its orders, and counts."""
+    """Return whether the fleet collects samples, with its newest 200 orders and counts of samples."""
     now = time.time()
     with store.snapshot() as session:
         setting = session.get(SampleSettingRow, SETTING)
@@ -297,10 +307,19 @@ def count_by_trigger(session: Session, choice: SampleChoice) -> dict[str, int]:
 def page_samples(
     session: Session, choice: SampleChoice, *, after: str = "", limit: int = 100
 ) -> tuple[list[SampleSummary], str | None]:
-    """Return a page of samples, the newest first, and `after` of the next page, or None.
+    """Return a page of samples, the newest first.
+
+    Args:
+        session: session of the store.
+        choice: which samples.
+        after: identifier of the last sample of the page before; empty for the first page.
+        limit: most samples of a page.
+
+    Returns:
+        The samples, and `after` of the next page, or None on the last one.
 
     Raises:
-        NotFoundError: `after` is none of the samples any more.
+        NotFoundError: the sample `after` was deleted.
     """
     statement: Select[Any] = select(SampleRow).where(choice.condition())
     order = tuple_(SampleRow.received_at, SampleRow.id)
@@ -316,7 +335,7 @@ def page_samples(
 
 
 def read(store: Store, vault: SampleVault, sample_id: str, *, actor: str) -> tuple[SampleSummary, Sample]:
-    """Return a sample, opened; the audit log says who read it.
+    """Decrypt a stored sample; return it with its summary. The audit log says who read it.
 
     Raises:
         NotFoundError: there is no such sample.
@@ -332,7 +351,7 @@ def read(store: Store, vault: SampleVault, sample_id: str, *, actor: str) -> tup
 
 
 def open_sample(vault: SampleVault, sample_id: str) -> Sample:
-    """Return a sample opened; the caller has recorded the reading in the audit log.
+    """Decrypt a stored sample; the caller has to record the reading in the audit log, as `read` does.
 
     Raises:
         RequestError: 422, its file is damaged.
@@ -344,7 +363,7 @@ def open_sample(vault: SampleVault, sample_id: str) -> Sample:
 
 
 def delete(store: Store, vault: SampleVault, choice: SampleChoice, *, actor: str) -> int:
-    """Delete samples, files first; returns their number.
+    """Delete the samples that `choice` means, files first; return their number.
 
     Raises:
         FleetError: the choice means all samples of the fleet.

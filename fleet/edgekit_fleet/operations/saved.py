@@ -24,27 +24,27 @@ _WORDS: Final[dict[Any, tuple[str, str]]] = {
 
 
 def check_window(window: str) -> None:
-    """Check that devices can read a window.
+    """Check that a window has the form `01:00-04:00` and is not empty.
 
     Raises:
-        FleetError: they cannot.
+        FleetError: it has not.
     """
     if not is_window(window):
         raise FleetError(f"window {window[:40]!r} is not of the form 01:00-04:00, or is empty")
 
 
 def list_queries(session: Session) -> list[SavedQueryRow]:
-    """Return all filters, by name."""
+    """Return all saved filters of devices, by name."""
     return list(session.scalars(select(SavedQueryRow).order_by(SavedQueryRow.name)))
 
 
 def list_windows(session: Session) -> list[SavedWindowRow]:
-    """Return all windows, by name."""
+    """Return all saved windows, by name."""
     return list(session.scalars(select(SavedWindowRow).order_by(SavedWindowRow.name)))
 
 
 def save_query(store: Store, name: str, selector: str, actor: str) -> None:
-    """Keep a selector; one of the same name is replaced.
+    """Keep a selector under a name for all users; one of the same name is replaced.
 
     Raises:
         FleetError: the name is empty or too long, the selector malformed, or there are too many.

@@ -16,7 +16,7 @@ from edgekit_runtime.protocol.streams import StreamOptions, check_fleet_streams,
 
 
 def set_stream(store: Store, device: str, name: str, settings: StreamOptions, *, actor: str) -> None:
-    """Let a device run a stream, in place of one of this name.
+    """Let a device run a stream, in place of one that the fleet wants under this name.
 
     Raises:
         FleetError: there is no such device, or its streams are beyond a limit.
@@ -35,10 +35,10 @@ def set_stream(store: Store, device: str, name: str, settings: StreamOptions, *,
 
 
 def remove_stream(store: Store, device: str, name: str, *, actor: str) -> None:
-    """Let a device end a stream.
+    """Let a device end a stream that the fleet wants of it.
 
     Raises:
-        FleetError: there is no such device or stream.
+        FleetError: there is no such device, or the fleet wants no such stream of it.
     """
     with store.transaction() as session:
         row = find_device(session, device)
@@ -50,12 +50,12 @@ def remove_stream(store: Store, device: str, name: str, *, actor: str) -> None:
 
 
 def read_streams(plain: Mapping[str, object]) -> dict[str, StreamOptions]:
-    """Return the streams of `DeviceRow.streams`, with their passwords."""
+    """Return name -> stream for the value of `DeviceRow.streams`, with passwords."""
     return {name: from_plain(StreamOptions, settings, name) for name, settings in sorted(plain.items())}
 
 
 def hide_passwords(settings: StreamOptions) -> StreamOptions:
-    """Return a stream as people may see it."""
+    """Return the stream without the passwords in the addresses of its source and sinks."""
     sinks = tuple(map(hide_password, settings.sinks))
     return replace(settings, source=hide_password(settings.source), sinks=sinks)
 

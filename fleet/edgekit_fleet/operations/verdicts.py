@@ -26,7 +26,7 @@ _OPEN: tuple[str, ...] = ("running", "paused")
 
 
 def find_verdict(store: Store, name: str) -> RolloutVerdict:
-    """Return the verdict on a rollout.
+    """Return the present verdict on a rollout, with the rollout's state and its reason.
 
     Raises:
         NotFoundError: there is no such rollout.
@@ -50,12 +50,12 @@ def find_verdict(store: Store, name: str) -> RolloutVerdict:
 
 
 def add_evidence(store: Store, name: str, evidence: Evidence, actor: str) -> OutsideFinding:
-    """Add evidence to a rollout, whose next decision heeds it; returns what it says.
+    """Add evidence to a rollout, whose next decision heeds it; return what its gate says to it.
 
     Raises:
         NotFoundError: there is no such rollout.
-        FleetError: it is not open, or the evidence does not fit a gate that it declared.
-        RequestError: 429, it has got too much evidence of this judge within a minute.
+        FleetError: the rollout is not open, or has declared no gate that the evidence fits.
+        RequestError: 429, this actor has sent too much evidence on the rollout within a minute.
     """
     evidence = replace(evidence, who=actor, reason=evidence.reason[:MAX_REASON])
     now = time.time()

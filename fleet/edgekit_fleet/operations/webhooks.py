@@ -60,12 +60,17 @@ class Webhook:
 
 
 def add_webhook(store: Store, name: str, url: str, actions: Sequence[str], *, actor: str) -> str:
-    """Return the secret of a new webhook, which is told of what happens from now on.
+    """Make a webhook, which is told of what happens from now on; return its secret `whsec_...`.
 
-    `actions`: beginnings of actions of the audit log, such as `rollout.`; all if empty.
+    Args:
+        store: store of the fleet.
+        name: name of the webhook.
+        url: `https`, or `http` on this machine.
+        actions: beginnings of actions of the audit log, such as `rollout.`; all if empty.
+        actor: who makes it.
 
     Raises:
-        FleetError: the name is malformed or taken, or the URL is not one of HTTPS.
+        FleetError: the name is malformed or taken, or the URL is refused.
     """
     check_name("webhook", name)
     _check_url(url)
@@ -108,7 +113,7 @@ def list_webhooks(store: Store) -> list[Webhook]:
 
 
 def remove_webhook(store: Store, name: str, *, actor: str) -> None:
-    """Remove a webhook.
+    """Remove a webhook; entries of the audit log that it has not got are not sent any more.
 
     Raises:
         NotFoundError: there is none of that name.
@@ -122,7 +127,14 @@ def remove_webhook(store: Store, name: str, *, actor: str) -> None:
 
 
 def sign(secret: str, identifier: str, timestamp: int, body: bytes) -> str:
-    """Return the value of `webhook-signature`."""
+    """Return the value of the header `webhook-signature` of a message.
+
+    Args:
+        secret: secret of the webhook, `whsec_...`.
+        identifier: value of the header `webhook-id`.
+        timestamp: value of `webhook-timestamp`, in seconds since 1970.
+        body: body of the message.
+    """
     key = base64.b64decode(secret.removeprefix(_PREFIX))
     mac = hmac.digest(key, f"{identifier}.{timestamp}.".encode() + body, hashlib.sha256)
     return f"v1,{base64.b64encode(mac).decode()}"
@@ -155,12 +167,12 @@ class WebhookSender:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; unsent messages follow after the next start."""
+        """Stop sending, and wait for the message under way; unsent messages follow after the next start."""
         self._stop.set()
         self._thread.join(self._answer_limit_s + 1)
 
     def turn(self) -> int:
-        """Send the messages that are due; return how many arrived.
+        """Send the messages that are due by now; return how many arrived.
 
         Raises:
             OutputError: the store cannot be written.

@@ -43,7 +43,7 @@ class ArtifactStorage:
         self._copied: bytes | None = None
 
     def copy(self, repository: Path) -> int:
-        """Copy new files of a repository; returns their number.
+        """Copy the files of a repository that the storage lacks; return how many were copied.
 
         Raises:
             OutputError: the storage cannot be reached or refuses a file; try again.
@@ -111,10 +111,15 @@ class ArtifactStorage:
             raise OutputError(f"cannot read {name} of {self.url}: {first}") from cause
 
     def write(self, name: str, content: bytes, cache: str) -> None:
-        """Store a file; `cache`: value of the header `Cache-Control` with which a bucket serves it.
+        """Store a file.
+
+        Args:
+            name: path of the file in the storage.
+            content: content of the file.
+            cache: value of the header `Cache-Control` with which a bucket serves it.
 
         Raises:
-            OutputError: as from `read`.
+            OutputError: the storage cannot be reached or refuses; try again.
         """
         from obstore.exceptions import BaseError
 
@@ -132,7 +137,7 @@ class ArtifactStorage:
 
 
 def list_files(repository: Path) -> list[Path]:
-    """Return the files to copy: those of a target before the metadata that lists it."""
+    """Return the files of a repository to copy: first targets, then metadata without `timestamp.json`."""
     targets = sorted(path for path in (repository / "targets").rglob("*") if path.is_file())
     metadata = sorted(path for path in (repository / "metadata").glob("*.json"))
     return [path for path in (*targets, *metadata) if path.name[0] != "." and path.name != "timestamp.json"]

@@ -33,10 +33,11 @@ _MAX_PACKAGE_BYTES: Final = 128 << 20  # making a delta takes about 20 times thi
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A package that devices may have.
+    """A released package that devices may have, from which a delta can start.
 
     Attributes:
         manifest_sha256: SHA-256 of the manifest of the package.
+        path: file of the package in the repository.
         key: the key that encrypts the file; None for a plain one.
     """
 
@@ -62,9 +63,14 @@ class NewPackage:
 
 
 def find_bases(session: Session, repository: Path, manifest: Manifest) -> tuple[Base, ...]:
-    """Return the packages from which a delta to a new package pays off, the most used first.
+    """Return the released packages from which deltas to a new package are made, the most used first.
 
-    If no device has reported, this is the newest released package.
+    If no device has reported one, this is the newest released package.
+
+    Args:
+        session: session of the store.
+        repository: folder of the repository.
+        manifest: manifest of the new package.
     """
     statement = (
         select(ReleasePackageRow, ContentKeyRow.content_key)
@@ -96,13 +102,19 @@ def find_bases(session: Session, repository: Path, manifest: Manifest) -> tuple[
 def publish_deltas(
     repository: TufRepository, packages: Sequence[NewPackage], now: float
 ) -> dict[str, tuple[DeltaOffer, ...]]:
-    """Make and offer deltas and coded files; returns the offers of each package by its manifest's digest.
+    """Make and offer deltas and coded files of packages, as far as they pay off and time allows.
 
-    `now`: seconds since 1970.
+    Args:
+        repository: repository that offers them.
+        packages: packages of the release.
+        now: seconds since 1970.
+
+    Returns:
+        The offers of each package by the SHA-256 of its manifest; a package without offers is missing.
 
     Raises:
         OutputError: the repository cannot be written.
-        SignatureError: a key of it is missing.
+        SignatureError: a key of the repository is missing.
     """
     offers: dict[str, tuple[DeltaOffer, ...]] = {}
     give_up_s = time.monotonic() + _MAX_S
@@ -167,5 +179,5 @@ def _encrypt(content: bytes, key: ContentKey) -> bytes:
 
 
 def name_encrypted(stem: str, key: ContentKey) -> str:
-    """Return the stem of an encrypted file's name; it differs for each key."""
+    """Return `stem` with the begin of the key's id, so that a file's name differs for each key."""
     return f"{stem}.{key.key_id[:_ID_DIGITS]}"

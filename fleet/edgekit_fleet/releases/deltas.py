@@ -19,11 +19,14 @@ from edgekit_runtime.errors import PackageError
 
 
 def make_delta(old: bytes, new: bytes) -> tuple[str, bytes] | None:
-    """Return suffix and content of the smallest delta from one package to another; None if none pays off.
+    """Return the smallest delta from one package to another; None if none saves a fifth of the package.
 
     Args:
-        old: content of the old package; it is valid. Empty makes a coded file, which needs no old one.
+        old: content of the old package, which is valid; empty makes a coded file, which needs no old package.
         new: content of the package to make from it; it is valid.
+
+    Returns:
+        The suffix of the file's name, which states the format, and its content.
     """
     makers = [(RUNS_SUFFIX, encode(old, new))]
     if old:

@@ -37,7 +37,9 @@ class ManagerKey:
         self._key: Ed25519PrivateKey | None = None
 
     def read(self) -> Ed25519PrivateKey:
-        """Return the key; without a newer root this only looks for one file.
+        """Return the private key that the newest root names.
+
+        Without a newer root than at the last call this only looks for one file.
 
         Raises:
             PackageError: there is no root, or it cannot be read.
@@ -61,12 +63,15 @@ class ManagerKey:
 
 
 def check_copies(session: Session, folder: FleetFolder, now: float) -> None:
-    """Check that no other manager has a copy of the key and runs, before the key is exchanged.
+    """Check that no other manager runs, which would have a copy of the key, before the key is exchanged.
 
-    `now`: seconds since 1970.
+    Args:
+        session: session of the store.
+        folder: folder of the fleet.
+        now: seconds since 1970.
 
     Raises:
-        FleetError: others run.
+        FleetError: further managers run.
     """
     further = count_living(session, now) - folder.is_running
     if further > 0:
@@ -82,17 +87,17 @@ def record_exchange(session: Session, actor: str, roles: str, key: ManagerKey | 
     Args:
         session: session of a transaction.
         actor: who ordered it.
-        roles: whose keys.
+        roles: roles whose keys were exchanged, as one text.
         key: the manager's key, as it was read after its exchange; None if it is the same.
     """
     audit.record(session, actor, _EXCHANGED, roles, **({} if key is None else {"root": key.version}))
 
 
 def check_newest(session: Session, key: ManagerKey) -> None:
-    """Check that the manager's key was not exchanged in another folder.
+    """Check that the manager's key was not exchanged by a manager with another folder.
 
     Raises:
-        ConfigError: it was, and devices refuse what this one signs.
+        ConfigError: it was, and devices refuse what the key of this folder signs.
     """
     statement = select(AuditRow.detail).where(AuditRow.action == _EXCHANGED).order_by(AuditRow.number.desc())
     root = next((detail["root"] for detail in session.scalars(statement) if "root" in detail), 0)
@@ -105,7 +110,7 @@ def check_newest(session: Session, key: ManagerKey) -> None:
 
 
 def read_newest_root(repository: Path) -> str:
-    """Return the newest root of the repository in a folder; a new device trusts it first.
+    """Return the newest root of the repository in a folder, as JSON; a new device trusts it first.
 
     Raises:
         PackageError: there is none, or it cannot be read.

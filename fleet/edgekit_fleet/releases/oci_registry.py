@@ -39,12 +39,12 @@ _LOOPBACK: Final = ("127.0.0.1", "localhost")
 
 
 def is_reference(text: str) -> bool:
-    """Return whether a text names an artifact in a registry instead of a file."""
+    """Return True if a text names an artifact in a registry (`oci://...`) instead of a file."""
     return text.startswith("oci://")
 
 
 def fetch_package(reference: str, folder: Path) -> Path:
-    """Return a package from a registry, as a file in `folder`.
+    """Fetch a package from a registry into `folder`, and return the path of its file.
 
     Args:
         reference: `oci://HOST/NAME@sha256:DIGEST`. A registry on this machine is asked by HTTP, all others by

@@ -103,7 +103,7 @@ class NewTarget:
 
     @property
     def path(self) -> str:
-        """Return its path in the repository: `CLASS/NAME`."""
+        """Its path in the repository: `CLASS/NAME`."""
         return f"{self.device_class}/{self.name}"
 
 
@@ -152,13 +152,13 @@ class TufRepository:
 
     @property
     def exists(self) -> bool:
-        """Return whether `create` was completed here."""
+        """Whether `create` was completed here."""
         return (self.folder / "metadata" / "timestamp.json").exists()
 
     def create(
         self, now: float, *, root_keys: int = 1, threshold: int = 1, root_folder: Path | None = None
     ) -> None:
-        """Make an empty repository with new keys; completes one that was cut off, and leaves a complete one.
+        """Make an empty repository with new keys; complete one that was cut off, and leave a complete one.
 
         Args:
             now: seconds since 1970.
@@ -232,7 +232,9 @@ class TufRepository:
         """Offer the files at these paths no longer; a device that has one installed keeps it.
 
         Args:
-            paths: the paths, or what returns them once no other process changes the repository.
+            paths: paths `CLASS/NAME`, or a function that returns them; it is called while no other process
+                can
+                change the repository.
             now: seconds since 1970.
 
         Raises:
@@ -263,7 +265,7 @@ class TufRepository:
         return {file.path: _describe(file) for file in files}
 
     def read_root(self, version: int = 1) -> bytes:
-        """Return a version of the root. A device gets one at enrolment, and finds later ones from there.
+        """Return the signed JSON of a version of the root. A device gets one at enrolment, later ones by TUF.
 
         Raises:
             PackageError: it cannot be read.
@@ -271,12 +273,15 @@ class TufRepository:
         return self._read_bytes(f"{version}.root.json")
 
     def refresh(self, now: float) -> bool:
-        """Sign metadata again that is past half of its life, or valid for too long; returns whether any was.
+        """Sign metadata again that is past half of its life, or valid for longer than its role allows.
 
         This leaves out the root, whose keys may be offline. `read_expiries` says when `rotate` is due.
 
         Args:
             now: seconds since 1970.
+
+        Returns:
+            True if anything was signed.
 
         Raises:
             OutputError: the folder cannot be written.
@@ -358,14 +363,17 @@ class TufRepository:
         return named
 
     def pack_metadata(self, now: float, expires_at: float) -> dict[str, bytes]:
-        """Return the metadata as files for devices without a network, by path in the repository.
+        """Return the files of the metadata for devices without a network: path in the repository -> content.
 
-        Its timestamp is valid for longer than that of the web server. For that long, a carrier of these files
-        can hide newer releases from devices that get their metadata this way.
+        The timestamp among them is signed anew and valid until `expires_at`, longer than that of the web
+        server.
+        For that long, a carrier of these files can hide newer releases from devices that get their metadata
+        from
+        them.
 
         Args:
             now: seconds since 1970.
-            expires_at: time until which devices accept it.
+            expires_at: time until which devices accept it, in seconds since 1970.
 
         Raises:
             PackageError: the repository cannot be read.
@@ -388,7 +396,7 @@ class TufRepository:
             return {**files, "metadata/timestamp.json": metadata.to_bytes(JSONSerializer(compact=True))}
 
     def read_expiries(self) -> dict[str, tuple[float, float]]:
-        """Return role -> its expiry in seconds since 1970, and the length of its validity in seconds.
+        """Return role -> (end of its validity in seconds since 1970, lifetime of its metadata in seconds).
 
         Raises:
             PackageError: the repository cannot be read.
@@ -424,8 +432,8 @@ class TufRepository:
             roles: `root`, `targets`, `snapshot`, `timestamp`, `class-CLASS`, `manager`; empty only renews the
                 root.
             root_folder: folder of the root's keys; beside the others by default. New ones go there too.
-            root_keys: number of keys of the new root, if they are exchanged.
-            threshold: how many of them must sign the root after it.
+            root_keys: number of keys of the new root, if `roles` has `root`.
+            threshold: how many of them must sign the roots after it.
 
         Raises:
             SignatureError: too few keys of the root are there, or the root's own keys have another number.
@@ -645,7 +653,13 @@ class TufRepository:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes from changing the repository, and remove files that a killed one left."""
+        """Keep other processes from changing the repository during the block.
+
+        It first removes temporary files that a killed process left.
+
+        Raises:
+            OutputError: the folder of the keys cannot be written.
+        """
         try:
             file = (self._keys.folder / "repository.lock").open("ab")
         except OSError as cause:

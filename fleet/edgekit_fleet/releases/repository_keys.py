@@ -37,10 +37,10 @@ class RepositoryKeys:
         self._disk = disk
 
     def signers(self, role: str) -> tuple[CryptoSigner, ...]:
-        """Return all signers of a role: its key, and also the next key during an exchange.
+        """Return the signers of a role: that of its present key, and that of the next one during an exchange.
 
         Raises:
-            SignatureError: there is no key, or its file holds none.
+            SignatureError: the role has no key, or a file holds none.
         """
         paths = [path for path in (self._path(role), self._path(role, _NEXT)) if path.exists()]
         if not paths:
@@ -51,7 +51,7 @@ class RepositoryKeys:
         return tuple(read_signer(path) for path in paths)
 
     def current(self, role: str) -> CryptoSigner:
-        """Return the key of a role; makes it if there is none.
+        """Return the signer with the present key of a role; the key is made if it is missing.
 
         Raises:
             SignatureError: its file holds no key.
@@ -60,7 +60,7 @@ class RepositoryKeys:
         return self._make(self._path(role))
 
     def next(self, role: str) -> CryptoSigner:
-        """Return the next key of a role; create it if it is missing.
+        """Return the signer with the next key of a role; the key is made if it is missing.
 
         Raises:
             SignatureError: its file holds no key.
@@ -69,7 +69,7 @@ class RepositoryKeys:
         return self._make(self._path(role, _NEXT))
 
     def renew_next(self, role: str) -> CryptoSigner:
-        """Return a new next key of a role; the next key of an interrupted exchange is deleted.
+        """Make a next key of a role, in place of that of an interrupted exchange; return its signer.
 
         Raises:
             OutputError: it cannot be written.
@@ -78,7 +78,7 @@ class RepositoryKeys:
         return read_signer(self._path(role, _NEXT))
 
     def list_private(self, role: str) -> list[Ed25519PrivateKey]:
-        """Return the private keys of a role: the next key if there is one, and the present one.
+        """Return the private keys of a role: first the next key if there is one, then the present one.
 
         Raises:
             SignatureError: a file holds no key.
@@ -87,7 +87,7 @@ class RepositoryKeys:
         return [_read_private(path) for path in paths if path.exists()]
 
     def finish_exchange(self, role: str, trusted: frozenset[str]) -> None:
-        """Drop the old key of a role if the metadata names the next one.
+        """Put the next key of a role in place of the present one, if the metadata names the next one.
 
         Args:
             role: role whose key was exchanged.
@@ -115,7 +115,7 @@ class RepositoryKeys:
 
 
 def read_root_signers(folder: Path) -> tuple[CryptoSigner, ...]:
-    """Return the keys `root-*.pem` in a folder.
+    """Return the signers with the keys `root-*.pem` in a folder; none if it has no such file.
 
     Raises:
         SignatureError: a file holds no key.
@@ -124,7 +124,7 @@ def read_root_signers(folder: Path) -> tuple[CryptoSigner, ...]:
 
 
 def make_root_keys(folder: Path, count: int, disk: Disk = DISK) -> tuple[CryptoSigner, ...]:
-    """Return new keys of the root, written as further files `root-N.pem`.
+    """Make `count` keys of the root, written as further files `root-N.pem`; return their signers.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -138,7 +138,7 @@ def make_root_keys(folder: Path, count: int, disk: Disk = DISK) -> tuple[CryptoS
 
 
 def write_key(path: Path, key: Ed25519PrivateKey, disk: Disk = DISK) -> None:
-    """Write a private key that only its owner can read.
+    """Write a private key as PEM into a file that only its owner can read.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -148,10 +148,10 @@ def write_key(path: Path, key: Ed25519PrivateKey, disk: Disk = DISK) -> None:
 
 
 def read_signer(path: Path) -> CryptoSigner:
-    """Return a signer with the private key in a file.
+    """Return a signer with the private key in a PEM file.
 
     Raises:
-        SignatureError: unreadable, or no Ed25519 private key.
+        SignatureError: the file cannot be read, or holds no Ed25519 private key.
     """
     return CryptoSigner(_read_private(path))
 

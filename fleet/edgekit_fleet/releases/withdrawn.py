@@ -7,9 +7,11 @@ from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow
 
 
 def list_withdrawn(session: Session, before: float) -> set[str]:
-    """Return paths of packages and deltas of releases withdrawn before a time, unless others have them.
+    """Return the paths `CLASS/NAME` of packages and deltas that only withdrawn releases have.
 
-    `before`: seconds since 1970.
+    Args:
+        session: session of the store.
+        before: only releases that were withdrawn before this time count as withdrawn; seconds since 1970.
     """
     statement = select(ReleaseRow.withdrawn_at, ReleasePackageRow.path, ReleasePackageRow.deltas)
     files: dict[bool, set[str]] = {True: set(), False: set()}

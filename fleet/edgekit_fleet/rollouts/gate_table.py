@@ -127,7 +127,13 @@ class Gate:
         return change if self.worse == "higher" else -change
 
     def find_limit(self, limits: Mapping[str, float]) -> float | None:
-        """Return the evidence at its limit; None if the rollout lacks it, or no mean can exceed it."""
+        """Return the limit of this gate in the unit of its evidence.
+
+        None if the rollout has no such limit, or evidence is clipped at it, so that no mean can exceed it.
+
+        Args:
+            limits: limits of the rollout, by name.
+        """
         value = limits.get(self.limit.name)
         if value is None:
             return None
@@ -138,7 +144,7 @@ class Gate:
         return value if value < self.most else None
 
     def to_figure(self, evidence: float) -> float:
-        """Return a mean of evidence as a figure, in the unit of the limit that people set."""
+        """Return the figure that a mean of evidence stands for, in the unit of the limit that people set."""
         if self.compare == "difference":
             return evidence
         sign = 1.0 if self.worse == "higher" else -1.0
@@ -278,7 +284,7 @@ LIMITS: Final = (*(gate.limit for gate in GATES), MIN_REQUESTS, ALPHA)
 
 
 def make_limits(changes: Mapping[str, float] | None = None) -> dict[str, float]:
-    """Return all limits of a rollout: the changes, and the defaults of the others.
+    """Return all limits of a rollout by name: `changes`, and the defaults of the others.
 
     Raises:
         FleetError: a limit is unknown, or out of its range.
@@ -297,7 +303,7 @@ def make_limits(changes: Mapping[str, float] | None = None) -> dict[str, float]:
 
 
 def check_stored_limits(values: Mapping[str, float]) -> None:
-    """Check limits of a stored rollout; values that only earlier versions allowed pass.
+    """Check the limits of a stored rollout; values pass that only earlier versions of edgekit allowed.
 
     Raises:
         ValueError: a limit is unknown, or no gate can be decided with it.
