@@ -118,13 +118,16 @@ class PipelineSession:
         return shared
 
     def cancel_runs(self) -> None:
-        """End the runs under way with a `BackendError`, from any thread; later runs work."""
+        """End the runs under way with an error, from any thread; later runs work.
+
+        A run ends before its next crop, or at once where the engine of its stage can be stopped.
+        """
         self._stops += 1
         for session in self.sessions.values():
             cancel_runs(session)
 
     def interrupt(self) -> None:
-        """End all runs with an error, those under way and all later ones."""
+        """End the runs under way with an error; where the engines can be stopped, later ones, too."""
         self._stops += 1
         for session in self.sessions.values():
             interrupt: Callable[[], None] = getattr(session, "interrupt", lambda: None)

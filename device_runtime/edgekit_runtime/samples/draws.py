@@ -162,9 +162,10 @@ class Draw:
         return [Selection(tuple(lines), 1 - rests[order]) for order, lines in drawn.items()]
 
     def settle(self, fits: Sequence[bool]) -> None:
-        """Count which lines fit the request, and give back the credit of hits that became no sample.
+        """Count which lines fit the request, and give back the credit of hits that do not fit it.
 
-        A request that an application chose is not counted.
+        Several hits of one order make one sample, which costs the order's credit once. A request that an
+        application chose is not counted.
 
         Args:
             fits: for each of `lines`, whether its trigger fits the request.

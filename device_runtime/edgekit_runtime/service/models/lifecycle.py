@@ -96,7 +96,7 @@ class Lifecycle:
     async def drain(self, served: Served, late: Callable[[], object] | None = None) -> bool:
         """Wait for the calls of a version, which accepts no more; return whether they end in time.
 
-        Calls that do not are counted and logged.
+        If they do not, that is counted and logged.
 
         Args:
             served: the version.

@@ -42,7 +42,7 @@ class InstalledModels(Source):
         """Return the packages that `open` would open now: the specific versions, or else the active one.
 
         Raises:
-            EdgekitError: there are none.
+            EdgekitError: there is no such model or version, or nothing is installed.
         """
         servables = []
         for version in policy.ordered() or (None,):
@@ -100,7 +100,7 @@ class InstalledModels(Source):
         """Verify a package that was served before, and return the result of `load`; counts no start.
 
         Raises:
-            SlotError: it is not installed any more, or cannot be opened.
+            EdgekitError: it is not installed any more, or cannot be opened.
         """
         with self._slots.open(package.name, package.sha256) as opened:
             return load(opened)
