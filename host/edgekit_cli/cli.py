@@ -66,7 +66,7 @@ def _print_version(ctx: click.Context) -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code.
+    """Run one command, print its errors, and return its exit code (`docs/reference/exit-codes.md`).
 
     Args:
         argv: the arguments after the program's name; None takes those of the process.

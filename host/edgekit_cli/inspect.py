@@ -27,7 +27,14 @@ _MAX_SHOWN = 1e300  # JSON allows larger integers, which no float holds
 
 
 class PackageEvidence(NamedTuple):
-    """The evidence file beside a package; `problem` says why it is no evidence for the package, if so."""
+    """The evidence file beside a package.
+
+    Attributes:
+        path: the file.
+        verified: whether a key that is trusted here signed it.
+        predicate: its content; empty if there is a problem.
+        problem: why it is no evidence for the package; None if it is.
+    """
 
     path: Path
     verified: bool
@@ -36,7 +43,16 @@ class PackageEvidence(NamedTuple):
 
 
 class Inspection(NamedTuple):
-    """A package as found; unless it is `verified`, its `key_id` is only a claim."""
+    """What a package holds, also one whose key is not trusted here.
+
+    Attributes:
+        path: the package.
+        manifest: its manifest.
+        verified: whether a key that is trusted here signed it; if not, `key_id` is only a claim.
+        key_id: identifier of the key that signed it.
+        key_name: name of that key on this machine; None if it has none.
+        evidence: the evidence file beside it; None without one.
+    """
 
     path: Path
     manifest: Manifest

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def show_tflite(path: Path, *, as_json: bool) -> None:
-    """Print what a model holds.
+    """Print interface, operators and layers of a `.tflite` model; as JSON if `as_json`.
 
     Raises:
         ModelError: the file cannot be used, or LiteRT does not run it.

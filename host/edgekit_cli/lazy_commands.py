@@ -22,7 +22,10 @@ class LazyCommand(click.Command):
         return self.load().make_context(info_name, args, parent, **extra)
 
     def load(self) -> click.Command:
-        """Return the command: `command` of the module with its name, else the function with its name."""
+        """Import the command's module, and return the command.
+
+        It is `command` of a module that has the command's name, else the module's attribute of that name.
+        """
         module = importlib.import_module(self._module)
         is_own = self._module.endswith(f".{self.name}")
         command: click.Command = module.command if is_own else getattr(module, str(self.name))
@@ -33,6 +36,8 @@ def lazy_commands(
     names: Mapping[str, str], folder: str, files: Mapping[str, str] | None = None
 ) -> list[click.Command]:
     """Return those commands of a Python package whose modules are installed, in the order of `names`.
+
+    No module of a command is imported.
 
     Args:
         names: name of a command -> its short help.
@@ -51,5 +56,5 @@ class OrderedGroup(click.Group):
     """Lists its commands in the given order, not alphabetically."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """The names in the given order."""
+        """Return the names of the commands in the order in which they were given."""
         return list(self.commands)

@@ -27,10 +27,12 @@ ssh_config_option = click.option(
 
 
 def parse_host(text: str, ssh_config: Path | None) -> SshHost:
-    """Return the address of the device.
+    """Return the address of a device, as `SshHost.parse` reads it.
+
+    `ssh_config`: configuration of ssh; None for the user's own.
 
     Raises:
-        ConfigError: the text has another form.
+        ConfigError: the text is no such address.
         ProvisioningError: this installation lacks the commands of `edgekit device`.
     """
     try:

@@ -156,12 +156,20 @@ def tag(device: str, tags: tuple[str, ...], *, is_sure: bool, path: Path | None,
 
 
 def set_tags(fleet: FleetCaller, device: str, tags: Mapping[str, str], *, is_sure: bool) -> DeviceSummary:
-    """Set tags, and return the device; asks on a terminal if this affects an open rollout.
+    """Set tags of a device, and return it with them.
 
-    `tags`: an empty value removes one.
+    If this affects an open rollout, and `is_sure` is False, ask on the terminal.
+
+    Args:
+        fleet: the fleet.
+        device: name of the device.
+        tags: name -> value; an empty value removes the tag.
+        is_sure: whether to set them without asking.
 
     Raises:
-        FleetError: there is no such device, or nobody can be asked.
+        FleetError: there is no such device, or there is no terminal to ask on.
+        RequestError: a server of the fleet refuses for one of these reasons.
+        click.Abort: the answer is no.
     """
     from edgekit_fleet.api.endpoints.devices import TagDevice, tag_device
 

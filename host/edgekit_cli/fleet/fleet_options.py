@@ -37,10 +37,13 @@ def folder_and_json_options(function: Command) -> Command:
 
 @dataclass(frozen=True, slots=True)
 class ChosenServer:
-    """The server that the options before the command choose.
+    """The server that the options of `edgekit fleet`, before the command, choose.
 
     Attributes:
-        is_explicit: whether the URL comes from the option, not from the environment variable.
+        url: its URL; None if none is chosen.
+        token_file: file of the token to log in with; None for the environment variable.
+        authority: file of the certificate that must have signed the server's; None for the system's.
+        is_explicit: whether the URL comes from the option `--server`, not from the environment variable.
     """
 
     url: str | None
@@ -50,7 +53,7 @@ class ChosenServer:
 
 
 def keep_server(server: str | None, token_file: Path | None, ca: Path | None) -> None:
-    """Keep the options of `edgekit fleet` for its commands."""
+    """Keep the options of `edgekit fleet` in click's context, where `find_chosen` finds them."""
     context = click.get_current_context()
     source = context.get_parameter_source("server")
     is_explicit = source is click.core.ParameterSource.COMMANDLINE
@@ -58,10 +61,10 @@ def keep_server(server: str | None, token_file: Path | None, ca: Path | None) ->
 
 
 def check_local() -> None:
-    """Refuse `--server` for a command that works only on the fleet's own machine.
+    """Check that a command which works only on the fleet's own machine is called without `--server`.
 
     Raises:
-        click.UsageError: `--server` is given.
+        click.UsageError: it is called with `--server`.
     """
     chosen = find_chosen()
     if chosen is not None and chosen.is_explicit:
@@ -70,7 +73,7 @@ def check_local() -> None:
 
 
 def find_chosen() -> ChosenServer | None:
-    """Return the server that the options before the command chose; None without one."""
+    """Return the options of `edgekit fleet` that name a server; None if none were kept, see `keep_server`."""
     chosen: ChosenServer | None = click.get_current_context().meta.get(_KEY)
     return chosen
 
@@ -105,10 +108,13 @@ def find_folder(path: Path | None) -> FleetFolder:
 
 @contextlib.contextmanager
 def open_fleet(path: Path | None) -> Iterator[tuple[FleetFolder, Store]]:
-    """Yield the folder and the open store of an existing fleet.
+    """Yield the folder and the open store of an existing fleet; close the store at the end.
+
+    `path`: as for `find_folder`.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no fleet, or see `find_folder`.
+        click.UsageError: see `find_folder`.
     """
     folder = find_folder(path)
     with contextlib.closing(folder.open_store()) as store:
@@ -116,7 +122,7 @@ def open_fleet(path: Path | None) -> Iterator[tuple[FleetFolder, Store]]:
 
 
 def find_actor() -> str:
-    """Return who runs the command, for the audit log."""
+    """Return the login name of whoever runs the command, for the audit log; `unknown` without one."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a user without an entry
@@ -137,10 +143,12 @@ def print_json(value: Any) -> None:
 
 
 def read_tags(texts: tuple[str, ...], option: str = "--tag") -> dict[str, str]:
-    """Return the tags in texts such as `site=lyon`.
+    """Return the tags in texts such as `site=lyon`, as name -> value; the value may be empty.
+
+    `option`: name of the option, for the message.
 
     Raises:
-        click.UsageError: one is malformed.
+        click.UsageError: a text is not NAME=VALUE.
     """
     tags = {}
     for text in texts:
@@ -152,7 +160,7 @@ def read_tags(texts: tuple[str, ...], option: str = "--tag") -> dict[str, str]:
 
 
 def format_time(at: float | None) -> str:
-    """Return a time as `2026-11-22 23:05:18 UTC`, as the console and devices write it."""
+    """Return a time, in seconds since 1970, as `2026-11-22 23:05:18 UTC`; None as `never`."""
     from edgekit_runtime.agent.trusted_time import format_utc
 
     return "never" if at is None else format_utc(at)

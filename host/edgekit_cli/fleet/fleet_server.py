@@ -23,18 +23,20 @@ if TYPE_CHECKING:
 
 
 def is_remote(path: Path | None) -> bool:
-    """Return whether a command works on a server: a server is named, and `--folder` is not."""
+    """Return whether a command works on a server: one is chosen, and `--folder` (`path`) is not given."""
     chosen = find_chosen()
     return path is None and chosen is not None and bool(chosen.url)
 
 
 @contextlib.contextmanager
 def connect(path: Path | None) -> Iterator[FleetCaller]:
-    """Yield the fleet: the server if one is named, else that of the folder.
+    """Yield the fleet that a command works on: that of a folder, or of a server if one is chosen.
+
+    `path`: the folder; None for the chosen server, or without one for the default folder.
 
     Raises:
         ConfigError: there is no fleet, the URL is malformed, or something is not installed.
-        click.UsageError: there is no token, or both folder and server are named.
+        click.UsageError: there is no token for the server, or both `--folder` and `--server` are given.
     """
     check_installed()
     from edgekit_fleet.api.client import LocalFleet, RemoteFleet

@@ -16,7 +16,7 @@ COMMANDS = {
 
 
 def check_installed() -> None:
-    """Refuse a command whose packages are missing.
+    """Check that the packages which `edgekit hil` needs are installed.
 
     Raises:
         BenchError: labgrid or pytest is not installed.

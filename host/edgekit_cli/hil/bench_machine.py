@@ -22,10 +22,11 @@ _FOLDER = "profile"
 
 @dataclass(frozen=True, slots=True)
 class MeteredMachine:
-    """A machine that measures, with the meter of its bench.
+    """A machine on which to measure, and what measures its power.
 
     Attributes:
-        meter: what measures its power, or None.
+        machine: the machine.
+        meter: meter of its bench; None without one.
         meter_text: what the meter measures, or why there is no meter.
     """
 
@@ -35,13 +36,14 @@ class MeteredMachine:
 
 
 def find_device(text: str) -> contextlib.AbstractContextManager[MeteredMachine]:
-    """Return a machine, or the device of a bench, which is opened when the block begins.
+    """Return a context with a machine, or with the device of a bench, which is opened when the block begins.
 
     Args:
-        text: as `Machine.parse` takes it; or the path of an environment file, or the name of a bench.
+        text: a machine as `Machine.parse` takes it; or a bench: the path of its environment file, or its
+            name.
 
     Raises:
-        CutError: it is none of these.
+        CutError: the text is none of these.
     """
     from edgekit_offload.profiling.machine import Machine
 
@@ -54,7 +56,7 @@ def find_device(text: str) -> contextlib.AbstractContextManager[MeteredMachine]:
 
 
 def find_names(text: str) -> tuple[str, str] | None:
-    """Return the target of a bench and the name of its profile, or None if `text` names no bench."""
+    """Return the name of a bench's target and the name of its profile; None if `text` names no bench."""
     if not _is_bench(text):
         return None
     from edgekit_hil.benches.bench_file import find_bench

@@ -33,10 +33,10 @@ _NUMBER = re.compile(r"([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,3})?)\s*([A-Za-zµ%]*
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits by name, each in its unit of `UNITS`.
+    """The limits that a package must keep at once.
 
     Attributes:
-        limits: name -> largest value allowed.
+        limits: name of a figure -> largest value allowed, in the unit that `UNITS` gives it.
     """
 
     limits: Mapping[str, float]
@@ -47,16 +47,20 @@ class Budget:
                 raise ValueError(f"limit {name!r} = {value!r}")
 
     def violations(self, figures: Mapping[str, float]) -> tuple[str, ...]:
-        """Return the names of the limits that `figures` (in the same units) exceed.
+        """Return the names of the limits that `figures` (in the same units) exceed; NaN exceeds every limit.
 
         Raises:
-            KeyError: a figure that is limited is missing.
+            KeyError: `figures` lacks a figure that has a limit.
         """
         # Not `>`: NaN would keep every limit.
         return tuple(name for name, most in self.limits.items() if not figures[name] <= most)
 
     def excess(self, figures: Mapping[str, float]) -> float:
-        """Return the sum of relative excesses over the limits; 0 if all are kept."""
+        """Return the sum over all exceeded limits of excess / limit; 0 if all are kept.
+
+        Raises:
+            KeyError: `figures` lacks a figure that has a limit.
+        """
         return sum(
             (figures[name] - self.limits[name]) / max(self.limits[name], 1e-9)
             for name in self.violations(figures)
@@ -64,9 +68,9 @@ class Budget:
 
 
 def parse_budget(text: str) -> Budget:
-    """Read `size=10MB,transport=2MB,latency=5ms,memory=64MB,energy=20mJ,drop=1%`.
+    """Parse limits such as `size=10MB,transport=2MB,latency=5ms,memory=64MB,energy=20mJ,drop=1%`.
 
-    Unless given, size=10MB and drop=1%.
+    If the text leaves them out, `size=10MB` and `drop=1%` hold; others do not.
 
     A limit needs a unit, except 0: `size=2` might mean 2 MB or 2 bytes, `drop=0.01` one point or 0.01.
 

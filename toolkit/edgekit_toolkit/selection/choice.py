@@ -33,7 +33,7 @@ class CandidateFigures:
             was measured on the target.
         host_ratio: processor time measured on this machine as a multiple of the source model's; infinite if
             it was not.
-        drop_error: standard error of the drop in points.
+        drop_error: standard error of the drop, in points.
         snr_db: signal to noise of the outputs on samples that choose, against the float model.
     """
 
@@ -63,11 +63,12 @@ class Choice:
     """The outcome of the search.
 
     Attributes:
-        chosen: id, or None if no candidate keeps all limits.
+        chosen: id of the chosen candidate; None if no candidate keeps all limits.
         binding: names of the binding limits: every candidate that keeps the other limits exceeds one of
             these.
-        closest: id of the candidate that exceeds its limits least, if none is chosen.
-        needed: needed changes of limits, if none is chosen.
+        closest: id of the candidate that exceeds the limits least; None if one is chosen.
+        reason: why it was chosen, or why none was, for the user.
+        needed: text with the limits that `closest` would keep, for the user; None if one is chosen.
     """
 
     chosen: str | None
@@ -78,7 +79,7 @@ class Choice:
 
 
 def pareto_front(candidates: Sequence[CandidateFigures]) -> frozenset[str]:
-    """Return the Pareto front's ids: no other candidate is as good in all costs and better in one.
+    """Return the ids of the Pareto front: no other candidate is as good in all costs and better in one.
 
     The latency on this machine counts as a cost too: among those alike on the target it decides the choice.
     """
@@ -92,9 +93,10 @@ def pareto_front(candidates: Sequence[CandidateFigures]) -> frozenset[str]:
 def rank_further(candidates: Sequence[CandidateFigures], budget: Budget) -> list[CandidateFigures]:
     """Return candidates worth carrying beside the choice: the most accurate first, among equals the fastest.
 
-    These are the candidates that keep all limits and that no other such one matches or beats in latency, size
-    and drop while beating it in one; latencies within their uncertainty count as equal. The choice is the
-    fastest, so the others have better accuracy or size, and a device with power to spare wants accuracy.
+    A candidate is worth it if it keeps all limits, and no other candidate that keeps them is as good in
+    latency, size and drop, and better in one; latencies within their uncertainty count as equal. The choice
+    is the fastest, so the others have better accuracy or size, and a device with power to spare wants
+    accuracy.
 
     `candidates`: candidates of all engines, the chosen ones included.
     """
@@ -316,8 +318,9 @@ class FloatRatio:
         modelled: ratio modelled for the target; None if one latency cannot be modelled, or if latency here
             holds for the target.
         uncertainty: factor by which `modelled` may be off.
-        here: ratio to the float candidate of the same engine, measured in turns on this machine.
-        here_to_source: ratio to the source model, measured in the same way.
+        here: latency as a multiple of that of the engine's float candidate, measured in turns on this
+            machine.
+        here_to_source: the same against the source model.
     """
 
     modelled: float | None
@@ -327,9 +330,11 @@ class FloatRatio:
 
 
 def find_slowdown(ratio: FloatRatio, target: str) -> list[str]:
-    """Return a warning if the candidate is slower here than the float model, or nothing.
+    """Return one warning if the candidate is slower on this machine than a float model; else none.
 
-    `ratio`: latency of the chosen candidate over the float model's.
+    Args:
+        ratio: latency of the chosen candidate over that of the float model.
+        target: name of the target, for the text.
     """
     against = {"float32": ratio.here, "the source model": ratio.here_to_source}
     slower = [f"{value:.2f} x {name}" for name, value in against.items() if value > 1 + SAME_LATENCY]

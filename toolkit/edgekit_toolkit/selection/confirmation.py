@@ -30,8 +30,9 @@ class HeldDrop:
     """The drop of a candidate that is compared with the limit.
 
     Attributes:
+        drop: estimate of the drop and its samples.
         confidence: confidence level of the drop's interval, 0..1.
-        held_back: whether its samples were held back from the choice.
+        held_back: whether the samples of the estimate were held back from the choice.
     """
 
     drop: Drop
@@ -43,7 +44,10 @@ class HeldDrop:
         return self.drop.interval(self.confidence)
 
     def state(self, limit_points: float) -> State:
-        """Return how the drop relates to a limit; samples that chose the candidate cannot show `ok`."""
+        """Return how the drop relates to a limit in points: `ok`, `over` or `not resolved`.
+
+        Samples that chose the candidate cannot show `ok`.
+        """
         low = self.drop.points
         if self.held_back:
             low = self.drop.interval(_REJECTION_CONFIDENCE).low
@@ -52,14 +56,20 @@ class HeldDrop:
         return "ok" if self.held_back and self.interval.high <= limit_points else "not resolved"
 
     def exceeds(self, limit_points: float | None, *, strict: bool) -> bool:
-        """Return True if the drop is over a limit, or, where that is strict, not shown to be within it."""
+        """Return True if the drop is over the limit, or, if `strict`, is not shown to be within it.
+
+        `limit_points`: the limit; None for no limit, which nothing exceeds.
+        """
         if limit_points is None:
             return False
         state = self.state(limit_points)
         return state == "over" or (strict and state != "ok")
 
     def samples_needed(self, limit_points: float) -> int | None:
-        """Return about how many evaluation samples would show the limit to be kept, or None if none do."""
+        """Return about how many evaluation samples would show that the drop keeps a limit.
+
+        None if the estimate is not below the limit, or is so close to it that far too many would be needed.
+        """
         count = self.drop.samples_for(limit_points, self.confidence)
         return None if count is None else max(LEAST_TO_HOLD_BACK, math.ceil(count / CONFIRMATION_SHARE))
 
@@ -69,9 +79,11 @@ class Acceptance:
     """What the target's engine says about a candidate.
 
     Attributes:
-        refuser: engine that refuses it, or an empty text.
-        tensorrt: TensorRT's check, if it was made.
-        proof: outcome of the release that devices run.
+        refuser: engine that refuses the candidate; empty if none does.
+        refusal: why it does; empty if none does.
+        notes: remarks for the report.
+        tensorrt: result of TensorRT's check; None if it was not made.
+        proof: result of the test with the engine's release that devices run; None if it was not made.
     """
 
     refuser: str = ""
@@ -87,8 +99,8 @@ class AcceptedChoice:
 
     Attributes:
         choice: choice among the candidates that are not refused.
-        acceptance: what it says about the chosen candidate; None if none was chosen.
-        notes: refused or unchecked candidates, for the report.
+        acceptance: what the engine says about the chosen candidate; None if none was chosen.
+        notes: remarks on candidates that were refused or not checked, for the report.
     """
 
     choice: Choice
@@ -101,8 +113,9 @@ class ConfirmedChoice:
     """A choice, and the drop of each candidate that was compared with the limit.
 
     Attributes:
+        accepted: the choice, and what the target's engine says about it.
         measured: the candidates with the figures by which the choice was made.
-        held: the drop of each candidate; None without samples.
+        held: the drop of each candidate, in the same order; None without samples.
     """
 
     accepted: AcceptedChoice
@@ -111,7 +124,10 @@ class ConfirmedChoice:
 
 
 def limits_in_force(budget: Budget, *, has_data: bool, strict: bool) -> Budget:
-    """Return the limits for candidates: without data the limit on the drop falls away, unless `strict`."""
+    """Return the limits that candidates must keep: without data not the one on the drop, unless `strict`.
+
+    `has_data`: whether there are real samples to judge by.
+    """
     if has_data or strict:
         return budget
     return Budget({name: most for name, most in budget.limits.items() if name != _LIMIT})
@@ -131,8 +147,8 @@ def choose_confirmed(
     Args:
         measured: candidates, at least one.
         scores: scores of the candidates, in the same order.
-        limits: limits in force.
-        choose: chooses among candidates by their figures.
+        limits: limits that candidates must keep, see `limits_in_force`.
+        choose: chooses among candidates by their figures; called again after each candidate that is rejected.
         has_data: whether there are real samples to judge by.
         strict: whether to compare the interval's upper end with the limit, instead of the estimate.
     """

@@ -25,17 +25,17 @@ SCHEMA = 1
 
 
 def find_user_targets() -> Path:
-    """Return the folder of the user's target files: `targets` in the user's configuration."""
+    """Return the folder of the user's target files in the user's configuration; it may be missing."""
     return find_config_folder() / "targets"
 
 
 def load_target(name_or_path: str, extra_dirs: Sequence[Path] = ()) -> Target:
-    """Read one target.
+    """Return the target of a name or file.
 
     Args:
         name_or_path: name or alias of a target, or path of a target file (anything with a path separator or
             the ending `.toml`).
-        extra_dirs: folders searched before ours; one that does not exist is skipped.
+        extra_dirs: folders that are searched before the one of edgekit's targets; a missing one is skipped.
 
     Raises:
         TargetError: no such target or file, or the file is malformed.
@@ -62,6 +62,8 @@ def load_target(name_or_path: str, extra_dirs: Sequence[Path] = ()) -> Target:
 def list_targets(extra_dirs: Sequence[Path] = ()) -> tuple[Target, ...]:
     """Return all targets, sorted by name; of two with the same name, the one in the earlier folder.
 
+    `extra_dirs`: folders before the one of edgekit's targets; a missing one is skipped.
+
     Raises:
         TargetError: a target file is malformed.
     """
@@ -74,10 +76,10 @@ def list_targets(extra_dirs: Sequence[Path] = ()) -> tuple[Target, ...]:
 
 
 def read_target(path: Path) -> Target:
-    """Read one target file.
+    """Return the target that a file states.
 
     Raises:
-        TargetError: it cannot be read, is not TOML, or a field is missing, unknown or wrong.
+        TargetError: the file cannot be read, is not TOML, or a field is missing, unknown or wrong.
     """
     document = read_toml(path, TargetError)
     schema = document.pop("schema", None)
@@ -92,8 +94,10 @@ def read_target(path: Path) -> Target:
 def read_toml(path: Path, error: type[EdgekitError]) -> dict[str, Any]:
     """Return the content of a TOML file.
 
+    `error`: class of the error to raise.
+
     Raises:
-        error: it cannot be read, or is not TOML.
+        error: the file cannot be read, or is not TOML.
     """
     try:
         document: dict[str, Any] = _toml.loads(path.read_text(encoding="utf-8"))

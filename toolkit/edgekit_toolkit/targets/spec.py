@@ -26,7 +26,12 @@ NAME_PATTERN = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """RAM, bytes. `free` is the part left for a model beside the system and the application."""
+    """RAM of the device, in bytes.
+
+    Attributes:
+        total: all of it.
+        free: the part left for a model beside the system and the application.
+    """
 
     total: Figure
     free: Figure
@@ -50,7 +55,14 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """Cores that inference may use, their highest clock, and instructions that matter for int8 and fp16."""
+    """The processor.
+
+    Attributes:
+        model: its name.
+        cores: how many cores inference may use.
+        clock: their highest clock, Hz.
+        isa: names of the instructions that matter for int8 and fp16.
+    """
 
     model: str
     cores: Figure
@@ -70,7 +82,7 @@ class PowerMode:
         active: draw of the whole board while it runs a network, watts (idle draw included).
         compute_scale: speed of arithmetic relative to the figures in `Costs`.
         bandwidth_scale: memory bandwidth relative to the figure in `Costs`.
-        limit: the cap that the vendor names, watts, or None if there is none.
+        limit: the cap on power that the vendor names, watts; None if there is none.
     """
 
     name: str
@@ -88,7 +100,13 @@ class PowerMode:
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """Idle draw of the whole board, the power modes, and the name of the default mode."""
+    """What the board draws.
+
+    Attributes:
+        idle: draw of the whole board without work, watts.
+        default_mode: name of one of `modes`.
+        modes: settings of the power governor, with distinct names.
+    """
 
     idle: Figure
     default_mode: str
@@ -109,7 +127,7 @@ class Power:
                 )
 
     def mode(self, name: str) -> PowerMode:
-        """The power mode called `name`.
+        """Return the power mode called `name`.
 
         Raises:
             TargetError: there is no such mode.
@@ -124,11 +142,12 @@ class Power:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A release of the device's operating system: its Python, and the version of each engine for it.
+    """A release of the device's operating system.
 
     Attributes:
-        python: major.minor of the Python that comes with it.
-        engines: engine to the newest version known to install there.
+        name: name of the release.
+        python: major.minor of the Python that comes with it; `none` without Python.
+        engines: name of an engine -> the newest version known to install there.
         source: key of a `Source`.
     """
 
@@ -173,12 +192,12 @@ class Quantization:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """The backends that a target runs.
+    """The backends that a target runs, by name.
 
     Attributes:
-        default: the one to package for.
-        fallback: the one to fall back to on the device.
-        optional: further ones, which take part where they are installed.
+        default: backend that models are packaged for.
+        fallback: backend that the device falls back to; None without one.
+        optional: further backends, which take part where they are installed.
     """
 
     default: str
@@ -198,12 +217,12 @@ class Backend:
 
     @property
     def names(self) -> list[str]:
-        """All, the preferred one first."""
+        """Names of all backends: `default`, `fallback`, then `optional`."""
         return [name for name in (self.default, self.fallback, *self.optional) if name is not None]
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the preferred one computes on a GPU."""
+        """Whether the default backend computes on a GPU."""
         return find_engine(self.default).on_gpu
 
 
@@ -244,22 +263,22 @@ class Costs:
         return math.sqrt(self.uncertainty.value)
 
     def macs_per_s(self, precision: Precision) -> float:
-        """Return effective multiply-accumulates per second; fp16 counts as fp32 if it has no kernels."""
+        """Return effective multiply-accumulates per second; those of fp32 for fp16 without kernels."""
         figure = {"fp32": self.fp32, "fp16": self.fp16 or self.fp32, "int8": self.int8}[precision]
         return figure.value
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimes:
-    """Times of the calibration networks on a device; `edgekit profile` measures them. They hold on any host.
+    """Times of the calibration networks on a device, which `edgekit profile` measures.
 
     Attributes:
-        device: model of the board, else of its processor.
-        engine: name and release of the engine there.
+        device: model of the board; of its processor, if the board names none.
+        engine: name and release of the engine on the device.
         networks: digest of the networks.
         seconds: time of one inference of each network, by its name.
-        uncertainty: factor by which the networks were predicted wrong at worst, each by the others, where the
-            device was profiled; None for times from evidence. `package` finds its own.
+        uncertainty: factor by which the networks were predicted wrong at worst, each by the times of the
+            others; None for times from evidence. `edgekit package` computes its own.
     """
 
     device: str
@@ -296,7 +315,7 @@ class Target:
         arch: architecture of the processor.
         releases: releases of its operating system, at least one.
         sources: sources of the figures, see `Figure.source`.
-        device_times: times of the calibration networks on a device of this class, or None.
+        device_times: times of the calibration networks on a device of this class; None if none was profiled.
         aliases: further names of the target.
         accelerator: its GPU or the like, in words; empty if there is none.
         notes: remarks for people.
@@ -331,7 +350,7 @@ class Target:
         self._check_sources()
 
     def source(self, key: str) -> Source:
-        """The source called `key`.
+        """Return the source called `key`.
 
         Raises:
             TargetError: there is no such source.
@@ -342,7 +361,9 @@ class Target:
         raise TargetError(f"source: expected the key of one of [[sources]], got {key!r}")
 
     def in_mode(self, power_mode: str) -> "Target":
-        """Return the target with another default power mode.
+        """Return the target with `power_mode` as default power mode.
+
+        The times of a device were measured in one mode, so another mode has none.
 
         Raises:
             TargetError: there is no such mode.
@@ -357,7 +378,7 @@ class Target:
         return dataclasses.replace(self, power=power, device_times=times)
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
-        """Each figure with its path, such as `power.modes.25W.active`."""
+        """Yield each figure with its path, such as `power.modes.25W.active`."""
         for part in ("memory", "storage", "cpu", "power", "costs", "device_times"):
             yield from _figures(part, getattr(self, part))
 

@@ -12,7 +12,7 @@ from edgekit_toolkit.targets.spec import Target
 
 
 def write_target(path: Path, target: Target) -> None:
-    """Write a target file.
+    """Write a target as a TOML file, with its folder if need be; an existing file is replaced as a whole.
 
     Raises:
         OutputError: the file cannot be written.

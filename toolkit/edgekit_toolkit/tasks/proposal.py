@@ -19,9 +19,9 @@ class TaskDecision:
     """The task of a package.
 
     Attributes:
-        choice: as the manifest has it; None if there is none.
-        reason: why, as the end of a sentence.
-        is_proposed: whether it was inferred from the outputs.
+        choice: the task with its options, as the manifest states it; None if the package has none.
+        reason: why it is this task or none, as the end of a sentence.
+        is_proposed: whether the task was inferred from the outputs.
     """
 
     choice: TaskChoice | None
@@ -37,10 +37,12 @@ class TaskDecision:
 
 
 def parse_task(text: str) -> TaskChoice | None:
-    """Return the task that `NAME[:KEY=VALUE,…]` states; values are JSON or plain words. None for `none`.
+    """Return the task that a text `NAME[:KEY=VALUE,…]` states, or None for `none`.
+
+    Values are JSON; a value that is no JSON is taken as a text.
 
     Raises:
-        DataError: it is malformed, or there is no such task or option.
+        DataError: the text is malformed, or there is no such task or option.
     """
     if text == NONE:
         return None
@@ -75,7 +77,7 @@ def _split(listed: str) -> list[str]:
 
 
 def write_task(choice: TaskChoice) -> str:
-    """Return a task as `--task` takes it."""
+    """Return a task as the text `NAME[:KEY=VALUE,…]`, which `parse_task` reads."""
     return ":".join([choice.name, *filter(None, [",".join(_write_options(choice))])])
 
 
@@ -87,11 +89,13 @@ def _write_options(choice: TaskChoice) -> list[str]:
 
 
 def decide_task(requested: str, evidence: Evidence) -> TaskDecision:
-    """Return the task of a package.
+    """Return the task of a package: the requested one, or the one that the outputs show.
+
+    A requested task takes options that it leaves out from the proposal, if that is the same task and layout.
 
     Args:
         requested: `auto`, `none`, or a task as for `parse_task`.
-        evidence: what the source model shows.
+        evidence: outputs of the source model on samples, and what is known of them.
 
     Raises:
         DataError: the requested task is unknown or cannot read the outputs; the message says what can.
@@ -137,7 +141,10 @@ def _try(choice: TaskChoice, evidence: Evidence) -> None:
 
 
 def first_row(outputs: Outputs, count: int) -> Outputs:
-    """Return the first sample's outputs from a run of `count` samples."""
+    """Return the first sample's outputs, each still with a first axis of 1, from a run of `count` samples.
+
+    An output whose first axis is not `count` long stays whole.
+    """
     if count == 1:
         return outputs
     return {name: value[:1] if value.shape[:1] == (count,) else value for name, value in outputs.items()}

@@ -43,11 +43,11 @@ class Evidence:
 
     Attributes:
         probes: outputs of the source model on some samples.
-        labels: names of the classes, or none.
-        labelled: whether the samples state a class.
-        placement: that of a picture that fills the input; None if the input is no picture.
+        labels: names of the classes; empty if they are not known.
+        labelled: whether the samples have class numbers as labels.
+        placement: placement of a picture that fills the input; None if the input is no picture.
         is_sound: whether the samples are recordings.
-        metadata: what the file of the model says, as exporters write it.
+        metadata: key -> text, as exporters write them into the file of an ONNX model.
     """
 
     probes: Probes
@@ -59,12 +59,12 @@ class Evidence:
 
     @property
     def first(self) -> tuple[str, NDArray[Any]]:
-        """Name and values of the first output, with a row for each sample."""
+        """Name and values of the first output, with a row for each sample along the first axis."""
         return next(iter(self.probes.stacked.items()))
 
     @property
     def is_alone(self) -> bool:
-        """Whether every output but the first is a single number at most, such as an overall score."""
+        """Whether every output but the first has one element at most, such as an overall score."""
         return all(value.size <= 1 for value in [*self.probes.runs[0].values()][1:])
 
 

@@ -52,7 +52,8 @@ class Tensor:
     """One tensor of the TFLite graph.
 
     Attributes:
-        shape: sizes of the held axes.
+        index: number of the tensor among the builder's tensors.
+        shape: sizes of the axes in the order in which they are held, see `layout.forms`.
         name: name in the file, set when a tensor becomes a value of the model.
         data: values of a constant; None for a tensor that is computed.
     """
@@ -66,7 +67,12 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of a TFLite operator: the schema's table and the fields that differ from their defaults."""
+    """The options of a TFLite operator.
+
+    Attributes:
+        table: name of the schema's table.
+        fields: name of a field of it -> value, where that is not the default.
+    """
 
     table: str
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -78,8 +84,9 @@ class Operation:
 
     Attributes:
         kind: name in the schema's `BuiltinOperator`.
-        inputs: tensors, None for one that is left out.
-        version: lowest version of the operator with the features in use.
+        inputs: input tensors; None for an input that is left out.
+        options: options of the operator; None if its kind has none.
+        version: lowest version of the operator that has the features in use.
     """
 
     kind: str
@@ -93,7 +100,8 @@ class Builder:
     """Collects the TFLite graph; equal constants are kept once.
 
     Attributes:
-        operations: operations in the order in which they run.
+        tensors: all tensors, by their `index`.
+        operations: operators in the order in which they run.
     """
 
     def __init__(self) -> None:
@@ -102,7 +110,7 @@ class Builder:
         self._constants: dict[tuple[str, Shape, bytes], Tensor] = {}
 
     def tensor(self, shape: Sequence[int], dtype: "np.dtype[Any]", name: str = "") -> Tensor:
-        """Add a tensor that an operator or the caller fills.
+        """Add a tensor without values, which an operator or a caller of the model fills, and return it.
 
         Raises:
             RefusedError: TFLite has no kernels for the element type, or the tensor has no elements.
@@ -119,7 +127,13 @@ class Builder:
         return tensor
 
     def constant(self, value: NDArray[Any], name: str = "") -> Tensor:
-        """Return the tensor of a constant; equal values share one."""
+        """Return the tensor of a constant; constants of equal dtype, shape and values share one.
+
+        `name`: name of a new tensor; one that is shared keeps its own.
+
+        Raises:
+            RefusedError: as for `tensor`.
+        """
         value = np.array(value, order="C")  # a copy that keeps rank 0, which ascontiguousarray does not
         key = (value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).digest())
         if key not in self._constants:
@@ -136,13 +150,18 @@ class Builder:
         options: Options | None = None,
         version: int = 1,
     ) -> tuple[Tensor, ...]:
-        """Add an operator; returns its new output tensors.
+        """Add an operator; return its new output tensors.
 
-        `kind`: name in `BuiltinOperator`. `outputs`: shape and dtype of each output. `version`: see
-        `Operation`.
+        Args:
+            kind: name in the schema's `BuiltinOperator`.
+            inputs: input tensors; None for an input that is left out.
+            outputs: shape and dtype of each output.
+            options: options of the operator; None if its kind has none.
+            version: lowest version of the operator that has the features in use.
 
         Raises:
-            RefusedError: its kernel does not compute with plain 8-bit or 16-bit integers.
+            RefusedError: the operator's kernel does not take an element type as plain numbers, or see
+                `tensor`.
         """
         dtypes = [tensor.dtype.name for tensor in inputs if tensor is not None]
         dtypes += [dtype.name for _, dtype in outputs]
@@ -157,7 +176,7 @@ class Builder:
         return results
 
     def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        """Return the tensor reshaped to `shape`; a constant is reshaped at once, without an operator."""
+        """Return the tensor in another shape: by a RESHAPE, a new constant, or itself if it has the shape."""
         shape = tuple(int(size) for size in shape)
         if shape == tensor.shape:
             return tensor
@@ -166,7 +185,7 @@ class Builder:
         return self.copy(tensor, shape)
 
     def copy(self, tensor: Tensor, shape: Shape) -> Tensor:
-        """Return a new tensor with the same bytes."""
+        """Add a RESHAPE, also where the shape stays; return its result, a new tensor with the same bytes."""
         if (
             not shape
         ):  # an empty list of sizes would be a tensor without elements; the kernel takes [0] for it
@@ -178,7 +197,10 @@ class Builder:
         return self.operator("RESHAPE", [tensor, sizes], [(shape, tensor.dtype)], options)[0]
 
     def transpose(self, tensor: Tensor, order: Sequence[int]) -> Tensor:
-        """Return the tensor with its axes in another order; a constant is transposed at once."""
+        """Return the tensor with its axes in another order: by a TRANSPOSE, or a new constant.
+
+        `order`: for each axis of the result, the axis of `tensor`.
+        """
         shape = tuple(tensor.shape[axis] for axis in order)
         if tensor.data is not None:
             return self.constant(tensor.data.transpose(order), tensor.name)

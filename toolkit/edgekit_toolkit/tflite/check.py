@@ -18,7 +18,7 @@ EQUAL: Final = Tolerance(range_fraction=1e-4)
 
 
 def convert_checked(model: onnx.ModelProto, dims: Mapping[str, int], feeds: Sequence[Feeds]) -> bytes:
-    """Return `model` as a TFLite file that is known to compute the same on `feeds`.
+    """Convert `model`, run both on `feeds`, and return the TFLite file, whose outputs are the same.
 
     Args:
         model: model as for `convert`.

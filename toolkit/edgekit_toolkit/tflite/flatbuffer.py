@@ -76,7 +76,7 @@ Tensor = Any
 
 
 def parse(content: bytes) -> Model:
-    """Return the file as an object, including buffers that lie behind the flatbuffer."""
+    """Return a `.tflite` file as a mutable object, with buffers that lie behind the flatbuffer read in."""
     model = schema.ModelT.InitFromPackedBuf(content, 0)
     for buffer in model.buffers or []:
         if buffer.offset > 1:  # 0 and 1 mean that there are none
@@ -86,7 +86,7 @@ def parse(content: bytes) -> Model:
 
 
 def pack(model: Model) -> bytes:
-    """Return the object as a file; the same object gives the same bytes."""
+    """Return the bytes of the `.tflite` file of `model`; the same object gives the same bytes."""
     buffers = model.buffers
     stored_bytes = sum(len(buffer.data) for buffer in buffers if buffer.data is not None)
     builder = flatbuffers.Builder(stored_bytes + _MARGIN_BYTES)
@@ -116,12 +116,15 @@ class _AlignedBuffer(schema.BufferT):  # type: ignore[misc]
 
 
 def operator_name(model: Model, operator: Operator) -> str:
-    """The built-in operator's name, or `CUSTOM`."""
+    """Return the name of a built-in operator in the schema, or `CUSTOM`."""
     return OPERATORS[builtin_code(model.operatorCodes[operator.opcodeIndex])]
 
 
 def builtin_code(code: Any) -> int:
-    """Return the number of a built-in operator; old converters' files have it only in the 8-bit field."""
+    """Return the number of a built-in operator.
+
+    `code`: entry of `Model.operatorCodes`; old converters state the number only in its 8-bit field.
+    """
     return int(max(code.builtinCode, code.deprecatedBuiltinCode))
 
 
@@ -131,35 +134,41 @@ def tensor_name(tensor: Tensor) -> str:
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
-    """Return the sizes; a free size has the value in the file for the first allocation (mostly 1)."""
+    """Return the sizes of a tensor; a free size is that for the first allocation in the file, mostly 1."""
     return () if tensor.shape is None else tuple(int(size) for size in tensor.shape)
 
 
 def is_static(tensor: Tensor) -> bool:
-    """Whether no dimension is free."""
+    """Whether no size of the tensor is free."""
     return tensor.shapeSignature is None or not len(tensor.shapeSignature) or min(tensor.shapeSignature) >= 0
 
 
 def stored_bytes(model: Model, tensor: Tensor) -> int:
-    """Return the size of the values that the file holds for a tensor; 0 for computed tensors."""
+    """Return how many bytes the file holds of a tensor's values; 0 for a computed tensor."""
     data = model.buffers[tensor.buffer].data
     return 0 if data is None else len(data)
 
 
 def expected_bytes(tensor: Tensor) -> int | None:
-    """Bytes that the tensor's values take, or None if its type has no fixed size."""
+    """Return how many bytes the values of a tensor take; None if its type has no fixed size."""
     bits = BITS.get(tensor.type)
     return None if bits is None else (math.prod(shape_of(tensor)) * bits + 7) // 8
 
 
 def constant(model: Model, tensor: Tensor) -> NDArray[Any] | None:
-    """Return the values of a tensor; None if the file holds none or sparse ones, or numpy lacks the type."""
+    """Return the values of a constant in its shape.
+
+    None if the file holds no values of the tensor, or sparse ones, or numpy has no such type.
+    """
     values = stored_values(model, tensor)
     return None if values is None or tensor.sparsity is not None else values.reshape(shape_of(tensor))
 
 
 def stored_values(model: Model, tensor: Tensor) -> NDArray[Any] | None:
-    """Return the values in the file, [count]; of a sparse tensor those that are not zero. See `constant`."""
+    """Return the values that the file holds of a tensor, [count]; of a sparse tensor those that it stores.
+
+    None if there are none, or numpy has no such type.
+    """
     dtype = DTYPES.get(tensor.type)
     if dtype is None or not stored_bytes(model, tensor):
         return None
@@ -168,7 +177,7 @@ def stored_values(model: Model, tensor: Tensor) -> NDArray[Any] | None:
 
 
 def operators(model: Model) -> Iterator[tuple[SubGraph, int, Operator]]:
-    """Yield each operator with its sub-graph and its index there."""
+    """Yield each operator of all sub-graphs: its sub-graph, its index there, and the operator."""
     for graph in model.subgraphs:
         for index, operator in enumerate(graph.operators):
             yield graph, index, operator
@@ -176,5 +185,5 @@ def operators(model: Model) -> Iterator[tuple[SubGraph, int, Operator]]:
 
 @lru_cache(maxsize=4)
 def parsed(content: bytes) -> Model:
-    """Like `parse`, but for reading only: calls share one object."""
+    """Return a `.tflite` file as an object to read only: calls with equal content share it."""
     return parse(content)

@@ -32,9 +32,11 @@ _CASTS: Final = frozenset({"BitCast", "Cast", "CastLike"})
 
 
 def widen(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model with known shapes that computes in element types of TFLite, with casts around it.
+    """Return a model that computes in element types for which TFLite has arithmetic, with casts around.
 
-    Types of inputs and outputs stay.
+    Its inputs and outputs keep their types. A model without other types is returned as it is.
+
+    `model`: a model whose shapes are all recorded.
     """
     graph = graph_of(model)
     if not any(dtype.name in WIDER for dtype in graph.dtypes.values()):

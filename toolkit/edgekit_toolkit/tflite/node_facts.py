@@ -15,7 +15,7 @@ class NodeFacts:
         self.node, self.graph = node, graph
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """Return an attribute, a text as `str`; `default` where it is not set."""
+        """Return an attribute of the node, a text as `str`; `default` where it is not set."""
         value = self.node.attributes.get(name, default)
         return value.decode() if isinstance(value, bytes) else value
 
@@ -26,18 +26,30 @@ class NodeFacts:
         return bool(self.node.input(number))
 
     def shape(self, number: int) -> Shape:
-        """Return the ONNX sizes of an input."""
+        """Return the ONNX sizes of input `number`.
+
+        Raises:
+            UnknownTensorError: they are not known.
+        """
         return self.graph.shape(self.node.input(number))
 
     def dtype(self, number: int) -> "np.dtype[Any]":
         return self.graph.dtype(self.node.input(number))
 
     def out_shape(self, number: int = 0) -> Shape:
-        """Return the ONNX sizes of an output."""
+        """Return the ONNX sizes of output `number`.
+
+        Raises:
+            UnknownTensorError: they are not known.
+        """
         return self.graph.shape(self.node.outputs[number])
 
     def require(self, *dtypes: str) -> None:
-        """Raise `RefusedError` unless the first input has one of these element types."""
+        """Check that the first input has one of the element types `dtypes`, names such as `float32`.
+
+        Raises:
+            RefusedError: it has another one.
+        """
         if self.dtype(0).name not in dtypes:
             names = ", ".join(sorted(dtypes))
             raise RefusedError(f"it has no TFLite kernel for {self.dtype(0)}, only for {names}")
@@ -46,14 +58,16 @@ class NodeFacts:
         return self.graph.dtype(self.node.outputs[0])
 
     def value(self, number: int) -> NDArray[Any] | None:
-        """Return the value of a constant input; None if it is left out or not constant."""
+        """Return the value of input `number`; None if it is left out or not constant."""
         return self.graph.constants.get(self.node.input(number))
 
     def constant(self, number: int, role: str) -> NDArray[Any]:
-        """Return the value of an input that must be constant.
+        """Return the value of input `number`, which must be constant.
+
+        `role`: what the input is, for the message.
 
         Raises:
-            RefusedError: it is not constant.
+            RefusedError: the input is not constant, or left out.
         """
         value = self.value(number)
         if value is None:
@@ -63,7 +77,9 @@ class NodeFacts:
         return value
 
     def option(self, name: str, number: int) -> list[int] | None:
-        """Return integers that older operator sets hold in an attribute and newer ones in an input.
+        """Return integers of the attribute `name` (older operator sets) or of input `number` (newer ones).
+
+        None if the node has neither.
 
         Raises:
             RefusedError: the input is not constant.

@@ -26,10 +26,14 @@ CONSTANT_OPERATORS: Final = frozenset({"Constant", "ConstantOfShape", "EyeLike",
 
 
 def prepare(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProto:
-    """Return a copy with the sizes `dims` for its free dimensions, without nodes that read only constants.
+    """Return a copy of a model that is ready to be written as TFLite.
+
+    Its free dimensions have the sizes `dims`, nodes that read only constants are computed, operators without
+    a mapping are lowered, and all shapes are recorded.
 
     Raises:
-        ConversionError: a free dimension has no size, the model is too large, or shapes cannot be inferred.
+        ConversionError: a free dimension has no size, the model is too large, shapes cannot be inferred, or
+            the opset cannot be converted.
     """
     if model.ByteSize() > MAX_MODEL_BYTES:
         raise ConversionError(
@@ -68,10 +72,10 @@ def _converted(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def check_operators(nodes: Iterable[Node]) -> None:
-    """Check that every node's operator has a mapping.
+    """Check that the operator of every node can be written as TFLite.
 
     Raises:
-        ConversionError: names all that have none.
+        ConversionError: some cannot; the message names all of them.
     """
     supported = OPERATORS.keys() | LOWERINGS.keys() | CONSTANT_OPERATORS
     refusals = tuple(

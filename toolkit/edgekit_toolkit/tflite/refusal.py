@@ -9,7 +9,7 @@ REFUSED: Final = "edgekit.refused"  # attribute of an ONNX node that nothing cov
 
 
 class RefusedError(Exception):
-    """One node cannot be written; the text says why. It does not leave this package."""
+    """A node cannot be written as TFLite; the text says why. It does not leave the package `tflite`."""
 
 
 class UnknownTensorError(RefusedError):
@@ -47,13 +47,13 @@ class ConversionError(ModelError):
 
 
 def describe_failure(error: Exception) -> str:
-    """Return class and first line of an error that a mapping did not expect."""
+    """Return class and first line of an error other than `RefusedError`, as reason of a refusal."""
     first_line = (str(error).strip().splitlines() or ["no message"])[0]
     return f"{type(error).__name__}: {first_line}"
 
 
 def refuse_all(refusals: tuple[Refusal, ...]) -> ConversionError:
-    """Return the error that names every refused node."""
+    """Return an error that names every refused node; the caller raises it."""
     count = len(refusals)
     listed = "\n".join(f"  {refusal}" for refusal in refusals)
     return ConversionError(

@@ -26,18 +26,18 @@ class Step(NodeFacts):
     # Held axes and sizes.
 
     def axis(self, axis: int) -> int:
-        """Return the held position of an axis of the work form's tensor; negative axes count from the end."""
+        """Return the position of an ONNX axis in the work form; a negative axis counts from the end."""
         rank = sum(1 for axis in self.form if axis >= 0)
         return self.form.index(axis % rank)
 
     def held(self, number: int = 0) -> Shape:
-        """Return the held sizes of an output."""
+        """Return the sizes of output `number` as it is held."""
         return held_shape(self._writes[number], self.out_shape(number))
 
     # Reading and writing tensors.
 
     def read(self, number: int, form: Form | None = None) -> Tensor:
-        """Return an input as a tensor in the form of the node's rule, or in `form`."""
+        """Return input `number` as a tensor in the form of the node's rule, or in `form`."""
         return self._values.read(self.node.input(number), self._reads[number] if form is None else form)
 
     def emit(
@@ -50,20 +50,29 @@ class Step(NodeFacts):
         dtype: "np.dtype[Any] | None" = None,
         version: int = 1,
     ) -> Tensor:
-        """Add an operator with one result, by default of the element type of its first input."""
+        """Add an operator with one result, and return that; see `Builder.operator`.
+
+        `dtype`: element type of the result. Default: that of the first input.
+        """
         if dtype is None:
             first = next(tensor for tensor in inputs if tensor is not None)
             dtype = first.dtype
         return self.builder.operator(kind, inputs, [(shape, dtype)], options, version)[0]
 
     def binary(self, kind: str, first: Tensor, right: Tensor, activation: str = NO_ACTIVATION) -> Tensor:
-        """Add arithmetic on two tensors that are broadcast to each other."""
+        """Add an operator on two tensors that are broadcast to each other, and return its result.
+
+        `activation`: fused activation, only for ADD, SUB, MUL and DIV.
+        """
         table = {"ADD": "AddOptions", "SUB": "SubOptions", "MUL": "MulOptions", "DIV": "DivOptions"}.get(kind)
         options = Options(table, fused(activation)) if table else None
         return self.emit(kind, [first, right], np.broadcast_shapes(first.shape, right.shape), options)
 
     def gathered(self, tensor: Tensor, axis: int, positions: Sequence[int]) -> Tensor:
-        """Add a GATHER of positions along a held axis; `tensor` itself if they are all in order."""
+        """Add a GATHER of positions along a held axis, and return its result.
+
+        Nothing is added, and `tensor` is returned, if the positions are all of the axis in order.
+        """
         if list(positions) == list(range(tensor.shape[axis])):
             return tensor
         shape = (*tensor.shape[:axis], len(positions), *tensor.shape[axis + 1 :])
@@ -75,15 +84,19 @@ class Step(NodeFacts):
         return self.builder.constant(np.array(value, dtype or np.float32))
 
     def numbers(self, values: Sequence[int]) -> Tensor:
-        """Return a constant list of int32: axes, sizes and the like."""
+        """Return a constant int32 [count], for axes, sizes and the like."""
         return self.builder.constant(np.array(values, np.int32))
 
     def give(self, tensor: Tensor, number: int = 0) -> None:
-        """Set the tensor that holds an output in the form of the node's rule."""
+        """Set the tensor that holds output `number`, in the form of the node's rule.
+
+        Raises:
+            RefusedError: it has another shape than ONNX's inference found.
+        """
         self._values.give(self.node.outputs[number], self._writes[number], tensor)
 
 
 def fused(activation: str) -> dict[str, Any]:
-    """Return the option field of a fused activation, by the schema's numbers."""
+    """Return the field of an operator's options that states a fused activation, such as `RELU6`."""
     codes = {"NONE": 0, "RELU": 1, "RELU_N1_TO_1": 2, "RELU6": 3}
     return {"fusedActivationFunction": codes[activation]}

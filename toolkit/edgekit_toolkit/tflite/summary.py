@@ -48,7 +48,7 @@ class InterfaceTensor:
     """An input or output as stored in the file.
 
     Attributes:
-        shape: sizes; -1 is free.
+        shape: sizes; -1 for a free one.
         scale, zero_point: scale and zero point of its codes; None for floats and for integers that are no
             codes.
     """
@@ -62,14 +62,16 @@ class InterfaceTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TfliteSummary:
-    """Summary of a model.
+    """Summary of a `.tflite` model.
 
     Attributes:
         operators: name -> number of such operators, most frequent first.
         subgraphs: number of sub-graphs; more than one means control flow or several signatures.
-        tensors: number of tensors, constants included.
-        layers: each operator with weights, by the name of its first output, in order.
-        integer_operators: operators that compute with 8- or 16-bit codes.
+        tensors: number of tensors of all sub-graphs, constants included.
+        weight_bytes: bytes of all constants.
+        layers: how each operator with weights is stored, by the name of its first output, in order.
+        integer_operators: number of operators that compute with 8- or 16-bit codes.
+        description: text in the file, as its converter wrote it; may be empty.
     """
 
     operators: Mapping[str, int]
@@ -90,7 +92,7 @@ class TfliteSummary:
 
 
 def summarise(model: Model) -> TfliteSummary:
-    """Return the content of a screened model."""
+    """Return the summary of a model, whose file has been screened by `importers.tflite`."""
     counts = Counter(operator_name(model, operator) for _, _, operator in operators(model))
     main = model.subgraphs[0]
     return TfliteSummary(
@@ -135,7 +137,7 @@ def stored_layers(model: Model) -> dict[str, StoredLayer]:
 
 
 def computes_in_integers(model: Model, graph: SubGraph, operator: Operator) -> bool:
-    """Whether an operator reads and writes 8- or 16-bit codes; QUANTIZE and DEQUANTIZE only convert."""
+    """Whether an operator computes with 8- or 16-bit codes; QUANTIZE and DEQUANTIZE only convert them."""
     if operator_name(model, operator) in {"QUANTIZE", "DEQUANTIZE"}:
         return False
     ends = [*operator.inputs[:1], *operator.outputs[:1]]

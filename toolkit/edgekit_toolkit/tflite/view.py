@@ -26,6 +26,7 @@ class Node:
         op_type: operator type of ONNX, or our name for nodes that `fusion` joined.
         inputs: tensor names; an empty one is an input that is left out.
         outputs: tensor names; an empty one is an unused output.
+        attributes: name -> value; texts are bytes.
         name: name of the node in the file; may be empty.
         domain: domain of the operator; empty for ONNX's own.
         activation: TFLite's fused activation, applied to the result.
@@ -41,18 +42,18 @@ class Node:
 
     @property
     def place(self) -> str:
-        """The name of the node in messages."""
+        """How messages name the node: by its name, or by the tensors that it makes."""
         # What the converter adds behind a semicolon is no name of the model.
         outputs = ", ".join(name.partition(";")[0] for name in self.outputs if name)
         return f"node '{self.name}'" if self.name else f"the node that makes '{outputs}'"
 
     @property
     def operator(self) -> str:
-        """The operator's type, with its domain if that is not ONNX's own."""
+        """The operator's type, after its domain and a point if that is not ONNX's own."""
         return f"{self.domain}.{self.op_type}" if self.domain else self.op_type
 
     def input(self, number: int) -> str:
-        """Return the name of an input; empty if it is left out."""
+        """Return the name of input `number`; empty if it is left out."""
         return self.inputs[number] if number < len(self.inputs) else ""
 
 
@@ -62,7 +63,7 @@ class Graph:
 
     Attributes:
         nodes: nodes in an order in which they can run.
-        inputs, outputs: tensors that the caller gives and gets.
+        inputs, outputs: names of the tensors that a caller of the model gives and gets.
         constants: name of a tensor -> its value.
         shapes, dtypes: sizes and element type of the tensors for which they are known.
     """
@@ -76,7 +77,10 @@ class Graph:
 
     @cached_property
     def readers(self) -> Mapping[str, Sequence[Node]]:
-        """Nodes that read a tensor, one entry for each reading input."""
+        """Name of a tensor -> the nodes that read it, once for each input that does.
+
+        A tensor that no node reads has no entry.
+        """
         readers: dict[str, list[Node]] = {}
         for node in self.nodes:
             for name in node.inputs:
@@ -85,11 +89,14 @@ class Graph:
 
     @cached_property
     def producers(self) -> Mapping[str, Node]:
-        """The node that makes a tensor."""
+        """Name of a tensor -> the node that makes it; inputs and constants have no entry."""
         return {name: node for node in self.nodes for name in node.outputs if name}
 
     def sole_reader(self, name: str) -> Node | None:
-        """Return the only node that reads `name`, once; None if others or the caller read it too."""
+        """Return the only node that reads `name`.
+
+        None if no node does, several do, or one does twice; or if it is an output of the model.
+        """
         readers = self.readers.get(name, ())
         return readers[0] if len(readers) == 1 and name not in self.outputs else None
 
@@ -101,7 +108,7 @@ class Graph:
         """Return the sizes of a tensor.
 
         Raises:
-            UnknownTensorError: they are not known.
+            UnknownTensorError: they depend on the data, or cannot be inferred.
         """
         if name not in self.shapes:
             raise UnknownTensorError(
@@ -120,12 +127,12 @@ class Graph:
         return self.dtypes[name]
 
     def is_constant(self, name: str) -> bool:
-        """Whether a tensor has the same value in every run."""
+        """Whether `constants` holds the value of a tensor."""
         return name in self.constants
 
 
 def graph_of(model: onnx.ModelProto) -> Graph:
-    """Return the view of a prepared model (see `prepare`)."""
+    """Return the view of a model, with the shapes and types that it records (see `prepare`)."""
     graph = model.graph
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     shapes: dict[str, Shape] = {name: array.shape for name, array in constants.items()}
@@ -149,7 +156,7 @@ def graph_of(model: onnx.ModelProto) -> Graph:
 
 
 def text_of(node: Node, name: str, default: str) -> str:
-    """Return an attribute that is a text."""
+    """Return an attribute that is a text; `default` where it is not set."""
     value = node.attributes.get(name, default)
     return value.decode() if isinstance(value, bytes) else str(value)
 

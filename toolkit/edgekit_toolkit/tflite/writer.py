@@ -20,7 +20,7 @@ MAX_OLD_OPERATOR_CODE: Final = 127  # later codes do not fit the field that old 
 def write(
     builder: Builder, inputs: Sequence[tuple[str, Tensor]], outputs: Sequence[tuple[str, Tensor]]
 ) -> bytes:
-    """Return the file.
+    """Return the bytes of the TFLite file of a graph.
 
     `inputs`: name and tensor of each input, in order.
     `outputs`: name and tensor of each output, in order.
@@ -53,10 +53,10 @@ def write(
 
 
 def check_size(builder: Builder) -> None:
-    """Check that the weights fit one file.
+    """Check that the constants of a graph are small enough for one TFLite file.
 
     Raises:
-        ConversionError: they do not.
+        ConversionError: they are too large.
     """
     stored = [tensor for tensor in builder.tensors if tensor.data is not None]
     total = sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in stored)

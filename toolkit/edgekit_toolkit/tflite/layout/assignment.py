@@ -19,9 +19,15 @@ MAX_SWEEPS: Final = 6
 
 
 def plan_forms(graph: Graph, rules: Sequence[Rule | None], views: Mapping[str, View]) -> list[Form]:
-    """Return the work form of each node.
+    """Return the work form of each node, in the order of `graph.nodes`.
 
-    `rules`: one for each node; None if a node is refused or makes only views.
+    Args:
+        graph: the model.
+        rules: a rule for each node; None if the node is refused or makes only views.
+        views: values that only rename the axes of others, see `find_views`.
+
+    Returns:
+        The form of a node without a rule is empty.
     """
     plan = _Plan(graph, rules, views)
     choices = [index for index, rule in enumerate(rules) if rule is not None and rule.allows is not None]

@@ -21,29 +21,38 @@ RESHAPE_SHARE: Final = 1 / 16
 
 
 def plain(rank: int) -> Form:
-    """Return the form of ONNX itself."""
+    """Return the form that keeps ONNX's order of the axes of a tensor of `rank`."""
     return tuple(range(rank))
 
 
 def channels_last(rank: int) -> Form:
-    """Return the form in which TFLite convolves: [N, spatial..., C], 1-D signals as [N, 1, W, C]."""
+    """Return the form in which TFLite convolves a tensor of `rank`: [N, spatial..., C].
+
+    A 1-D signal, of rank 3, is held as [N, 1, W, C].
+    """
     if rank == 3:
         return (0, NEW, 2, 1)
     return (0, *range(2, rank), 1)
 
 
 def held_shape(form: Form, shape: Shape) -> Shape:
-    """Return the sizes of the held tensor."""
+    """Return the sizes of a tensor as it is held in `form`.
+
+    `shape`: its sizes in ONNX.
+    """
     return tuple(1 if axis == NEW else shape[axis] for axis in form)
 
 
 def core(form: Form, shape: Shape) -> Form:
-    """Return the axes longer than 1 in held order; tensors in forms with equal cores have equal bytes."""
+    """Return the axes that are longer than 1, in the order in which they are held.
+
+    If two forms of a tensor have equal cores, it has the same bytes in both.
+    """
     return tuple(axis for axis in form if axis != NEW and shape[axis] != 1)
 
 
 def complete(partial: Sequence[int], rank: int) -> Form:
-    """Return `partial` with each missing axis inserted behind its predecessor."""
+    """Return `partial` with each missing axis of 0..rank-1 inserted behind the axis before it."""
     form = list(partial)
     for axis in range(rank):
         if axis not in form:
@@ -52,7 +61,12 @@ def complete(partial: Sequence[int], rank: int) -> Form:
 
 
 def conversion_cost(source: Form, target: Form, shape: Shape) -> float:
-    """Return the cost of reading a tensor in form `target` that is held in form `source`; 0 if they agree."""
+    """Return the cost of reading a tensor in form `target` if it is held in form `source`.
+
+    It is the number of bytes to move, plus a constant for the operator that moves them; 0 if none is needed.
+
+    `shape`: ONNX sizes of the tensor.
+    """
     size_bytes = 4 * math.prod(shape)
     if core(source, shape) != core(target, shape):
         return OPERATOR_COST + size_bytes
@@ -62,10 +76,10 @@ def conversion_cost(source: Form, target: Form, shape: Shape) -> float:
 
 
 def broadcast_form(form: Form, rank: int) -> Form:
-    """Return the form of an operand of `rank` that ONNX broadcasts to a result in `form`.
+    """Return the form in which to read an operand of `rank` that ONNX broadcasts to a result in `form`.
 
-    Axes that only the result has become axes of size 1; leading ones are left out, as TFLite aligns in the
-    same way.
+    Axes that only the result has become axes of size 1; leading ones are left out, since TFLite aligns shapes
+    at their end as ONNX does.
     """
     missing = sum(1 for axis in form if axis != NEW) - rank
     aligned = [axis - missing if axis >= missing else NEW for axis in form]
@@ -75,7 +89,7 @@ def broadcast_form(form: Form, rank: int) -> Form:
 
 
 def without_axes(form: Form, axes: Sequence[int]) -> Form:
-    """Return the form of a tensor without `axes`; the remaining axes get new numbers."""
+    """Return the form of a tensor after `axes` are removed from it; the remaining axes get new numbers."""
     return tuple(
         axis if axis == NEW else axis - sum(1 for gone in axes if gone < axis)
         for axis in form
@@ -84,7 +98,9 @@ def without_axes(form: Form, axes: Sequence[int]) -> Form:
 
 
 def reshaped(form: Form, before: Shape, after: Shape) -> Form | None:
-    """Return the form in which the reshaped tensor has the same bytes as before; None if there is none.
+    """Return the form of a reshaped tensor with the same bytes as the tensor in `form`; None without one.
+
+    `before`, `after`: sizes in ONNX.
 
     Sizes are matched in groups, each as small as possible: [2, 6, 5] -> [2, 3, 2, 5] splits one axis. The
     axes of a group must be held side by side and in order.
@@ -108,9 +124,11 @@ def reshaped(form: Form, before: Shape, after: Shape) -> Form | None:
 
 
 def reshape_groups(before: Shape, after: Shape) -> list[tuple[Form, Form]] | None:
-    """Return the smallest groups of axes longer than 1 whose sizes have equal products, in order.
+    """Match the axes of a reshape in the smallest groups whose sizes have equal products, in order.
 
-    None for tensors without elements, where nothing is determined.
+    Returns:
+        For each group its axes before and after, without axes of size 1. None if a tensor has no elements, or
+        the two have different numbers of them.
     """
     if math.prod(before) == 0 or math.prod(before) != math.prod(after):
         return None

@@ -30,11 +30,12 @@ class Rule:
 
     Attributes:
         start: work form that is always possible.
-        shape: sizes of the axes that a work form orders.
-        reads: form in which each input is read, from the work form.
-        writes: form in which each output is left.
-        allows: whether a work form is possible; None if only `start` is.
-        proposes: work form that leaves the result in a given form, if ranks differ.
+        shape: ONNX sizes of the tensor whose axes a work form orders.
+        reads: returns for a work form the form in which each input is read.
+        writes: returns for a work form the form of each output.
+        allows: returns whether a work form is possible; None if only `start` is.
+        proposes: returns the work form that leaves the result in a given form, or None without such a form;
+            None if input and result share their form.
     """
 
     start: Form
@@ -49,7 +50,7 @@ MakeRule: TypeAlias = Callable[[Node, Graph], Rule]
 
 
 def as_onnx(node: Node, graph: Graph) -> Rule:
-    """Return a rule that keeps the axes as in ONNX."""
+    """Return the rule of an operator that reads and writes all tensors with their axes as in ONNX."""
     reads = tuple(plain(_rank(graph, name)) for name in node.inputs)
     writes = tuple(plain(_rank(graph, name)) for name in node.outputs)
     return Rule((), (), lambda _: reads, lambda _: writes)
@@ -67,7 +68,10 @@ def elementwise(node: Node, graph: Graph) -> Rule:
 
 
 def axiswise(node: Node, graph: Graph) -> Rule:
-    """Return a rule for any form of the first input and results of its rank; inputs of other ranks stay."""
+    """Return a rule that allows any form of the first input; results and inputs of its rank share the form.
+
+    Inputs of other ranks are read as in ONNX.
+    """
     shape = graph.shape(node.inputs[0])
     reads = _first_and_alike(node, graph)
     return Rule(plain(len(shape)), shape, reads, lambda form: (form,) * len(node.outputs), _fits_kernels)
@@ -81,7 +85,7 @@ def _fits_kernels(form: Form) -> bool:
 def axis_last(axis: int) -> MakeRule:
     """Return a maker of rules for operators that work along one axis, which must be the last held one.
 
-    `axis`: the axis of nodes without the attribute `axis`.
+    `axis`: that axis for nodes without the attribute `axis`.
     """
 
     def make(node: Node, graph: Graph) -> Rule:
@@ -95,7 +99,7 @@ def axis_last(axis: int) -> MakeRule:
 
 
 def removing(axes: tuple[int, ...], node: Node, graph: Graph) -> Rule:
-    """Return a rule that allows any form of the first input; the result lacks `axes`."""
+    """Return a rule that allows any form of the first input; the results are without its `axes`."""
     shape = graph.shape(node.inputs[0])
 
     def writes(form: Form) -> tuple[Form, ...]:
@@ -111,13 +115,13 @@ def _first_and_alike(node: Node, graph: Graph) -> Callable[[Form], tuple[Form, .
 
 
 def spatial(node: Node, graph: Graph) -> Rule:
-    """Return the channels-last rule, for operators that read one tensor."""
+    """Return the rule of an operator that reads one tensor with channels last, and writes results so."""
     form = channels_last(_rank(graph, node.inputs[0]))
     return Rule(form, graph.shape(node.inputs[0]), lambda _: (form,), lambda _: (form,) * len(node.outputs))
 
 
 def regrouping(node: Node, graph: Graph) -> Rule:
-    """Return a rule for forms in which input and reshaped output have the same bytes."""
+    """Return a rule that allows forms of the input in which the reshaped output has the same bytes."""
     before, after = graph.shape(node.inputs[0]), graph.shape(node.outputs[0])
 
     def writes(form: Form) -> tuple[Form, ...]:
@@ -133,7 +137,7 @@ def regrouping(node: Node, graph: Graph) -> Rule:
 
 
 def flattening(node: Node, graph: Graph) -> Rule:
-    """Return a rule that allows any form whose first axis is the batch."""
+    """Return a rule that allows any form of the input whose first axis is the batch; the result is [N, K]."""
     shape = graph.shape(node.inputs[0])
 
     def allows(form: Form) -> bool:

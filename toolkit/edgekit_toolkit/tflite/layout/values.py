@@ -18,7 +18,7 @@ class View:
     """A value that only renames the axes of another one.
 
     Attributes:
-        root: name of the value that is held.
+        root: name of the value that is held in a tensor.
         axes: for each axis of the view, the root's axis, or `NEW` for an inserted axis of size 1.
     """
 
@@ -29,16 +29,16 @@ class View:
         return tuple(NEW if axis == NEW else self.axes[axis] for axis in form)
 
     def from_root(self, form: Form) -> Form:
-        """Return the form of the view that stands for a form of its root.
+        """Return the form in which the view is held by a tensor that holds its root in `form`.
 
-        Axes that the view inserts are placed behind their predecessors.
+        Axes that the view inserts are placed behind the axes before them.
         """
         names = {axis: index for index, axis in enumerate(self.axes) if axis != NEW}
         return complete([names.get(axis, NEW) for axis in form], len(self.axes))
 
 
 def find_views(graph: Graph) -> dict[str, View]:
-    """Return the values that are only views, with their roots resolved."""
+    """Return the values that are only views, by name; the root of each is no view itself."""
     views: dict[str, View] = {}
     for node in graph.nodes:
         axes = _renaming(node, graph)
@@ -82,7 +82,7 @@ def _is_idle(node: Node, graph: Graph) -> bool:
 
 
 class Values:
-    """The tensors that hold the model's values."""
+    """The TFLite tensors that hold the values of the ONNX model, each in one form or several."""
 
     def __init__(self, graph: Graph, views: Mapping[str, View], builder: Builder) -> None:
         self._graph = graph
@@ -108,15 +108,18 @@ class Values:
         self._tensors.setdefault(name, {})[form] = tensor
 
     def is_held(self, name: str) -> bool:
-        """Whether a tensor holds this value, or the value that it is a view of."""
+        """Whether a tensor holds the value `name`, or the value that it is a view of."""
         view = self._views.get(name)
         return (name if view is None else view.root) in self._tensors
 
     def read(self, name: str, form: Form) -> Tensor:
-        """Return a tensor that holds the value `name` in `form`; data are moved at most once.
+        """Return a tensor that holds the value `name` in `form`.
+
+        The first call for a form may add operators that move the data; later ones return the same tensor.
 
         Raises:
             RefusedError: the shape is unknown, or TFLite lacks the element type.
+            KeyError: no tensor holds the value yet, see `is_held`.
         """
         if self._graph.is_constant(name) and name not in self._tensors:
             constant = self._builder.constant(self._graph.constants[name], name)

@@ -31,11 +31,11 @@ __all__ = [
 
 
 def lower(model: onnx.ModelProto) -> bool:
-    """Replace the operators of `LOWERINGS` by others, in place; returns whether there was one.
+    """Replace nodes of the operators in `LOWERINGS` by others, in place; return whether any was replaced.
 
-    The shapes of the model must be known.
+    A node that cannot be lowered stays, and gets the reason as attribute `REFUSED`.
 
-    A node that cannot be lowered stays, with the reason.
+    `model`: a model whose shapes are recorded.
     """
     graph, version = graph_of(model), opset(model)
     nodes, is_changed = list[onnx.NodeProto](), False

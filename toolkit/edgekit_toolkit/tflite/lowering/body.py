@@ -30,7 +30,7 @@ LowerT = TypeVar("LowerT", bound=Lower)
 
 
 def lowers(*names: str) -> Callable[[LowerT], LowerT]:
-    """Return a decorator that registers a function for the ONNX operators `names`."""
+    """Return a decorator that registers a function in `LOWERINGS` for the ONNX operators `names`."""
 
     def register(lower: LowerT) -> LowerT:
         LOWERINGS.update(dict.fromkeys(names, lower))
@@ -41,14 +41,14 @@ def lowers(*names: str) -> Callable[[LowerT], LowerT]:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor of the body; Python numbers beside it take its element type, or int64 in indices."""
+    """A tensor of the body; `+`, `-`, `*` and `/` add nodes. Python numbers take its element type."""
 
     name: str
     body: "Body"
     dtype: "np.dtype[Any]"
 
     def op(self, kind: str, *operands: Operand, **attributes: Any) -> "Value":
-        """Return the first result of an operator with this value as its first input."""
+        """Add a node with this value as its first input; return its first result, see `Body.op`."""
         return self.body.op(kind, self, *operands, **attributes)
 
     def cast(self, dtype: Any) -> "Value":
@@ -89,13 +89,16 @@ class Value:
         return self.body.op("Equal", self, other, dtype=np.bool_)
 
     def where(self, yes: Operand, no: Operand) -> "Value":
-        """Return `yes` where this is true, else `no`; one of them is a value."""
+        """Add a Where with this value as condition; return `yes` where it is true, else `no`.
+
+        At least one of both is a value; a number takes its element type.
+        """
         example = yes if isinstance(yes, Value) else no
         assert isinstance(example, Value)  # noqa: S101 - for the type checker
         return self.body.op("Where", self, example.like(yes), example.like(no), dtype=example.dtype)
 
     def like(self, operand: Operand) -> "Value | NDArray[Any]":
-        """Return a number as one of this value's element type."""
+        """Return a number as an array of this value's element type; a value as it is."""
         return operand if isinstance(operand, Value) else np.asarray(operand, self.dtype)
 
     def __add__(self, other: Operand) -> "Value":
@@ -115,7 +118,7 @@ class Value:
 
 
 class Body(NodeFacts):
-    """What replaces a node: new nodes and constants, whose names begin with that of its first output."""
+    """The nodes and constants that replace a node; their names begin with that of its first output."""
 
     def __init__(self, node: Node, graph: Graph, opset: int) -> None:
         super().__init__(node, graph)
@@ -129,21 +132,29 @@ class Body(NodeFacts):
         return Value(name, self, self.graph.dtype(name))
 
     def is_read(self, number: int) -> bool:
-        """Whether somebody reads an output."""
+        """Whether a node reads an output of the replaced node, or the model returns it."""
         return number < len(self.node.outputs) and self.graph.is_read(self.node.outputs[number])
 
     def axis(self, default: int, number: int = 0) -> int:
         return int(self.attribute("axis", default)) % max(len(self.shape(number)), 1)
 
     def stored(self, array: NDArray[Any]) -> Value:
-        """Return a constant of the body."""
+        """Add a constant to the body, and return it."""
         array = np.asarray(array)
         name = f"{self._stem};{len(self.nodes)}c{len(self.constants)}"
         self.constants.append(numpy_helper.from_array(array, name))
         return Value(name, self, array.dtype)
 
     def op(self, kind: str, first: Value, *operands: Operand, dtype: Any = None, **attributes: Any) -> Value:
-        """Return the first result of an operator, by default of the element type of its first input."""
+        """Add a node, and return its first result.
+
+        Args:
+            kind: ONNX operator.
+            first: first input.
+            operands: further inputs; numbers become constants of the first input's element type.
+            dtype: element type of the result. Default: that of the first input.
+            attributes: attributes of the node.
+        """
         result = Value(f"{self._stem};{len(self.nodes)}", self, np.dtype(dtype or first.dtype))
         others = [
             operand
@@ -156,7 +167,7 @@ class Body(NodeFacts):
         return result
 
     def give(self, values: "Value | Sequence[Value]") -> None:
-        """Set the outputs of the replaced node."""
+        """Add nodes that name `values` as the outputs of the replaced node, in order."""
         values = [values] if isinstance(values, Value) else values
         for value, name in zip(values, self.node.outputs, strict=False):
             if name:

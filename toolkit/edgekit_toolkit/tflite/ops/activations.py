@@ -14,13 +14,13 @@ _PLAIN = {"Relu": "RELU", "Sigmoid": "LOGISTIC", "Tanh": "TANH", "HardSwish": "H
 
 @writes("Relu", "Sigmoid", "Tanh", "HardSwish", rule=elementwise)
 def write_plain(step: Step) -> None:
-    """Write the TFLite operator with the same meaning."""
+    """Write RELU, LOGISTIC, TANH or HARD_SWISH."""
     step.give(_unary(step, _PLAIN[step.node.op_type], _float_input(step)))
 
 
 @writes("Clip", rule=elementwise)
 def write_clip(step: Step) -> None:
-    """Write RELU6, RELU or the like if the limits fit, else MAXIMUM and MINIMUM."""
+    """Write RELU6, RELU or RELU_N1_TO_1 if they have the Clip's limits, else MAXIMUM and MINIMUM."""
     limits = clip_limits(step)
     tensor = step.read(0)
     if limits is not None and tensor.dtype == np.float32 and limits in CLIPS:
@@ -38,7 +38,7 @@ CLIPS = {(0.0, 6.0): "RELU6", (0.0, math.inf): "RELU", (-1.0, 1.0): "RELU_N1_TO_
 
 
 def clip_limits(step: Step) -> tuple[float, float] | None:
-    """Return the limits of a Clip; None if they are computed."""
+    """Return the lower and the upper limit of a Clip, infinite without one; None if they are computed."""
     bounds = []
     for position, default in ((1, -math.inf), (2, math.inf)):
         value = step.value(position)
@@ -57,7 +57,7 @@ def write_leaky_relu(step: Step) -> None:
 
 @writes("PRelu", rule=elementwise)
 def write_prelu(step: Step) -> None:
-    """Write PRELU, or LEAKY_RELU for a single slope."""
+    """Write PRELU, or LEAKY_RELU for a single constant slope."""
     slopes = step.value(1)
     if slopes is not None and slopes.size == 1:
         options = Options("LeakyReluOptions", {"alpha": float(slopes.reshape(()))})
@@ -68,13 +68,13 @@ def write_prelu(step: Step) -> None:
 
 @writes("Elu", rule=elementwise)
 def write_elu(step: Step) -> None:
-    """Write ELU, which has a slope of 1; others are lowered to it."""
+    """Write ELU; its alpha is 1, since an Elu with another alpha is lowered."""
     step.give(_unary(step, "ELU", _float_input(step)))
 
 
 @writes("HardSigmoid", rule=elementwise)
 def write_hard_sigmoid(step: Step) -> None:
-    """Write relu6(6 * (alpha * x + beta)) / 6, whose first product is 1 for the usual slope of 1/6."""
+    """Write relu6(6 * alpha * x + 6 * beta) / 6, without the first product for the usual alpha of 1/6."""
     slope = 6 * step.attribute("alpha", 0.2)
     tensor = _float_input(step)
     if not math.isclose(slope, 1, rel_tol=1e-6):
@@ -91,7 +91,7 @@ def write_gelu(step: Step) -> None:
 
 @writes("Erf", rule=elementwise)
 def write_erf(step: Step) -> None:
-    """Write a rational approximation; TFLite has no error function, only Gelu around it.
+    """Write a rational approximation: TFLite has no error function, only GELU, which contains it.
 
     sign(x) * (1 - (a1 t + ... + a5 t^5) exp(-x^2)) with t = 1 / (1 + p |x|) is off by at most 1.5e-7.
 

@@ -48,7 +48,7 @@ def write_arithmetic(step: Step) -> None:
 
 @writes("Sum", "Mean", "Max", "Min", rule=elementwise)
 def write_variadic(step: Step) -> None:
-    """Write the operator of two tensors repeatedly for more than two."""
+    """Write ADD, MAXIMUM or MINIMUM of one input after the other; for Mean a MUL behind them."""
     kind = {"Sum": "ADD", "Mean": "ADD", "Max": "MAXIMUM", "Min": "MINIMUM"}[step.node.op_type]
     _check(step, kind)
     result = step.read(0)
@@ -61,7 +61,7 @@ def write_variadic(step: Step) -> None:
 
 @writes("Pow", rule=elementwise)
 def write_pow(step: Step) -> None:
-    """Write products and roots for the usual exponents, else POW."""
+    """Write products, a root or a quotient for the exponents 1, 2, 3, 0.5 and -1, else POW."""
     exponent = step.value(1)
     tensor = step.read(0)
     if tensor.dtype == np.int32 and step.dtype(1) == np.int32:
@@ -114,7 +114,7 @@ def write_comparison(step: Step) -> None:
 
 @writes("And", "Or", "Xor", rule=elementwise)
 def write_logic(step: Step) -> None:
-    """Write LOGICAL_AND, LOGICAL_OR, or NOT_EQUAL of booleans."""
+    """Write LOGICAL_AND, LOGICAL_OR, or for Xor NOT_EQUAL of booleans."""
     kind, table = _LOGIC[step.node.op_type]
     step.give(step.emit(kind, [step.read(0), step.read(1)], step.held(), Options(table)))
 

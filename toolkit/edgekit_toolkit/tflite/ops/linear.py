@@ -14,7 +14,7 @@ from edgekit_toolkit.tflite.view import NO_ACTIVATION, Graph, Node
 
 
 def has_linear_weights(node: Node, graph: Graph) -> bool:
-    """Whether a node is a product with a constant matrix, plus at most a constant row."""
+    """Whether a node is a product with a constant matrix as second factor, plus a constant row at most."""
     weights = graph.constants.get(node.input(1))
     if node.domain or node.op_type not in {"Gemm", "MatMul", "FusedLinear"} or weights is None:
         return False
@@ -27,7 +27,7 @@ def has_linear_weights(node: Node, graph: Graph) -> bool:
 
 @writes("Gemm", rule=as_onnx, fuses=True)
 def write_gemm(step: Step) -> None:
-    """Write FULLY_CONNECTED for constant weights, else BATCH_MATMUL."""
+    """Write FULLY_CONNECTED for constant weights and bias, else BATCH_MATMUL and an ADD."""
     if has_linear_weights(step.node, step.graph):
         write_linear(step)
         return
@@ -67,9 +67,9 @@ def write_linear(step: Step) -> None:
 
 @writes("FusedFlattenLinear", rule=flattening, fuses=True)
 def write_flatten_linear(step: Step) -> None:
-    """Write a reshape of [N, ...] to [N, K] and a product, with weights in the order of the held input.
+    """Write a reshape of [N, ...] to [N, K], and FULLY_CONNECTED.
 
-    So an image held as [N, H, W, C] is not transposed.
+    The weights are reordered as the input is held, so an image held as [N, H, W, C] is not transposed.
     """
     weights, bias = _linear_weights(step)
     shape = step.shape(0)
@@ -100,20 +100,20 @@ def fully_connected(
     bias: NDArray[Any] | None,
     activation: str = NO_ACTIVATION,
 ) -> Tensor:
-    """Add FULLY_CONNECTED.
+    """Add FULLY_CONNECTED: `tensor` times the transposed `weights`, plus `bias`.
 
     Args:
-        step: the step to write.
+        step: step of the node that is written.
         tensor: float32 [..., K].
         weights: float32 [N, K].
         bias: float32 [N], or None for zeros.
-        activation: activation that the operator applies to its result.
+        activation: fused activation that the operator applies to its result.
 
     Returns:
         float32 [..., N].
 
     Raises:
-        RefusedError: integers, which TFLite's kernel takes for quantized numbers.
+        RefusedError: `tensor` or `weights` are not float32; TFLite's kernel takes integers for codes.
     """
     _check_float32(tensor.dtype, weights.dtype)
     if bias is None:

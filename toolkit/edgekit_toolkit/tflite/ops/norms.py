@@ -20,7 +20,7 @@ def _stored_statistics(node: Node, graph: Graph) -> Rule:
 
 @writes("BatchNormalization", rule=_stored_statistics)
 def write_batch_norm(step: Step) -> None:
-    """Write x * scale + shift, both computed now from the stored statistics."""
+    """Write x * scale + shift, where scale and shift are constants from the stored statistics."""
     names = ("the scale", "the bias", "the mean", "the variance")
     gain, bias, mean, variance = (
         step.constant(index, name).astype(np.float64) for index, name in enumerate(names, start=1)
@@ -64,7 +64,7 @@ def _spatial_rule(node: Node, graph: Graph) -> Rule:
 
 @writes("LRN", rule=_spatial_rule)
 def write_lrn(step: Step) -> None:
-    """Write LOCAL_RESPONSE_NORMALIZATION, whose alpha is for each channel, not for the mean."""
+    """Write LOCAL_RESPONSE_NORMALIZATION; its alpha is that of ONNX divided by the size of the window."""
     size = step.attribute("size")
     if size % 2 == 0:
         raise RefusedError(f"the window has an even size {size}; TFLite's are symmetric")

@@ -49,9 +49,10 @@ def write_max_pool(step: Step) -> None:
 
 @writes("AveragePool", rule=_rule)
 def write_average_pool(step: Step) -> None:
-    """Write AVERAGE_POOL_2D, which leaves SAME padding out of its averages.
+    """Write AVERAGE_POOL_2D, for padding other than its options after a PAD with zeros.
 
-    Other padding is added as zeros, and the averages are scaled where ONNX counts fewer elements.
+    Its averages leave SAME padding out, but count those zeros: a MUL scales them where ONNX counts fewer
+    elements.
     """
     sliding = _windows(step)
     if max(sliding.dilations) > 1:

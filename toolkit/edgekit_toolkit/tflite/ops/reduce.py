@@ -17,10 +17,10 @@ _KINDS = {
 
 
 def reduced_axes(node: Node, graph: Graph) -> tuple[int, ...]:
-    """Return the axes that a node reduces, none negative.
+    """Return the axes of the first input that a node reduces, sorted, none negative; () if it reduces none.
 
     Raises:
-        RefusedError: they are computed in the graph.
+        RefusedError: the axes are computed in the graph.
     """
     rank = len(graph.shape(node.inputs[0]))
     axes = node.attributes.get("axes")

@@ -16,7 +16,11 @@ def write_reshape(step: Step) -> None:
 
 @writes("Dropout", rule=as_onnx)
 def write_dropout(step: Step) -> None:
-    """Refuse: a Dropout that does nothing is a view."""
+    """Refuse the node: a Dropout that drops nothing is a view, and is not written.
+
+    Raises:
+        RefusedError: always.
+    """
     raise RefusedError(f"its mask, and dropping in training_mode, are not covered: {step.node.outputs}")
 
 

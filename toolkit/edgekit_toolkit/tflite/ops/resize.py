@@ -18,19 +18,22 @@ PLACE_TOLERANCE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """TFLite's sampling: its two options."""
+    """Options of TFLite's resizing operators, which determine where they sample."""
 
     align_corners: bool
     half_pixel_centers: bool
 
     def places(self, size: int, length: int) -> NDArray[np.float64]:
-        """Return the position of each of `length` results among `size` elements, float64 [length]."""
+        """Return where each of `length` results samples an axis of `size` elements, float64 [length].
+
+        Positions count elements from 0, and may lie between two or beyond the ends.
+        """
         scale = (size - 1) / (length - 1) if self.align_corners and length > 1 else size / length
         grid = np.arange(length, dtype=np.float64)
         return (grid + 0.5) * scale - 0.5 if self.half_pixel_centers else grid * scale
 
     def nearest(self, size: int, length: int) -> NDArray[np.int32]:
-        """Return the element that each result takes, int32 [length].
+        """Return which of `size` elements each of `length` results takes, as int32 [length].
 
         Source: tensorflow/lite/kernels/internal/reference/resize_nearest_neighbor.h.
         """
@@ -56,7 +59,10 @@ def _rule(node: Node, graph: Graph) -> Rule:
 
 @writes("Resize", rule=_rule)
 def write_resize(step: Step) -> None:
-    """Write RESIZE_NEAREST_NEIGHBOR or RESIZE_BILINEAR; what neither samples is lowered to products."""
+    """Write RESIZE_BILINEAR, RESIZE_NEAREST_NEIGHBOR, or a GATHER for each axis.
+
+    A Resize that mixes elements, and does so otherwise than RESIZE_BILINEAR, is lowered to products before.
+    """
     node, graph, tensor = step.node, step.graph, step.read(0)
     sampling = bilinear_sampling(node, graph)
     if sampling is not None:
@@ -69,7 +75,7 @@ def write_resize(step: Step) -> None:
 
 
 def bilinear_sampling(node: Node, graph: Graph) -> Sampling | None:
-    """Return the options with which TFLite samples where a linear Resize does; None without such options."""
+    """Return the options with which RESIZE_BILINEAR computes what a linear Resize does; None without such."""
     axes = range(2, len(graph.shape(node.inputs[0])))
     if text_of(node, "mode", "nearest") != "linear" or node.attributes.get("antialias", 0):
         return None
@@ -103,7 +109,12 @@ def _emit(step: Step, kind: str, table: str, tensor: Tensor, sampling: Sampling)
 
 
 def places(node: Node, graph: Graph, axis: int) -> NDArray[np.float64]:
-    """Return the positions at which ONNX samples one axis, float64 [length].
+    """Return the positions at which a Resize of ONNX samples one axis of its input, float64 [length].
+
+    They are in elements, as those of `Sampling.places`.
+
+    Raises:
+        RefusedError: the coordinate_transformation_mode is not covered, or see `scale_of`.
 
     Source: ONNX operators, Resize, coordinate_transformation_mode.
     """
@@ -126,10 +137,10 @@ def places(node: Node, graph: Graph, axis: int) -> NDArray[np.float64]:
 
 
 def scale_of(node: Node, graph: Graph, axis: int) -> float:
-    """Return the scale with which ONNX samples: the model's, else the quotient of the sizes.
+    """Return the scale of one axis of a Resize: the one that the model states, else result / input size.
 
     Raises:
-        RefusedError: keep_aspect_ratio_policy, which makes both from another axis.
+        RefusedError: the node has a keep_aspect_ratio_policy, which derives the scale from another axis.
     """
     if text_of(node, "keep_aspect_ratio_policy", "stretch") != "stretch":
         raise RefusedError("keep_aspect_ratio_policy is not covered")

@@ -16,10 +16,12 @@ SYMMETRIC = 1  # option of MIRROR_PAD: the elements at the border are copied too
 
 
 def windows_of(step: Step, kernel: Sequence[int]) -> Windows:
-    """Return a node's windows over its first input [N, C, spatial...]; 1-D signals as images of one row.
+    """Return a node's windows over its first input [N, C, spatial...]; a 1-D signal is an image of one row.
+
+    `kernel`: sizes of a window, without dilation.
 
     Raises:
-        RefusedError: negative padding.
+        RefusedError: see `windows`.
     """
     sliding = windows(step.shape(0)[2:], kernel, attributes_of(step), step.out_shape()[2:])
     if len(sliding.sizes) != 1:
@@ -44,7 +46,7 @@ def attributes_of(step: Step) -> WindowAttributes:
 
 
 def pad_spatial(step: Step, tensor: Tensor, pads: Pads) -> Tensor:
-    """Return the tensor [N, spatial..., C] with a border of zeros."""
+    """Return the tensor [N, spatial..., C] with a border of zeros; itself if `pads` are all 0."""
     if not any(before or after for before, after in pads):
         return tensor
     amounts, shape = _bordered(step, tensor, pads)
@@ -52,10 +54,11 @@ def pad_spatial(step: Step, tensor: Tensor, pads: Pads) -> Tensor:
 
 
 def pad_for_maxima(step: Step, tensor: Tensor, sliding: Windows) -> Tensor:
-    """Return the tensor [N, spatial..., C] with a border that no window takes its maximum from.
+    """Return the tensor [N, spatial..., C] with a border that changes no window's maximum.
 
-    The border is zeros if nothing is negative; else the elements next to it, if each window with a copy also
-    has the original; else the lowest number, which leaves no range to a later quantization.
+    The border is zeros if no element is negative; else it mirrors the elements next to it, if each window
+    that has a copy also has the original; else it is the lowest float, which makes a later quantization
+    useless.
     """
     if is_never_negative(step.graph, step.node.inputs[0]):
         return pad_spatial(step, tensor, sliding.pads)
@@ -69,7 +72,7 @@ def pad_for_maxima(step: Step, tensor: Tensor, sliding: Windows) -> Tensor:
 
 
 def is_never_negative(graph: Graph, name: str) -> bool:
-    """Whether all elements of a tensor are known to be 0 or more, from the nodes that make it."""
+    """Whether the nodes that make tensor `name` show that no element of it is negative."""
     while (node := graph.producers.get(name)) is not None:
         if node.activation in {"RELU", "RELU6"} or node.op_type in {
             "Relu",
@@ -95,12 +98,18 @@ def _bordered(step: Step, tensor: Tensor, pads: Pads) -> tuple[Tensor, list[int]
 
 
 def padded(step: Step, tensor: Tensor, sliding: Windows) -> tuple[Tensor, str]:
-    """Return the input, padded if TFLite has no option for the padding, and the option to use."""
+    """Return `tensor`, with a border of zeros if TFLite has no option for the padding, and the option to use.
+
+    The option is `SAME` or `VALID`.
+    """
     if sliding.padding is not None:
         return tensor, sliding.padding
     return pad_spatial(step, tensor, sliding.pads), "VALID"
 
 
 def strides_of(sliding: Windows, padding: str) -> dict[str, Any]:
-    """Return the stride and padding fields that all 2-D windows have."""
+    """Return the fields for stride and padding in the options of any operator with 2-D windows.
+
+    `padding`: `SAME` or `VALID`.
+    """
     return {"padding": PADDING_CODES[padding], "strideH": sliding.strides[0], "strideW": sliding.strides[1]}

@@ -18,10 +18,14 @@ MAX_SUMMED: Final = 1024
 def emit_reduction(
     step: Step, kind: str, tensor: Tensor, axes: Sequence[int], *, keep: bool = True
 ) -> Tensor:
-    """Add MEAN, SUM or another reduction.
+    """Add a reduction, and return its result; MEAN and SUM of many elements take an operator for each axis.
 
-    `axes`: held axes, at least one.
-    `keep`: whether the axes stay, with size 1.
+    Args:
+        step: step of the node that is written.
+        kind: MEAN, SUM, REDUCE_MAX or the like.
+        tensor: tensor to reduce.
+        axes: axes of `tensor` as it is held, at least one.
+        keep: whether the axes stay, with size 1.
     """
     if (
         kind in {"MEAN", "SUM"}

@@ -17,6 +17,7 @@ class Windows:
     """The windows of a convolution or pooling, one entry for each spatial axis.
 
     Attributes:
+        sizes: sizes of the input.
         kernel: sizes of a window, without dilation.
         outputs: how many windows there are.
         pads: numbers of elements added before and after the input, enough for all windows.
@@ -36,7 +37,7 @@ class Windows:
 
     @property
     def same(self) -> Pads:
-        """The padding of TFLite's SAME."""
+        """How much TFLite's option SAME pads, before and after each axis."""
         result = []
         for size, span, stride in zip(self.sizes, self.spans, self.strides, strict=True):
             total = max((-(-size // stride) - 1) * stride + span - size, 0)
@@ -45,7 +46,7 @@ class Windows:
 
     @property
     def padding(self) -> str | None:
-        """TFLite's option for the padding; None if it has none and the input must be padded first."""
+        """`SAME` or `VALID`, if TFLite's option pads as `pads`; None if the input must be padded first."""
         if not any(before or after for before, after in self.pads):
             return "VALID"
         alike = tuple(-(-size // stride) for size, stride in zip(self.sizes, self.strides, strict=True))
@@ -72,18 +73,18 @@ class Windows:
 def windows(
     sizes: Sequence[int], kernel: Sequence[int], attributes: "WindowAttributes", outputs: Sequence[int]
 ) -> Windows:
-    """Return the windows with their padding as numbers.
+    """Return the windows of an ONNX node, with their padding as numbers of elements.
 
     Args:
-        sizes: the input's sizes.
-        kernel: sizes of a window.
-        attributes: attributes of the ONNX node.
-        outputs: sizes of the result, as shape inference found them; with `ceil_mode` the last window may
-            lie beyond the padding that the model states.
+        sizes: sizes of the input's spatial axes.
+        kernel: sizes of a window, without dilation.
+        attributes: the node's attributes.
+        outputs: spatial sizes of the result, as shape inference found them; with `ceil_mode` the last window
+            may lie beyond the padding that the model states.
 
     Raises:
-        RefusedError: negative padding, or a window more than in the ONNX standard and onnxruntime: with
-            `ceil_mode` shape inference may add one that begins behind the image.
+        RefusedError: the padding is negative, or there are more windows than in the ONNX standard and
+            onnxruntime: with `ceil_mode` shape inference may add one that begins behind the image.
     """
     rank = len(sizes)
     strides = tuple(attributes.strides or [1] * rank)
@@ -127,7 +128,7 @@ def windows(
 
 @dataclass(frozen=True, slots=True)
 class WindowAttributes:
-    """An ONNX node's attributes of its windows; None for those that it leaves out."""
+    """The attributes of an ONNX node that determine its windows; None for one that it leaves out."""
 
     strides: Sequence[int] | None
     dilations: Sequence[int] | None
