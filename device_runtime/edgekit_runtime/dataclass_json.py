@@ -317,7 +317,7 @@ def _find_fault(
 
 @functools.lru_cache(1024)  # a document may have any names
 def range_of_unit(name: str) -> Range:
-    """Return the range of a field that declares none, by the unit at the end of its name."""
+    """Return the range of a number that declares none, by the unit at the end of its name, such as `_s`."""
     return next((bounds for unit, bounds in _RANGES_OF_UNITS.items() if name.endswith(unit)), _RANGE_OF_REST)
 
 

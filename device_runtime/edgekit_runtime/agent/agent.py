@@ -101,7 +101,7 @@ class AgentOptions:
 
 
 class Agent:
-    """One device of a fleet."""
+    """One device of a fleet: it takes the fleet's documents, carries out steps, and reports."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class Agent:
         return "stopped"
 
     def connect(self) -> None:
-        """Begin to connect; `run` calls this first."""
+        """Set the last will, and begin to connect to the broker; `run` calls this first."""
         self._presence.prepare()
         self._link.start()
 
@@ -205,10 +205,11 @@ class Agent:
         """Take received messages, decide, begin a step, report; `run` calls it repeatedly.
 
         Args:
-            elapsed_s: time since the last turn.
+            elapsed_s: seconds since the last turn.
 
         Returns:
-            False if it could not finish, such as on a full disk: the next turn tries again.
+            False if it could not finish, such as on a full disk: the error is logged, and the next turn tries
+            again.
         """
         self._receive(0.0)
         try:

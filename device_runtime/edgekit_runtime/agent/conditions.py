@@ -56,7 +56,7 @@ class DeviceConditions:
     Attributes:
         now_s: seconds since 1970, see `TrustedTime`.
         minute_of_day: local time, 0..1439; None if the clock is certainly wrong.
-        free_bytes: free bytes on the disk of the slots, as if no downloaded files were there.
+        free_bytes: free bytes on the disk of the agent's folder.
         budget_left_bytes: bytes that may still be downloaded this month, or None without a limit.
         battery: charge from 0 to 1, or None without a battery.
         is_charging: whether there is another source of power.

@@ -44,7 +44,7 @@ ENDED: Final[frozenset[ExecutionState]] = frozenset(
 
 
 def topic(device: str, kind: Kind) -> str:
-    """Return the topic of documents of this kind of `device`."""
+    """Return the MQTT topic of all documents of one kind from or to `device`."""
     return f"ek/v1/d/{device}/{kind}"
 
 
@@ -429,10 +429,10 @@ class EnrolmentCode:
 
     @classmethod
     def parse(cls, text: str) -> "EnrolmentCode":
-        """Return the code in a text.
+        """Return the code that a text states, of the form `HOST:PORT/DIGEST/SECRET`.
 
         Raises:
-            ConfigError: it is none.
+            ConfigError: the text has another form.
         """
         match = _CODE.fullmatch(text.strip())
         if match is None:

@@ -32,7 +32,7 @@ _logger = logging.getLogger(__name__)
 
 
 class JournalError(EdgekitError):
-    """The journal is damaged."""
+    """The journal is damaged, cannot be read, or is locked by another process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class Progress:
         return replace(self, report=report, failures=0, same_failures=0, retry_age_s=self.age_s)
 
     def fail_once(self, code: str, reason: str, delay_s: float) -> "Progress":
-        """Return the execution after a temporary failure; the step is tried again after `delay_s`."""
+        """Return the execution after a temporary failure; the step is tried again `delay_s` seconds later."""
         return replace(
             self,
             report=replace(self.report, code=code, reason=reason),

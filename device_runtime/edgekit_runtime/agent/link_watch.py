@@ -37,7 +37,7 @@ _FIRST_ASK_S: Final = 5.0  # after a refusal; then twice as long each time
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """The end of an attempt to renew the certificate.
+    """The result of an attempt to renew the certificate.
 
     Attributes:
         is_new: whether there is a new certificate.
@@ -119,10 +119,12 @@ class Presence:
         self._sequence = self._journal.next_sequence()
 
     def publish_hello(self, desired_version: int, *, is_new_connection: bool) -> None:
-        """Publish a hello with the version of the document that the device holds.
+        """Publish a hello, and set the last will of the next connection.
 
-        `is_new_connection`: whether it is the first one on this connection, whose will is then the one that
-        the link has.
+        Args:
+            desired_version: `$version` of the document that the device holds; 0 without one.
+            is_new_connection: whether it is the first hello of this connection, whose last will is then the
+                one that the link has.
         """
         if is_new_connection:
             self._will = self._link.will
@@ -140,7 +142,10 @@ class Presence:
         self.prepare()
 
     def publish_will(self) -> None:
-        """Publish the own last will, which the broker sends only for a lost connection."""
+        """Publish this connection's last will, which the broker sends only for a lost connection.
+
+        Without a connection nothing is published.
+        """
         if self._will and self._link.is_connected:
             self._link.put("hello", self._will, is_retained=True)
 

@@ -105,7 +105,9 @@ class Membership:
         return TrustedTime(self.enrolment.certificate, folder, clock, monotonic)
 
     def read_time(self, folder: Path, clock: Callable[[], float] = time.time) -> TrustedTime:
-        """Return the trusted time, as the agent's folder bounds it; `clock` gives seconds since 1970.
+        """Return the trusted time, bounded by what the agent's folder `folder` holds.
+
+        `clock` gives seconds since 1970.
 
         Raises:
             JournalError: the journal is damaged or cannot be read.
@@ -116,7 +118,7 @@ class Membership:
 
 
 def read_membership(config: Path) -> Membership:
-    """Return this device in its fleet.
+    """Return this device in its fleet, as the folder `fleet` of the configuration `config` states it.
 
     Raises:
         EnrolmentError: this device is in no fleet, or its files are damaged.
@@ -172,7 +174,8 @@ class ResumingContext(ssl.SSLContext):
 
     Attributes:
         trusted_time: see `TrustedTime`.
-        authority_end_s: end of the fleet's authority; infinity where public ones count as well.
+        authority_end_s: end of the fleet's authority in seconds since 1970; infinity where public ones count
+            as well.
         failure: the TLS error at which the last connection ended, or None. The alert of a broker that refuses
             comes after the handshake, and paho drops it.
     """
@@ -183,12 +186,15 @@ class ResumingContext(ssl.SSLContext):
     _session: ssl.SSLSession | None = None
 
     def remember(self, connection: Any) -> None:
-        """Keep the session of a connection for the next one."""
+        """Keep the session of a connection for the next one; `connection` is a TLS socket, or None."""
         with contextlib.suppress(AttributeError, ValueError):
             self._session = connection.session or self._session
 
     def wrap_socket(self, *args: Any, **options: Any) -> ssl.SSLSocket:
-        """Return the socket over TLS, see `ssl.SSLContext.wrap_socket`."""
+        """Return the socket over TLS, as `ssl.SSLContext.wrap_socket` does, with the last session offered.
+
+        `failure` becomes None.
+        """
         self.failure = None
         is_checked_here = self.authority_end_s < math.inf or self.trusted_time.is_clock_behind
         flags = self.verify_flags & ~_NO_CHECK_TIME

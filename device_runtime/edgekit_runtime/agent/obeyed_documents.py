@@ -40,7 +40,10 @@ class ObeyedDocuments:
         self._next_s, self._pause_s = now_s, _PAUSE_S
 
     def read_held(self, envelope: str) -> Desired | None:
-        """Return the document that the journal holds; None if there is none, or its key counts no more."""
+        """Return the verified document in the journal's field `desired`, or None.
+
+        It is None if the field is empty, or the document is not signed by a key that counts now.
+        """
         return read_held(envelope, self._keys)
 
     def unseal(self, payload: bytes, now_s: float, width_s: float) -> Desired | None:

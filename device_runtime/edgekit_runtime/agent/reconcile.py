@@ -100,7 +100,7 @@ def reconcile(
     views: Mapping[str, ModelView],
     conditions: DeviceConditions,
 ) -> NextSteps:
-    """Return the next steps.
+    """Return the next steps, the executions to record before them, and what to report.
 
     Args:
         desired: the newest accepted document, or None.

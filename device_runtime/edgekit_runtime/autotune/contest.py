@@ -113,9 +113,9 @@ def measure_afresh(package: OpenedPackage, keys: Path, threads: int | None = Non
     """Return a function that measures settings of `package`, in a new process at each call.
 
     Args:
-        package: verified.
+        package: the verified package.
         keys: folder of the trusted keys.
-        threads: threads of one inference, or None for those of the options.
+        threads: threads of one inference, or None for the number in the backend's options.
     """
     digest = package.manifest.sha256
 
@@ -285,7 +285,9 @@ def _find_culprits(
 
 
 def rank(times: Mapping[RunSetting, float], manifest: Manifest) -> list[RunSetting]:
-    """Return the settings, best first: those within 2 % of the fastest by threads, the others by time.
+    """Return the settings, best first.
+
+    Those within 2 % of the fastest come first, by their number of threads; the others follow by their time.
 
     Args:
         times: times of one contest in any unit, preferred settings first.

@@ -46,7 +46,7 @@ def take_turns(
     clock: Callable[[], float] = time.perf_counter,
     seed: int = 0,
 ) -> dict[str, Latency]:
-    """Return the seconds a row of each runner; the rounds are interleaved, in random orders.
+    """Return name -> seconds a row, one value a round; each round runs all runners in a random order.
 
     Each turn follows a pause. A turn of short runs has several runs, after an uncounted one.
 

@@ -39,8 +39,8 @@ class Entrant:
         name: backend and artifact, unique within the package.
         setting: its variant and place in the variant's chain of backends.
         choice: the backend, without its fallbacks.
-        latency: times of one inference, one per process, or None if it did not take part.
-        reason: why it did not, or None.
+        latency: seconds of one inference, one per process, or None if it did not take part.
+        reason: why it did not take part, or None.
     """
 
     name: str
@@ -81,10 +81,10 @@ def hold_tournament(
     TensorRT, which builds its engine first; that can take minutes.
 
     Args:
-        package: verified.
+        package: the verified package.
         keys: folder of the trusted keys.
         threads: threads of one inference, or None for those of each backend's options.
-        seconds: time limit, kept approximately: a process that has begun is ended.
+        seconds: time limit, kept approximately: a process that has begun goes on to its end.
         measure: measures in one process; by default a fresh one each time.
         report: called with lines on the progress.
 

@@ -128,11 +128,11 @@ def tune(
     """Search for the options with which a backend of a package runs best here.
 
     Args:
-        package: verified.
+        package: the verified package.
         own: the package's own setting: variant and place of the backend.
         keys: folder of the trusted keys.
         objective: `latency` for the time of a lone run, `throughput` for rows a second with all processors.
-        seconds: time limit, kept approximately: a process that has begun is ended.
+        seconds: time limit, kept approximately: a process that has begun goes on to its end.
         report: called with lines on the progress.
 
     Raises:

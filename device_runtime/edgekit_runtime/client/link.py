@@ -214,7 +214,10 @@ class Link:
             self.close()
 
     def read_tcp_info(self) -> bytes | None:
-        """Return the kernel's `tcp_info`, or None if the system has none. Callable from any thread."""
+        """Return the kernel's `struct tcp_info` of the connection; may be called from any thread.
+
+        It is None without a connection, over a Unix socket, and if the system has none.
+        """
         connected = self._socket
         if connected is None or self.address.path is not None:
             return None

@@ -75,7 +75,7 @@ def make_template(
     Args:
         options: which model to run, and when.
         inputs: input name -> array.
-        shared_places: places of each input in shared memory, None for one that is sent.
+        shared_places: place of each input in shared memory; None for one whose values are sent.
         outputs: the outputs that go to shared memory; none for all outputs as binary data.
         fields: header lines that every request has.
         prefix: what stands before the path.
@@ -131,7 +131,7 @@ def check_timeout(timeout_s: float) -> None:
 
 
 def check_arrays(inputs: object, outputs: object) -> None:
-    """Check that both are mappings of names to arrays.
+    """Check that both are mappings of names to numpy arrays; `outputs` may be None.
 
     Raises:
         DataError: they are not.

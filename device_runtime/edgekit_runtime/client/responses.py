@@ -198,7 +198,7 @@ def _reshape(target: Array, shape: tuple[int, ...]) -> Array:
 
 
 def make_error(head: ResponseHead, body: memoryview) -> RequestError:
-    """Return the error that a response states."""
+    """Return the error that a response states, with its status and its reason."""
     message = decode_error(bytes(body)) or f"the service answered with status {head.status} and no reason"
     if head.status in _NO_SERVER and not decode_error(bytes(body)):
         message += ", as a proxy does where no server is left"

@@ -93,6 +93,6 @@ class SharedMemory:
         return True
 
     def close(self) -> None:
-        """Close the descriptor; arrays of the memory keep it."""
+        """Close the descriptor, so that nobody can register this memory again; arrays of it stay valid."""
         os.close(self.descriptor)
         self.descriptor = self.connection = _NEVER

@@ -32,7 +32,7 @@ _OUTPUT_BYTES: Final = 256 << 10
 
 
 def list_codings() -> tuple[str, ...]:
-    """Return the content codings that can be read here, the best first."""
+    """Return the content codings that can be read here, the best first, such as `zstd`."""
     return (ZSTD, *_WINDOW_BITS) if find_zstd() is not None else tuple(_WINDOW_BITS)
 
 

@@ -54,7 +54,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run_list(arguments: argparse.Namespace) -> Outcome:
-    """Show the keys."""
+    """Return the names and ids of the trusted keys."""
     folder = find_keys(arguments)
     keys = list_trusted(folder)
     lines = [f"{key.name}  {key.key_id}" for key in keys] or [
@@ -70,7 +70,7 @@ def run_trust(arguments: argparse.Namespace) -> Outcome:
 
 
 def run_remove(arguments: argparse.Namespace) -> Outcome:
-    """Stop trusting a key."""
+    """Stop trusting the key of a name; return its name and id."""
     return _describe(remove_key(arguments.name, find_keys(arguments)), "is trusted no more", arguments)
 
 

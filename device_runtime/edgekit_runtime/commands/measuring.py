@@ -15,7 +15,7 @@ _logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that say what is measured, and for how long."""
+    """Add the package to measure, `--seconds`, and the arguments that say where models and keys are."""
     parser.add_argument(
         "package",
         metavar="PACKAGE",

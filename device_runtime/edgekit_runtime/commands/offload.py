@@ -88,7 +88,7 @@ def run_off(_: argparse.Namespace) -> Outcome:
 
 
 def run_status(_: argparse.Namespace) -> Outcome:
-    """Show the sessions that offload."""
+    """Return the states of the sessions that offload, and the server that is set."""
     from edgekit_runtime.offload.offload_options import read_offload_options
     from edgekit_runtime.offload.offload_status import read_statuses
 

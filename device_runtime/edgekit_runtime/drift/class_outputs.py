@@ -18,13 +18,15 @@ def class_output(outputs: Sequence[TensorSpec]) -> TensorSpec | None:
 
 
 def class_count(spec: TensorSpec) -> int:
-    """Return the size of the last axis, 0 if it is free."""
+    """Return the size of the last axis; 0 if it is free, or there is no axis."""
     count = spec.shape[-1] if spec.shape else 0
     return count if isinstance(count, int) else 0
 
 
 def find_statement(figures: Mapping[str, JsonValue], output: str) -> str | None:
-    """Return the name of the field in the manifest that declares an output as class scores, or None.
+    """Return the field of the manifest that declares an output as class scores, or None.
+
+    It is a name such as `figures.class_output`.
 
     Args:
         figures: figures in the manifest.

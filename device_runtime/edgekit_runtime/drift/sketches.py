@@ -149,9 +149,11 @@ class ClassSketch:
         count: number of its classes.
         reference: the reference that they are compared with, or None.
         is_probabilities: whether its outputs are probabilities; None if that is not known yet.
-        confidence: number of outputs by the probability of the best class.
-        classes: number of outputs by best class.
-        entropy: entropy of the outputs, as a share of the largest possible; 1 is a uniform output.
+        confidence: number of outputs by the probability of the best class, in `CONFIDENCES` bins of equal
+            width.
+        classes: number of outputs by best class, modulo `CLASSES`.
+        entropy: moments of the entropy of the outputs, as a share of the largest possible; 1 is a uniform
+            output.
     """
 
     count: int

@@ -98,14 +98,14 @@ class Header(Record):
 
     @property
     def head(self) -> bytes:
-        """The file before its chunks."""
+        """The begin of the file up to its chunks: magic, length and header."""
         content = encode_json(self.to_json())
         _require(len(content) <= _MAX_HEADER_BYTES, f"is over {_MAX_HEADER_BYTES} bytes")
         return MAGIC + _LENGTH.pack(len(content)) + content
 
     @property
     def file_bytes(self) -> int:
-        """Size of the encrypted file."""
+        """Size of the whole encrypted file, head and tags included."""
         return len(self.head) + self.plain_bytes + _TAG_BYTES * self.chunk_count
 
 
@@ -154,7 +154,7 @@ def make_header(
 
 
 def is_encrypted(path: Path) -> bool:
-    """Return whether the file at `path` begins as an encrypted one; False where it cannot be read."""
+    """Return whether the file at `path` begins like an encrypted one; False if it cannot be read."""
     try:
         with open_file(path) as file:
             return file.read(len(MAGIC)) == MAGIC

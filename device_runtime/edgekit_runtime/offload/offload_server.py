@@ -449,7 +449,7 @@ def _exchange(link: Link, request: TailRequest, timeout_s: float, pending: Pendi
 
 
 def check_reply(head: ResponseHead, body: memoryview, request: TailRequest) -> dict[str, Array]:
-    """Return the outputs of a reply; all are as expected.
+    """Return output name -> array of a reply, after checking that all are as `request` expects.
 
     Raises:
         RequestError: the server refuses.

@@ -86,7 +86,8 @@ def write_package(
         path: path of the package file; an earlier file there stays intact until the new file is complete.
         manifest: names each artifact with size and digest.
         artifacts: path -> content, exactly those that the manifest names.
-        sign: makes the envelope.
+        sign: takes the payload, an in-toto statement; returns the canonical bytes of a DSSE envelope around
+            it.
 
     Raises:
         ManifestError: the artifacts are not those that the manifest names.

@@ -115,7 +115,10 @@ _LEAST_S: Final = 60.0
 
 
 def list_lzma_filters(model: int) -> list[dict[str, Any]]:
-    """Return the filters of raw LZMA whose literal model is the byte (pb · 5 + lp) · 9 + lc.
+    """Return filters of raw LZMA for the module `lzma`, with lc, lp and pb as `model` states them.
+
+    Args:
+        model: (pb · 5 + lp) · 9 + lc, as in the first byte of a file of LZMA.
 
     Raises:
         PackageError: there is no such model.
@@ -237,8 +240,15 @@ def _make_reader(pieces: Iterator[bytes]) -> Callable[[int], bytes]:
 def rebuild(delta: BinaryIO, base: Buffer, size_bytes: int, stop: threading.Event) -> Iterator[bytes]:
     """Yield the content of the package in pieces; the caller checks the digest of the whole.
 
+    Args:
+        delta: content of the delta; nothing in it is trusted.
+        base: content of the installed package; empty for a coded file.
+        size_bytes: size of the wanted package.
+        stop: set to stop.
+
     Raises:
-        PackageError: see `apply_delta`.
+        PackageError: the delta is damaged, for another base, makes another size, takes too long, or was
+            stopped.
     """
     give_up_s = time.monotonic() + _LEAST_S + size_bytes / _BYTES_PER_S
     left_bytes = size_bytes
@@ -493,6 +503,6 @@ def add_residual(
 
 
 def unfold(folded: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
-    """Undo the folding of signs: 0, 1, 2, 3 ... become 0, -1, 1, -2 ... (modulo the type)."""
+    """Return the integers whose signs were folded: 0, 1, 2, 3 ... become 0, -1, 1, -2 ... modulo the type."""
     unit = folded.dtype.type(1)
     return np.asarray((folded >> unit) ^ (np.zeros_like(folded) - (folded & unit)))

@@ -73,7 +73,7 @@ class StepResult:
 
 
 class StepCarrier(Protocol):
-    """Downloads and installs, on the thread of its caller."""
+    """Carries out steps that move bytes, on the thread of its caller."""
 
     def carry_out(
         self,

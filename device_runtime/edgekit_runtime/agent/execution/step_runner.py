@@ -109,15 +109,16 @@ class StepRunner:
         return None if self._step is None else self._step.action
 
     def stop(self) -> None:
-        """Stop the step, if it can be stopped."""
+        """Ask the step to stop, without waiting; one that cannot be stopped goes on to its end."""
         self._stop.set()
 
     def retain(self, downloading: set[str], under_way: set[str]) -> None:
-        """Stop a step that is no longer needed.
+        """Ask the step to stop if it is no longer needed.
 
         Args:
-            downloading: executions that may download now.
-            under_way: executions that have not ended; one that ended by its timeout must not block the next.
+            downloading: names of the executions that may download now; a download of another one is stopped.
+            under_way: names of the executions that have not ended; any other step of another one is stopped,
+                so that one that ended by its timeout does not block the next.
         """
         step = self._step
         if step is None or step.desired_model is None:

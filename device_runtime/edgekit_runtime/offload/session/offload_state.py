@@ -112,7 +112,10 @@ class OffloadState:
         self._epoch += 1
 
     def decision(self, rows: int = 1) -> PlanChoice:
-        """Return the plan of the next request with `rows` rows, and why."""
+        """Return the plan of the next request with `rows` rows, and why.
+
+        It is the plan of the last such call, and chosen anew if the state has changed since.
+        """
         decision = self._decisions.get(rows)
         return decision[1] if decision is not None and decision[0] == self._moment() else self._decide(rows)
 
@@ -147,7 +150,7 @@ class OffloadState:
         return dataclasses.replace(decision, plan=as_sent(decision.plan, decision.conditions))
 
     def decision_among(self, names: Collection[str], rows: int) -> PlanChoice | None:
-        """Return the choice for a request that only these plans with a server can carry.
+        """Return the choice for a request that, of the plans with a server, only those in `names` can carry.
 
         It is None if no plan can, and the device cannot run the model by itself either.
         """
@@ -201,7 +204,7 @@ class OffloadState:
 
     @property
     def device_slowdown(self) -> float:
-        """Time of recent runs here, as a multiple of the table's."""
+        """Time of recent runs on this device as a multiple of the table's times; 1 before the first."""
         return _ratio(self._device)
 
     def local_s(self, rows: int) -> float:
@@ -243,7 +246,8 @@ class OffloadState:
     def find_better(self, now_s: float) -> PlanRunner | None:
         """Return the plan that would win on a very good link with an idle server.
 
-        None if that plan runs already, or if requests already measure the link.
+        It is None if that plan runs already or needs no server, if a plan was asked for by name, if the link
+        is unknown, or if requests already measure it.
         """
         with self.lock:
             decision, conditions = self._decisions.get(1), self.conditions(now_s)

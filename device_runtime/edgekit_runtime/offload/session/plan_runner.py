@@ -99,7 +99,7 @@ class PlanRunner:
         return {} if head is None else head.run({spec.name: inputs[spec.name] for spec in head.inputs})
 
     def decode(self, outputs: dict[str, Array]) -> dict[str, Array]:
-        """Return the outputs of a reply, with codes restored to values.
+        """Return output name -> array, where codes in a reply's outputs are restored to values.
 
         Outputs without codes, as of a local run, stay as they are.
         """

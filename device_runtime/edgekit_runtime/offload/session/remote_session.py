@@ -112,7 +112,7 @@ class RemoteSession:
         return self.state.counts
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return all outputs for one set of inputs, see `Session.run`.
+        """Return output name -> array for one set of inputs, see `Session.run`.
 
         Raises:
             DataError: an array does not fit its spec.
@@ -139,7 +139,7 @@ class RemoteSession:
                 state.wake.set()  # allows a probe between two requests
 
     def decision(self, rows: int = 1) -> PlanChoice:
-        """Return the plan of the next request with `rows` rows, and why."""
+        """Return the plan of the next request with `rows` rows, and why, see `OffloadState.decision`."""
         now_s = time.monotonic()
         if now_s - self._looked_s > _LOOK_S:
             self._looked_s, self.state.connect_s = now_s, self._server.find_connect_s()
