@@ -128,7 +128,7 @@ class ContentKey:
         _require(_is_hex(self.key_id, 16) and len(self.secret) == KEY_BYTES, "the content key is malformed")
 
     def to_text(self) -> str:
-        """Return key and id as a text for another process of this device."""
+        """Return `KEY_ID:SECRET` in hexadecimal digits for another process of this device; it is a secret."""
         return f"{self.key_id}:{self.secret.hex()}"
 
     @classmethod

@@ -73,7 +73,7 @@ class StepResult:
 
 
 class StepCarrier(Protocol):
-    """Carries out steps that move bytes, on the thread of its caller."""
+    """Carries out the steps `download`, `install`, `refresh` and `upload`, on the thread of its caller."""
 
     def carry_out(
         self,

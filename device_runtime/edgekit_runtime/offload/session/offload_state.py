@@ -114,7 +114,7 @@ class OffloadState:
     def decision(self, rows: int = 1) -> PlanChoice:
         """Return the plan of the next request with `rows` rows, and why.
 
-        It is the plan of the last such call, and chosen anew if the state has changed since.
+        It is chosen anew if anything has changed since the last call for as many rows.
         """
         decision = self._decisions.get(rows)
         return decision[1] if decision is not None and decision[0] == self._moment() else self._decide(rows)
