@@ -29,7 +29,10 @@ Pass = Callable[[onnx.ModelProto], onnx.ModelProto]
 
 
 def chain(batch: int | None) -> list[tuple[str, Sequence[Pass]]]:
-    """Return the passes in order, each with the lesser forms to fall back on."""
+    """Return (name, forms) of each pass in order: its full form, then lesser ones to try if that fails.
+
+    `batch`: fixed size of the batch; None keeps it unchanged.
+    """
     return [
         ("separate_weights", [separate_weights]),
         ("write_out_opaque", [write_out_opaque]),
@@ -69,7 +72,12 @@ def chain(batch: int | None) -> list[tuple[str, Sequence[Pass]]]:
 def replay(
     source: onnx.ModelProto, *, batch: int | None, applied: Sequence[tuple[str, int]]
 ) -> onnx.ModelProto:
-    """Repeat `optimise` from the names and forms of the steps that it applied, without comparison.
+    """Repeat `optimise` without its comparisons, and return the model.
+
+    Args:
+        source: the model that was optimised.
+        batch: as it was given to `optimise`.
+        applied: name and form of each step that `optimise` applied, in order.
 
     Raises:
         RecipeError: there is no such pass or form, or one fails.

@@ -42,8 +42,8 @@ class SlicedModel:
     """A float model without some channels.
 
     Attributes:
-        channels: the channels that stay, in groups that lose some.
-        model: the model of these channels, with changed weights.
+        channels: group that loses channels -> the channels that stay.
+        model: the model without the other channels, with changed weights.
     """
 
     channels: Mapping[str, tuple[int, ...]]
@@ -59,11 +59,11 @@ def run(model: onnx.ModelProto) -> onnx.ModelProto:
 def remove_dead_channels(model: onnx.ModelProto, *, multiple: int = 1) -> SlicedModel | None:
     """Return the model without channels that have no effect; None if there are none.
 
-    Outputs change by rounding alone, for activations up to 1e9.
+    Outputs change by rounding alone, as long as no activation is beyond 1e9.
 
     Args:
         model: float model.
-        multiple: of how many channels a group keeps a multiple.
+        multiple: the number of channels that a group keeps is a multiple of this.
     """
     channels: dict[str, tuple[int, ...]] = {}
     remaining = model

@@ -15,10 +15,10 @@ IR_VERSION: Final = 8  # of opset 17; every onnxruntime that we support reads it
 
 
 def separate_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` whose only inputs are those that a caller must pass, in a newer file version.
+    """Return a copy of `model` in IR 8 or later whose only inputs are those that a caller must pass.
 
-    Before IR 4 every initializer had to be an input too. Since then such an input is a default that a caller
-    may replace, and passes and engines optimise only weights that nobody can replace.
+    Before IR 4 every initializer had to be an input too. Since then an initializer that is also an input is a
+    default that a caller may replace, and passes and engines optimise only weights that nobody can replace.
     """
     result = copy_model(model)
     inputs = list(real_inputs(result.graph))
@@ -30,10 +30,10 @@ def separate_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def state_zero_points(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` in which stored int8 codes have a zero point for each scale; it is 0.
+    """Return a copy of `model` in which stored int8 codes per channel state their zero points, all 0.
 
     On x86 without VNNI, onnxruntime's exact 8-bit products (`edgekit_runtime.sessions.ort_products`) turn
-    int8 codes into uint8, and add a zero point of the wrong shape to such codes without one.
+    int8 codes into uint8, and add a zero point of the wrong shape to codes that state none.
     """
     result = copy_model(model)
     for graph in graphs(result.graph):

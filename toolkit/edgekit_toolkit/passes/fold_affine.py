@@ -29,7 +29,13 @@ Float = NDArray[np.float64]
 
 
 class Affine(NamedTuple):
-    """`output = scale * source + shift`; float64 [] or [channels] each, from constants of shape `operand`."""
+    """A node that computes `scale * source + shift`.
+
+    Attributes:
+        source: name of the tensor that it reads.
+        scale, shift: float64 [] or [channels].
+        operand: shape of the node's constant; () for a BatchNormalization.
+    """
 
     source: str
     scale: Float
@@ -38,7 +44,7 @@ class Affine(NamedTuple):
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` in which constant scalings and shifts are part of the weights."""
+    """Return a copy of `model` with constant scalings and shifts folded into weights of nearby layers."""
     # They hold to the end: a fold keeps the shape of every tensor that stays.
     shapes = inferred_shapes(model)
     return rewrite_all(model, lambda graph: _fold_one(graph, shapes))
@@ -60,7 +66,7 @@ def _fold_one(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> bool:
 
 
 def as_affine(index: GraphIndex, node: onnx.NodeProto) -> Affine | None:
-    """Return scale and shift of a node that only scales and shifts by constants, per tensor or channel."""
+    """Return a node as scale and shift by constants, per tensor or channel; None if it does anything else."""
     if node.op_type == "BatchNormalization" and len(node.output) == 1:
         return _batch_normalization(index, node)
     if node.op_type not in {"Mul", "Div", "Add", "Sub"} or len(node.input) != 2:
@@ -84,7 +90,10 @@ def as_affine(index: GraphIndex, node: onnx.NodeProto) -> Affine | None:
 
 
 def keeps_shape(index: GraphIndex, affine: Affine) -> bool:
-    """Whether the constants surely keep the source's shape: [1, 1] would turn a vector into a matrix."""
+    """Whether the node's output surely has the shape of its source.
+
+    A constant [1, 1] would turn a vector into a matrix. False if the source's shape is not known.
+    """
     if not affine.operand:
         return True
     shape = index.shapes.get(affine.source)

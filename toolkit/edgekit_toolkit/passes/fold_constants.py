@@ -39,7 +39,7 @@ VALUE_DTYPES: Final = {
 
 
 def run(model: onnx.ModelProto, max_grown_bytes: int = MAX_GROWN_BYTES) -> onnx.ModelProto:
-    """Return a copy of `model` with its constant part stored.
+    """Return a copy of `model` in which results that do not depend on inputs are stored as initializers.
 
     Args:
         model: any model.

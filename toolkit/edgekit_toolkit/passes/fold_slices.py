@@ -23,7 +23,7 @@ _TO_THE_END = 1 << 30
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` in which convolutions of slices are convolutions of stride 2."""
+    """Return a copy of `model` with convolutions of stride 2 in place of convolutions over slices."""
     return rewrite_all(model, _rewrite_one)
 
 

@@ -54,7 +54,7 @@ PASSES: Final = (
 
 
 def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a simplified copy of `model`.
+    """Return a copy of `model` simplified by the `PASSES` of onnxoptimizer.
 
     Raises:
         Exception: onnxoptimizer failed; its exceptions have no common base.
@@ -74,11 +74,11 @@ def ort_basic(
 
     Args:
         model: any model.
-        fold_constants: whether constants are computed; off if the results take more space.
+        fold_constants: whether constant results are stored; turn it off where they take too much space.
         disabled: rewrites that are left out, by onnxruntime's names.
 
     Raises:
-        CastsAddedError: the model would be slower on a target that has kernels for its types.
+        CastsAddedError: onnxruntime added conversions of types, which the CPU needs and other targets do not.
         Exception: onnxruntime failed; its exceptions have no common base.
     """
     with tempfile.TemporaryDirectory() as folder:

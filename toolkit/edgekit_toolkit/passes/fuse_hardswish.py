@@ -21,7 +21,7 @@ from edgekit_toolkit.onnx_graph.index import (
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` in which hard-swish is HardSigmoid and Mul."""
+    """Return a copy of `model` in which each hard-swish is written as HardSigmoid and Mul."""
     return rewrite_all(model, _fuse_one)
 
 

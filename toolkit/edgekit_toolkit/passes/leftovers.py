@@ -13,7 +13,7 @@ FLOAT_TYPES: Final = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorPr
 
 
 def share_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` in which equal initializers of the main graph are one.
+    """Return a copy of `model` in which equal initializers of the main graph are stored once.
 
     Biases and other float vectors stay separate: they are small, and a quantizer gives each its own scale.
     """
@@ -50,9 +50,10 @@ def _fixed_names(main: onnx.GraphProto) -> set[str]:
 
 
 def drop_unused(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` with only the parts that its outputs need, without remarks and shapes.
+    """Return a copy of `model` with only the nodes and weights that its outputs need.
 
-    Inputs stay, used or not, because callers pass them; so does the metadata, which applications read.
+    Doc strings and recorded shapes of intermediate tensors go too. Inputs stay, used or not, because callers
+    pass them; so does the metadata, which applications read.
     """
     result = copy_model(model)
     needed = {value.name for value in result.graph.output}

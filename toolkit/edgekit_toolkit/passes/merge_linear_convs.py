@@ -18,7 +18,7 @@ from edgekit_toolkit.onnx_graph.index import (
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` in which consecutive linear 1x1 convolutions are merged where that pays."""
+    """Return a copy of `model` with consecutive linear 1x1 convolutions merged where that saves weights."""
     return rewrite_all(model, _merge_one)
 
 
@@ -49,7 +49,10 @@ def _merge_one(graph: onnx.GraphProto) -> bool:
 
 
 def is_pointwise(index: GraphIndex, node: onnx.NodeProto) -> bool:
-    """Whether a node is a 1x1 convolution without groups, with constant float32 weights and bias (if any)."""
+    """Whether a node is a 1x1 convolution of stride 1 without groups or padding.
+
+    Its weights, and its bias if any, must be constant float32.
+    """
     if (
         node.op_type != "Conv"
         or attribute(node, "group", 1) != 1
@@ -63,7 +66,7 @@ def is_pointwise(index: GraphIndex, node: onnx.NodeProto) -> bool:
 
 
 def matrix(index: GraphIndex, node: onnx.NodeProto) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
-    """Weights [out, in] and bias [out], or None, of a pointwise convolution."""
+    """Return weights [out, in] and bias [out] of a pointwise convolution; None for a missing bias."""
     weight = np.asarray(index.constant(node.input[1]), np.float64)[:, :, 0, 0]
     has_bias = len(node.input) > 2 and node.input[2] != ""
     return weight, np.asarray(index.constant(node.input[2]), np.float64) if has_bias else None

@@ -46,12 +46,13 @@ class PassResult:
     """The result of one pass.
 
     Attributes:
+        name: name of the pass, as `chain` has it.
         applied: whether its result was kept.
         reason: why it was not kept, or why only a lesser form of it was; empty otherwise.
         max_error: largest absolute difference of any output from the source model's; None if the result
             could not be compared.
-        bytes_before, bytes_after: size of the model; equal where the pass was not kept.
-        nodes_before, nodes_after: nodes of the model, those inside control flow included.
+        bytes_before, bytes_after: size of the model; equal if the result of the pass was not kept.
+        nodes_before, nodes_after: number of nodes, those inside control flow included.
         form: form of the pass that was tried last; 0 is the full one.
     """
 
@@ -68,7 +69,12 @@ class PassResult:
 
 @dataclass(frozen=True, slots=True)
 class OptimisedModel:
-    """A model with the outputs of its source, the passes that made it, and what to warn of."""
+    """A model whose outputs equal those of its source.
+
+    Attributes:
+        steps: result of each pass, in order.
+        warnings: sentences for the user.
+    """
 
     model: onnx.ModelProto
     steps: tuple[PassResult, ...]

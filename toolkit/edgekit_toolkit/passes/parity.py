@@ -74,8 +74,8 @@ def compare(
         reference: reference outputs: name -> array, any shape.
         outputs: outputs of the candidate.
         tolerance: default: `Tolerance()`.
-        axes: outputs whose number of rows depends on the data, with the axis of the rows: they are compared
-            as sets, whose number of rows must be the same, too.
+        axes: name of an output whose number of rows depends on the data -> the axis of the rows. Its rows are
+            compared as a set; their number must be the same.
     """
     tolerance = tolerance or Tolerance()
     if list(reference) != list(outputs):
@@ -86,7 +86,7 @@ def compare(
 
 
 def worst(verdicts: Sequence[Parity]) -> Parity:
-    """Return the verdict over several: the largest errors, the lowest agreement, the first reason."""
+    """Return one verdict for several: largest errors, lowest agreement, `ok` if all are, first reason."""
     agreements = [v.argmax_agreement for v in verdicts if v.argmax_agreement is not None]
     return Parity(
         max_abs_error=max((v.max_abs_error for v in verdicts), default=0.0),

@@ -25,10 +25,17 @@ _TOLERANCE: Final = Tolerance(range_fraction=1e-4, ulps=64)
 
 
 def check_reference(original: onnx.ModelProto, written_out: onnx.ModelProto, feeds: Sequence[Feeds]) -> None:
-    """Check each operator of `original` that `written_out` no longer has, except inside control flow.
+    """Compare operators that were replaced by their definitions with ONNX's reference implementation.
+
+    Operators inside control flow are not compared.
+
+    Args:
+        original: the model before the replacement.
+        written_out: the model after it; onnxruntime runs it.
+        feeds: inputs to compare on.
 
     Raises:
-        ModelError: one computes something else than the reference, or cannot be compared.
+        ModelError: a written-out operator computes something else than the reference, or cannot be compared.
     """
     remaining = {node.op_type for node in written_out.graph.node}
     chosen = function_operators(original).keys() - remaining

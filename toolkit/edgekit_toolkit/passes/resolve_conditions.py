@@ -20,9 +20,9 @@ from edgekit_toolkit.passes.foreign import simplify
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy in which no `If` has a constant condition.
+    """Return a copy in which the chosen branch has replaced each `If` with a constant condition.
 
-    It repeats: a branch that takes the place of its `If` may make further conditions constant.
+    It repeats this, since a branch in place of its `If` may make further conditions constant.
 
     Raises:
         Exception: onnxoptimizer or onnxruntime failed; their exceptions have no common base.
@@ -35,7 +35,7 @@ def run(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def inline_branches(graph: onnx.GraphProto) -> bool:
-    """Write the branch of each `If` with a constant condition into the graph, in place; False if none has."""
+    """Replace each `If` with a constant condition by its branch, in place; return False if there is none."""
     is_changed = False
     while _inline_first(graph):
         is_changed = True
@@ -71,7 +71,12 @@ def _inlined(index: GraphIndex, node: onnx.NodeProto, branch: onnx.GraphProto) -
 
 
 def rename_tensors(graph: onnx.GraphProto, names: dict[str, str]) -> None:
-    """Rename tensors in a graph and in those inside it, in place; inner graphs never reuse outer names."""
+    """Rename tensors in a graph and in the graphs inside it, in place.
+
+    An inner graph must not use an outer name for a tensor of its own.
+
+    `names`: name -> new name.
+    """
     for tensor in graph.initializer:
         tensor.name = names.get(tensor.name, tensor.name)
     for value in graph.output:

@@ -69,8 +69,8 @@ class WrongRewrites:
     """Rewrites that are off for a model because they change its results.
 
     Attributes:
-        names: names of onnxruntime, or `WHOLE_OPTIMISER`.
-        reason: how the outputs differ with them.
+        names: onnxruntime's names of the rewrites, or `WHOLE_OPTIMISER`.
+        reason: how the outputs differ if the rewrites are on.
     """
 
     names: tuple[str, ...]
@@ -90,11 +90,13 @@ class WrongRewrites:
 
 
 def find_wrong_rewrites(model: onnx.ModelProto, feeds: Sequence[Feeds]) -> WrongRewrites | None:
-    """Return the rewrites of onnxruntime's optimiser that must be off for `model`, or None.
+    """Return the rewrites of onnxruntime's optimiser that must be off for `model`; None if there are none.
 
-    The outputs of a session as a device opens it are compared with those of one without optimisation: on
-    `feeds`, on the first of them with the opposite sign, and on it beyond the samples' range. Inputs on which
-    rounding alone decides the outputs do not count.
+    The outputs of a session as a device opens it are compared with those of one without optimisation. The
+    inputs are `feeds`, and the first of them with the opposite sign and beyond the range of the samples.
+    Inputs on which rounding alone decides the outputs do not count.
+
+    None also for a model that computes in integers: see `find_wrong_in_codes`.
 
     Args:
         model: model after our passes; disabled rewrites in its metadata do not count.
@@ -118,13 +120,14 @@ def find_wrong_rewrites(model: onnx.ModelProto, feeds: Sequence[Feeds]) -> Wrong
 def find_wrong_in_codes(
     model: onnx.ModelProto, noise: Callable[[onnx.ModelProto], float]
 ) -> WrongRewrites | None:
-    """Return the rewrites that must be off for a form that computes in codes, or None.
+    """Return the rewrites that must be off for a form that computes in codes; None if there are none.
 
-    None also if nothing helps but to compute in float: that form would be slower than the float model.
+    None also if only rewrites are at fault without which the engine computes in float: such a form would be
+    slower than the float model.
 
     Args:
         model: the form; rewrites that are off for its float model stay off.
-        noise: measures the noise of a form against its float model; raises BackendError if it does not run.
+        noise: returns the noise of a form against its float model; raises BackendError if it does not run.
 
     Raises:
         BackendError: the form does not run without optimisation either.
@@ -170,7 +173,10 @@ class PlainRun:
                 continue
 
     def difference(self, content: bytes, options: OrtOptions) -> str:
-        """Return how a session with these options differs; empty if it is equal."""
+        """Return how outputs of a session with these options differ, or its error; empty if they are equal.
+
+        `content`: content of the model's file.
+        """
         try:
             session = open_ort(content, options)
             for case in list(self._cases):

@@ -25,10 +25,13 @@ _NEEDED: Final = "another --backend that the target runs, or a model that the en
 def choose_accepted(
     budget: Budget, measured: Sequence[CandidateFigures], check: Callable[[str], Acceptance], *, on_gpu: bool
 ) -> AcceptedChoice:
-    """Return the choice among the candidates, made again as long as the engine refuses the chosen one.
+    """Choose among the candidates, and choose again without a candidate that the engine refuses.
 
-    `measured`: candidates, at least one.
-    `check`: takes a candidate's id; says whether the engine accepts it.
+    Args:
+        budget: limits and objective of the choice.
+        measured: figures of the candidates, at least one.
+        check: (id of a candidate) -> whether the target's engine accepts it.
+        on_gpu: whether the target's engine runs on a GPU.
     """
     remaining = list(measured)
     refused: list[str] = []

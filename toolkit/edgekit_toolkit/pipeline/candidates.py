@@ -53,7 +53,8 @@ class Candidate:
 
     Attributes:
         label: name in reports.
-        snr_db: output signal to noise on calibration samples, against the float model.
+        snr_db: signal over noise of the outputs on calibration samples, in dB; noise is the difference from
+            the float model.
     """
 
     label: str
@@ -64,12 +65,12 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class StoppedSearch:
-    """What the limit of the search left out.
+    """Forms that the search left out because its limit of work was reached.
 
     Attributes:
         subject: what was left out, for messages.
-        needed_s: limit that would allow it, with all that was left out before.
-        limits: limits of the budget that it may help to keep.
+        needed_s: limit of the search that would allow these forms and all that were left out before them.
+        limits: limits of the budget that these forms may help to keep.
     """
 
     subject: str
@@ -86,10 +87,10 @@ class CandidateSet:
         noises: noise of single blocks, as far as they were measured.
         noise_samples: calibration samples on which output noise was measured; 0 if it was not.
         dropped: forms that could not be built or run, with the reason.
-        stops: what the limit of the search left out.
-        wrong_rewrites: rewrites of the engine that are off for static forms, a sentence each.
-        set_aside: forms that were built but lose against a similar form, and by how much; without data also
-            forms that differ from the float model on generated inputs.
+        stops: forms that the limit of the search left out.
+        wrong_rewrites: a sentence for each rewrite of the engine that is off for static forms.
+        set_aside: forms that were built and removed, with the reason: a similar form has less noise; or,
+            without data, they differ from the float model on generated inputs.
     """
 
     candidates: list[Candidate] = field(default_factory=list)
@@ -101,14 +102,17 @@ class CandidateSet:
     wrong_rewrites: list[str] = field(default_factory=list)
 
     def add(self, label: str, quantizer: Quantizer, form: Form, fidelity: Fidelity) -> Candidate | None:
-        """Build a form and add it; see `build`."""
+        """Build a form, and append it to `candidates` unless `build` returns None; return what it returns."""
         candidate = self.build(label, quantizer, form, fidelity)
         if candidate is not None:
             self.candidates.append(candidate)
         return candidate
 
     def build(self, label: str, quantizer: Quantizer, form: Form, fidelity: Fidelity) -> Candidate | None:
-        """Return a form as a candidate; None if it changes nothing or fails: `dropped` has the reason."""
+        """Build a form and measure its noise; None if the form changes nothing, or fails.
+
+        The reason of a failure goes to `dropped`.
+        """
         try:
             built = quantizer.build(form)
             if built is None:
@@ -124,9 +128,9 @@ class CandidateSet:
 
         Args:
             subject: what was left out, for messages.
-            spent_s: work of the search so far.
-            more_s: work that the form needs.
-            limits: limits of the budget that it may help to keep.
+            spent_s: work of the search so far, in seconds of a nominal processor.
+            more_s: work that the form needs, in the same seconds.
+            limits: limits of the budget that the form may help to keep.
         """
         self.stops.append(StoppedSearch(subject, max(spent_s, self.needed_s) + more_s, limits))
 
@@ -136,14 +140,16 @@ class CandidateSet:
         return max((stop.needed_s for stop in self.stops), default=0.0)
 
     def undo(self, candidate: Candidate | None) -> None:
-        """Forget the form that was added or dropped last."""
+        """Remove `candidate`; if it is None, the last entry of `dropped`. So the last `add` is undone."""
         if candidate is None:
             self.dropped.pop()
         else:
             self.candidates.remove(candidate)
 
     def leave_out(self, reasons: Mapping[int, str]) -> None:
-        """Remove candidates by position, because of the judgement.
+        """Remove candidates that the judgement found unfit, and record the reasons in `dropped`.
+
+        `reasons`: position of a candidate -> reason.
 
         Raises:
             ModelError: the float model is among them, so that no form of it can be right.
@@ -159,7 +165,7 @@ class CandidateSet:
         ]
 
     def set_apart(self, reasons: Mapping[int, str]) -> None:
-        """Remove candidates by position, and record the reason in `set_aside`."""
+        """Remove candidates, and record in `set_aside` why: position of a candidate -> reason."""
         self.set_aside += [f"{self.candidates[index].label} ({reason})" for index, reason in reasons.items()]
         self.candidates = [
             candidate for index, candidate in enumerate(self.candidates) if index not in reasons
@@ -186,20 +192,20 @@ def find_candidates(
     group: int = 1,
     prunable: OnnxModel | None = None,
 ) -> CandidateSet:
-    """Return the candidates for a model.
+    """Build the forms of a model among which to choose.
 
     Args:
         quantizer: quantizer of the optimised float model, for the target's engine.
         calibration: makes a fresh stream of calibration samples.
         per_channel: whether that engine takes a weight scale for each channel.
-        kinds: forms that the target's engine runs.
+        kinds: kinds of forms that the target's engine runs, of `quantize.forms.KINDS`.
         max_bytes: limit on the size of the package.
         limit_s: limit of the work, as `SearchWork` counts it. The plain forms are always made; clipped ranges
-            and mixed precisions are tried while some is left.
+            and mixed precisions are tried while some of the limit is left.
         dims: sizes of free dimensions.
         progress: called with the present step, how much of it is done, and its total.
-        like: the only form beside the float model, made once with weights near to its `earlier` model and
-            once without; None to search.
+        like: the only form to make beside the float model, once with weights near to those of its `earlier`
+            model and once without; None to search.
         group: samples in each feed of `calibration`.
         prunable: float model whose channels may go later; None if none may.
 
@@ -468,7 +474,14 @@ class _Search:
 def narrow_ranges(
     quantizer: Quantizer, kernels: Sequence[str], samples: Sequence[Feeds], whole: Ranges
 ) -> dict[str, Ranges]:
-    """Return ranges without rare extremes, by the label of each `RangeMethod`; `whole`: with extremes."""
+    """Return ranges of activations without rare extremes, by the label of each `RangeMethod`.
+
+    Args:
+        quantizer: quantizer of the float model.
+        kernels: kernels whose activations get a range.
+        samples: samples of which the activations are taken.
+        whole: ranges with the extremes.
+    """
     histograms = quantizer.histograms(kernels, samples, whole)
     symmetric = quantizer.scheme.symmetric
     ranges: dict[str, Ranges] = {}

@@ -67,10 +67,20 @@ def compress(
     signer: StatementSigner,
     progress: Progress,
 ) -> None:
-    """Add compressed candidates for the limits that bind.
+    """Add compressed candidates to `candidate_set` for the limits that bind.
 
-    `max_drop` and `measure_drops`: limit on the drop, in points, and the drops of float models.
-    `drafts`: plain forms; the model in a package of theirs is replaced to see how many bytes travel.
+    Args:
+        request: the user's request.
+        prepared: model and samples behind the candidates.
+        quantizer: quantizer of the float model.
+        candidate_set: the candidates; why forms are missing is recorded in it.
+        drafts: drafts of the plain forms. Their packages serve to see how many bytes travel with another
+            model in them.
+        binding: names of the limits that together exclude every plain form.
+        max_drop: limit on the drop in points; infinite without one.
+        measure_drops: returns the drops of float models in points.
+        signer: signs packages, whose size counts.
+        progress: where the steps are shown.
     """
     if not isinstance(prepared.floats, OnnxModel):
         candidate_set.dropped.append("compressed forms: they are made of ONNX models, and this is a .tflite")

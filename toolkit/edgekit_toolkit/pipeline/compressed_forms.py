@@ -78,18 +78,18 @@ _Package = tuple[int, Candidate]  # with the bytes that travel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionTask:
-    """What compressed candidates are made of.
+    """Models, samples, limits and functions from which compressed candidates are made.
 
     Attributes:
         quantizer: quantizer of the float model.
-        floats: the float model, of which the compression is made.
+        floats: the float model that is compressed.
         open_quantizer: returns the quantizer of another float model for the same engine.
         calibration: makes a fresh stream of samples.
         dims: sizes of free dimensions.
         arch: architecture of the target.
         needs_fewer_macs: whether a limit on time, energy, memory or size binds.
         max_transport_bytes: limit on the bytes that travel, if it binds; else infinite.
-        transport_bytes: returns the bytes that travel of a package with this model, a form of this kind.
+        transport_bytes: (model, kind of its form) -> bytes of a package with it that travel to a device.
         max_drop: limit on the drop in points; infinite without one.
         measure_drops: returns the drops of float models in points.
         work: counts the work and limits it.
@@ -120,7 +120,7 @@ class FloatStart:
         floats: the model; its layers are rounded.
         channels: the channels that stay, in groups that lose some.
         is_distilled: whether its weights were trained.
-        bases: forms that are made of it, by the name of the arithmetic.
+        bases: name of an arithmetic -> form whose weights are to be compressed.
     """
 
     name: str = ""
@@ -133,7 +133,7 @@ class FloatStart:
 def rounding_s(model: onnx.ModelProto, samples: int, task: CompressionTask, *, runs: int = 2) -> float:
     """Return the work of one rounding of all layers, in seconds of a nominal processor.
 
-    `runs`: 1 if each layer is rounded alone, 2 if also the compressed network runs.
+    `runs`: 1 if each layer is rounded by the float network alone, 2 if the compressed network runs too.
     """
     total_s = runs * samples * task.work.inference_s
     macs = {cost.name: cost.macs for cost in cost_of_nodes(OnnxModel(model), task.dims)}
@@ -150,7 +150,7 @@ def rounding_s(model: onnx.ModelProto, samples: int, task: CompressionTask, *, r
 class FormCompressor:
     """Makes the compressed forms of one float model.
 
-    The work of the first package within a limit on transport is taken before any of it is done.
+    With a limit on transport, the work for the first package is reserved before any of it is done.
     """
 
     def __init__(
@@ -183,11 +183,11 @@ class FormCompressor:
 
     @property
     def most_s(self) -> float:
-        """The most work that all forms may need, before any was done."""
+        """The most work that all forms may still need, in seconds of a nominal processor."""
         return self._probes_s + sum(self._most_s.values())
 
     def add_forms(self) -> Iterator[None]:
-        """Add the forms; yields after each package that is measured, so that several models take turns."""
+        """Add the forms to the candidates; yield after each measured package, so that models take turns."""
         try:
             if not self._layers:
                 self._set.dropped.append("compressed forms: the model has no weights that can be rounded")
@@ -456,7 +456,7 @@ class _StepSearch:
 
 
 def in_turns(searches: Iterable[Iterator[None]]) -> Iterator[None]:
-    """Advance the iterators in turns until all have ended."""
+    """Advance the iterators in turns until all have ended; yield after each step."""
     waiting = deque(searches)
     while waiting:
         search = waiting.popleft()

@@ -32,7 +32,8 @@ class Draft:
         score: score on the samples by which candidates are chosen.
         confirmation: score on the samples held back; None if there are too few.
         memory: memory of a process that runs it, or a text that says why it is unknown.
-        costs: figures that no clock measures, by the name of the cost.
+        costs: name of a cost that needs no clock -> figure: `size`, `memory` and `transport` in bytes, `drop`
+            in points.
     """
 
     candidate: Candidate
@@ -51,10 +52,10 @@ def draft_packages(
     scores: Scores,
     signer: StatementSigner,
 ) -> list[Draft]:
-    """Return the candidates with recipes and packages, in order.
+    """Assemble a recipe and a package for each candidate, and return these drafts in order.
 
     Args:
-        request: limits in its budget are those in force.
+        request: the request, with the limits in force in its budget.
         prepared: model and samples behind the candidates.
         candidates: the candidates.
         scores: scores of the candidates, in order.
@@ -94,7 +95,7 @@ def draft_packages(
 
 
 def size_figures(package: bytes, limits: Budget) -> dict[str, float]:
-    """Return the size of a package file and, where that is limited, the bytes that travel to a device."""
+    """Return `size`, the bytes of a package file, and if it is limited `transport`, those that travel."""
     figures = {"size": float(len(package))}
     return {**figures, "transport": float(coded_size(package))} if "transport" in limits.limits else figures
 

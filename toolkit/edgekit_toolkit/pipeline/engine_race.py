@@ -40,11 +40,11 @@ class Contender:
     """A candidate of an engine with a number of threads, and its times.
 
     Attributes:
-        usual: whether the engine takes so many threads unless a package says otherwise.
+        usual: whether the engine takes this number of threads unless a package says otherwise.
         is_float: whether it is the float model.
         is_eligible: whether it keeps every limit.
-        latency: times of one inference, one per process; None if it did not run.
-        reason: why it did not run.
+        latency: times of one inference, one for each process that ran it; None if it did not run.
+        reason: why it did not run; empty if it did.
     """
 
     engine: str
@@ -62,7 +62,7 @@ class RaceResult:
     """The outcome of a race.
 
     Attributes:
-        best: engine -> its contender to package; none for an engine that does not run what it chose.
+        best: engine -> its contender to package; an engine that does not run its choice is missing.
         winner: the engine to keep.
         reasons: engine -> why it has no contender.
         faster_float: a float model that is faster than the winner and breaks a limit; None if there is none.
@@ -75,13 +75,18 @@ class RaceResult:
 
 
 def hold_race(runs: Mapping[str, Run], request: Request, progress: Progress) -> RaceResult:
-    """Return the outcome of races between the choices of some engines, the preferred engine first.
+    """Time the choices of some engines against each other here, and return the outcome.
 
-    The first finds the threads of each choice. The second sets each choice beside the engine's fastest
-    candidates here and its float model, if times here hold for the target.
+    The first race finds the number of threads of each choice. If times here hold for the target, a second
+    race sets each choice beside its engine's fastest candidates and its float model.
+
+    Args:
+        runs: engine -> its run, the preferred engine first.
+        request: the user's request.
+        progress: where the steps are shown.
 
     Raises:
-        BackendError: none of them runs in a process of its own, or not beside the others.
+        BackendError: no choice runs in a process of its own.
         OutputError: the package cannot be written to the folder for temporary files.
     """
     entering = [contender for run in runs.values() for contender in _enter(run, request)]
@@ -173,10 +178,12 @@ def _keeps_limits(candidate: JudgedCandidate, run: Run) -> bool:
 
 
 def decide(contenders: Sequence[Contender]) -> RaceResult:
-    """Return the outcome of a race. Contenders of one engine must be in the order of preference.
+    """Return the outcome of a race from the times of its contenders.
+
+    `contenders`: those of one engine must be in the order of preference.
 
     Raises:
-        BackendError: none of them ran.
+        BackendError: no contender ran.
     """
     ran = [contender for contender in _settle_threads(contenders) if contender.latency is not None]
     best: dict[str, Contender] = {}
@@ -241,7 +248,7 @@ def packaged_threads(contender: Contender, cores: int) -> int | None:
 
     Args:
         contender: the winner of a race on this machine.
-        cores: cores of the target; if several threads won here, the package states at least so many.
+        cores: cores of the target; if several threads won here, the package states at least this number.
     """
     if contender.usual:
         return None
@@ -249,7 +256,7 @@ def packaged_threads(contender: Contender, cores: int) -> int | None:
 
 
 def describe_faster(result: RaceResult) -> str:
-    """Return which float model is faster than the winner, and by what factor; empty if there is none."""
+    """Return a text such as `1.20 x LABEL on ENGINE` for a faster float model; empty if there is none."""
     winner, faster = result.best[result.winner], result.faster_float
     if faster is None or faster.latency is None or winner.latency is None:
         return ""

@@ -26,7 +26,10 @@ from edgekit_toolkit.targets.spec import Target
 
 
 def engines_of(target: Target) -> list[str]:
-    """Return the engines of a target that a host can run, the preferred first; optional ones if installed."""
+    """Return the names of a target's engines that run on hosts, the preferred first.
+
+    Engines that are optional for the target are among them only if they are installed here.
+    """
     return [
         name
         for name in target.backend.names
@@ -40,11 +43,12 @@ def engines_here(target: Target) -> list[str]:
 
 
 def search_engines(request: Request, signer: StatementSigner, progress: Progress) -> Run:
-    """Return the run of the engine whose choice is the fastest here, with the results of all engines.
+    """Search with each engine of the request, and return the run of the one whose choice is the fastest here.
 
-    If the request asks for several variants, the package also carries those of the other engines. An engine
-    that refuses the model, or is not installed, is reported with the reason. The engines share the time for
-    mixing precisions. If no engine keeps the budget, the run of the preferred one is returned: it says why.
+    The run holds the results of all engines; for one that refuses the model or is not installed, the reason.
+    The engines share the limit of the search. If the request asks for several variants, the package also
+    carries those of the other engines. If no engine keeps the budget, the run of the preferred one is
+    returned, which says why.
 
     Raises:
         ModelError: no engine takes the model.

@@ -48,10 +48,10 @@ class JudgedSet:
 
 
 class Judging:
-    """The judgement of a growing set of candidates; each is scored and drafted once.
+    """Scores and drafts the candidates of a growing set, each once, and measures their costs.
 
     Attributes:
-        limits: those in force.
+        limits: budget with the limits in force.
         drafts: the drafts of the candidates, in order.
 
     Args:
@@ -80,7 +80,7 @@ class Judging:
         self.drafts: list[Draft] = []
 
     def judge_added(self) -> None:
-        """Score and draft the candidates that are not drafted yet; remove those that cannot be chosen."""
+        """Score and draft the candidates that have no draft yet; remove those that cannot be chosen."""
         first = len(self.drafts)
         with self._phases.phase("judge"):
             scores = self._score(self._set.candidates[first:], first)
@@ -98,7 +98,11 @@ class Judging:
             )
 
     def measure(self) -> JudgedSet:
-        """Return the candidates with their times, measured in turns."""
+        """Measure the times of all candidates in turns, and return them with all their figures.
+
+        Raises:
+            ValueError: `judge_added` was not called.
+        """
         if self._scores is None:
             raise ValueError("no candidate is judged")
         request, prepared = self._request, self._prepared

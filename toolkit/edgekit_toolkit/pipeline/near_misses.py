@@ -35,7 +35,7 @@ _MIN_STEPS: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distiller:
-    """Trains pruned models.
+    """Trains pruned models whose drop is a little over the limit.
 
     Attributes:
         floats: the float model.
@@ -54,7 +54,12 @@ class Distiller:
     def improve(
         self, pruned: Sequence[onnx.ModelProto], samples: Sequence[Feeds]
     ) -> tuple[list[onnx.ModelProto | None], list[str]]:
-        """Return an improved model for each pruned model, or None, and why near misses have none."""
+        """Train the pruned models whose drop is a little over the limit.
+
+        Returns:
+            For each pruned model the trained one, or None if it was not trained or is no better; and, for
+            each model a little over the limit that has none, why.
+        """
         better: list[onnx.ModelProto | None] = [None] * len(pruned)
         reasons: list[str] = []
         if not pruned or not math.isfinite(self.max_drop):

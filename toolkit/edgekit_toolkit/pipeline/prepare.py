@@ -37,7 +37,7 @@ class Preparation:
     """The start of a search: model and samples.
 
     Attributes:
-        sizes: sizes of all free dimensions, for which the figures hold.
+        sizes: name of each free dimension -> the size for which the figures hold.
         written_out: operators that are written out because the engine does not run them.
         feeds: the first calibration samples, at least one.
         steps: result of each pass; none for a `.tflite`.
@@ -47,8 +47,8 @@ class Preparation:
         golden: the golden inputs, and the outputs of `floats` for them.
         reference: statistics of inputs and outputs on the calibration samples; None without real samples.
         task: what the outputs mean.
-        class_output: name of the first output if the request says that it holds class scores, or None.
-        sequences: how a model with states runs over samples, or None.
+        class_output: name of the first output if the request says that it holds class scores; else None.
+        sequences: how a model with states runs over samples; None for a model without states.
     """
 
     source: SourceModel[Model]
@@ -73,11 +73,11 @@ class Preparation:
 
     @property
     def dims(self) -> dict[str, int]:
-        """The sizes without their origins."""
+        """Name of each free dimension -> its size, as in `sizes` without the origins."""
         return {name: size.value for name, size in self.sizes.items()}
 
     def other_sizes(self, samples: Sequence[Feeds]) -> dict[str, int]:
-        """Return the free dimensions in which a sample has another size than the figures hold for."""
+        """Return free dimension -> size in a sample, where the figures hold for another size."""
         return {
             name: sample[spec.name].shape[axis]
             for sample in samples
@@ -88,7 +88,7 @@ class Preparation:
 
 
 def prepare(request: Request, phases: Phases) -> Preparation:
-    """Return the model and the samples that a search starts from.
+    """Import and optimise the model, read the samples, and return both for a search to start from.
 
     Raises:
         ModelError: the model cannot be used.
@@ -186,7 +186,7 @@ def _stated_class_output(request: Request, floats: Model, samples: Samples) -> s
 
 
 def check_fixed_sizes(prepared: Preparation) -> None:
-    """Refuse samples that a `.tflite` of these sizes would not take.
+    """Check that the samples have the sizes that a `.tflite` made for this search would have.
 
     Raises:
         ModelError: a sample has another size.

@@ -27,7 +27,14 @@ from edgekit_toolkit.packaging.signing_keys import StatementSigner
 
 @dataclass(frozen=True, slots=True)
 class PublishedFiles:
-    """Names of the files that were written, with size, digest and key of the package."""
+    """The files of a package that were written.
+
+    Attributes:
+        package, evidence, recipe: names of the files in the output folder.
+        size_bytes: size of the package.
+        sha256: digest of the package, in hexadecimal.
+        key_id: id of the key that signed it.
+    """
 
     package: str
     evidence: str
@@ -39,12 +46,12 @@ class PublishedFiles:
 
 @contextlib.contextmanager
 def output_folder(folder: Path) -> Iterator[None]:
-    """Make the output folder before any work is done for it; an error leaves it as before.
+    """Make the output folder for a block of work that writes into it.
 
-    New folders are removed again, unless they contain something.
+    If the block fails, folders that were made for it are removed again, unless they contain something.
 
     Raises:
-        OutputError: it cannot be made or written to.
+        OutputError: the folder cannot be made or written to.
     """
     created: list[Path] = []
     try:
@@ -71,10 +78,10 @@ def _check_writable(folder: Path) -> None:
 
 @contextlib.contextmanager
 def staging(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder in `folder`; its files move there together when the block ends without an error.
+    """Yield an empty folder in `folder`; if the block ends without an error, its files move to `folder`.
 
-    So a full disk or an interrupt leaves either all old files or all new ones. Only SIGKILL or a power cut
-    leaves the staging folder itself, `.edgekit-*`.
+    So a full disk or an interrupt leaves either all old files or all new ones. Only after SIGKILL or a power
+    cut does the staging folder itself, `.edgekit-*`, remain.
 
     Raises:
         OutputError: `folder` cannot be written to.
@@ -148,7 +155,7 @@ def publish_encrypted(package: Path, folder: Path, device_keys: Sequence[Path]) 
 
     Args:
         package: path of a package; it stays as it is.
-        folder: where to write.
+        folder: output folder; it is made if it is missing.
         device_keys: files with the public keys of the devices.
 
     Raises:
@@ -167,7 +174,7 @@ def publish_encrypted(package: Path, folder: Path, device_keys: Sequence[Path]) 
 
 
 def host_facts() -> dict[str, Any]:
-    """Return the facts on which this machine's figures depend."""
+    """Return `cpu`, `cores`, `os`, `python` and the `arithmetic_facts` of this machine, for evidence."""
     return {
         "cpu": find_cpu(),
         **arithmetic_facts(),
@@ -182,5 +189,5 @@ def now() -> str:
 
 
 def evidence_of(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the evidence: figures that vary from run to run, with place and time."""
+    """Return the predicate of an evidence file: `figures`, with time, host and release of edgekit."""
     return {"edgekit": __version__, "created": now(), "host": host_facts(), **figures}

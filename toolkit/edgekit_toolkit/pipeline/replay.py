@@ -26,7 +26,7 @@ def read_earlier(path: Path) -> tuple[Recipe, EarlierModel]:
     """Return the recipe at `path`, and the model of the package beside it.
 
     Raises:
-        RecipeError: a file cannot be read, or the package is of another recipe.
+        RecipeError: the recipe or the package cannot be read, or the package is of another recipe.
     """
     recipe = read_recipe(path)
     package = path.with_name(f"{path.name.removesuffix('.recipe.json')}.edgepkg")
@@ -48,10 +48,11 @@ def repeat(model_path: Path, recipe: Recipe, earlier: EarlierModel | None = None
     Args:
         model_path: the source model.
         recipe: recipe of the package.
-        earlier: model to which the weights of an update were brought near; None if it is no update.
+        earlier: model whose weights those of an update were brought near to; None if the package is no
+            update.
 
     Raises:
-        RecipeError: the recipe is of another model, or these tools make another model of it.
+        RecipeError: the recipe is of another model, or the tools here make another model from it.
         ModelError: the model cannot be used.
     """
     source = load_model(model_path, recipe.fixed, recipe.states)

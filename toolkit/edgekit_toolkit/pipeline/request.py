@@ -29,7 +29,7 @@ class Request:
         dims: sizes of free dimensions for measuring.
         fixed: inputs that become constants, as for `fix_inputs`.
         states: output -> input that its value is in the next run, as for `name_states`.
-        labels: file with one class name a line, or None.
+        labels: text with one class name a line, or None.
         labels_from_folders: whether the class names are the sorted names of the samples' folders.
         preprocessing: description of the preprocessing, or None.
         threads: threads of the engine while judging and measuring.
@@ -71,16 +71,20 @@ class Request:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The lines of `labels`; none without it."""
+        """The class names in `labels`; empty without labels."""
         return () if self.labels is None else class_names(self.labels)
 
     def option_for(self, search_s: float) -> str:
-        """Return the option of the command line that gives each search so much work."""
+        """Return the option, such as `--search-seconds 60`, that gives each search `search_s` of work."""
         return f"--search-seconds {math.ceil(search_s * self.search_shares)}"
 
 
 class Phases:
-    """Shows the phases of a run, and adds up their times."""
+    """Shows the phases of a run, and adds up their times.
+
+    Attributes:
+        seconds: name of a phase -> how long it has taken so far.
+    """
 
     def __init__(self, progress: Progress) -> None:
         self.seconds: dict[str, float] = {}

@@ -30,9 +30,10 @@ class JudgedCandidate(Candidate):
     Attributes:
         score: score on the samples by which candidates are chosen.
         confirmation: score on the samples held back; None if there are too few.
-        latency: latency here, measured in turns with all others; None of an untimed form.
+        latency: latency here, measured in turns with all other candidates; None for an untimed form.
         memory: memory of a process that runs it, or a text that says why it is unknown.
         measured: costs as the choice compares them.
+        modelled: latency and energy on the target, modelled.
         held: drop that was compared with the limit; None without data.
     """
 
@@ -53,7 +54,7 @@ class JudgedCandidate(Candidate):
 
     @property
     def stated_drop(self) -> HeldDrop | None:
-        """The drop on the held-back samples, if there are any; None without data."""
+        """The drop on the held-back samples, else on those that choose; None without data."""
         if self.held is None or self.confirmation is None or self.held.held_back:
             return self.held
         return HeldDrop(self.confirmation.drop, CONFIDENCE, held_back=True)
@@ -65,10 +66,11 @@ class EngineResult:
 
     Attributes:
         candidate: the candidate that was chosen for it; None if none was.
-        latency_ms: latency of that candidate, measured here in turns in several fresh processes; the median
-            of their medians.
-        threads: threads of that latency.
+        latency_ms: latency of that candidate, measured here in turns in several fresh processes: the median
+            of their medians; None if it did not run.
+        reason: why the engine has no candidate or no latency; empty otherwise.
         is_packaged: whether the package is for this engine.
+        threads: threads with which the latency was measured; None without a latency.
     """
 
     backend: str
@@ -96,18 +98,18 @@ class Run:
     Attributes:
         candidate_set: outcome of the forms that are not candidates, and the noise of single layers.
         candidates: the float model first.
-        scores: metric and sample counts; those of the candidates are in `candidates`.
+        scores: metric, samples and score of the source model; the scores of candidates are in `candidates`.
         source_latency: latency of the source model here, measured in turns with the candidates.
-        load: load of this machine by others meanwhile.
+        load: load of this machine during the measurement.
         front: ids of the Pareto front: no other candidate matches or beats these in every cost.
-        acceptance: what the target's engine says about the chosen candidate.
-        seconds: phase of the run -> its duration.
+        acceptance: whether the target's engine accepts the chosen candidate; None if none is chosen.
+        seconds: phase of the run -> its duration in seconds.
         warnings: sentences for the user, see `find_warnings`.
         memory_here: memory of the chosen candidate, once it is measured.
-        tournament: the engines among which this one won.
+        tournament: results of the engines among which this one won; empty without a tournament.
         slower_than: a float model that is faster here and breaks a limit, and by how much; or an empty text.
         variants: the further variants that the package carries.
-        whole: the chosen candidate with its variants, or under another version.
+        whole: the chosen candidate as it is packaged, if with variants or under another version; else None.
     """
 
     request: Request
