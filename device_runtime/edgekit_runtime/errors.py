@@ -8,7 +8,11 @@ from typing import ClassVar
 
 
 class EdgekitError(Exception):
-    """An error that edgekit explains; the command line prints it without a traceback."""
+    """An error that edgekit explains; the command line prints it without a traceback.
+
+    Attributes:
+        exit_code: exit code of a command that ends with this error; one for each kind.
+    """
 
     exit_code: ClassVar[int] = 1
 

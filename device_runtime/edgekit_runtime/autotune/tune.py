@@ -74,6 +74,7 @@ class Tuning:
     """The result of a search.
 
     Attributes:
+        objective: objective of the search.
         trials: all settings, the package's own first.
         best: the setting to use; the package's own if no other is better beyond chance.
         interval: 95 % interval of the time of `best` as a share of the time of the package's own setting; 1

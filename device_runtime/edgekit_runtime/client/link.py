@@ -149,6 +149,7 @@ class Link:
     """A connection that is made when it is needed.
 
     Attributes:
+        address: address of the service.
         connection: number of the open connection, from 1; a new one gets the next number. 0 while none is
             open.
         memory: buffer into which responses are received if they fit.

@@ -69,6 +69,7 @@ class ValueSketch:
 
     Attributes:
         reference: the reference that they are compared with, or None.
+        moments: count, mean, spread and extremes of the finite values.
         bins: number of values in each bin between the reference's bounds, with one below and one above them;
             empty without a reference.
         not_finite: number of tensors with NaN or infinity; such values are not counted elsewhere.

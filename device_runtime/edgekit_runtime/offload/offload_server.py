@@ -163,7 +163,7 @@ class WarmConnection:
     """A warm connection with its own thread, so that the caller can stop waiting at any time.
 
     Attributes:
-        connect_s: time that it took to connect, with TLS; 0 before that.
+        connect_s: seconds that it took to connect, with TLS; 0 before that.
     """
 
     def __init__(self, address: Address) -> None:
@@ -205,6 +205,7 @@ class Pending:
     Attributes:
         done: set once there is a reply.
         reply: the reply, or None until then.
+        is_aborted: whether `abort` was called before there was a reply.
         is_connected: whether it has a connection on which it can be sent.
     """
 
@@ -285,7 +286,11 @@ class Pending:
 
 
 class OffloadServer:
-    """A server, and the warm connections to it; safe for many threads."""
+    """A server, and the warm connections to it; safe for many threads.
+
+    Attributes:
+        fields: header lines that every request to it has, each with its line end.
+    """
 
     def __init__(self, address: Address, token: str | None = None) -> None:
         self._address = address

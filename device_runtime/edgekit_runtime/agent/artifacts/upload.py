@@ -26,7 +26,12 @@ _GO_ON: Final = (202, 204, 409)
 
 
 class UploadReply(NamedTuple):
-    """HTTP status of the manager's answer, and its `Upload-Offset` in bytes, or None without that header."""
+    """The manager's answer to a request of an upload.
+
+    Attributes:
+        status: HTTP status.
+        offset: header `Upload-Offset`, the number of bytes from which to go on; None without that header.
+    """
 
     status: int
     offset: int | None

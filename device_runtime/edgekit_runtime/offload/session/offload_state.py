@@ -60,6 +60,8 @@ class OffloadState:
         wake: set when the prober has something to do.
         lock: lock of `estimate`, `breaker`, `hedges` and the rest; requests that run locally do not wait for
             it.
+        estimate: the estimate of the link.
+        schedule: when to probe the link.
         breaker: whether requests may go to the server.
         hedges: how long to wait for a reply.
         connect_s: time that the next request takes to connect; 0 if a connection is open.
