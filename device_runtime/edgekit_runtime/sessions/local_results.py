@@ -34,14 +34,14 @@ _PROCESSOR_LINES: Final = ("model name", "flags", "Features", "CPU part")  # of 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The best options that were found.
+    """The best options that `tune` found for a backend of a package on this machine.
 
     Attributes:
         objective: `latency` or `throughput`.
         options: options of the backend that tuning may set and that differ from the package's.
         instances: number of instances that run at once.
-        batch: rows per run.
-        figures: measured figures, as text to show.
+        batch: rows in one run.
+        figures: measured figures by name, to show; None for none.
     """
 
     objective: str
@@ -52,10 +52,18 @@ class Tuned:
 
 
 def keep_tuned(manifest: Manifest, choice: BackendChoice, tuned: Tuned) -> Path:
-    """Store `tuned` as the options of exactly this package; return the path.
+    """Store `tuned` as the options of exactly this package, engine release and number of processors.
+
+    Args:
+        manifest: manifest of the package.
+        choice: the backend of the package that was tuned.
+        tuned: what was found.
+
+    Returns:
+        path of the file that was written.
 
     Raises:
-        OutputError: the folder cannot be created or written.
+        OutputError: the cache folder cannot be created or written.
     """
     document = {
         "package": f"{manifest.name} {manifest.version}",
@@ -73,7 +81,11 @@ def keep_tuned(manifest: Manifest, choice: BackendChoice, tuned: Tuned) -> Path:
 
 
 def recall_tuned(manifest: Manifest, choice: BackendChoice) -> Tuned | None:
-    """Return the stored options for a backend of a package, or None."""
+    """Return the stored options for a backend of a package, or None.
+
+    None is returned too if they were found with another engine release or number of processors, or cannot be
+    read.
+    """
     try:
         document: Any = json.loads(_find_tuned(manifest, choice).read_bytes())
         if document["engine"] != _engine_version(choice.name) or document["processors"] != count_cores():
@@ -89,7 +101,10 @@ def recall_tuned(manifest: Manifest, choice: BackendChoice) -> Tuned | None:
 
 
 def apply_tuned(manifest: Manifest, choice: BackendChoice) -> BackendChoice:
-    """Return `choice` with its stored options, and each of its fallbacks likewise."""
+    """Return `choice` with the options that `tune` stored for it, and each of its fallbacks likewise.
+
+    Without stored options it stays as the manifest states it.
+    """
     tuned = recall_tuned(manifest, choice)
     options = choice.options if tuned is None else {**choice.options, **tuned.options}
     fallback = None if choice.fallback is None else apply_tuned(manifest, choice.fallback)
@@ -97,12 +112,13 @@ def apply_tuned(manifest: Manifest, choice: BackendChoice) -> BackendChoice:
 
 
 def keep_winner(manifest: Manifest, variant: str, chain_index: int) -> Path:
-    """Store a backend as the first choice for exactly this package here; return the path.
+    """Store a backend as the first choice for exactly this package here; return the file's path.
 
     Args:
         manifest: manifest of the package.
         variant: name of the variant.
-        chain_index: position of the backend in the variant's chain; its name alone may stand there twice.
+        chain_index: position of the backend in the variant's chain, from 0; a backend's name may occur there
+            twice.
 
     Raises:
         OutputError: the cache folder cannot be created or written.
@@ -111,9 +127,10 @@ def keep_winner(manifest: Manifest, variant: str, chain_index: int) -> Path:
 
 
 def recall_order(manifest: Manifest) -> tuple[Variant, ...]:
-    """Return the variants of `manifest` in the order to try, that of the stored winner first.
+    """Return the variants of `manifest` in the order to try.
 
-    In it the winner is the first backend. The other variants follow in their order.
+    If `keep_winner` stored a backend, its variant is first and has it as first backend, with the others as
+    fallbacks. The rest is in the order of the manifest.
     """
     variants = manifest.all_variants
     if len(variants) == len(manifest.backend.chain) == 1:
@@ -131,7 +148,7 @@ def recall_order(manifest: Manifest) -> tuple[Variant, ...]:
 
 
 def keep_opening(package: OpenedPackage, variants: Sequence[str]) -> Path:
-    """Store that the engines here have opened a package and passed its self-test; return the path.
+    """Store that the engines here have opened a package and passed its self-test; return the file's path.
 
     Args:
         package: verified.
@@ -144,7 +161,7 @@ def keep_opening(package: OpenedPackage, variants: Sequence[str]) -> Path:
 
 
 def is_opening_kept(package: OpenedPackage, variants: Sequence[str]) -> bool:
-    """Return whether `keep_opening` stored these variants for the present engine releases and processor."""
+    """Return True if `keep_opening` stored these variants for the present engine releases and processor."""
     try:
         opening = json.loads(_find_opening(package, variants).read_bytes())
         return bool(opening == _describe_opening(package, variants))

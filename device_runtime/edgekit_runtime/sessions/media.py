@@ -18,12 +18,12 @@ _MAX_BYTES: Final = 64 << 20  # limit of a decoded file if the model takes any s
 
 
 class MediaSession:
-    """A session that decodes some inputs of another.
+    """A session that decodes some inputs of another, from files of photographs or sound.
 
     Attributes:
-        inputs: inputs of the model, with `uint8 [any]` for files to decode.
+        inputs: inputs of the model; an input to decode is the content of one file, uint8 of any length.
         outputs: outputs of the model; the first dimension is 1 if it is the number of files.
-        is_concurrent: whether `run` may be called from several threads.
+        is_concurrent: whether runs on several threads do not wait for one another.
     """
 
     __slots__ = ("_codecs", "_session", "_specs", "inputs", "is_concurrent", "outputs")
@@ -33,7 +33,7 @@ class MediaSession:
 
         Args:
             session: the model.
-            decode: input -> codec, as the manifest states it.
+            decode: name of an input -> its codec, such as `jpeg`, as the manifest states it.
 
         Raises:
             BackendError: `decode` names an unknown codec, or an input that cannot be such a file.

@@ -51,7 +51,8 @@ class OpenVinoSession:
     """A model in OpenVINO; `run` may be called from several threads, which then wait for one another.
 
     Attributes:
-        inputs: specifications of the inputs of `run`; an unnamed dimension of any size is named `NAME_AXIS`.
+        inputs: specifications of the inputs of `run`; a dimension of any size is named by the input and the
+            number of its axis, such as `image_0`.
         outputs: specifications of the outputs of `run`.
         has_fixed_work: whether values of inputs cannot change how long a run takes, see `fixed_work`.
     """
@@ -96,7 +97,7 @@ class OpenVinoSession:
 
     @property
     def alone(self) -> AbstractContextManager[object]:
-        """Makes other threads' runs wait for a `with` block, so that a run in it can be timed."""
+        """A context manager that keeps other threads' runs waiting, so that a run inside can be timed."""
         return self._lock
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -100,7 +100,8 @@ class OrtSession:
 
     Attributes:
         provider: `cpu`, or the provider of a GPU that runs it, see `ort_providers`.
-        inputs: specifications of the inputs of `run`; an unnamed dimension of any size is named `NAME_AXIS`.
+        inputs: specifications of the inputs of `run`; an unnamed dimension of any size is named by the input
+            and the number of its axis, such as `image_0`.
         outputs: specifications of the outputs of `run`.
         has_fixed_work: whether values of inputs cannot change how long a run takes, see `fixed_work`.
         is_concurrent: `run` may be called from several threads, which do not wait for one another.
@@ -126,11 +127,12 @@ class OrtSession:
             model: content or path of an ONNX model.
             options: options of onnxruntime for the model; by default `OrtOptions()`.
             weights: content of the artifact `options.weights`; not needed after this returns.
-            provider: where to run it; the processor if that does not work.
+            provider: `cpu`, or the provider of a GPU; where that does not work, the processor runs the model.
 
         Raises:
             EngineMissingError: onnxruntime is not installed.
             BackendError: onnxruntime refused the model, or an input or output is not a plain tensor.
+            UnavailableError: there is no memory or no descriptor for the model now.
         """
         session = _load(model, options or OrtOptions(), weights, provider)
         self.provider = provider if len(session.get_providers()) > len(ON_PROCESSOR) else PROCESSOR
@@ -163,7 +165,7 @@ class OrtSession:
         return dict(zip(self._output_names, values, strict=True))
 
     def trim(self, inputs: Mapping[str, Array]) -> None:
-        """Return memory of earlier runs to the system, by one more run with `inputs`.
+        """Return memory of earlier runs to the system, by one more run with `inputs`; nothing after `close`.
 
         The arena releases only memory that is unused at the end of a run, which still holds its outputs.
 
@@ -182,13 +184,19 @@ class OrtSession:
         trim_memory()
 
     def share(self) -> "OrtSession":
-        """Return a session of the same loaded model; `interrupt` of either ends only its own runs."""
+        """Return a session of the same loaded model; each is interrupted, cancelled and closed by itself.
+
+        The model is freed once both are closed.
+        """
         shared = copy.copy(self)
         shared._settings = _make_run_settings()
         return shared
 
     def interrupt(self) -> None:
-        """End all runs with an error; a run under way ends at its next node. Callable from any thread."""
+        """End all runs with an error, those under way at their next node and all later ones at once.
+
+        It may be called on any thread.
+        """
         self._settings.terminate = True
 
     def cancel_runs(self) -> None:
@@ -213,7 +221,8 @@ def _blames_inputs(message: str) -> bool:
 def open_ort(package: OpenedPackage, choice: BackendChoice, threads: int | None) -> OrtSession:
     """Return a session for the artifact that `choice` names; see `OpenBackend`.
 
-    On a GPU it has passed the package's self-test; where it fails that, it is one on the processor.
+    A session on a GPU has passed the package's self-test; if it fails, a session on the processor is
+    returned.
 
     Raises:
         EngineMissingError: onnxruntime is not installed.
@@ -296,13 +305,13 @@ def _memory_file(content: bytes | memoryview) -> Iterator[str]:
 def with_weights(
     path: str, name: str, weights: bytes | memoryview, settings: "onnxruntime.SessionOptions"
 ) -> Iterator[str]:
-    """Yield the path of a graph that finds its external data under `name`, but no other file.
+    """Yield the path of a graph whose external data is `weights`; it can reach no other file.
 
     Args:
         path: path of the graph.
-        name: name by which the graph refers to its external data.
-        weights: the external data.
-        settings: options of the session; changed in place.
+        name: path by which the graph refers to its external data.
+        weights: content of the external data.
+        settings: settings of the session to create in the block; changed in place.
 
     Raises:
         BackendError: the name leads outside the folder of the graph.
@@ -327,7 +336,7 @@ def with_weights(
 
 
 def make_settings(options: OrtOptions) -> "onnxruntime.SessionOptions":
-    """Return the settings of a session with these options.
+    """Return onnxruntime's settings of a session with these options, all but its rewrites and weights.
 
     Raises:
         ImportError: onnxruntime is not installed.
@@ -375,8 +384,8 @@ def create_session(
     Args:
         path: path of an ONNX model.
         settings: see `make_settings`; changed in place.
-        options: options of the model; those beside its rewrites and weights are in `settings`.
-        provider: where to run it, see `ort_providers`; the processor if that does not work.
+        options: options of the model; `settings` have been made of them.
+        provider: `cpu`, or the provider of a GPU; where that does not work, the processor runs the model.
 
     Raises:
         Exception: an error of onnxruntime; its errors have no other common base.

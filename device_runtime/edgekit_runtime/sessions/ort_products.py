@@ -31,10 +31,10 @@ PROBE: Final = bytes.fromhex(
 
 @functools.cache
 def saturates() -> bool:
-    """Whether onnxruntime's sums of uint8 by int8 products saturate on this processor.
+    """Return True if onnxruntime's sums of uint8 by int8 products saturate on this processor.
 
-    The engine itself is tested, once per process, in about a millisecond: it need not use all features that
-    the system reports for the processor.
+    The first call of a process tests the engine itself, in about a millisecond: it need not use all features
+    that the system reports for the processor.
 
     Raises:
         ImportError: onnxruntime is not installed.
@@ -62,9 +62,11 @@ def open_exact(
     """Return `create(settings)`, with exact 8-bit products if this processor's saturate.
 
     Args:
-        settings: changed in place.
-        create: makes a session; called a second time if the engine has no kernel for the exact form.
-        is_narrow: whether the codes of the weights have 7 bits: 255 * 63 * 2 is 32,130, which 16 bits hold.
+        settings: settings of the session; changed in place.
+        create: makes a session of settings; called a second time, with fewer optimisations, if the engine has
+            no kernel for the exact form.
+        is_narrow: whether the codes of the weights have 7 bits, with which nothing saturates: 255 * 63 * 2 is
+            32,130, which 16 bits hold.
 
     Raises:
         Exception: an error that `create` raised.

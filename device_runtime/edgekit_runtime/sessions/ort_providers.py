@@ -81,10 +81,11 @@ _AUTOMATIC: Final = _CUDA.name  # TensorRT builds an engine for minutes before a
 def choose_provider() -> str:
     """Return the provider for models of packages: `cpu`, `cuda` or `tensorrt`.
 
-    One on a GPU is returned only if it runs a small model here.
+    `$EDGEKIT_PROVIDER` names it; by default it is `cuda` on x86 if onnxruntime has that, else `cpu`. A
+    provider of a GPU is returned only if it runs a small model here, else `cpu`.
 
     Raises:
-        BackendError: the environment variable `VARIABLE` names no provider.
+        BackendError: the environment variable names no provider.
     """
     stated = os.environ.get(VARIABLE) or "auto"
     if stated not in ("auto", PROCESSOR, *_PROVIDERS):
@@ -113,11 +114,11 @@ def choose_provider() -> str:
 def open_on_gpu(
     name: str, create: Callable[[ProviderList], "onnxruntime.InferenceSession"]
 ) -> "onnxruntime.InferenceSession | None":
-    """Return `create(providers)` if it runs on the provider, or None, with the reason in the log.
+    """Return a session that `create` made if it uses the GPU; else None, with the reason in the log.
 
     Args:
-        name: a provider, not `cpu`.
-        create: makes a session on these providers, the first that takes a node runs it.
+        name: `cuda` or `tensorrt`.
+        create: makes a session on a list of providers; a node runs on the first of them that takes it.
     """
     provider = _PROVIDERS[name]
     gpu_providers = [provider] if provider.following is None else [provider, provider.following]
@@ -135,7 +136,12 @@ def open_on_gpu(
 
 
 def report_wrong_results(name: str, message: str) -> None:
-    """Log that a session on a GPU failed the self-test of its package."""
+    """Log that a session on a GPU failed the self-test of its package, and that the processor is used.
+
+    Args:
+        name: `cuda` or `tensorrt`.
+        message: which output was wrong.
+    """
     _warn(name, f"the self-test failed there: {message}")
 
 

@@ -18,12 +18,15 @@ _FACTOR: Final = 16.0
 
 
 def has_free_rows(model: Session | Manifest) -> bool:
-    """Return whether the first dimension of every input and output is free."""
+    """Return True if every input and output has a first dimension of any size."""
     return all(spec.shape and isinstance(spec.shape[0], str) for spec in (*model.inputs, *model.outputs))
 
 
 def rows_are_independent(session: Session, inputs: Mapping[str, Array]) -> bool:
-    """Return whether a session gives rows the same answers alone and beside much larger and smaller rows.
+    """Return True if a session gives rows the same answers alone and beside much larger and smaller rows.
+
+    False is also the answer if the first dimensions are not free, an input has no row, or the engine refuses
+    the batch.
 
     Rows of another size reveal a scale, a norm or an extreme that is computed over the whole batch. Integers
     and bools stay within the values of the given rows, as they may be indices. Float outputs may differ by
@@ -37,6 +40,7 @@ def rows_are_independent(session: Session, inputs: Mapping[str, Array]) -> bool:
 
     Raises:
         DataError: the inputs do not fit.
+        BackendError: the engine failed on a single row.
     """
     if not has_free_rows(session) or any(len(array) == 0 for array in inputs.values()):
         return False
@@ -102,5 +106,9 @@ def _largest(array: Array) -> float:
 
 
 def concatenate(rows: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """Return the inputs of several calls as one batch."""
+    """Return the inputs of several calls as one batch, in their order.
+
+    Args:
+        rows: for each call its input name -> array, whose first axis counts rows.
+    """
     return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}

@@ -27,10 +27,13 @@ class OutputCheck:
     """The comparison of one output.
 
     Attributes:
-        passed: whether all compared values are within the tolerance.
-        wrong_count: number of values outside the tolerance, or None when dtype or shape differ.
-        max_abs_error: the largest difference of two finite values, or None when dtype or shape differ.
-        message: one sentence with the check, the expected and the actual value.
+        name: name of the output, after `STAGE/` for a member of a pipeline; `answer` for the check that the
+            task decodes the outputs.
+        passed: whether enough of the compared values are within the tolerance.
+        wrong_count: number of values outside the tolerance; for outputs whose number of rows depends on the
+            data, of rows without a counterpart. None if the output is missing, or its dtype or shape differs.
+        max_abs_error: the largest difference of two finite values; None where `wrong_count` is.
+        message: one sentence with what was compared and how far it differs, also if it passed.
     """
 
     name: str
@@ -58,10 +61,11 @@ class GoldenCase:
     """A copy of a package's golden tensors, which outlives the package.
 
     Attributes:
-        inputs: input name -> array of the first row, ready for `Session.run`.
-        expected: each golden output of the first row with its stored values.
-        rows: seed and expected outputs of each further row.
-        answerer: preprocessing and task of the package, if it has any.
+        inputs: input name -> array of the golden inputs, ready for `Session.run`.
+        expected: each golden output for them with its stored values.
+        rows: for each further golden row the seed by which `resample` makes its inputs of `inputs`, and its
+            expected outputs.
+        answerer: preprocessing and task of the package, or None.
         members: golden tensors of the members of a pipeline, by stage.
     """
 
@@ -110,7 +114,7 @@ def read_golden(package: OpenedPackage) -> GoldenCase:
 
 
 def find_answerer(package: OpenedPackage) -> "Answerer | None":
-    """Return preprocessing and task of a package; None if it states neither, nor labels."""
+    """Return what does the preprocessing and the task of a package; None if it states neither, nor labels."""
     if not package.manifest.needs_answerer:
         return None
     from edgekit_runtime.tasks.answerer import open_answerer  # which models of plain tensors do not need

@@ -17,9 +17,9 @@ class Session(Protocol):
         inputs: specifications of the inputs of `run`.
         outputs: specifications of the outputs of `run`.
 
-    A session may have more: `has_fixed_work` (values of inputs cannot change how long a run takes, see
-    `fixed_work`; without it the service runs the model on threads only and makes no batches),
-    `is_concurrent`, `share`, `trim` and `cancel_runs`, see `OrtSession`.
+    A session may have more: `has_fixed_work` is True if values of inputs cannot change how long a run takes,
+    see `fixed_work`; otherwise the service runs the model on threads only and makes no batches. For
+    `is_concurrent`, `share`, `trim` and `cancel_runs` see `OrtSession`.
     """
 
     @property
@@ -53,7 +53,7 @@ class OpenBackend(Protocol):
         Args:
             package: the verified package; the session must not need it after this returns.
             choice: the artifact to open and the backend's own options.
-            threads: overrides the number of threads in the options, or None.
+            threads: threads of one inference, in place of those in the options; None leaves them.
 
         Raises:
             EngineMissingError: the engine is not installed.
@@ -62,17 +62,20 @@ class OpenBackend(Protocol):
 
 
 def share_session(session: Session) -> Session:
-    """Return a session of the same loaded model whose runs are cancelled alone; `session` if it has none."""
+    """Return a second session of the same loaded model, whose runs `cancel_runs` ends without the others.
+
+    It is `session` itself if that has no method `share`.
+    """
     share = getattr(session, "share", None)
     shared: Session = session if share is None else share()
     return shared
 
 
 def cancel_runs(session: object) -> None:
-    """End the runs under way of a session with an error, from any thread, where its engine can be stopped.
+    """End the runs under way of a session with an error; it may be called on any thread.
 
-    A backend may offer that as `cancel_runs()` of its sessions. It may come too early for a run that begins
-    at this moment, so repeat it until the run has ended.
+    Does nothing if the session has no method `cancel_runs`: then its engine cannot be stopped. It may come
+    too early for a run that begins at this moment, so repeat it until the run has ended.
     """
     cancel = getattr(session, "cancel_runs", None)
     if cancel is not None:
@@ -80,7 +83,7 @@ def cancel_runs(session: object) -> None:
 
 
 def check_specs(session: Session, package: OpenedPackage, choice: BackendChoice) -> None:
-    """Check that a session has the inputs and outputs of the manifest, and accepts the stated shapes.
+    """Check that a session has the inputs and outputs of the manifest, and takes inputs of the stated shapes.
 
     Args:
         session: session of `choice.artifact`.

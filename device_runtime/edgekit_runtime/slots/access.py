@@ -26,18 +26,24 @@ _logger = logging.getLogger(__name__)
 
 
 class RecordError(SlotError):
-    """The state cannot be written or locked; the disk is unchanged."""
+    """Raised if the state cannot be written or locked; the disk is unchanged."""
 
 
 class ForeignFileError(SlotError):
-    """A file is a link, no regular file, too large or of another user."""
+    """Raised if a file is a link, no regular file, too large or of another user."""
 
 
 def make_folder(path: Path, mode: int, disk: Disk) -> None:
-    """Make a folder, and those above it, so that they survive a power cut; `mode` is before the umask.
+    """Make a folder, and those above it, where they are missing, so that they survive a power cut.
+
+    Args:
+        path: path of the folder.
+        mode: permissions of each new folder; the umask applies.
+        disk: carries the changes out.
 
     Raises:
-        SlotError: that is not possible.
+        SlotError: a folder cannot be made.
+        UnavailableError: it cannot be made now.
     """
     missing = []
     while not os.path.isdir(path):  # noqa: PTH112  # Path.is_dir() raises where a folder above is closed
@@ -56,9 +62,15 @@ def make_folder(path: Path, mode: int, disk: Disk) -> None:
 
 
 def check_private(folder: Path, *, may_be_link: bool = False) -> None:
-    """Raise `SlotError` unless only this user, or root, can change what lies in `folder`.
+    """Check that only this user, or root, can change what lies in `folder`.
 
-    `may_be_link`: whether it may be a symbolic link; then its target is checked.
+    Args:
+        folder: path of the folder.
+        may_be_link: whether it may be a symbolic link; then its target is checked.
+
+    Raises:
+        SlotError: others can, it is missing or no folder, or it is a link that it may not be.
+        UnavailableError: it cannot be read now.
     """
     try:
         status = folder.stat() if may_be_link else folder.lstat()
@@ -78,16 +90,17 @@ def check_private(folder: Path, *, may_be_link: bool = False) -> None:
 
 @contextlib.contextmanager
 def hold_for_service(folder: Path) -> Iterator[None]:
-    """Lock a state folder: only one service may count starts and verdicts there.
+    """Lock a state folder during the `with` block: only one service may count starts and verdicts there.
 
-    Installations go on meanwhile: they hold other folders. Without locks in the file system nothing is held.
+    Installations go on meanwhile: they lock folders of models. If the file system has no locks, a warning is
+    logged and the block runs without one.
 
     Args:
         folder: the state folder; it is made where it is missing.
 
     Raises:
-        SlotError: another service holds it, or it cannot be made or read.
-        UnavailableError: it cannot be held now.
+        SlotError: another service holds the lock, or the folder cannot be made or read.
+        UnavailableError: the folder cannot be made or opened now.
     """
     make_folder(folder, 0o755, DISK)
     try:
@@ -127,13 +140,18 @@ def _name_holder(descriptor: int) -> str:
 
 @contextlib.contextmanager
 def hold(folder: Path, wait_s: float = _LOCK_TIMEOUT_S) -> Iterator[None]:
-    """Hold the lock of `folder`, which the system releases when this process ends.
+    """Hold the lock of `folder` during the `with` block; the system releases it if this process ends.
 
     The folder itself is locked, so that no file needs to be made on a disk that is full.
 
+    Args:
+        folder: path of the folder.
+        wait_s: seconds to wait while somebody else holds the lock.
+
     Raises:
-        RecordError: the folder is missing, or somebody else holds the lock for longer than `wait_s`.
-        UnavailableError: it cannot be held now.
+        RecordError: the folder is missing, its file system has no locks, or somebody else holds the lock for
+            longer than `wait_s`.
+        UnavailableError: the folder cannot be opened now.
     """
     give_up_s = time.monotonic() + wait_s
     try:
@@ -165,9 +183,9 @@ def read_own_file(path: Path, max_bytes: int) -> bytes:
     """Return the content of a small regular file of this user or root.
 
     Raises:
-        OSError: it is missing, or the disk does not give it out.
-        ForeignFileError: it is no such file.
-        UnavailableError: it cannot be read now.
+        OSError: it is missing or cannot be read.
+        ForeignFileError: it is a link, no regular file, of another user, or over `max_bytes`.
+        UnavailableError: it cannot be opened now, for want of memory or descriptors.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -190,5 +208,5 @@ def read_own_file(path: Path, max_bytes: int) -> bytes:
 
 
 def belongs_to_us(status: os.stat_result) -> bool:
-    """Return whether a file or folder is of this user or root."""
+    """Return True if a file or folder is of this user or root."""
     return status.st_uid in (os.geteuid(), 0)

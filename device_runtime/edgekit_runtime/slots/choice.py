@@ -24,7 +24,7 @@ _logger = logging.getLogger(__name__)
 
 
 class NothingToOpenError(SlotError):
-    """No candidate can be opened."""
+    """Raised if no candidate can be opened; the message has the reason for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,10 +34,11 @@ class Choice:
     Attributes:
         model, version: name and version of the package.
         sha256: digest of the package's manifest.
-        package: verified; an installation may remove its file later, so open the model from this.
+        package: the verified package, open; an installation may remove its file later, so open the model from
+            this.
         health: `unproven` on trial, `healthy`, or `rejected` where every better version is damaged: open a
             rejected version last, if possible in a separate process.
-        begun: number of starts without a confirmation; includes this start after `begin_start`.
+        begun: number of starts without a confirmation, with this one if it was counted.
         why: the reason for this choice, as text to show.
         is_counted: whether this start was counted on the disk.
     """
@@ -53,10 +54,14 @@ class Choice:
 
 
 def select(state: ModelState, version: str | None) -> tuple[Installed, ...]:
-    """Return the candidates of `state`, best first; with a version, only that one.
+    """Return the installed packages of `state` that may be opened, best first.
+
+    Args:
+        state: state of the model.
+        version: the version to open; None for all.
 
     Raises:
-        SlotError: that version is not installed, or was rejected.
+        SlotError: `version` is not installed, or was rejected.
     """
     candidates = list_candidates(state)
     if version is None:
@@ -74,13 +79,16 @@ def select(state: ModelState, version: str | None) -> tuple[Installed, ...]:
 def open_first(
     folder: ModelFolder, state: ModelState, candidates: Iterable[Installed], problem: str | None
 ) -> Choice:
-    """Return the first candidate whose package is whole.
+    """Verify candidates in turn and return the first whose package is whole, open; nothing is recorded.
 
-    `candidates`: best first.
-    `problem`: what is wrong with the state file, or None.
+    Args:
+        folder: folder of the model.
+        state: state of the model.
+        candidates: entries of `state`, best first.
+        problem: what is wrong with the state file, for the choice's `why`; or None.
 
     Raises:
-        NothingToOpenError: there is none; says why for each.
+        NothingToOpenError: none is whole; the message says why for each.
         UnavailableError: it cannot be found out now whether a version is whole.
     """
     problems = [] if problem is None else [problem]
@@ -112,13 +120,13 @@ def begin(folder: ModelFolder, decide: Decide, counted: Collection[str]) -> Choi
 
     Args:
         folder: folder of the model.
-        decide: function that decides which version may be opened.
-        counted: sha256 of the versions whose start was counted before.
+        decide: returns the next state and its candidates, best first, for the present state.
+        counted: digests of the manifests of the versions whose start was counted before.
 
     Raises:
         NothingToOpenError: none is whole; nothing is recorded.
-        UnavailableError: `open_first` raised it, or the state cannot be read or written now; nothing is
-            recorded.
+        UnavailableError: it cannot be found out now whether a version is whole, or the state cannot be read
+            or written now; nothing is recorded.
         SlotError: `decide` raised it.
     """
     try:

@@ -47,9 +47,10 @@ class FoundState:
     """A state, and whether it was read or rebuilt.
 
     Attributes:
-        state: read, or rebuilt from the packages that are there.
-        problem: why it was rebuilt, or None.
-        replaceable: whether it may be written; not where a newer edgekit's or an unreadable file lies there.
+        state: the state, read or rebuilt from the packages that are there.
+        problem: why it was rebuilt; None if it was read.
+        replaceable: whether the state file may be written; False if a newer edgekit wrote the file that lies
+            there, or it cannot be read.
     """
 
     state: ModelState
@@ -57,13 +58,17 @@ class FoundState:
     replaceable: bool = True
 
     def check_replaceable(self) -> None:
-        """Raise `RecordError` unless it may be written."""
+        """Check that the state file may be written.
+
+        Raises:
+            RecordError: it is not `replaceable`.
+        """
         if not self.replaceable:
             raise RecordError(f"{self.problem}; until then nothing can be installed or recorded")
 
 
 def identify(package: "OpenedPackage") -> Installed:
-    """Return the entry of a package that was not installed before."""
+    """Return the entry of a package for a state, as one that is unproven and was never started."""
     manifest = package.manifest
     return Installed(version=manifest.version, sha256=manifest.sha256, encrypted=package.is_encrypted)
 
@@ -73,19 +78,26 @@ class ModelFolder:
 
     Attributes:
         path: path of the folder; it need not exist.
+        model: name of the model, which is that of the folder.
     """
 
     __slots__ = ("_disk", "_read", "model", "path")
 
     def __init__(self, path: Path, read: "Callable[[Path], OpenedPackage]", disk: Disk) -> None:
-        """Make the folder at `path`; `read` verifies a package, and `disk` carries changes out."""
+        """Use the folder at `path`; nothing is made or read yet.
+
+        Args:
+            path: path of the folder, named after the model.
+            read: verifies the package in a file and returns it, open.
+            disk: carries changes out.
+        """
         self.path = path
         self.model = path.name
         self._read = read
         self._disk = disk
 
     def has_content(self) -> bool:
-        """Return whether a state or a package lies here; a failed installation may leave an empty folder.
+        """Return True if a state or a package lies here; a failed installation may leave an empty folder.
 
         Raises:
             OSError: the folder cannot be read.
@@ -98,11 +110,11 @@ class ModelFolder:
         Nothing is written.
 
         Args:
-            written: a package that was just written and verified; it is not read again for a new state, which
-                leaves it out.
+            written: a package that was just written and verified; a state that is made anew leaves it out, so
+                that it need not be read again. None for none.
 
         Raises:
-            UnavailableError: it cannot be read, or not be made, now.
+            UnavailableError: the state, or the packages to make one of, cannot be read now.
         """
         where = self.path / STATE_NAME
         find = functools.partial(self._find_packages, written)
@@ -123,9 +135,13 @@ class ModelFolder:
         return FoundState(state)
 
     def record(self, loaded: FoundState, state: ModelState) -> None:
-        """Replace the state that was loaded, in one step that a power cut does or undoes as a whole.
+        """Write `state` in place of the one that was loaded; a power cut leaves the old one or the new one.
 
         A state that has not changed and is whole is not written.
+
+        Args:
+            loaded: what `load` returned.
+            state: the new state.
 
         Raises:
             RecordError: the disk is full, or the folder cannot be written, or `loaded` is not replaceable.
@@ -141,23 +157,29 @@ class ModelFolder:
             file.write(state.to_bytes())
 
     def open(self, state: ModelState, item: Installed) -> "OpenedPackage":
-        """Return the verified package of an entry of `state`, which must be the one that was installed.
+        """Return the verified package of an entry of `state`, open; it must be the one that was installed.
 
         Raises:
-            PackageError: it is missing, damaged, or by a key that is not trusted.
+            PackageError: it is missing, damaged, or signed by a key that is not trusted.
             SlotError: another package lies in its place, or it is for another target.
             UnavailableError: it cannot be read or verified now.
         """
         return self._open(self.locate(state, item), item)
 
     def locate(self, state: ModelState, item: Installed) -> Path:
-        """Return the path of the package of an entry of `state`."""
+        """Return the path at which the package of `item`, an entry of `state`, lies or would lie."""
         return self.path / _file_name(item, factory=item is state.factory)
 
     def write(self, package: "OpenedPackage", item: Installed, *, factory: bool) -> bool:
-        """Write a verified package under its name, and verify the file; False if it was there undamaged.
+        """Write a verified package into a file named after its version and digest, and verify the file.
 
-        `item`: its entry in the state. `factory`: whether it is the factory package.
+        Args:
+            package: the package.
+            item: its entry in the state.
+            factory: whether it is the factory package, whose file is read-only.
+
+        Returns:
+            False if the file was there already, undamaged, and nothing was written.
 
         Raises:
             RecordError: the disk is full, or the folder cannot be written.
@@ -181,13 +203,21 @@ class ModelFolder:
         return True
 
     def may_name(self, item: Installed) -> bool:
-        """Return whether the state file possibly names `item`, as after a change whose last sync failed."""
+        """Return True if the state file may name `item`, as after a change whose last sync failed.
+
+        That is so if it does, or if it cannot be read.
+        """
         loaded = self.load()
         is_named = any(other.sha256 == item.sha256 for other in loaded.state.installed)
         return is_named if loaded.problem is None else not loaded.replaceable
 
     def remove(self, item: Installed, *, factory: bool) -> None:
-        """Remove the package of an entry that no state names, if that is possible."""
+        """Remove the files of a package that no state names; an error is ignored.
+
+        Args:
+            item: the entry that the package had.
+            factory: whether it was the factory package.
+        """
         with contextlib.suppress(OSError):
             path = self.path / _file_name(item, factory=factory)
             self._disk.remove(path)
@@ -196,7 +226,8 @@ class ModelFolder:
     def remove_leftovers(self, state: ModelState) -> None:
         """Remove packages that `state` does not name, and temporary files; what cannot be removed is logged.
 
-        Nobody else may be writing here; `state` is what lies in the folder.
+        Args:
+            state: the state in the folder's file. The caller holds the `lock`.
         """
         named = {self.locate(state, item).name for item in state.installed}
         try:
@@ -214,7 +245,7 @@ class ModelFolder:
             _logger.warning("%s: left-over files cannot be removed now: %s", self.path, cause.strerror)
 
     def remove_all(self) -> None:
-        """Remove the packages, then the state, so that no package is found without its state.
+        """Remove all files, the state as the last, so that no package is found without its state.
 
         Raises:
             RecordError: a file cannot be removed.
@@ -228,10 +259,11 @@ class ModelFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold this model's state against other processes and threads.
+        """Hold this model's state during the `with` block against other processes and threads.
 
         Raises:
-            RecordError: the folder is missing, or somebody else holds it for too long.
+            RecordError: the folder is missing, or somebody else holds it for over 30 s.
+            UnavailableError: the folder cannot be opened now.
         """
         with hold(self.path):
             yield

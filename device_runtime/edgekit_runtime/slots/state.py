@@ -29,11 +29,11 @@ _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 class DamagedStateError(SlotError):
-    """The state is not what was written; it can be rebuilt from the packages that are there."""
+    """Raised if a state is not what was written; it can be rebuilt from the packages that are there."""
 
 
 class NewerStateError(SlotError):
-    """A newer edgekit wrote the state; it is left alone."""
+    """Raised if a newer edgekit wrote the state; the file is left alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,8 @@ class Installed(Record):
         begun: number of starts since it was installed, while unproven.
         trial: how a service tries it beside the version before, also after a restart, while unproven: as
             `shadow`, as `canary`, or empty for as the service is configured.
-        encrypted: whether it lies there encrypted.
+        encrypted: whether its file is encrypted.
+        extra: fields that this edgekit does not know, which are written back as they were.
 
     Raises:
         DamagedStateError: a field has the wrong type or value.
@@ -76,6 +77,12 @@ class Installed(Record):
 class Rejection(Record):
     """A version that failed here and is not installed again without permission.
 
+    Attributes:
+        version: version that the manifest states.
+        sha256: digest of the manifest, in 64 lower-case hexadecimal digits.
+        reason: why it was rejected, for people.
+        extra: fields that this edgekit does not know, which are written back as they were.
+
     Raises:
         DamagedStateError: a field has the wrong type or value.
     """
@@ -97,11 +104,13 @@ class ModelState(Record):
     """Which versions of one model are installed, which is opened, and which were rejected.
 
     Attributes:
-        active: the slot that is opened, unless it was rejected and there is a factory package; or None.
-        spare: the other slot.
-        factory: the package that always remains.
+        model: name of the model.
+        active: the package that is opened, unless it was rejected and there is a factory package; or None.
+        spare: the package in the other slot, or None.
+        factory: the package that always remains, or None.
         pinned: version at which the model stays, or None.
-        rejected: newest last, at most `MAX_REJECTIONS`.
+        rejected: the versions that failed, the newest last; the last `MAX_REJECTIONS` are written.
+        extra: fields that this edgekit does not know, which are written back as they were.
 
     Raises:
         DamagedStateError: a field has the wrong type or value, or two contradict each other.
@@ -128,7 +137,11 @@ class ModelState(Record):
 
     @property
     def current(self) -> Installed | None:
-        """What is opened first: the active slot, else the factory package."""
+        """The package that is opened first; None if nothing is installed.
+
+        It is the one in the active slot. The factory package is, if that slot is empty or its version was
+        rejected.
+        """
         is_rejected = self.active is not None and self.active.health == REJECTED
         return self.factory or self.active if is_rejected else self.active or self.factory
 
@@ -138,7 +151,7 @@ class ModelState(Record):
         return (item for item in (self.active, self.spare, self.factory) if item is not None)
 
     def to_bytes(self) -> bytes:
-        """Return the content of the state file."""
+        """Return the content of the state file: canonical JSON with its own digest, see `parse_state`."""
         trimmed = replace(self, rejected=self.rejected[-MAX_REJECTIONS:])
         body: dict[str, JsonValue] = {**trimmed.to_json(), "format": FORMAT}
         return encode_json({**body, "sha256": hashlib.sha256(encode_json(body)).hexdigest()})
@@ -152,8 +165,8 @@ def parse_state(data: bytes, where: str) -> ModelState:
         where: start of each error message.
 
     Raises:
-        DamagedStateError: truncated, changed, or of another writer.
-        NewerStateError: whole, but of a format that this reader does not know.
+        DamagedStateError: the content is truncated, changed, or of another writer.
+        NewerStateError: the content is whole, but of a newer format.
     """
     body = decode_json(data, where, DamagedStateError)
     # The digest comes first: it covers the number of the format, in every format.

@@ -40,7 +40,14 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """The result of an installation."""
+    """The result of an installation.
+
+    Attributes:
+        model: name of the model.
+        version: version that was installed.
+        active: whether it is opened from now on.
+        state: state of the model afterwards.
+    """
 
     model: str
     version: str
@@ -50,13 +57,13 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One package.
+    """One installed package of a model.
 
     Attributes:
-        name: `active`, `spare` or `factory`.
+        name: its place: `active`, `spare` or `factory`.
         installed: its entry in the state.
-        path: where the package lies.
-        problem: why it cannot be opened, or None.
+        path: path of its file.
+        problem: why it cannot be opened; None if it was verified.
     """
 
     name: str
@@ -105,7 +112,9 @@ class Slots:
             raise SlotError(f"{self._models}: cannot be read: {cause.strerror}") from cause
 
     def load(self, model: str) -> FoundState:
-        """Return the recorded state of `model`, or one rebuilt from its packages if that is damaged.
+        """Return the recorded state of `model`, or one rebuilt from its packages if the record is damaged.
+
+        Nothing is written.
 
         Raises:
             SlotError: no such model, or its folder is open to other users.
@@ -113,7 +122,7 @@ class Slots:
         return self._find(model).load()
 
     def examine(self, model: str) -> tuple[FoundState, tuple[Place, ...]]:
-        """Return the state of `model` and its packages, each verified.
+        """Verify the packages of `model`; return its state, and each package with what is wrong with it.
 
         Raises:
             SlotError: no such model, or its folder is open to other users.
@@ -123,15 +132,16 @@ class Slots:
         return loaded, tuple(_examine(folder, loaded.state))
 
     def choose(self, model: str, version: str | None = None) -> Choice:
-        """Return the version to open, and record nothing.
+        """Return the version to open, with its package open, and record nothing.
 
         Args:
-            model: its name.
-            version: this one and no other, where it is installed and not rejected; None takes the active one,
-                else the best that is whole.
+            model: name of the model.
+            version: the only version that may be chosen; None for the active one or, if that is damaged or
+                rejected, the best one whose package is whole.
 
         Raises:
-            SlotError: no such model or version, or none of its packages can be opened; says why for each.
+            SlotError: no such model or version, the version was rejected, or no package can be opened; the
+                message says why for each.
         """
         folder = self._find(model)
         for _ in range(_READS):
@@ -148,12 +158,15 @@ class Slots:
     def list_candidates(
         self, model: str, version: str | None = None, *, counted: Collection[str] = ()
     ) -> tuple[tuple[Installed, Path], ...]:
-        """Return the entries that `choose` would try, with the path of each, best first; opens no package.
+        """Return the entries that `choose` would try, with the path of each, best first; open no package.
 
-        `counted`: the same as for `begin_start`.
+        Args:
+            model: name of the model.
+            version: the same as for `choose`.
+            counted: the same as for `begin_start`.
 
         Raises:
-            SlotError: no such model or version.
+            SlotError: no such model or version, or nothing is installed.
         """
         folder = self._find(model)
         state = transitions.give_up(folder.load().state, self.max_begun, counted)
@@ -163,12 +176,14 @@ class Slots:
         return located
 
     def open(self, model: str, sha256: str) -> "OpenedPackage":
-        """Return the verified package of an installed version, also of a rejected one, and record nothing.
+        """Return the verified package of an installed version, open, also of a rejected one; record nothing.
 
-        `sha256`: digest of its manifest.
+        Args:
+            model: name of the model.
+            sha256: digest of the package's manifest.
 
         Raises:
-            SlotError: no such model or version, or its package cannot be opened; says why.
+            SlotError: no such model or version, or its package cannot be opened; the message says why.
         """
         folder = self._find(model)
         loaded = folder.load()
@@ -186,19 +201,19 @@ class Slots:
         """Return what `choose` returns, after counting the start of an unproven version on the disk.
 
         A version that was begun `max_begun` times and never confirmed is rejected here, so that a loop of
-        crashes ends at the version before. Where the count cannot be written, a version that has proved
-        itself comes first, since the other one could crash again and again.
+        crashes ends at the version before. If the count cannot be written, a version that has proved itself
+        comes first, since the other one could crash again and again.
 
         Args:
-            model: its name.
+            model: name of the model.
             version: the same as for `choose`.
-            counted: sha256 of the choices that this process has begun: a crash ends the process, so what it
-                opens again has not crashed since it was counted.
-            without: sha256 of versions that this device cannot open, such as for a missing engine; they are
-                skipped and stay as they are.
+            counted: digests of the manifests of versions whose start this process has counted already: a
+                crash ends the process, so a version that it opens again has not crashed.
+            without: digests of the manifests of versions that this device cannot open, such as for a missing
+                engine; they are skipped and stay as they are.
 
         Raises:
-            SlotError: `choose` raised it.
+            SlotError: as `choose`.
         """
 
         def decide(state: ModelState) -> tuple[ModelState, tuple[Installed, ...]]:
@@ -208,10 +223,10 @@ class Slots:
         return begin(self._find(model), decide, counted)
 
     def undo_start(self, model: str, version: str) -> None:
-        """Undo the count of a start that was counted: it ended for a reason outside the version.
+        """Take back the count of a start that ended for a reason outside the version.
 
         Raises:
-            SlotError: no such model, or it cannot be recorded.
+            SlotError: no such model, or the change cannot be recorded.
         """
         self._change(model, lambda state: transitions.undo_start(state, version))
 
@@ -219,7 +234,7 @@ class Slots:
         """Record that `version` passed its self-test and served; no effect if it is not installed any more.
 
         Raises:
-            SlotError: no such model, or it cannot be recorded.
+            SlotError: no such model, or the change cannot be recorded.
         """
         self._change(model, lambda state: transitions.confirm(state, version))
 
@@ -232,20 +247,24 @@ class Slots:
         counted: Collection[str] = (),
         without: Collection[str] = (),
     ) -> Choice | None:
-        """Record that `version` failed; return the version to open in its place, its start counted, or None.
+        """Record that `version` failed; return the version to open in its place, its start counted.
 
-        It is never a rejected version. If the record cannot be written, that is only logged.
+        If the record cannot be written, that is only logged.
 
         Args:
-            model: its name.
+            model: name of the model.
             version: the version that failed; the active one or another.
             reason: text to show, such as the finding of the self-test.
             counted: the same as for `begin_start`.
             without: the same as for `begin_start`.
 
+        Returns:
+            the choice, which is never a rejected version; None if no other version can be opened.
+
         Raises:
             SlotError: no such model.
-            UnavailableError: it cannot be found out now whether another version is whole; it is recorded.
+            UnavailableError: it cannot be found out now whether another version is whole; the failure is
+                recorded all the same.
         """
 
         def decide(state: ModelState) -> tuple[ModelState, tuple[Installed, ...]]:
@@ -272,10 +291,11 @@ class Slots:
             raise
 
     def rollback(self, model: str) -> ModelState:
-        """Make the previous version the active one, record the active one as rejected, return the new state.
+        """Reject the current version, make the previous one current, and return the new state.
 
         Raises:
-            SlotError: no such model, no previous version that is whole, or it cannot be recorded.
+            SlotError: no such model, no previous version, or the change cannot be recorded.
+            PackageError: the package of the previous version is missing or damaged.
         """
 
         def change(state: ModelState) -> ModelState:
@@ -289,10 +309,10 @@ class Slots:
         return self._change(model, change)
 
     def pin(self, model: str, pinned: bool) -> ModelState:
-        """Pin the model to its current version, or unpin it.
+        """Pin the model to its current version, or unpin it; return the new state.
 
         Raises:
-            SlotError: no such model, or it cannot be recorded.
+            SlotError: no such model, or the change cannot be recorded.
         """
         return self._change(model, lambda state: transitions.pin(state, pinned))
 
@@ -309,14 +329,16 @@ class Slots:
 
         Args:
             path: path of a package; it is verified before anything is written.
-            allowed: exceptions to the rules: changes that are otherwise refused.
-            factory: install it as the package that always remains, beside the slots.
-            check: raises where this device cannot run a package, before anything is written.
-            trial: how a service tries the version, see `Installed`.
+            allowed: changes to permit that are otherwise refused.
+            factory: whether to install it as the package that always remains, beside the slots.
+            check: raises an `EdgekitError` if this device cannot run the package; called before anything is
+                written.
+            trial: how a service tries the version: `shadow`, `canary`, or empty for as it is configured.
 
         Raises:
             PackageError: the package is wrong; the subclass says how.
-            SlotError: refused (`transitions.add`), for another target, or the folder cannot be written.
+            SlotError: the package is refused, see `transitions.add`; it is for another target; or the folder
+                cannot be written.
             EdgekitError: `check` raised it.
         """
         with self._read(path) as package:
@@ -350,10 +372,10 @@ class Slots:
         return Receipt(model=model, version=new.version, active=active, state=state)
 
     def remove(self, model: str) -> None:
-        """Remove a model with all its packages; what was interrupted is removed by the next call.
+        """Remove a model with all its packages and its state; after an interruption, call it again.
 
         Raises:
-            SlotError: no such model, or it cannot be removed.
+            SlotError: no such model, or a file cannot be removed.
         """
         folder = self._find(model)
         with hold(self._models), folder.lock():

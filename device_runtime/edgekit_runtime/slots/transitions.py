@@ -29,7 +29,7 @@ class Permissions:
     """Permissions of an installation that are off by default.
 
     Attributes:
-        pin: stay at this version from now on, also where another is pinned.
+        pin: pin the model to the version that is installed, also if another is pinned.
         downgrade: install a version older than the current one.
         retry: install a version that was rejected here.
         plain: install an unencrypted version although an installed one is encrypted.
@@ -42,7 +42,10 @@ class Permissions:
 
 
 def find_previous(state: ModelState) -> Installed | None:
-    """Return the version that replaces the current one when that is rejected, or None."""
+    """Return the package that becomes current if the current one is rejected, or None.
+
+    That is the spare one if it is healthy, else the factory package, else an unproven spare one.
+    """
     if state.current is state.factory:
         return None  # there is nothing behind it
     spare = state.spare
@@ -54,9 +57,9 @@ def find_previous(state: ModelState) -> Installed | None:
 
 
 def list_candidates(state: ModelState) -> tuple[Installed, ...]:
-    """Return the versions that may be opened, the best first.
+    """Return the installed packages in the order in which to try them.
 
-    Rejected versions come last of all: a start with one of them is worth a try where nothing else is whole.
+    Rejected ones come last: a start with one of them is worth a try if no other package is whole.
     """
     slots = [item for item in (state.active, state.spare) if item is not None]
     good = [
@@ -72,9 +75,9 @@ def give_up(state: ModelState, max_begun: int, counted: Collection[str] = ()) ->
     """Return the state after every unproven version that was begun `max_begun` times has been rejected.
 
     Args:
-        state: before.
-        max_begun: see `Slots`.
-        counted: sha256 of the versions whose present start may yet be confirmed.
+        state: state of the model.
+        max_begun: starts without a confirmation after which a version is rejected.
+        counted: digests of the manifests of versions whose present start may yet be confirmed; they stay.
     """
     for item in (state.active, state.spare):
         if item is None or item.health != UNPROVEN or item.sha256 in counted:
@@ -86,7 +89,7 @@ def give_up(state: ModelState, max_begun: int, counted: Collection[str] = ()) ->
 
 
 def count_start(state: ModelState, version: str) -> ModelState:
-    """Return the state after another start of `version`; only unproven versions are counted."""
+    """Return the state after another start of `version`; unchanged if that is not unproven."""
     return _change(state, version, lambda item: replace(item, begun=item.begun + 1), only=(UNPROVEN,))
 
 
@@ -96,9 +99,10 @@ def undo_start(state: ModelState, version: str) -> ModelState:
 
 
 def confirm(state: ModelState, version: str) -> ModelState:
-    """Return the state after `version` has proved itself; unchanged where it is not installed any more.
+    """Return the state after `version` has proved itself; unchanged if it is not installed any more.
 
-    A version that was rejected stays so unless there is nothing else: it was rolled back while it ran.
+    A rejected version that was rolled back while it ran stays rejected. It becomes healthy only if it is the
+    current one, since nothing else is there.
     """
     is_current = (
         state.current is state.active and state.active is not None and state.active.version == version
@@ -116,9 +120,10 @@ def confirm(state: ModelState, version: str) -> ModelState:
 
 
 def reject(state: ModelState, version: str, reason: str) -> ModelState:
-    """Return the state after `version` has failed: the previous one is current, the failure is remembered.
+    """Return the state after `version` has failed; unchanged if it is not installed.
 
-    A pin on the failed version is gone.
+    The version is rejected, and the reason stored. If it was the active one, what `find_previous` returns is
+    current afterwards. A pin on the failed version is removed.
     """
     failed = next((item for item in state.installed if item.version == version), None)
     if failed is None:
@@ -140,7 +145,7 @@ def reject(state: ModelState, version: str, reason: str) -> ModelState:
 
 
 def pin(state: ModelState, pinned: bool) -> ModelState:
-    """Return the state with the model staying at its current version, or not.
+    """Return the state with the model pinned to its current version, or unpinned.
 
     Raises:
         SlotError: nothing is installed.
@@ -154,8 +159,8 @@ def add_factory(state: ModelState, new: Installed, allowed: Permissions) -> Mode
     """Return the state with `new` as the factory package.
 
     Raises:
-        SlotError: there is another factory package, or this version with other content, or it was rejected,
-            or it alone is not encrypted.
+        SlotError: there is another factory package; the version is known with other content; it was rejected;
+            or it is not encrypted though an installed package is, and `allowed` does not permit that.
     """
     _check_content(state, new)
     _check_encrypted(state, new, allowed)
@@ -177,8 +182,9 @@ def add(state: ModelState, new: Installed, allowed: Permissions) -> ModelState:
     The other slot keeps the version that has proved itself best.
 
     Raises:
-        SlotError: refused, since it has other content than a known version of that number, another version is
-            pinned, it was rejected here, it is older than the current one, or it alone is not encrypted.
+        SlotError: the version is known here with other content. Unless `allowed` permits it: another version
+            is pinned, `new` was rejected here, is older than the current one, or is not encrypted though an
+            installed package is.
     """
     _check_content(state, new)
     _check_allowed(state, new, allowed)

@@ -13,18 +13,22 @@ from edgekit_runtime.errors import OutputError
 class Disk:
     """The calls that change a disk durably, in one place, so that a test can fail, record or end at each.
 
-    All raise OSError.
+    Each raises OSError if the system refuses it. `mode` has the permissions of a new file or folder; the
+    umask applies.
     """
 
     __slots__ = ()
 
     def create(self, path: Path, mode: int) -> BinaryIO:
-        """Return a new file at `path`, open for writing; `mode` is before the umask."""
+        """Create a file at `path`, where none may be, and return it open for writing."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         return os.fdopen(descriptor, "wb")
 
     def append(self, path: Path, begin: int) -> BinaryIO:
-        """Return the file at `path`, created if missing, cut to `begin` bytes and open for more."""
+        """Cut the file at `path` to `begin` bytes, and return it open for writing behind them.
+
+        A missing file is created, with zeros up to `begin`; a link is refused.
+        """
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         os.ftruncate(descriptor, begin)
         os.lseek(descriptor, begin, os.SEEK_SET)
@@ -44,7 +48,7 @@ class Disk:
         path.unlink(missing_ok=True)
 
     def make_folder(self, path: Path, mode: int) -> None:
-        """Make the folder `path`, which must not exist; `mode` is before the umask."""
+        """Make the folder `path`, which must not exist; its parent must."""
         path.mkdir(mode)
 
     def sync_folder(self, path: Path) -> None:
@@ -60,15 +64,15 @@ DISK: Final = Disk()
 
 
 def make_folders(path: Path, mode: int = 0o777, disk: Disk = DISK) -> None:
-    """Create the folder `path` and its parents, if missing; their names are on the disk on return.
+    """Create the folder `path` and its parents, if missing; on return they survive a power cut.
 
     Args:
         path: path of the folder.
-        mode: its permissions before the umask; its parents have the default.
+        mode: permissions of the folder, to which the umask applies; new parents get 0o777 less the umask.
         disk: carries out the steps.
 
     Raises:
-        OutputError: it cannot be created.
+        OutputError: a folder cannot be created.
     """
     try:
         for folder in reversed([parent for parent in (path, *path.parents) if not parent.is_dir()]):
@@ -86,7 +90,7 @@ def check_target(path: Path) -> None:
     """Check that `write_atomically` can write `path`, before work that takes long.
 
     Raises:
-        OutputError: it is a folder, or its folder is missing or unwritable.
+        OutputError: `path` is a folder, or the folder around it is missing or cannot be written.
     """
     if path.is_dir():
         raise OutputError(f"cannot write {path}: it is a folder; name a file in it")
@@ -106,7 +110,7 @@ def write_atomically(path: Path, *, mode: int = 0o666, disk: Disk = DISK) -> Ite
 
     Args:
         path: path of the file to write; its folder must exist.
-        mode: permissions before the umask.
+        mode: permissions of the file; the umask applies.
         disk: carries out the steps.
 
     Raises:
@@ -145,7 +149,7 @@ def find_size(path: Path) -> int:
 
 
 def read_stamp(path: Path) -> tuple[int, ...]:
-    """Return a tuple that changes with the file; empty if it is missing."""
+    """Return time of modification, inode and size of a file, to compare; empty if it cannot be looked at."""
     try:
         status = path.stat()
     except OSError:

@@ -44,7 +44,7 @@ _PART_BYTES: Final = 1 << 16
 
 
 def child_environment() -> dict[str, str]:
-    """Return this process's environment, with its import path as the import path of a child."""
+    """Return this process's environment, whose `PYTHONPATH` is this process's import path."""
     path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
     return {**os.environ, "PYTHONPATH": path}
 
@@ -79,13 +79,13 @@ def run_program(
     """Run a program to its end, and return how it ended.
 
     Args:
-        argv: its path or name, and its arguments.
-        sent: its standard input, in parts.
-        limit_s: it is killed after this time.
+        argv: path or name of the program, and its arguments.
+        sent: content of its standard input, in parts.
+        limit_s: seconds after which it is killed.
         max_output_bytes: limit of the returned output; only the end of a longer one is returned.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the program cannot be started.
     """
     with _open_unnamed() as source, _open_unnamed() as output, _open_unnamed() as errors:
         source.writelines(sent)
@@ -107,7 +107,11 @@ def run_program(
 class ChildProcess:
     """A running `python -m MODULE`, which is killed at the end of a `with` block, or by `close`.
 
-    Its standard input is empty; its standard error is kept for `last_line`.
+    Its standard input is empty; its standard error is kept for `last_line`, unless its output goes to the
+    log.
+
+    Attributes:
+        pid: process id.
     """
 
     def __init__(
@@ -127,7 +131,8 @@ class ChildProcess:
             module: name of one of our modules.
             arguments: arguments of the command line.
             folder: working folder. Python looks there first for modules, so nobody else may write into it.
-            output: handling of its standard output.
+            output: handling of its standard output: `drop` it, `keep` it for the property `output`, or `log`:
+                it and the standard error go to this process's standard error.
             variables: variables of the environment, in addition to this process's.
             channel: the child's end of a socket pair, whose descriptor it gets before `arguments`, see
                 `open_channel`; stays the caller's.
@@ -164,7 +169,7 @@ class ChildProcess:
         self.close()
 
     def wait(self, limit_s: float) -> int | None:
-        """Return its exit code, negative for a signal, or None if it has not ended within `limit_s`."""
+        """Wait up to `limit_s` seconds for the end; return the exit code, negative for a signal, or None."""
         if self._pidfd is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(limit_s)
@@ -211,10 +216,10 @@ class ChildProcess:
     def lower_priority(self) -> None:
         """Give the child a lower priority than this process, also for memory; it must have its own session.
 
-        If memory runs out, the kernel kills processes with a higher score first.
+        If memory runs out, the kernel kills the child before this process.
 
         If the kernel divides the processors among sessions (autogroup), niceness counts only within a
-        session, so this sets both. Values that the system refuses do not change.
+        session, so this sets the session's too. Values that the system refuses do not change.
 
         Source: sched(7), "The autogroup feature".
         """
@@ -228,7 +233,7 @@ class ChildProcess:
 
     @property
     def output(self) -> bytes:
-        """Its standard output, if that is kept."""
+        """Its standard output so far if it was started with `keep`, else empty."""
         return b"" if self._output is None else _read_tail(self._output, None)
 
     @property
@@ -237,14 +242,18 @@ class ChildProcess:
         return "" if self._errors is None else _find_last_line(self._errors)
 
     def explain_end(self) -> str:
-        """Return its end and last line, such as `by SIGSEGV: out of memory`, to follow 'ended'."""
+        """Return how it ended and its last line, such as `by SIGSEGV: out of memory`, to follow 'ended'."""
         code = self._process.poll()
         how = "for an unknown reason" if code is None else describe_end(code)
         return f"{how}: {self.last_line or 'it printed no message'}"
 
 
 class JsonChild(ChildProcess):
-    """A child that exchanges lines of JSON with this process on its channel."""
+    """A child that exchanges lines of JSON with this process on its channel.
+
+    Attributes:
+        descriptors: descriptors that came with documents; the code that removes one closes it.
+    """
 
     def __init__(
         self,
@@ -275,26 +284,26 @@ class JsonChild(ChildProcess):
         self.descriptors: list[int] = []  # received with documents; the code that removes one closes it
 
     def send(self, document: Any, limit_s: float) -> None:
-        """Send one document.
+        """Send one document of JSON.
 
         Raises:
-            TimeoutError: the child did not read for `limit_s`.
+            TimeoutError: the child did not read all of it within `limit_s` seconds.
             OSError: the child has ended.
         """
         self._near.settimeout(limit_s)
         self._near.sendall(f"{json.dumps(document)}\n".encode("ascii"))
 
     def receive(self, limit_s: float, most_bytes: int | None = None) -> Any:
-        """Return the next document.
+        """Wait for the next document of JSON and return it; add what came with it to `descriptors`.
 
         Args:
-            limit_s: how long to wait for all of it; after a time-out, another call continues to wait.
-            most_bytes: largest size, or None.
+            limit_s: seconds to wait for all of it; after a time-out, another call continues to wait.
+            most_bytes: largest size of a document, or None.
 
         Raises:
-            TimeoutError: it did not come within `limit_s`.
+            TimeoutError: the document did not come within `limit_s`.
             EOFError: the child has ended.
-            OSError: it has ended before it read everything.
+            OSError: the child has ended before it read everything.
             ValueError: the document is not JSON, or too long.
         """
         end_s, received_count = time.monotonic() + limit_s, 0
@@ -315,7 +324,7 @@ class JsonChild(ChildProcess):
         return json.loads(line)
 
     def close(self) -> None:
-        """Kill the process and free its resources here."""
+        """Kill the process, and close the channel and the descriptors that remain."""
         super().close()
         self._near.close()
         while self.descriptors:
@@ -323,9 +332,10 @@ class JsonChild(ChildProcess):
 
 
 def open_channel() -> socket.socket:
-    """Return this process's end of the channel to its parent.
+    """Return this process's end of the channel to its parent, for a `ChildProcess` with a channel.
 
-    From now on the kernel kills this process when the parent ends.
+    Its descriptor is the first argument of the command line. From now on the kernel kills this process when
+    the parent ends; if the parent has ended already, this process exits.
     """
     end_with_parent()
     channel = socket.socket(fileno=int(sys.argv[1]))
@@ -334,7 +344,7 @@ def open_channel() -> socket.socket:
 
 
 def end_with_parent() -> None:
-    """Make the kernel kill this process, a `ChildProcess`, when its parent ends.
+    """Make the kernel kill this process, a `ChildProcess`, when its parent ends; exit if that has ended.
 
     Source: prctl(2), PR_SET_PDEATHSIG.
     """
@@ -368,7 +378,10 @@ def _find_last_line(file: IO[bytes]) -> str:
 
 
 def open_pidfd(pid: int) -> int | None:
-    """Return a descriptor that is readable once the process has ended, or None before Linux 5.3."""
+    """Return a descriptor that is readable once the process has ended; the caller closes it.
+
+    None is returned before Linux 5.3, or if there is no such process.
+    """
     with contextlib.suppress(OSError, AttributeError):
         return os.pidfd_open(pid)
     return None

@@ -28,7 +28,7 @@ SettingsToTry = list[dict[str, JsonValue]]
 
 
 class EngineMissingError(BackendError):
-    """The engine of a backend cannot be imported; another backend may be tried."""
+    """Raised if the engine of a backend is unknown or cannot be imported; another backend may be tried."""
 
 
 def _nothing_to_tune(_threads: Sequence[int]) -> SettingsToTry:
@@ -40,10 +40,10 @@ class Installation:
     """How an engine comes onto a device.
 
     Attributes:
-        modules: Python packages of the engine, of which it needs one.
+        modules: Python packages of the engine, of which one is enough.
         distributions: its names in package indexes, the usual one first.
         extra: extra of our distribution that installs the engine; empty if `advice` says how.
-        advice: how else to install it.
+        advice: how to install it if no extra does, as text for messages.
         host_extra: extra that installs what packages for it need on a host; empty if every host has it.
         pinned_list: file in `requirements/` that pins what a device installs; empty if pip does not.
     """
@@ -57,18 +57,18 @@ class Installation:
 
     @property
     def is_complete(self) -> bool:
-        """Whether one of the Python packages is here; it may still fail to import."""
+        """Whether one of the Python packages is installed; it is not imported, which may still fail."""
         return any(_is_there(module) for module in self.modules)
 
     @property
     def missing_text(self) -> str:
-        """What the engine needs, and how to install it."""
+        """What the engine needs and how to install it, to follow its name: `needs …; pip install …`."""
         from edgekit_runtime.system.install_hint import install_command  # only for this text
 
         return f"needs {' or '.join(self.modules)}; {self.advice or install_command(self.extra)}"
 
     def find_release(self) -> tuple[str, str]:
-        """Return the name and the version of the installed package, such as `onnxruntime` and `1.24.4`.
+        """Import the engine; return name and version of its package, such as `onnxruntime` and `1.24.4`.
 
         Raises:
             EngineMissingError: none of its packages can be imported.
@@ -95,7 +95,7 @@ def _is_there(module: str) -> bool:
 
 
 def find_version(distributions: Sequence[str]) -> str:
-    """Return the version of the first distribution that is installed, or an empty text."""
+    """Return the version of the first of the distributions that is installed; empty if none is."""
     from importlib.metadata import PackageNotFoundError, version  # takes 10 ms and a megabyte
 
     for distribution in distributions:
@@ -117,11 +117,13 @@ class Engine:
         open_model: opens the content of a model (bytes or a view) by options as in a manifest, and a number
             of threads or None. None if the engine opens models of packages only.
         open: opens a package's model if its artifact alone does not do, see `sessions.OpenBackend`.
-        tuning_options: returns the options to try for some numbers of threads; no option may change results.
-        builds_for_s: longest time to build the model on the device before it can run, seconds.
+        tuning_options: returns the settings that tuning tries for the given numbers of threads, each a dict
+            of options; no option may change results.
+        builds_for_s: longest time that the device builds a model before it can run, in seconds; 0 if it
+            builds none.
         on_gpu: whether it computes on a GPU, whose kernels no run on a processor predicts.
         can_stop_runs: whether its sessions have `cancel_runs`.
-        shares_model: whether one session serves several runs at once; see `sessions.instances`.
+        shares_model: whether its sessions are `is_concurrent`, so that one serves several runs at once.
     """
 
     name: str
@@ -157,7 +159,7 @@ def find_engine(name: str) -> Engine:
     """Return the record of an engine: a registered one, or that of another distribution's entry point.
 
     Raises:
-        EngineMissingError: there is none, or its module cannot be imported.
+        EngineMissingError: there is no record of this name, or its module cannot be imported.
     """
     if name in ENGINES:
         return ENGINES[name]
@@ -189,10 +191,10 @@ def get_engine(name: str) -> Engine | None:
 
 
 def parse_engine(release: str) -> Engine:
-    """Return the engine that a name with a release names, such as `onnxruntime 1.24.4`.
+    """Return the record of the engine of a release, such as `onnxruntime 1.24.4`; the number does not matter.
 
     Raises:
-        EngineMissingError: no registered engine has such a package.
+        EngineMissingError: no registered engine has a distribution of this name.
     """
     package = release.partition(" ")[0]
     for engine in ENGINES.values():
@@ -215,6 +217,10 @@ def check_backends(backends: Sequence[str], where: str) -> None:
     """Check that an engine is installed here for one of `backends`.
 
     This does not detect an installed engine that cannot be imported.
+
+    Args:
+        backends: names of backends.
+        where: what needs one of them, as the begin of the message.
 
     Raises:
         EngineMissingError: no engine is installed; the message says what to install for each.

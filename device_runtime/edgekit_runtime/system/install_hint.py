@@ -23,9 +23,11 @@ def python_here() -> str:
 
 
 def install_command(extra: str, root: Path = _ROOT) -> str:
-    """Return the command that installs an extra of `edgekit` into the running Python.
+    """Return the command that installs an extra of `edgekit` into the running Python, as text for messages.
 
-    `root`: folder above the package, which may be a checkout.
+    Args:
+        extra: name of the extra, such as `litert`.
+        root: folder above the package. If it is a checkout, the command installs from it.
     """
     if (root / "requirements" / "host.txt").is_file():  # a checkout, whose version no index has
         return f"{python_here()} -m pip install -e '.[{extra}]' (in the checkout)"

@@ -5,10 +5,14 @@ import struct
 
 
 def connect_local(path: str, timeout_s: float) -> socket.socket:
-    """Return a connection to the Unix socket at `path`; sending and receiving have the same time limit.
+    """Return a connection to the Unix socket at `path`, see `limit_time`.
+
+    Args:
+        path: path of the socket.
+        timeout_s: seconds that connecting, and each call that sends or receives, may wait.
 
     Raises:
-        OSError: nobody listens there, or too many connections wait.
+        OSError: nobody listens there, or connecting took too long.
     """
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -22,7 +26,14 @@ def connect_local(path: str, timeout_s: float) -> socket.socket:
 
 
 def limit_time(connected: socket.socket, timeout_s: float) -> None:
-    """Set the time-out in the kernel: with Python's, each call would poll first."""
+    """Limit how long each call that sends or receives may wait; then it raises `BlockingIOError`.
+
+    The kernel keeps this time: with Python's own time-out each call would poll first.
+
+    Args:
+        connected: a blocking socket.
+        timeout_s: the limit in seconds.
+    """
     value = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6) or 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)

@@ -9,7 +9,14 @@ _CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
-    """Return the free memory of the machine, or of this process's limit if that is less."""
+    """Return the free memory of the machine in bytes, or what this process's control group may still take.
+
+    The lesser one counts; 2^62 is returned if the system states neither.
+
+    Args:
+        meminfo: file of the kernel with the machine's memory.
+        cgroup: folder of the control group.
+    """
     free_bytes = 1 << 62
     try:
         for line in meminfo.read_text().splitlines():
@@ -25,7 +32,7 @@ def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
 
 
 def machine_bytes() -> int:
-    """Return the memory of the machine, or this process's limit if that is less."""
+    """Return the memory of the machine in bytes, or the limit of this control group if that is less."""
     total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()

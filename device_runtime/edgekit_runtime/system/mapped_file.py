@@ -8,7 +8,7 @@ _PART_BYTES: Final = 1 << 20  # small enough to stay in the cache while it is us
 
 
 def parts(content: bytes | memoryview) -> Iterator[memoryview]:
-    """Yield all of `content`, a part at a time.
+    """Yield all of `content` in parts of 1 MiB, as views.
 
     Args:
         content: the content; if it is a view of a mapped file, the file's pages are released after each part.

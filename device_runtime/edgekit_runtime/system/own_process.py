@@ -44,10 +44,10 @@ def count_cores() -> int:
 
 
 def forbid_dumps() -> None:
-    """Let no crash of this process, or of its children from now on, write memory to the disk.
+    """Let no crash of this process, or of children that it starts from now on, write memory to the disk.
 
-    The limit is 1 byte: 0 does not hold where the kernel gives cores to a program. The filter leaves out all
-    memory should a kernel think otherwise.
+    This sets the size limit of core files to 1 byte: 0 does not hold if the kernel passes cores to a program.
+    In case a kernel ignores that limit, the filter of core files leaves out all memory, too.
 
     Source: core(5).
     """

@@ -14,9 +14,10 @@ _SOCKET_NAME: Final = "edgekit.sock"
 
 
 def find_state_folder() -> Path:
-    """Return `$EDGEKIT_STATE`, else `/var/lib/edgekit` for root, else a folder of the user.
+    """Return the folder of the installed models; it need not exist.
 
-    That is `edgekit` in `$XDG_STATE_HOME` or `~/.local/state`.
+    It is `$EDGEKIT_STATE`, else `/var/lib/edgekit` for root, else `edgekit` in `$XDG_STATE_HOME` or
+    `~/.local/state`.
     """
     if stated := os.environ.get("EDGEKIT_STATE"):
         return Path(stated)
@@ -26,19 +27,22 @@ def find_state_folder() -> Path:
 
 
 def find_cache_folder() -> Path:
-    """Return `$EDGEKIT_CACHE`, else `edgekit` in `$XDG_CACHE_HOME` or `~/.cache`."""
+    """Return the cache folder, which need not exist.
+
+    It is `$EDGEKIT_CACHE`, else `edgekit` in `$XDG_CACHE_HOME` or `~/.cache`.
+    """
     if stated := os.environ.get("EDGEKIT_CACHE"):
         return Path(stated)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgekit"
 
 
 def find_config_folder() -> Path:
-    """Return `$EDGEKIT_HOME`, else `~/.config/edgekit`."""
+    """Return the configuration's folder, `$EDGEKIT_HOME`, else `~/.config/edgekit`; it need not exist."""
     return Path(os.environ.get("EDGEKIT_HOME") or Path.home() / ".config" / "edgekit")
 
 
 def find_keys_folder() -> Path:
-    """Return the folder of keys: `keys` in the user's configuration."""
+    """Return the folder of the public keys whose packages are accepted: `keys` in `find_config_folder()`."""
     return find_config_folder() / "keys"
 
 
@@ -48,9 +52,10 @@ def find_device_target() -> str | None:
 
 
 def find_socket() -> Path:
-    """Return the default path of the service's Unix socket.
+    """Return the path at which a service listens by default, `edgekit.sock` in a folder.
 
-    It is in `$RUNTIME_DIRECTORY` (systemd's), `$XDG_RUNTIME_DIR/edgekit` or `/run/edgekit`.
+    The folder is the first that is set of `$RUNTIME_DIRECTORY`, as by systemd, and
+    `$XDG_RUNTIME_DIR/edgekit`, else `/run/edgekit`.
     """
     if folders := os.environ.get("RUNTIME_DIRECTORY"):
         return Path(folders.split(":")[0]) / _SOCKET_NAME
@@ -58,7 +63,11 @@ def find_socket() -> Path:
 
 
 def find_running_service() -> Path | None:
-    """Return the Unix socket of this user's service, else of the system's; None if neither exists."""
+    """Return the path of the socket of this user's service, else of the system's.
+
+    None is returned if neither exists, or this user may not connect to them. A socket may be left over from a
+    service that has ended.
+    """
     sockets = (folder / _SOCKET_NAME for folder in _list_socket_folders())
     return next((path for path in sockets if os.access(path, os.W_OK)), None)
 

@@ -28,19 +28,19 @@ _TOLERANCE: Final = 0.25  # a shared core is half as fast at this work; caches c
 
 
 class SpeedGate:
-    """Compares the time of a fixed piece of work with its usual one.
+    """Compares the time of a fixed piece of work with its usual one, to tell whether a core is slowed down.
 
     Attributes:
-        usual_s: processor time of that work at the usual speed.
-        now_s: processor time of that work at the last check.
+        usual_s: seconds of processor time that the work takes at the usual speed.
+        now_s: seconds of processor time that it took at the last check; infinite before.
     """
 
     def __init__(self, usual_s: float | None = None, seconds: float = 1.2) -> None:
-        """Measure the most frequent speed, unless it is known.
+        """Measure the most frequent speed, and take it as the usual one, unless that is stated.
 
         Args:
-            usual_s: `usual_s` of an earlier gate on the same processor.
-            seconds: duration of the measurement.
+            usual_s: `usual_s` of an earlier gate on the same processor; None to measure.
+            seconds: how long to measure.
         """
         self.now_s = math.inf
         self._speeds: deque[float] = deque(maxlen=_RECENT_CHECKS)
@@ -54,19 +54,25 @@ class SpeedGate:
         self.usual_s = _most_frequent(times)
 
     def check(self) -> bool:
-        """Return whether the speed is the usual one now and was at the previous call."""
+        """Measure the speed; return True if it is the usual one now and was so at the previous call.
+
+        So the first call returns False.
+        """
         before_s, self.now_s = self.now_s, time_fixed_work()
         self._speeds.append(self.now_s)
         return self.is_usual(before_s, self.now_s)
 
     def is_usual(self, *speeds: float) -> bool:
-        """Return whether all these times are those of the usual speed."""
+        """Return True if all these times of the work, in seconds, differ from `usual_s` by at most 25 %."""
         return all(_is_near(speed_s, self.usual_s) for speed_s in speeds)
 
     def follow(self) -> bool:
-        """Take the most frequent recent speed as the usual one, if few checks had that.
+        """Take the most frequent speed of recent checks as the usual one, if that has become rare.
 
-        Returns whether it has changed.
+        It is rare if less than a third of the last 100 checks had it; before 20 checks nothing changes.
+
+        Returns:
+            True if `usual_s` has changed.
         """
         usual = sum(self.is_usual(speed_s) for speed_s in self._speeds)
         if len(self._speeds) < _ENOUGH_CHECKS or usual >= _RARE_SHARE * len(self._speeds):
@@ -87,7 +93,10 @@ def _is_near(seconds: float, usual_s: float) -> bool:
 
 
 def time_fixed_work() -> float:
-    """Return the least processor time of a fixed piece of work; waiting for a processor does not count."""
+    """Do a fixed piece of work three times; return the least processor time, in seconds.
+
+    Time in which this thread waits for a processor does not count.
+    """
     least_s = math.inf
     for _ in range(_TIMES):
         begin_s, total = time.thread_time(), 0
@@ -105,7 +114,7 @@ def begin_anywhere(draws: random.Random, share: float) -> None:
 
     Args:
         draws: source of the random times.
-        share: share of a processor; at 1 nothing happens.
+        share: share of a processor to which this process is limited by a quota; at 1 nothing happens.
     """
     if share >= 1:
         return
@@ -115,7 +124,7 @@ def begin_anywhere(draws: random.Random, share: float) -> None:
 
 
 def find_cpu() -> str:
-    """Return the model of the board in the device tree, else the processor's name."""
+    """Return the model of the board in the device tree, else the processor's name, else its architecture."""
     with contextlib.suppress(OSError):
         return Path("/proc/device-tree/model").read_text(encoding="utf-8", errors="replace").strip("\0\n ")
     with contextlib.suppress(OSError):

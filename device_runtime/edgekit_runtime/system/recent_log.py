@@ -41,7 +41,11 @@ _KEY_BEGIN, _KEY_END = "-----BEGIN ", "-----END "
 
 
 class RecentLines(logging.Handler):
-    """Keeps the last lines of the log of this process."""
+    """A handler of logging that keeps the last lines of this process in memory.
+
+    Attributes:
+        lines: up to `MAX_LINES` lines of at most 500 characters, the oldest first.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,25 +53,28 @@ class RecentLines(logging.Handler):
         self.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record; its traceback makes lines of its own."""
+        """Append the lines of a record; those of its traceback are lines of their own."""
         with contextlib.suppress(Exception):  # a malformed record must not end what it reports
             self.lines.extend(line[:_MAX_CHARS] for line in self.format(record).split("\n"))
 
 
 def keep_lines() -> None:
-    """Keep the last lines of all loggers of this process from now on."""
+    """Keep the last lines of all loggers of this process from now on, for `read_recent`."""
     logging.getLogger().addHandler(RecentLines())
 
 
 def read_recent(count: int) -> list[str]:
-    """Return the last lines of this process."""
+    """Return the last `count` lines of this process, the oldest first; none without `keep_lines`."""
     handlers = logging.getLogger().handlers
     lines = [line for handler in handlers if isinstance(handler, RecentLines) for line in handler.lines]
     return lines[-count:] if count else []
 
 
 def read_journal(count: int) -> list[str]:
-    """Return the last lines of service and agent in systemd's journal; none where they do not log there."""
+    """Return the last `count` lines of service and agent in systemd's journal, the oldest first.
+
+    The list is empty if this process does not log to the journal, or `journalctl` fails.
+    """
     if "JOURNAL_STREAM" not in os.environ:
         return []
     units = [f"--unit={unit}" for unit in _UNITS]
@@ -80,7 +87,10 @@ def read_journal(count: int) -> list[str]:
 
 
 def mask_secrets(lines: Sequence[str]) -> list[str]:
-    """Return lines with passwords, tokens, keys and a terminal's control characters replaced."""
+    """Return lines with passwords, tokens, keys and a terminal's control characters replaced.
+
+    Each line is cut to 500 characters.
+    """
     masked, key_lines = [], 0
     for line in lines:
         if _KEY_BEGIN in line and "PRIVATE KEY" in line:

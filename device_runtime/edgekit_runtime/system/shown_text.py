@@ -8,7 +8,7 @@ _MAX_LOG_CHARS: Final = 4000
 
 
 def clean(text: str) -> str:
-    """Return the text with characters replaced that act on a terminal instead of being displayed.
+    """Return the text with U+FFFD for each character that acts on a terminal; line breaks and tabs stay.
 
     Control characters would reach a terminal as commands, bidirectional overrides would reorder what the
     reader sees, and lone surrogates (undecodable file names) cannot be written as UTF-8.
@@ -19,12 +19,18 @@ def clean(text: str) -> str:
 
 
 def clean_line(text: str, max_chars: int = 500) -> str:
-    """Return foreign text as a part of one line: no line breaks and tabs either, and not too long."""
+    """Return foreign text as a part of one line: cut to `max_chars`, see `clean`, and without line breaks.
+
+    Each line break becomes U+FFFD, each tab a space.
+    """
     return clean(text[:max_chars]).translate({ord("\n"): "\ufffd", ord("\t"): " "})
 
 
 class LineFormatter(logging.Formatter):
-    """Writes each record as one line, whatever text of others it holds; its traceback follows."""
+    """A formatter of logging that writes each record as one line, whatever foreign text it holds.
+
+    Its traceback follows on lines of its own.
+    """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - its name in `logging`
         return clean_line(super().formatMessage(record), _MAX_LOG_CHARS)
@@ -34,7 +40,10 @@ class LineFormatter(logging.Formatter):
 
 
 def log_lines(prefix: str = "") -> None:
-    """Write warnings of all loggers to standard error, as lines that begin with `prefix`."""
+    """Write warnings and errors of all loggers to standard error, as lines that begin with `prefix`.
+
+    Does nothing if logging has been set up before.
+    """
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter(f"{prefix}%(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)

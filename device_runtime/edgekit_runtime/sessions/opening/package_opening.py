@@ -37,11 +37,11 @@ def check_first_opening(
         package: verified.
         variants: variants that will be opened; by default the preferred one.
         threads: threads of one inference, or None for the options' number.
-        limit_s: longest time.
+        limit_s: seconds after which the child is ended.
 
     Raises:
-        BackendError: the engine ended the child.
-        SlowOpeningError: it did not end within `limit_s`.
+        BackendError: the engine ended the child, or the child cannot be started.
+        SlowOpeningError: the child did not end within `limit_s`.
         UnavailableError: there was no memory for the child.
     """
     if is_opening_kept(package, variants):
@@ -64,19 +64,22 @@ def test_in_child(
     engines: Path | None = None,
     is_kept: bool = True,
 ) -> str:
-    """Open and self-test `package` in a child, and return why that fails, or an empty text.
+    """Open and self-test `package` in a child; return why an engine refuses it or computes something else.
+
+    The text is empty if the package passes.
 
     Args:
         package: verified.
         variants: variants to open, those without an installed engine excepted; by default the preferred one.
         threads: threads of one inference, or None for the options' number.
-        limit_s: longest time.
-        engines: folder whose Python packages precede those of this process: another release of an engine.
-        is_kept: whether to store a success, so that the next opening need not be tried.
+        limit_s: seconds after which the child is ended.
+        engines: folder whose Python packages the child prefers to those of this process, such as another
+            release of an engine; None for none.
+        is_kept: whether to store a success by `keep_opening`, so that the next opening need not be tried.
 
     Raises:
-        BackendError: the engine ended the child.
-        SlowOpeningError: it did not end within `limit_s`.
+        BackendError: the engine ended the child, or the child cannot be started.
+        SlowOpeningError: the child did not end within `limit_s`.
         UnavailableError: there was no memory for the child.
     """
     request = {

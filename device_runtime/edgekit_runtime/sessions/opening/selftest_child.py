@@ -37,7 +37,14 @@ _VERIFIED_LIMITS: Final = Limits(
 
 
 def main(request: Mapping[str, Any]) -> str:
-    """Return the fault of the package in the request, or an empty text."""
+    """Open and self-test a package; return its fault, or an empty text. A success is stored.
+
+    Args:
+        request: keys as the module's description says; only `package` must be there.
+
+    Raises:
+        KeyError: `request` names no package.
+    """
     try:
         with _read(request) as whole:
             submodel = request.get("submodel")

@@ -27,9 +27,9 @@ class BuiltEngines:
     """The result of a build.
 
     Attributes:
-        plans: precision -> serialized engine.
-        refused: precision (or `model`) -> why there is none.
-        timing: TensorRT's timing cache, or None.
+        plans: precision (`int8`, `fp16` or `fp32`) -> serialized engine.
+        refused: precision -> why there is no engine; `model` -> why TensorRT cannot parse the model.
+        timing: TensorRT's timing cache after the build, or None.
     """
 
     plans: Mapping[str, bytes]
@@ -51,14 +51,16 @@ def build_engines(
     Args:
         model: the whole ONNX model.
         options: options of the build.
-        timings: timing caches to start from.
-        stop: set when the engines are not needed any more.
+        timings: TensorRT's timing caches to start from.
+        stop: event that the caller sets when the engines are not needed any more.
         library: name of the TensorRT module.
-        compute_capability: value such as `SM86`, for TensorRT-RTX on a machine without a GPU.
+        compute_capability: value such as `SM86`, for TensorRT-RTX on a machine without a GPU; None for the
+            GPU of this machine.
 
     Raises:
         StoppedError: `stop` was set.
-        BackendError: the process died or took too long; a refusal is no error, but is in `refused`.
+        BackendError: the process died or took too long, or this machine has no folder in memory for it. An
+            engine that TensorRT refuses is no error: the reason is in `refused`.
     """
     with _work_folder() as folder:
         (folder / "model.onnx").write_bytes(model)

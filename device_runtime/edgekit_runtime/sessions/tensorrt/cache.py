@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 
 
 class StoppedError(Exception):
-    """The session was closed before its engine was ready."""
+    """Raised if the session was closed before its engine was ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +63,12 @@ class EngineKey:
 
     @property
     def digest(self) -> str:
-        """Name of the entry."""
+        """Name of the entry: SHA-256 of all fields, in hexadecimal digits."""
         return _digest(asdict(self))
 
     @property
     def machine_digest(self) -> str:
-        """Name of the timing cache, which all models of one version and GPU share."""
+        """SHA-256 of the fields that do not depend on the model; names the timing cache that models share."""
         fields = asdict(self)
         return _digest(
             {name: fields[name] for name in ("tensorrt", "gpu", "compute_capability", "power_mode")}
@@ -84,8 +84,8 @@ class CacheEntry:
     """The entry of one key: an engine, or why there is none.
 
     Attributes:
-        precision: precision of the stored engine.
-        seconds: precision -> median latency, for each precision that was measured.
+        precision: precision of the stored engine; None without one.
+        seconds: precision -> median latency in seconds, for each precision that was measured.
         notes: why other engines were not stored.
         plan: the engine, or None if TensorRT or the golden outputs refused every one, for the reasons in
             `notes`: another build would fail too.
@@ -98,18 +98,24 @@ class CacheEntry:
 
 
 class EngineCache:
-    """The entries in one folder."""
+    """The stored engines, at most eight, and timing caches in one folder.
+
+    Attributes:
+        root: the folder `tensorrt` of the cache folder.
+    """
 
     __slots__ = ("root",)
 
     def __init__(self, root: Path) -> None:
-        """Use the folder `root`, which need not exist."""
+        """Use the folder `tensorrt` in the cache folder `root`; neither need exist."""
         self.root = root / "tensorrt"
 
     def read(self, key: EngineKey, local_key: "ContentKey | None" = None) -> CacheEntry | None:
-        """Return the entry of `key`, or None if it is missing, damaged or has another key.
+        """Return the entry of `key`; None if it is missing or damaged, or other users can write there.
 
-        An engine of an encrypted package, which has a `local_key`, is encrypted, too.
+        Args:
+            key: key of the engine.
+            local_key: key with which the engine of an encrypted package was encrypted; None for a plain one.
         """
         folder = self.root / key.digest
         if not (_is_private(self.root) and _is_private(folder)):
@@ -134,7 +140,14 @@ class EngineCache:
             return None
 
     def write(self, key: EngineKey, entry: CacheEntry, local_key: "ContentKey | None" = None) -> None:
-        """Write `entry`; after a power cut there is the old one, the new one or none.
+        """Write `entry`, and remove all but the eight newest entries.
+
+        After a power cut there is the old one of `key`, the new one or none.
+
+        Args:
+            key: key of the engine.
+            entry: what to store.
+            local_key: encrypts the engine of an encrypted package; None for a plain one.
 
         Raises:
             OutputError: the folder cannot be written.
@@ -168,11 +181,13 @@ class EngineCache:
 
     @contextlib.contextmanager
     def only_one(self, key: EngineKey, stop: threading.Event) -> Iterator[None]:
-        """Lock the entry of `key` against other processes and threads; a crash unlocks it.
+        """Hold the entry of `key` alone during the `with` block; wait while another process or thread does.
+
+        The system ends the lock of a process that crashes. A cache that cannot be written is not locked.
 
         Args:
             key: key of the entry.
-            stop: set when the entry is no longer wanted.
+            stop: event that the caller sets when the entry is no longer wanted.
 
         Raises:
             StoppedError: `stop` was set before the entry was free.
@@ -194,7 +209,7 @@ class EngineCache:
         (self.root / key.digest / _ENTRY).unlink(missing_ok=True)
 
     def read_timing(self, key: EngineKey) -> bytes | None:
-        """Return the timing cache for the machine of `key`, or None."""
+        """Return TensorRT's timing cache for the library, GPU and power mode of `key`, or None."""
         if not _is_private(self.root):
             return None
         try:
@@ -203,7 +218,7 @@ class EngineCache:
             return None
 
     def write_timing(self, key: EngineKey, timing: bytes) -> None:
-        """Store the timing cache for the machine of `key`.
+        """Store TensorRT's timing cache for the library, GPU and power mode of `key`.
 
         Raises:
             OutputError: the folder cannot be written.

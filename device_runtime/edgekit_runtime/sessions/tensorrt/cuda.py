@@ -101,7 +101,11 @@ class Cuda:
             raise BackendError(f"backend 'tensorrt': {function} failed with {code} ({text})")
 
     def enter(self) -> None:
-        """Set the context of the calling thread; every thread must do so before its other calls."""
+        """Use this GPU's context on the calling thread; every thread must do so before its other calls.
+
+        Raises:
+            BackendError: the driver reports an error; all other methods raise this, too.
+        """
         self._call("cuCtxSetCurrent", self._context)
 
     def create_stream(self) -> int:
@@ -123,19 +127,19 @@ class Cuda:
         return int(address.value)
 
     def free(self, address: int) -> None:
-        """Free memory from `allocate`."""
+        """Free the memory whose address `allocate` returned."""
         self._call("cuMemFree_v2", address)
 
     def copy_in(self, address: int, array: Array, stream: int) -> None:
-        """Queue a copy of a C-contiguous array to the GPU; keep the array until `wait` returns."""
+        """Queue a copy of a C-contiguous array to an address on the GPU; keep the array until `wait` ends."""
         self._call("cuMemcpyHtoDAsync_v2", address, array.ctypes.data, array.nbytes, stream)
 
     def copy_out(self, array: Array, address: int, stream: int) -> None:
-        """Queue a copy from the GPU into a C-contiguous array."""
+        """Queue a copy from an address on the GPU into a C-contiguous array, which is filled after `wait`."""
         self._call("cuMemcpyDtoHAsync_v2", array.ctypes.data, address, array.nbytes, stream)
 
 
 def contiguous(array: Array) -> Array:
-    """Return `array` in one piece (C order), copied only if it is not."""
+    """Return `array` in C order without gaps; it is copied only if it is not so already."""
     packed: Array = np.ascontiguousarray(array).reshape(array.shape)  # it gives an array without axes one
     return packed

@@ -30,7 +30,8 @@ class EngineExecutor:
     """A `Session` of one engine; `run` may be called from several threads, which then wait for one another.
 
     Attributes:
-        inputs: inputs of `run`; a dimension that the optimization profile leaves free is named `NAME_AXIS`.
+        inputs: specifications of the inputs of `run`; a dimension that the optimization profile leaves free
+            is named by the input and the number of its axis, such as `image_0`.
         outputs: specifications of the outputs of `run`.
     """
 
@@ -91,7 +92,7 @@ class EngineExecutor:
         )
 
     def accepts(self, inputs: Mapping[str, Array]) -> bool:
-        """Return whether the shapes lie within the optimization profile; always True for a fixed engine."""
+        """Return True if the shapes lie within the optimization profile, as always for a fixed engine."""
         for name, (low, _, high) in self._ranges.items():
             shape = np.shape(inputs.get(name, ()))
             if len(shape) == len(low):  # otherwise every engine refuses it
@@ -102,7 +103,7 @@ class EngineExecutor:
 
     @property
     def alone(self) -> AbstractContextManager[object]:
-        """Makes other threads' runs wait for a `with` block, so that a run in it can be timed."""
+        """A context manager that keeps other threads' runs waiting, so that a run inside can be timed."""
         return self._lock
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -20,15 +20,15 @@ Ranges = Mapping[str, Sequence[Sequence[int]]]
 
 
 class RefusedError(Exception):
-    """TensorRT refused the model or its shapes; the arguments are the messages."""
+    """Raised if TensorRT refused the model or its shapes; `args` are the messages."""
 
 
 class ParseError(RefusedError):
-    """TensorRT's parser does not understand the model."""
+    """Raised if TensorRT's parser does not understand the model; `args` are the messages."""
 
 
 def make_log(trt: Any) -> Any:
-    """Return a logger for TensorRT that keeps the first errors in `errors`, and joined in `text`."""
+    """Return a logger for TensorRT whose `errors` are its first 20 errors, and whose `text` joins them."""
 
     class BuildLog(trt.ILogger):  # type: ignore[misc]  # its type is not known here
         def __init__(self) -> None:
@@ -55,7 +55,8 @@ def parse(trt: Any, log: Any, network: Any, model: bytes) -> None:
     """Fill `network` from an ONNX model.
 
     Raises:
-        ParseError: operator, node name and reason of everything that the parser does not understand.
+        ParseError: the parser does not understand something; its messages have operator, node name and
+            reason.
     """
     parser = trt.OnnxParser(network, log)
     if not parser.parse(model):
@@ -102,7 +103,7 @@ def _batches(name: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def is_quantized(trt: Any, network: Any) -> bool:
-    """Return whether a layer of `network` quantizes or dequantizes."""
+    """Return True if a layer of `network` quantizes or dequantizes."""
     kinds = (trt.LayerType.QUANTIZE, trt.LayerType.DEQUANTIZE)
     return any(layer.type in kinds for layer in _layers(network))
 
@@ -112,10 +113,11 @@ def _layers(network: Any) -> Iterator[Any]:
 
 
 def remove_quantization(trt: Any, network: Any) -> list[Any]:
-    """Turn a quantized network into float, in place; return objects to keep until the engine is built.
+    """Turn a quantized network into float, in place; return the new constants.
 
-    An activation bypasses its Q/DQ pair, and stored codes become float constants. This network shows whether
-    half precision is faster than int8 on this GPU.
+    TensorRT refers to them by address, so the caller keeps them until the engine is built. An activation
+    bypasses its pair of quantization and dequantization, and stored codes become float constants. This
+    network shows whether half precision is faster than int8 on this GPU.
 
     Raises:
         RefusedError: a layer dequantizes something else, or codes that numpy does not have (int4).

@@ -21,12 +21,12 @@ class TensorRtOptions:
     Attributes:
         precisions: engines to build and measure, out of `PRECISIONS`; None for int8 and fp16 of a quantized
             model, fp16 and fp32 of another. `int8` is the model as it is; the others leave out its
-            quantization of activations.
+            quantization.
         shapes: input name -> smallest, usual and largest shape, for inputs with free dimensions; if only the
             first is free, batches of 1 to 8 are the default.
         workspace_bytes: most GPU memory for building, or None for TensorRT's choice (all of it).
         timing_cache: path of an artifact with TensorRT's timing cache, or None.
-        threads: unused here; the session that runs until the engine is ready takes it.
+        threads: number of threads of the fallback, which runs until the engine is ready; the engine has none.
 
     Raises:
         ValueError: `precisions` is empty, or shapes do not rise.
@@ -48,7 +48,7 @@ class TensorRtOptions:
             )
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the options that the engine depends on."""
+        """Return the options that a built engine depends on: `precisions`, `shapes` and `workspace_bytes`."""
         stated = to_plain(self)
         return {name: stated[name] for name in ("precisions", "shapes", "workspace_bytes")}
 

@@ -30,7 +30,7 @@ _logger = logging.getLogger(__name__)
 
 class RunnableEngine(Session, Protocol):
     def accepts(self, inputs: Mapping[str, Array]) -> bool:
-        """Return whether the engine was built for these shapes."""
+        """Return True if the engine was built for the shapes of `inputs`."""
 
 
 class BuildEngines(Protocol):
@@ -48,6 +48,7 @@ class Machine:
 
     Attributes:
         version: version of TensorRT.
+        gpu: the GPU.
         power_mode: see `read_power_mode`.
         cache: engines that were built here before.
         build: builds the engines of a model, see `build_engines`.
@@ -67,11 +68,13 @@ class BuildJob:
     """The engine to build; the job outlives the package.
 
     Attributes:
+        key: key of the engine in the cache.
         model: the whole ONNX model.
+        options: options of the build.
         golden: tensors that an engine must reproduce before it takes traffic.
         inputs, outputs: inputs and outputs of the package's manifest.
-        timings: timing caches in the package.
-        local_key: encrypts the engine in the cache if the package is encrypted.
+        timings: TensorRT's timing caches in the package.
+        local_key: encrypts the engine in the cache if the package is encrypted; None for a plain package.
     """
 
     key: EngineKey
@@ -90,6 +93,7 @@ class PreparedEngine:
 
     Attributes:
         engine: the engine, ready to run.
+        precision: its precision: `int8`, `fp16` or `fp32`.
         entry: its entry in the cache, with the reasons why other engines were not stored.
     """
 
@@ -103,7 +107,15 @@ class _WrongError(BackendError):
 
 
 def prepare(job: BuildJob, machine: Machine, stop: threading.Event) -> PreparedEngine:
-    """Return the engine for `job`, from the cache or newly built.
+    """Return the engine for `job`, from the cache, or newly built and then stored there.
+
+    Of several precisions the fastest one is returned that reproduces the golden outputs. If TensorRT refuses
+    the model, or all engines compute wrong values, that is stored too, and the next call raises at once.
+
+    Args:
+        job: the engine to build.
+        machine: where it is built and run.
+        stop: event that the caller sets when the engine is no longer wanted.
 
     Raises:
         StoppedError: `stop` was set.

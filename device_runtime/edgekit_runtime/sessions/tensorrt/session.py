@@ -22,7 +22,8 @@ class EngineState:
 
     Attributes:
         phase: `building` (or loading), `serving`, `failed` or `closed`.
-        seconds: precision -> median latency of the engines that were compared.
+        precision: precision of the engine that serves; None before that.
+        seconds: precision -> median latency in seconds of the engines that were compared.
         notes: why the phase is `failed`, or other engines were not stored.
     """
 
@@ -56,7 +57,8 @@ class TensorRtSession:
         Args:
             inputs: specifications of the inputs in the manifest.
             outputs: specifications of the outputs in the manifest.
-            fallback: runs meanwhile and is then freed, or None.
+            fallback: session that runs until the engine serves, and then inputs outside the engine's range,
+                if it has a range; or None.
             prepare: returns the engine; its argument is an event, set when the engine is no longer wanted.
 
         Raises:
@@ -79,7 +81,12 @@ class TensorRtSession:
         return self._state
 
     def wait(self, timeout_s: float | None = None) -> EngineState:
-        """Return the state once the engine serves or has failed, or after `timeout_s`."""
+        """Wait until the engine serves or has failed, and return the state.
+
+        Args:
+            timeout_s: seconds after which the state is returned in any case; None to wait as long as it
+                takes.
+        """
         self._thread.join(timeout_s)
         return self._state
 
@@ -105,7 +112,10 @@ class TensorRtSession:
 
     @property
     def alone(self) -> contextlib.AbstractContextManager[object]:
-        """Makes other runs wait, once the engine serves; see `EngineExecutor.alone`."""
+        """A context manager that keeps runs of other threads on the engine waiting, so that one can be timed.
+
+        Before the engine serves, runs on the fallback do not wait.
+        """
         alone: contextlib.AbstractContextManager[object] = getattr(
             self._serving[0], "alone", contextlib.nullcontext()
         )
@@ -120,7 +130,7 @@ class TensorRtSession:
         return fallback.run(inputs)
 
     def close(self) -> None:
-        """Stop building and free the model; a second call does nothing."""
+        """Stop building, wait for its end, and free the model; a second call does nothing."""
         self._stop.set()
         self._thread.join()
         engine, fallback = self._serving
