@@ -72,7 +72,7 @@ class Period:
 
 
 def find_period(begin: ModelFigures | None, end: ModelFigures) -> Period:
-    """Return the figures between two reports of the same version.
+    """Return the figures of the time between two reports of the same version on a device.
 
     Args:
         begin: the earlier report, or None for the time at which the version was opened. A report with more
@@ -88,7 +88,10 @@ def find_period(begin: ModelFigures | None, end: ModelFigures) -> Period:
 
 
 def find_stage(requests: int, limits: Mapping[str, float]) -> int:
-    """Return the last stage that a model's calls on a device have reached, from 0; -1 before the first."""
+    """Return the last stage, from 0, that `requests` calls of a model on a device reach; -1 for none.
+
+    `limits`: limits of the release, of which `min_requests` counts.
+    """
     min_requests = limits.get(MIN_REQUESTS.name, MIN_REQUESTS.default)
     needed = [min_requests * _STAGE_FACTOR**stage for stage in range(len(_STAGE_SHARES))]
     return bisect.bisect_right(needed, requests) - 1
@@ -165,7 +168,7 @@ class GateTest:
     of_model: str = ""
 
     def scale(self, values: NDArray[np.float64] | float) -> NDArray[np.float64]:
-        """Return values as shares of the range of evidence that counts, within 0..1."""
+        """Return evidence as shares, 0 to 1, of the range in which it counts, `gate.least` to `gate.most`."""
         least, most = self.gate.least, self.gate.most
         return np.clip((np.asarray(values) - least) / (most - least), 0.0, 1.0)
 

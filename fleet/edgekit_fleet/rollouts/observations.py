@@ -329,7 +329,8 @@ def _is_more_not_finite(session: Session, cache: FigureCache, row: FigureRow, af
 def count_before(session: Session, row: FigureRow) -> tuple[int, int]:
     """Return (answers with NaN or infinity, checked answers) of the version before on the device of `row`.
 
-    The counts begin at 0 in each process of the service, so those of the process that lived longest count.
+    Each process of the service counts from 0; the process that checked most answers counts. (0, 0) if the
+    device ran no other version.
     """
     rows = session.scalars(
         select(FigureRow)

@@ -138,7 +138,8 @@ def check_evidence(gates: Mapping[str, OutsideGate], evidence: Evidence) -> None
     """Check evidence against the gates that its rollout has declared.
 
     Raises:
-        FleetError: no such gate, another judge, or the figures do not fit the gate.
+        FleetError: the rollout has no such gate, the gate takes evidence of another judge alone, or the
+            figures do not fit the gate.
     """
     gate = gates.get(evidence.gate)
     if gate is None:

@@ -225,7 +225,7 @@ def entry_from_plain(plain: Mapping[str, Any]) -> Entry:
     """Return the entry that `entry_to_plain` wrote.
 
     Raises:
-        FleetError: it is malformed.
+        FleetError: `plain` is malformed.
     """
     fields = dict(plain)
     kind = _KINDS.get(str(fields.pop("kind", "")))

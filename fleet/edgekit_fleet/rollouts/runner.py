@@ -83,9 +83,9 @@ def log_entries(
 
 
 def read_entries(session: Session, rollout: str, after: int = 0) -> list[tuple[int, float, Entry]]:
-    """Return (number of the audit row, seconds since 1970, entry) of a rollout, in their order.
+    """Return the entries of a rollout, oldest first: (number of the audit row, seconds since 1970, entry).
 
-    `after`: number of the row behind which to begin.
+    Several entries may share a row. `after`: number of the row behind which to begin.
     """
     rows = session.execute(
         select(AuditRow.number, AuditRow.at, AuditRow.detail)
@@ -122,7 +122,10 @@ class RolloutRunner:
     """Carries rollouts out; `turn` is what the manager's loop calls."""
 
     def __init__(self, shards: Shards | None = None, *, devices_per_turn: int = _DEVICES_PER_TURN) -> None:
-        """Prepare to carry out the rollouts of some shards; of all by default."""
+        """Prepare to carry out the rollouts of these shards, by default all.
+
+        `devices_per_turn`: most devices to which a turn applies a decision, in each rollout.
+        """
         self._memories: dict[str, _RolloutMemory] = {}
         self._shards, self._devices_per_turn = shards, devices_per_turn
 

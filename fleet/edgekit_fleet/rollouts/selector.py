@@ -114,7 +114,8 @@ class Selector:
         """Return whether a device matches.
 
         Args:
-            attributes: its name (`name`), class (`class`), tags and facts.
+            attributes: name (`name`), class (`class`), tags and facts of the device, see
+                `views.list_attributes`.
         """
         return self.test.matches(attributes)
 
@@ -131,7 +132,8 @@ def parse_selector(text: str) -> Selector:
     """Return the selector that a text states.
 
     Raises:
-        FleetError: the text is malformed; the message shows where. Or it names a fact that is not kept.
+        FleetError: the text is malformed (the message shows where), or names a fact that is not kept for
+            searches.
     """
     if len(text) > _MAX_CHARS:
         raise FleetError(f"selector: has {len(text)} characters, at most {_MAX_CHARS} are allowed")

@@ -77,7 +77,7 @@ def read_packages(session: Session, release: str) -> tuple[PackageView, ...]:
 
 
 def list_encrypted(session: Session, models: Collection[str]) -> Mapping[tuple[str, str], str]:
-    """Return (model, digest of the manifest) -> release of all packages of models that were encrypted."""
+    """Return (model, SHA-256 of the manifest) -> release, of all encrypted packages of these models."""
     columns = ReleasePackageRow.model, ReleasePackageRow.manifest_sha256, ReleasePackageRow.release
     rows = session.execute(
         select(*columns).where(ReleasePackageRow.model.in_(models), ReleasePackageRow.key_id != "")
@@ -86,7 +86,7 @@ def list_encrypted(session: Session, models: Collection[str]) -> Mapping[tuple[s
 
 
 def read_devices(session: Session, selector: Selector, packages: Sequence[PackageView]) -> list[DeviceView]:
-    """Return the devices that a selector matches; see `read_groups`."""
+    """Return the devices that a selector matches, as views like those of `read_groups`."""
     return [
         replace(group, name=name)
         for group, names in read_groups(session, selector, packages)

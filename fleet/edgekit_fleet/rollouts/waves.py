@@ -75,7 +75,7 @@ def freeze_cohort(rollout: str, classes: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def join_cohort(rollout: str, cohort: tuple[str, ...], devices: Collection[str]) -> tuple[str, ...]:
-    """Return the cohort with devices that joined later, at its end."""
+    """Return the cohort and, behind it in random order, those of `devices` that it lacks."""
     return (*cohort, *sorted(set(devices) - set(cohort), key=lambda device: _draw(rollout, device)))
 
 

@@ -24,7 +24,7 @@ def read_setting(session: Session) -> SampleSettingRow | None:
 
 
 def list_orders(session: Session, since: float) -> list[SampleOrderRow]:
-    """Return the orders that were not stopped and end after `since`, in seconds since 1970."""
+    """Return the orders that nobody stopped and that end after `since`, in seconds since 1970."""
     is_open = (SampleOrderRow.stopped_at.is_(None)) & (SampleOrderRow.ends_at > since)
     return list(session.scalars(select(SampleOrderRow).where(is_open).order_by(SampleOrderRow.id)))
 

@@ -58,10 +58,10 @@ class SampleVault:
         return base64.b64encode(self._point).decode("ascii")
 
     def unseal(self, sample_id: str, sealed: bytes) -> Sample:
-        """Return the sample of a sealed file, which may be hostile.
+        """Return the sample in a sealed file, which may be hostile.
 
         Raises:
-            DataError: it was sealed for another key or under another identifier, or is damaged.
+            DataError: the file was sealed for another key or under another identifier, or is damaged.
             ConfigError: the private key cannot be read.
         """
         from edgekit_runtime.encryption.container import EncryptionError
@@ -82,7 +82,7 @@ class SampleVault:
         """Store a sealed file; it is durable afterwards.
 
         Raises:
-            OutputError: it cannot be written; try again.
+            OutputError: the file cannot be written; try again.
         """
         if self._bucket_url:
             self._bucket.write(self._name(sample_id), sealed, _CACHE)
@@ -93,11 +93,11 @@ class SampleVault:
             file.write(sealed)
 
     def read(self, sample_id: str) -> Sample:
-        """Return a sample.
+        """Read the file of a sample, and return the sample that it holds.
 
         Raises:
             NotFoundError: its file is gone.
-            DataError: as from `unseal`.
+            DataError, ConfigError: as from `unseal`.
             OutputError: the bucket cannot be reached.
         """
         if self._bucket_url:

@@ -99,14 +99,15 @@ class SimulatedDevice:
         versions: Mapping[str, VersionBehaviour],
         later: Callable[[Callable[[], None]], None],
     ) -> None:
-        """Read key and certificate; `start` connects.
+        """Read key and certificate of the device; `start` connects it.
 
         Args:
             member: the device.
             access: access to its fleet.
             behaviour: behaviour of the device.
             versions: version -> its behaviour; the mapping may change later.
-            later: runs work of the device's own processor, after received messages were taken.
+            later: function that runs a call after the messages that have been received, as work that the
+                device's own processor would do.
         """
         self.name, self.behaviour, self.counts = member.device, behaviour, DeviceCounts()
         self.desired: Desired | None = None
@@ -164,7 +165,7 @@ class SimulatedDevice:
         self.link.close("off")
 
     def reboot(self) -> None:
-        """Switch off, in the middle of any step, and on again."""
+        """Switch off, in the middle of any step, and on again after `boot_s`; nothing if it is off."""
         if self._is_off:
             return
         self.stop()

@@ -53,7 +53,8 @@ class SimulatedFleet:
             access: access to the fleet; see `read_access`.
             behaviours: device -> its behaviour; all others are good.
             versions: see the attribute; a version that is not named is good.
-            connect_within_s: time in which all devices connect; None chooses a time that a broker bears.
+            connect_within_s: time in which all devices connect; None for a time, by their number, in which a
+                broker can take them.
         """
         allow_many_files(len(members) + 100)
         self.versions = dict(versions or {})
@@ -122,7 +123,7 @@ class SimulatedFleet:
         """Wait until `holds` is true of `devices` devices, by default all; return the seconds that it took.
 
         Raises:
-            TransportError: it was not true within `limit_s`.
+            TransportError: `holds` was not true of so many devices within `limit_s`.
         """
         begin_s, expected = time.monotonic(), len(self.devices) if devices is None else devices
         # The search for the first that is not there takes little of the time of the devices' thread.

@@ -97,7 +97,7 @@ class SimulatedLink:
         self.drop(reason)
 
     def drop(self, reason: str = "dropped") -> None:
-        """Break the connection off."""
+        """Break the connection off, if there is one; the link connects again."""
         if self._connection is not None:
             self._connection.abort(reason)
 
@@ -159,7 +159,7 @@ class SimulatedLink:
     # As a `ConnectionOwner`
 
     def connected(self, connection: MqttConnection) -> None:
-        """Say hello."""
+        """Count the connection and say hello; `MqttConnection` calls this."""
         self._is_greeted = True
         self._owner.counts.connects += 1
         self._owner.counts.resumed += connection.is_resumed
@@ -177,14 +177,14 @@ class SimulatedLink:
         self._owner.said_hello()
 
     def received(self, connection: MqttConnection, name: str, payload: bytes, at_s: float) -> None:
-        """Pass a document to the device."""
+        """Pass a desired document to the device. With the chance `loss`, the connection breaks instead."""
         if self._loses():
             connection.abort("lost")
         elif name == topic(self._owner.name, "desired") and payload:
             self._owner.take_desired(payload, at_s)
 
     def closed(self, connection: MqttConnection, reason: str) -> None:
-        """Connect again in the window of the manager."""
+        """Connect again in the window of the manager, unless the link was closed."""
         if connection is not self._connection:
             return
         self._ends += 1  # the next broker, as the agent does

@@ -83,7 +83,7 @@ class SimulatedSlots:
         return True
 
     def serve(self, target: DesiredModel) -> bool:
-        """Serve the installed version; returns whether it is on trial beside the previous one."""
+        """Serve the installed version; return whether it is on trial beside the previous one."""
         model = self._models.setdefault(target.model, _SimulatedModel())
         model.served_at = time.monotonic()
         is_tried = target.trial != "none" and bool(model.previous[0])

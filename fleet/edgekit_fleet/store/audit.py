@@ -40,7 +40,7 @@ def append(
     now: float | None = None,
     on_written: Callable[[int], None] | None = None,
 ) -> None:
-    """Write entries in the transaction of `session`, so that they are kept if and only if the change is.
+    """Have entries written in the transaction of `session`, so that they are kept if and only if it commits.
 
     They are written at the transaction's end: numbers have no gaps, so from then on other writers wait.
 

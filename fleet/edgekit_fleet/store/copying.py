@@ -26,10 +26,10 @@ def copy_store(source: Store, target: Store, *, actor: str, subject: str) -> int
         subject: subject of that entry.
 
     Returns:
-        The number of rows.
+        The number of copied rows.
 
     Raises:
-        ConfigError: the target holds a fleet, or rows did not arrive as they were.
+        ConfigError: the target holds a fleet, or the chain of the copied audit log is broken.
         OutputError: a database cannot be read or written.
     """
     count = 0

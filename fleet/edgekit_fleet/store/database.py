@@ -252,7 +252,7 @@ def sqlite_url(path: Path) -> str:
 
 
 def open_store(url: str) -> Store:
-    """Open a store; makes its tables, or brings them to the newest form.
+    """Open a store; make its tables, or bring them to the newest form.
 
     Args:
         url: `sqlite:////FILE`, or of PostgreSQL as libpq has it: `postgresql://USER@HOST,HOST/DATABASE`.

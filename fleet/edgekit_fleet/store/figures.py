@@ -17,8 +17,8 @@ def forget_old_figures(session: Session, devices: Collection[str], now: float) -
     """Delete the figures of devices that are over `KEPT_HOURS` old.
 
     Args:
-        session: of a transaction.
-        devices: their names, at most 900.
+        session: session of a transaction.
+        devices: names of the devices, at most 900.
         now: seconds since 1970.
     """
     oldest = int(now // _HOUR_S) - KEPT_HOURS

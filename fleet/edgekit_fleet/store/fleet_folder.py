@@ -114,7 +114,7 @@ class FleetSettings:
 
     @property
     def artifacts(self) -> str:
-        """Return the URL from which devices fetch the repository."""
+        """Return the URL, without a slash at its end, from which devices fetch the repository."""
         return self.artifacts_url.rstrip("/") or f"https://{self.web_address}/artifacts"
 
     @property
@@ -298,10 +298,10 @@ def default_folder() -> FleetFolder:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of `HOST:PORT` or `[HOST]:PORT`.
+    """Return host and port of `HOST:PORT` or `[HOST]:PORT`; the host comes without brackets.
 
     Raises:
-        ConfigError: it is malformed.
+        ConfigError: the address is malformed.
     """
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal() or int(port) not in _PORT:

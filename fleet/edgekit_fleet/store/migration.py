@@ -16,7 +16,7 @@ _LOCK: Final = 7203184  # of PostgreSQL
 
 
 def migrate_store(engine: Engine, name: str) -> None:
-    """Migrate to this version's tables.
+    """Make the tables of a store, or bring them to the form that this version of edgekit needs.
 
     Args:
         engine: engine of the store.

@@ -175,7 +175,7 @@ class Shards:
         return Balance({**unknown, **claimed}, surplus | (self.epochs.keys() - own_epochs.keys()))
 
     def apply(self, balance: Balance) -> None:
-        """Apply a balance whose transaction was committed."""
+        """Take the claimed shards of a committed balance into `epochs`, and the released ones out of it."""
         remaining = {number: epoch for number, epoch in self.epochs.items() if number not in balance.released}
         self.epochs = remaining | balance.claimed
 
@@ -204,9 +204,9 @@ def check_free(session: Session, now: float) -> None:
 
 
 def count_living(session: Session, now: float) -> int:
-    """Return how many managers have sent a heartbeat within the lease.
+    """Return how many managers have sent a heartbeat within the last `LEASE_S`.
 
-    `now`: seconds since 1970.
+    `now`: seconds since 1970; PostgreSQL's own clock counts instead.
     """
     clock = _read_clock(session, now)
     is_living = ManagerRow.heartbeat_at.between(clock - LEASE_S, clock + LEASE_S)

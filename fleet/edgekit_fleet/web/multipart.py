@@ -42,7 +42,7 @@ class MultipartParser:
         """Read the boundary from the header `Content-Type`.
 
         Raises:
-            RequestError: 415, it is another type.
+            RequestError: 415, the type is not `multipart/form-data`.
         """
         match = _CONTENT_TYPE.fullmatch(content_type.strip())
         if match is None:
@@ -58,7 +58,7 @@ class MultipartParser:
         """Yield the heads that a piece of the body completes, and data of the part whose head came last.
 
         Raises:
-            RequestError: 400, it is malformed.
+            RequestError: 400, the body is malformed.
         """
         self._buffer += piece
         while not self.is_complete:

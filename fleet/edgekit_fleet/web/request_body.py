@@ -31,9 +31,9 @@ async def read_body(request: Request, most_bytes: int, limit_s: float) -> bytes:
 
 
 async def read_pieces(request: Request, most_bytes: int, piece_s: float) -> AsyncIterator[bytes]:
-    """Yield the body in pieces as they come.
+    """Yield the body in pieces as they come, `most_bytes` together at most.
 
-    `piece_s`: time limit for the next piece.
+    `piece_s`: time limit for each piece.
 
     Raises:
         RequestError: as from `read_body`.

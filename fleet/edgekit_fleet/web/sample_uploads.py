@@ -119,7 +119,7 @@ class SampleUploads:
         self._stored_bytes, self._counted_at = 0, float("-inf")
 
     async def answer(self, request: Request) -> Response:
-        """Answer `HEAD` and `PUT` of a sample."""
+        """Return the answer to `HEAD` or `PUT` of a sample; an error becomes an answer, too."""
         device = ""
         try:
             device = await run_in_threadpool(self._identify, request)

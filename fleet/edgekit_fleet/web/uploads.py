@@ -48,7 +48,7 @@ async def receive_form(
     Args:
         request: request with `multipart/form-data`; together its files may have `MAX_PACKAGE_BYTES`.
         folder: folder for temporary files.
-        admit: checks the fields before the first file, and raises an error to refuse the form.
+        admit: called with the fields before the first file; raises an error to refuse the form.
 
     Raises:
         RequestError: 400, 408, 413, 415: malformed or cut off, too slow, too large, another type.

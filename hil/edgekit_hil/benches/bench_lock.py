@@ -41,13 +41,13 @@ class BenchLock:
         return self.stem.with_name(f"{self.stem.name}.broken")
 
     def read_reason(self) -> str | None:
-        """Return why the bench is broken, or None."""
+        """Return since when and why the bench is broken, or None."""
         with contextlib.suppress(FileNotFoundError):
             return self.broken_file.read_text(encoding="utf-8").strip()
         return None
 
     def mark_broken(self, reason: str) -> None:
-        """Mark the bench as broken; the first reason stays."""
+        """Mark the bench as broken now; if it is broken already, the first reason stays."""
         if self.read_reason() is None:
             self.broken_file.write_text(f"{_now()}: {' '.join(reason.split())}\n", encoding="utf-8")
 
@@ -64,7 +64,7 @@ class BenchLock:
         return reason
 
     def describe(self) -> str | None:
-        """Return `broken since ...` or `in use by ...`, or None for a bench that is ready."""
+        """Return a text `broken since ...` or `in use by ...`, or None for a bench that is ready."""
         if (reason := self.read_reason()) is not None:
             return f"broken since {reason}"
         with contextlib.suppress(FileNotFoundError), self._lock_file.open("r+") as file:

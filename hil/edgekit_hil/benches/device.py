@@ -39,12 +39,12 @@ class Device:
     """
 
     def __init__(self, command: Any, transfer: Any, folder: str, python: str) -> None:
-        """Speak to a device.
+        """Make the folder on the device, empty also if there was one.
 
         Args:
             command: an active driver with labgrid's CommandProtocol.
             transfer: an active driver with labgrid's FileTransferProtocol.
-            folder: an absolute path on the device, which is made.
+            folder: absolute path on the device.
             python: see the class.
         """
         self._command, self._transfer = command, transfer
@@ -145,7 +145,7 @@ class Device:
         self._started.clear()
 
     def wait(self, pid: int) -> None:
-        """Wait until a process has ended, for 10 s at most."""
+        """Wait until a process of the device has ended, for 10 s at most; then return all the same."""
         self.run(_wait_for(pid))
 
     def put(self, path: Path, name: str) -> str:
@@ -200,7 +200,7 @@ def _wait_for(pid: int) -> str:
 
 
 def describe(cause: BaseException) -> str:
-    """Return an exception of labgrid or below in one line, with the last line that a program printed.
+    """Return an exception of labgrid in one line, with the last line that a program printed before it.
 
     Users and passwords in addresses are removed, since evidence holds the text.
     """

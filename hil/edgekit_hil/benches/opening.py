@@ -73,7 +73,8 @@ class Bench:
         """Cut the device's power, restore it, and wait until the device has booted and answers.
 
         Raises:
-            BenchError: it does not answer in time, or it has not booted: the switch did not cut its power.
+            BenchError: the device does not answer in time, or has not booted: the switch did not cut its
+                power.
         """
         command = self.command
         if command is self.power:  # a device without a boot
@@ -121,7 +122,7 @@ class Bench:
 
     @property
     def slowdown(self) -> float:
-        """Factor by which the device is made slower than its target, and than predictions of latency."""
+        """Factor by which the driver makes the device slower than its target; predictions leave it out."""
         return float(getattr(self.command, "slowdown", 1.0))
 
     @property
@@ -200,10 +201,10 @@ def open_bench(file: BenchFile) -> Iterator[Bench]:
 
 
 def read_facts(file: BenchFile, device: Device) -> DeviceFacts:
-    """Return the facts about a device.
+    """Return the facts about a device, after a check of its architecture and its runtime.
 
     Raises:
-        BenchUnavailableError: it is not as the file says, or lacks something that the runtime needs.
+        BenchUnavailableError: the device is not as the file says, or lacks what the runtime needs.
     """
     name, python = file.settings.name, file.settings.python
     uname = device.try_run("uname -m")

@@ -87,7 +87,7 @@ class BootedMachineStrategy(Strategy):  # labgrid has no types of it
         """Connect to the machine's shell, also after a reboot, and set its clock.
 
         Raises:
-            BenchError: it does not answer within ten minutes.
+            BenchError: the machine does not answer within ten minutes.
         """
         self.target.deactivate(self.ssh)
         deadline = time.monotonic() + _CONNECT_S

@@ -43,7 +43,7 @@ class BootedMachineDriver(QEMUDriver):
     status: int
 
     def on_activate(self) -> None:
-        """Copy the disks.
+        """Copy the disks of the image into `folder`.
 
         Raises:
             BenchError: qemu or the image is missing.
@@ -70,9 +70,9 @@ class BootedMachineDriver(QEMUDriver):
             super().on_deactivate()
 
     def get_qemu_base_args(self) -> list[str]:
-        """Return the command line of qemu; labgrid adds the monitor, and a console that is not the first one.
+        """Return the command line of qemu; labgrid adds the monitor, and a second console.
 
-        The first one goes to a file: qemu stops while nobody reads from labgrid's.
+        The first console goes to a file: qemu stops while nobody reads from labgrid's console.
         """
         words = ["setpriv", "--pdeathsig", "KILL"]  # it ends with this process, however that ends
         words += [self.qemu_bin, "-machine", self.machine, "-cpu", self.cpu, "-m", self.memory, "-smp", "2"]

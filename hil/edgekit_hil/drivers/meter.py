@@ -38,12 +38,14 @@ class MeterProtocol(abc.ABC):
 
     @abc.abstractmethod
     def measure(self) -> contextlib.AbstractContextManager[list[tuple[float, float]]]:
-        """Measure during the block; then the list holds (seconds since the first, watts) of each reading.
+        """Measure during a `with` block, which yields a list that is filled at the end of the block.
+
+        It then holds (seconds since the first reading, watts) of each reading.
 
         The block begins with the first reading, so that even a short one has a reading.
 
         Raises:
-            BenchError: there are no readings, or one of them is no power.
+            BenchError: there are no readings, or a reading is no power that a device can draw.
         """
 
 
@@ -62,7 +64,7 @@ def summarize(idle: Sequence[tuple[float, float]], active: Sequence[tuple[float,
     """Return the median power of readings at rest and under load, as `MeterProtocol.measure` gives them.
 
     Raises:
-        BenchError: there are fewer than three of each, or they show no load.
+        BenchError: there are fewer than three readings at rest or under load, or they show no load.
     """
     if (least := min(len(idle), len(active))) < _LEAST_READINGS:
         raise BenchError(
@@ -91,10 +93,10 @@ class CommandMeterDriver(Driver, MeterProtocol):
     limit_s: float = attr.ib(default=10.0, converter=float, validator=attr.validators.gt(0))
 
     def on_activate(self) -> None:
-        """Read the meter once.
+        """Read the meter once, to check it.
 
         Raises:
-            BenchError: it gives no power.
+            BenchError: the meter gives no power.
         """
         self._read()
 
@@ -109,7 +111,7 @@ class CommandMeterDriver(Driver, MeterProtocol):
         """Measure during the block, see `MeterProtocol`.
 
         Raises:
-            BenchError: a reading failed; the block has run to its end if the first one did not.
+            BenchError: a reading failed. If it was the first, the block has not run; else it ran to its end.
         """
         readings: list[tuple[float, float]] = []
         samples, faults, ended = [(0.0, self._read())], [], threading.Event()

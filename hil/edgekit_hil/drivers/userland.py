@@ -146,7 +146,7 @@ class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol
         """Copy the file `filename` of this machine to `remotepath` in the userland.
 
         Raises:
-            BenchError: it cannot be written.
+            BenchError: `remotepath` cannot be written.
         """
         with Path(filename).open("rb") as file:
             self._copy('exec cat >"$0"', remotepath, stdin=file)
@@ -156,7 +156,7 @@ class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol
         """Copy the file `filename` of the userland to `destination` on this machine.
 
         Raises:
-            BenchError: it cannot be read.
+            BenchError: `filename` cannot be read.
         """
         with Path(destination).open("wb") as file:
             self._copy('exec cat "$0"', filename, stdout=file)

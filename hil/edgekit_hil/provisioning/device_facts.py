@@ -82,7 +82,7 @@ class InstallFacts:
 
     @classmethod
     def parse(cls, lines: Sequence[str]) -> "InstallFacts":
-        """Read lines of `NAME=VALUE`.
+        """Return the facts that lines of `NAME=VALUE` state.
 
         Raises:
             ProvisioningError: the lines are not from a device.
@@ -105,10 +105,10 @@ class InstallFacts:
 
     @property
     def glibc(self) -> tuple[int, int]:
-        """Version of the C library.
+        """Version of the C library, such as (2, 36).
 
         Raises:
-            ProvisioningError: it is another library, for which no package has wheels.
+            ProvisioningError: the C library is not glibc, so no package has wheels for it.
         """
         match = re.fullmatch(r"glibc (\d+)\.(\d+)", self.libc)
         if match is None:

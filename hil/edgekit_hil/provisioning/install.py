@@ -166,7 +166,7 @@ def _run(host: SshHost, rights: str, *call: str, limit_s: float) -> list[str]:
 
 
 def read_script() -> str:
-    """Return the functions that run on the device."""
+    """Return the text of the shell script whose functions run on the device."""
     return (Path(__file__).parent / "on_device.sh").read_text()
 
 

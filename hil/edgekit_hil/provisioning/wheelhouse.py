@@ -113,7 +113,7 @@ class Wheelhouse:
         return int(unpacked * _BYTECODE) + sum(wheel.stat().st_size for wheel in wheels) + _SPARE_BYTES
 
     def list_content(self) -> list[tuple[str, Path | bytes]]:
-        """Return names and contents of the files for the device; call it after `download`."""
+        """Return (name, path or content) of each file for the device; call it after `download`."""
         return [
             *((f"wheels/{wheel.name}", wheel) for wheel in sorted(self.folder.glob("*.whl"))),
             (f"wheels/{self.own_wheel[0]}", self.own_wheel[1]),

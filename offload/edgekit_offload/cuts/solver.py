@@ -228,7 +228,7 @@ class Cuts:
         return self._keep(limits, solve)
 
     def fastest_pipeline(self, stages: Sequence[Costs], limits: Sequence[Limit] = ()) -> Placement:
-        """Return the placement whose slowest stage is fastest: requests overlap, so it decides the rate.
+        """Return the placement whose slowest stage is fastest: that stage decides the rate of many requests.
 
         `stages`: costs of each stage, such as the device, the link and the server, in seconds a request.
 

@@ -58,10 +58,12 @@ class DemoPackage:
 
 
 def make_demo_package(folder: Path, progress: Callable[[str], None]) -> DemoPackage:
-    """Make, plan and package the network of the demo.
+    """Make, plan and package the network of the demo; its files go into `folder`.
+
+    `progress`: called with each step in words.
 
     Raises:
-        CutError: this machine cannot measure it.
+        CutError: this machine cannot measure the network.
         OutputError: the folder cannot be written.
     """
     progress("making a network and images")

@@ -38,7 +38,7 @@ def _style() -> str:
 
 
 def render_state(recording: Recording) -> Markup:
-    """Return the content of the element `main`."""
+    """Return the content of the page's element `main`, by the present state of the demo."""
     return join(
         _heading(recording),
         _verdict(recording),

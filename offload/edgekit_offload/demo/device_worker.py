@@ -226,7 +226,7 @@ class Worker:
 
 
 def main() -> None:
-    """Read the configuration and send requests until the process is ended."""
+    """Read the configuration, whose path is the first argument; send requests until the process is ended."""
     end_with_parent()
     Worker(from_json(WorkerConfig, Path(sys.argv[1]).read_bytes(), sys.argv[1])).run()
 

@@ -103,9 +103,9 @@ class Recording:
         ]
 
     def oracle(self, phase: PhaseTimes) -> tuple[str, float] | None:
-        """Return the plan with the least median latency in a phase, and that median.
+        """Return (plan, seconds) of the forced plan with the least median latency in a phase.
 
-        None if a plan had no request in the phase, since it may be the best, or if no plan answers.
+        None if a plan had no request in the phase, since that plan may be the best, or if no plan answers.
         """
         latencies = [(self.within(phase, policy), policy) for policy in self.plans]
         if not latencies or not all(values for values, _ in latencies):
@@ -114,7 +114,7 @@ class Recording:
         return (policy, value) if math.isfinite(value) else None
 
     def switches(self) -> Iterator[Switch]:
-        """Yield each change of the plan that gives the answers."""
+        """Yield each change of the plan that gives edgekit's answers; `no answer` stands for none."""
         runs = [(plan, next(group)) for plan, group in groupby(self.own, key=lambda request: request.plan)]
         for (before, _), (after, first) in pairwise(runs):
             yield Switch(first.at_s, before or "no answer", after or "no answer", first.reason)

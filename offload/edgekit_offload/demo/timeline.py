@@ -23,12 +23,15 @@ _CHARACTER: Final = 7.0  # width of a character
 
 
 def plan_colors(recording: Recording) -> dict[str, int]:
-    """Return plan -> number of its colour, for both its line and its part of the ribbon."""
+    """Return plan -> number of its colour, from 1, for both its line and its part of the ribbon."""
     return {policy: number % _COLORS + 1 for number, policy in enumerate(recording.plans)}
 
 
 def rivals_of(recording: Recording) -> list[str]:
-    """Return the plans that have a line of their own: always local, and the fair upload."""
+    """Return the plans that have a line of their own: `local`, and an upload, if one was measured.
+
+    An upload in a media codec comes first, since that is the fair rival.
+    """
     uploads = [policy for policy in recording.plans if policy != "local" and not policy.startswith("cut")]
     fair = next((policy for policy in uploads if policy.partition(":")[0] in {"jpeg", "webp", "opus"}), None)
     rival = fair or next(iter(uploads), None)

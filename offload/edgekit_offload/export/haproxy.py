@@ -89,7 +89,7 @@ backend replicas
 def write_haproxy(
     tails: tuple[Tail, ...], folder: Path, replicas: tuple[str, ...], *, insecure: bool = False
 ) -> None:
-    """Write `haproxy.cfg`.
+    """Write `haproxy.cfg`, which spreads requests over replicas of `edgekit offload serve`.
 
     Args:
         tails: the models, for the size of their requests.

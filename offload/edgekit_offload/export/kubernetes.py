@@ -88,7 +88,10 @@ def object_name(model: str) -> str:
 def kubernetes_objects(
     name: str, package: Manifest, tails: Sequence[Tail], *, is_on_gpu: bool = False
 ) -> list[dict[str, Any]]:
-    """Return Deployment, Service, autoscaler, disruption budget and configuration of our own service."""
+    """Return Deployment, Service, autoscaler, disruption budget and configuration of our own service.
+
+    `name`: name of all objects, see `object_name`.
+    """
     models = [tail.name for tail in tails]
     config = service_config(models, _LISTEN, devices=_DEVICES)
     # Without a cut table the model is served whole.

@@ -17,8 +17,8 @@ def service_config(
 
     Args:
         tails: the names under which the models are served.
-        listen: the table `listen`.
-        devices: number of connections with TLS at one time.
+        listen: entries of the table `listen` of the configuration.
+        devices: most connections with TLS at one time.
         threads: threads of one inference; None for the packaged number.
     """
     model: dict[str, Any] = {"scheduling": {"max_batch": MAX_BATCH, "max_waiting": MAX_WAITING}}

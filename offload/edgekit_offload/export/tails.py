@@ -45,7 +45,7 @@ class Tail:
 
     @property
     def request_bytes(self) -> int:
-        """The bytes of the inputs of one row, with 1 for every free dimension."""
+        """The bytes of all inputs together, with 1 for every free dimension, the batch too."""
         total = 0
         for spec in self.inputs:
             size = DTYPES[spec.dtype].itemsize

@@ -44,7 +44,7 @@ class TritonPythonModel:
             self._media = media
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer requests, together where their rows can be joined."""
+        """Return an answer to each request; requests whose rows can be joined run together."""
         feeds = [self._read(request) for request in requests]
         arrays = [feed for feed in feeds if isinstance(feed, dict)]
         joined = self._run_together(arrays) if self._is_batched and len(arrays) > 1 else None

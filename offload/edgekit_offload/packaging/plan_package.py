@@ -65,7 +65,7 @@ class TieredMeasurement:
     def __call__(
         self, uploads: Sequence[UploadCandidate], cuts: Sequence[CutCandidate]
     ) -> Mapping[str, ExtractedPlan | Refusal]:
-        """Return the result of each candidate; the server's time is the whole time of the edge machine."""
+        """Return name of each candidate -> its result; `server_s` lasts until the edge machine answers."""
         results = dict(self.measured(uploads, cuts))
         names = [cut.plan.name for cut in cuts if cut.goes_on]
         plain = [upload.plan for upload in uploads if not upload.plan.media]

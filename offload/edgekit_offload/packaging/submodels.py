@@ -64,8 +64,8 @@ def attach_plans(
         table: cut table whose plans name `NAME.head` and `NAME.tail`; tails get the names under which a
             server serves them.
         folder: where the new package goes, under its usual file name.
-        sign: makes the envelope.
-        decode: name as in `splits` -> input of the tail -> codec in which a file of it arrives.
+        sign: returns the signed envelope of a manifest.
+        decode: name as in `splits` -> input of the tail -> codec of the file that arrives in its place.
         version: version of the new package; by default that of `package`.
 
     Raises:
@@ -103,6 +103,8 @@ def attach_plans(
 
 def write_tail_package(tail: OpenedPackage, content: bytes, *, folder: Path, sign: Sign) -> Path:
     """Write a tail as a package of its own, under the name that devices ask for, and return its path.
+
+    `tail`: the tail in the package of the whole model. `content`: the tail with its weights.
 
     Raises:
         OutputError: the package cannot be written.

@@ -24,7 +24,7 @@ _IMAGE_RANK: Final = 4
 
 
 def find_bytes(samples: NDArray[np.float32]) -> Lattice | None:
-    """Return the lattice of values that come from 8-bit codes; None if there are more than 256 values.
+    """Return the lattice of values that come from 8-bit codes; None if the samples do not show one.
 
     A code that occurs in no sample gets the value on the line through the others, which may differ from the
     preprocessing's value in the last bit. Codes further from the samples than a quarter of their span are not
@@ -86,7 +86,7 @@ def find_series(samples: NDArray[np.float32]) -> Lattice:
 
 
 def find_time_axis(samples: NDArray[np.float32]) -> int:
-    """Return the axis of [samples, ...] along which neighbours differ least."""
+    """Return the axis of `samples`, 1 or higher, along which neighbours differ least."""
     return 1 + int(np.argmin([_roughness(samples, axis) for axis in range(1, samples.ndim)]))
 
 

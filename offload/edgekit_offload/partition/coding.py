@@ -145,7 +145,7 @@ class Coding:
     lattices: Mapping[str, Lattice] = field(default_factory=dict)
 
     def codes_of(self, specs: Sequence[TensorSpec]) -> dict[str, InputCodes]:
-        """Return tensor -> the values that the head can code, for tensors for which it cannot code all."""
+        """Return tensor -> the values that the head can code, for tensors whose range has limits."""
         floats = [spec.name for spec in specs if spec.dtype == "float32" and spec.name in self.lattices]
         return {name: self.lattices[name].codes for name in floats}
 
@@ -236,7 +236,7 @@ def describe(spec: TensorSpec) -> onnx.ValueInfoProto:
 
 
 def code_tensor(spec: TensorSpec, coding: Coding, opset: int) -> CodedTensor | None:
-    """Return how a tensor is sent, or None if it is sent as it is.
+    """Return the nodes that encode and decode a tensor, or None if it is sent as it is.
 
     `opset`: opset of the default domain in the model.
 
@@ -262,7 +262,7 @@ def code_tensor(spec: TensorSpec, coding: Coding, opset: int) -> CodedTensor | N
 
 
 def code_reply(spec: TensorSpec, coding: Coding, opset: int) -> CodedTensor | None:
-    """Return how an output comes back from the server, or None if it comes as it is.
+    """Return the nodes that encode and decode an output on its way back; None if it comes as it is.
 
     Outputs are coded only if the tensors of the cut are rounded, in `int8` or `int4`; in both cases outputs
     get 8 bits. Outputs of other dtypes than float32, of unknown size, or of 2,048 values a sample or

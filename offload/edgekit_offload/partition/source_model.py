@@ -260,7 +260,7 @@ def parse_model(content: bytes, proto: onnx.ModelProto | None = None) -> onnx.Mo
     """Return a model that can be extracted, at least whole; `proto` is the model if it is parsed already.
 
     Raises:
-        CutError: it is no ONNX model, is too large or empty, or has weights in other files.
+        CutError: the content is no ONNX model, is too large or empty, or has weights in other files.
     """
     if len(content) > MAX_MODEL_BYTES:
         raise CutError(f"model: {len(content)} bytes, the most for a cut is {MAX_MODEL_BYTES}; {WHOLE_ONLY}")

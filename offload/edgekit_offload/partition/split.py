@@ -59,8 +59,9 @@ class SplitModels:
         head: model for the device; None if the inputs are sent as they are.
         sent: tensors that cross the link: the tail's inputs.
         coded: names of the model's tensors that cross, before coding.
-        codes: tensor -> the values that the head can code, for tensors for which it cannot code all.
-        decoder: model for the device that restores outputs from the codes in a reply; None if there are none.
+        codes: tensor -> the values that the head can code; tensors of which it can code all are missing.
+        decoder: model for the device that restores outputs from the codes in a reply; None if no output is
+            coded.
     """
 
     head: Part | None
@@ -170,7 +171,7 @@ def _decoder(replied: Mapping[str, CodedTensor | None], outputs: Mapping[str, Te
 def whole_upload(
     model: bytes | SourceModel, coding: Coding = RAW, *, weights_path: str = WEIGHTS_PATH
 ) -> SplitModels:
-    """Return a model that runs whole on the server; the head, if there is one, only codes the inputs.
+    """Return the split with the whole model on the server; the head, if there is one, only codes the inputs.
 
     For the arguments see `split_model`. A model that cannot be cut is its own tail: one with control flow, or
     with sizes that depend on data.

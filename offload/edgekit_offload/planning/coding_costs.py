@@ -62,7 +62,7 @@ class AnswerChange:
 
 
 def compare_answers(answers: Feeds, expected: Feeds, classes: Collection[str]) -> AnswerChange | None:
-    """Return the change of the answers; None if an output changed that is not known to hold classes.
+    """Return how a coding changed the answers; None if an output changed that is not known to hold classes.
 
     Of several outputs, the one that changes most counts: some may come from the device, some from the server.
 
@@ -94,7 +94,10 @@ def average_changes(changes: Sequence[AnswerChange | None]) -> AnswerChange | No
 
 
 def find_probabilities(outputs: Sequence[Feeds]) -> frozenset[str]:
-    """Return the outputs that are probabilities of classes in all samples."""
+    """Return the names of the outputs that look like probabilities of classes in all samples.
+
+    Their last axis has sums of 1 and no negative values. `outputs`: outputs of each sample by name.
+    """
     return frozenset(
         name
         for name in outputs[0]

@@ -36,7 +36,7 @@ _LARGE_SPREAD: Final = 0.1  # a profile with a larger spread gets a warning
 
 
 def min_samples(candidate: Candidate) -> int:
-    """Return the number of samples for an estimate of what the coding changes; 0 if it is exact."""
+    """Return how many samples an estimate of the coding's effect on answers needs; 0 if it is exact."""
     return max(map(_min_samples, candidate.sent), default=0)
 
 
@@ -47,7 +47,10 @@ def _min_samples(tensor: SentTensor) -> int:
 
 
 def exceeds_loss(candidate: Candidate, max_loss: float) -> bool:
-    """Return whether a candidate may make more answers wrong than allowed; an unknown loss may be all."""
+    """Return whether a candidate may make a larger share of answers wrong than `max_loss`.
+
+    An unknown loss of a coding that is not exact may be all answers.
+    """
     if not candidate.has_known_loss or candidate.expected_loss is None:
         return min_samples(candidate) > 0 and max_loss < 1
     return candidate.expected_loss + candidate.loss_error > max_loss

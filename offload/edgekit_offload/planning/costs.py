@@ -150,7 +150,10 @@ class GraphCosts:
         return up, down
 
     def plan_costs(self, tiers: tuple[int, ...], coding: str) -> PlanCosts:
-        """Return the costs of a request with a placement on two tiers, as sums over kernels."""
+        """Return the costs of a request with a placement on two tiers, as sums over kernels.
+
+        `tiers`: the tier of each kernel; 0 is the device. `coding`: key of `codings`.
+        """
         coded, placed = self.codings[coding], np.array(tiers)
         sent = list(self.sent(tiers))
         return PlanCosts(
@@ -261,6 +264,8 @@ def tier_costs(
 
 def pinned_tensors(graph: KernelGraph, keep_on_device: tuple[str, ...]) -> NDArray[np.bool_]:
     """Return bool [tensors]: whether a tensor must not leave the device.
+
+    `keep_on_device`: names of tensors; `input` stands for all inputs.
 
     Raises:
         CutError: the graph has no such tensor, or no tensor that could be sent.

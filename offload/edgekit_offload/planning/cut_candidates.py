@@ -103,9 +103,9 @@ class LeakageMeter:
         return leakage is None or leakage.lower_bound_db > self.most_db
 
     def find_culprits(self, sent: Sequence[SentTensor]) -> tuple[str, ...]:
-        """Return the tensors of a refused cut that must not be sent.
+        """Return the names of the tensors of a refused cut that must not be sent.
 
-        These are the tensors that leak too much alone; if only several together do, the one that leaks most.
+        These are all that leak too much alone; if only several together do, the one that leaks most.
         """
         if len(sent) < 2:
             return tuple(tensor.name for tensor in sent)

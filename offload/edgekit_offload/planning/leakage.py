@@ -71,8 +71,8 @@ def measure_leakage(
             distinct: windows that overlap would be on both sides of the test.
         sent: tensors [samples, ...] as the server decodes them, so that the loss of the coding counts.
         seed: seed of the order of the samples, and of sampling and grouping values.
-        most_values: number of values of an input that are rebuilt; fewer take less time and make the mean
-            error less certain.
+        most_values: most values of an input that are rebuilt; fewer take less time and make the mean error
+            less certain.
 
     Raises:
         CutError: there are too few samples, their numbers differ, no input varies, or a value is not finite.

@@ -42,7 +42,7 @@ class Measure(Protocol):
     def __call__(
         self, uploads: Sequence[UploadCandidate], cuts: Sequence[CutCandidate]
     ) -> Mapping[str, ExtractedPlan | Refusal]:
-        """Return the name of each candidate -> its result."""
+        """Return name of each candidate -> its result; `local`, timed beside them, may be among them."""
         ...
 
 

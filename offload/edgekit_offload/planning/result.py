@@ -178,7 +178,7 @@ class Candidate:
 
     @property
     def has_known_loss(self) -> bool:
-        """Whether there are samples enough to estimate what its coding changes, and answers that show it."""
+        """Whether `expected_loss` is known, and from as many samples as its estimate needs."""
         return self.expected_loss is not None and not self.samples_needed
 
 

@@ -91,7 +91,7 @@ class _CodedInput:
 def find_uploads(
     feeds: Sequence[Feeds], whole: WholeModel, sample_rate_hz: float | None = None
 ) -> tuple[tuple[UploadCandidate, ...], tuple[Refusal, ...]]:
-    """Return every way to upload the input that suits its kind, and why the others do not.
+    """Return every way to upload the input that suits its kind, and refusals of the others with the reason.
 
     `feeds`: samples, one request each.
     `sample_rate_hz`: sample rate of sound; None if it is not known.

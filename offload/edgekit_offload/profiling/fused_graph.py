@@ -87,7 +87,7 @@ def read_kernels(
 
 
 def tensors_of(model: onnx.ModelProto) -> frozenset[str]:
-    """Return the tensors that the nodes of a model write, and its inputs, without weights."""
+    """Return the names of a model's inputs, without weights, and of the tensors that its nodes write."""
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = {value.name for value in model.graph.input} - weights
     return frozenset(inputs | {tensor for node in model.graph.node for tensor in node.output if tensor})

@@ -239,7 +239,9 @@ def profile_kernels(
 
 
 def find_overhead(seconds: Sequence[float], whole_s: float) -> tuple[float, float]:
-    """Return the time that profiling added to each kernel, and a factor that makes the rest sum to a run.
+    """Return the seconds that profiling added to each kernel, and a factor for the rest.
+
+    With the factor, the times that remain sum up to `whole_s`. `seconds`: time of each kernel.
 
     Reading a clock around each kernel adds the same time to each, so short kernels seem longer than they are.
     That time is at most the shortest kernel's; the rest of the difference has other reasons, and the factor

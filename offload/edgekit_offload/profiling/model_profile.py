@@ -100,7 +100,7 @@ class ModelProfile:
 
 
 def describe_cause(cause: Exception) -> str:
-    """Return an error as one sentence without its full stop; errors that are not ours with their class."""
+    """Return an error as a sentence without its full stop; errors that are not edgekit's with their class."""
     text = " ".join(str(cause).split()).rstrip(".")
     return text if isinstance(cause, EdgekitError) else f"{type(cause).__name__}: {text}"
 

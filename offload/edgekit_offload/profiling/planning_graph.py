@@ -51,7 +51,7 @@ def join_profiles(
 ) -> PlanningGraph:
     """Return the kernels of a model that all profiles have in common.
 
-    `profiles`: profiles of all machines, the device first.
+    `content`: the ONNX model. `profiles`: profiles of all machines, the device first.
     `model`: the model, if it is parsed already.
 
     Raises:
@@ -97,7 +97,7 @@ def check_model(profile: ModelProfile, content: bytes) -> None:
     """Check that a profile belongs to a model.
 
     Raises:
-        CutError: it is of another one.
+        CutError: the profile is of another model.
     """
     digest = digest_model(content)
     if profile.model_sha256 != digest:

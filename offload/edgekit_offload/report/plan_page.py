@@ -64,7 +64,7 @@ def render_plan_page(result: PlanningResult) -> str:
 
 
 def badge(label: Label) -> Markup:
-    """Return a visible label for the origin of figures."""
+    """Return a badge that shows how figures were found, such as `modelled`; its tooltip explains the word."""
     return el("span", el("b", label), class_=f"badge {label}", title=f"{label}: {_MEANING[label]}")
 
 

@@ -22,7 +22,8 @@ def render_terminal(
 ) -> str:
     """Return the chart at the round trip of the grid that is nearest to `rtt_ms`, as lines without colour.
 
-    A digit or letter stands for each candidate; where lines cross, that of the candidate faster on the left.
+    A digit or letter stands for each candidate. Where lines cross, it is that of the candidate that is faster
+    to the left of the crossing.
 
     `width`: width of the terminal, in columns.
     """
