@@ -123,8 +123,8 @@ class Presence:
 
         Args:
             desired_version: `$version` of the document that the device holds; 0 without one.
-            is_new_connection: whether it is the first hello of this connection, whose last will is then the
-                one that the link has.
+            is_new_connection: whether it is the first hello of this connection; then the will that the link
+                has now is the last will of this connection.
         """
         if is_new_connection:
             self._will = self._link.will
@@ -203,7 +203,7 @@ class LinkWatch:
 
         Args:
             now_s: time of the monotonic clock.
-            stated_s: see `TrustedTime`.
+            stated_s: see `TrustedTime.stated_s`.
         """
         if read_stamp(self._member.folder) != self._member.stamp:
             self._pause.ends_s = 0.0

@@ -18,6 +18,7 @@ class Outcome:
     Attributes:
         document: document for `--json`, one object.
         lines: the same as text.
+        exit_code: exit code of the process.
         has_ended: whether its work has ended on all threads; if not, the process is ended without waiting for
             them.
     """

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def open_package(arguments: argparse.Namespace) -> OpenedPackage:
     """Return the package that the arguments name, verified; the caller closes it.
 
-    The slots record nothing of that for an installed one.
+    Of an installed package the slots do not record that it was opened.
 
     Raises:
         PackageError: of a subclass that says what is wrong with the file.

@@ -106,7 +106,7 @@ class OffloadState:
         return self._preference.plan
 
     def ask_for(self, plan: str | None) -> None:
-        """Run only the plan of this name from now on; None for a choice again."""
+        """From now on run only the plan of this name, whenever it can be used; None to choose again."""
         self._preference = dataclasses.replace(self._preference, plan=plan)
         self._epoch += 1
 
@@ -382,7 +382,10 @@ class OffloadState:
         self._epoch += 1
 
     def disprove(self, runner: PlanRunner) -> None:
-        """Stop using a plan for 30 s: the server computes it wrongly, or this device cannot send it."""
+        """Stop using a plan for at least 30 s.
+
+        The server computes it wrongly or does not have its model, or this device cannot send it.
+        """
         with self.lock:
             runner.is_proved, runner.failure = False, ""
             runner.retry_s = time.monotonic() + REFUSED_S

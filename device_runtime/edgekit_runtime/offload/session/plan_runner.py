@@ -111,7 +111,7 @@ class PlanRunner:
     def encode(self, inputs: Mapping[str, Array], head_outputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return input name -> array for the tail.
 
-        A photograph or sound is the bytes of a file, uint8 [bytes].
+        A tensor with a codec, a photograph or sound, becomes the bytes of a file, uint8 [bytes].
 
         Raises:
             DataError: one of its inputs is missing, or media has several rows.
