@@ -33,9 +33,9 @@ class SampleAnswers:
 
     Attributes:
         name: file of the sample, or its number.
-        floats: answer that the task decodes from the outputs of the float model; only `error`, a text, if
-            it cannot.
-        package: the same from the outputs of the package.
+        floats: answer that the task decodes from the outputs of the float model; if it cannot decode them,
+            `error` alone, a text.
+        package: answer from the outputs of the package, in the same way.
         size: width and height of the photograph; None if the sample is not one.
         picture: the photograph, made small, as a data URI; empty if the sample is not one.
     """

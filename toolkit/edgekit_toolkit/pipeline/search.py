@@ -48,7 +48,7 @@ def search(
     Args:
         request: the user's request.
         signer: signs packages, whose size is part of the choice.
-        progress: where the phases are shown.
+        progress: called with the name of a phase, and how many of how many steps of it are done.
         prepared: model and samples from an earlier search for another engine of the same request. Default:
             made by this call.
 

@@ -38,7 +38,7 @@ def carry_variants(runs: Sequence[Run], signer: StatementSigner, progress: Progr
     Args:
         runs: runs of one request and one prepared model, the one to return first, then other engines.
         signer: signs packages, whose size counts.
-        progress: where the phases of untimed forms are shown.
+        progress: called with the phases in which untimed forms are judged.
 
     Raises:
         TargetError: the target does not run an untimed form that is asked for.

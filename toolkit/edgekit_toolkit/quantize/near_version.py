@@ -103,7 +103,7 @@ def near_bias(
     weights: tuple[WeightCodes, WeightCodes, WeightCodes],
     step: int,
 ) -> WeightCodes:
-    """Return the int32 bias of a layer whose weight comes from `near_weight`.
+    """Return an int32 bias near to its earlier version, for a layer whose weight comes from `near_weight`.
 
     Args:
         new: the bias, with the products of scales of weight and input.

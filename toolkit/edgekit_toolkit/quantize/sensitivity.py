@@ -328,9 +328,10 @@ def mixed_plans(
     max_blocks: int,
     expired: Callable[[], bool],
 ) -> Iterator[MixedPlan]:
-    """Measure and yield plans, each with one more block in float than the last, the noisiest blocks first.
+    """Measure and yield plans, each with one more block in float than the last.
 
-    They end when one more block in float would remove less than 1 % of the noise.
+    That block is, of the three noisiest that are left, the one without which the noise is least. The plans
+    end when one more block in float would remove less than 1 % of the noise.
 
     Args:
         write: writes the model with a plan.

@@ -264,9 +264,8 @@ class Report(TypedDict):
 def finite_report(document: Mapping[str, Any]) -> Report:
     """Return a copy of a report document without NaN and infinities: each becomes None.
 
+    JSON cannot express NaN and infinities, and a run of an hour must not end without a report because of one.
     A warning in the copy counts them, and names the first five.
-
-    JSON cannot express them, and a run of an hour must not end without a report because of one.
     """
     paths: list[str] = []
     copy = _finite(document, "", paths)

@@ -12,10 +12,8 @@ _SAME_SIZE = 0.05
 def headline(report: Report) -> str | None:
     """Return a line on size, accuracy and latency of the package against its source.
 
-    None if nothing was packaged.
-
     For example `2.6 x smaller, same top-1 accuracy on 500 samples (±0.8 points), 0.45 x the latency of
-    float32 (modelled)`.
+    float32 (modelled)`; None if nothing was packaged.
     """
     package, ratio = report["package"], report["outcome"]["latency_to_float"]
     if package is None:

@@ -137,7 +137,7 @@ def _advise_on_sizes(free: Sequence[str], settled: Mapping[str, int], batch: Seq
 
 
 def advise_on_integers(inputs: Sequence[TensorSpec], ranges: Mapping[str, tuple[float, float]]) -> str:
-    """Return advice, a sentence after a space, for a model that may refuse generated integers.
+    """Return advice, with a space in front, for a model that may refuse generated integers.
 
     Empty if no input takes integers.
 

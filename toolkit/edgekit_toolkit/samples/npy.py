@@ -48,7 +48,7 @@ class StoredArray:
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:
-        """Yield the rows where `keep` (bool [rows]) is True, or all for None, in native byte order.
+        """Yield the rows where `keep` (bool [rows]) is True, by default all, in native byte order.
 
         A row is a view of about 1 MB of rows: copy it to keep it. The whole file is read, whatever `keep` is.
 

@@ -42,9 +42,9 @@ class CodeRange:
 
 
 def find_range_trap(calibration: Iterable[Feeds], evaluation: Iterable[Feeds]) -> list[str]:
-    """Return a warning for each float input of whose evaluation values too many lie outside its range.
+    """Return a warning for each float input if over 1 % of its evaluation values are outside its range.
 
-    The range is that of its calibration values.
+    The range is that of its calibration values, with a small margin.
 
     Args:
         calibration: samples that calibrate.

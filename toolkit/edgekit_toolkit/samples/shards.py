@@ -49,14 +49,14 @@ class Column(Protocol):
         """The number of rows, followed by the shape of a row if all have the same."""
 
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:
-        """Yield the rows where `keep` (bool [rows]) is True; None for all."""
+        """Yield the rows where `keep` (bool [rows]) is True, by default all."""
 
 
 class TruthColumn(Protocol):
     """The truth about each row, such as its boxes or its mask."""
 
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[Truth]:
-        """Yield the truths of the rows where `keep` (bool [rows]) is True; None for all."""
+        """Yield the truths of the rows where `keep` (bool [rows]) is True, by default of all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,8 @@ class Part:
             it free.
         in_front: whether each sample is a run, with an axis for samples in front of the inputs' axes.
         names: the file of each sample; empty unless each sample is a file of its own.
-        probabilities: probability that each sample was selected, see `selection`; None if none is from the
-            field.
+        probabilities: probability that each sample was selected, see `selection`; None without a list of
+            them.
         group: samples that the model takes at once, if it fixes that; else 1.
     """
 
@@ -274,7 +274,8 @@ def read_ranges(
 
     Floats and integers alike range from the smallest to the largest value of the first samples. A single
     integer (a sampling rate, a length) is that of the first sample, as it has to suit its sizes. Floats that
-    never change (a scale, a mask, a first state) keep their value, unless nothing changes at all.
+    never change (a scale, a mask, a first state) keep their value; if no input changes, they get
+    `DEFAULT_RANGE`.
 
     Raises:
         DataError: as for `open_data` and `DataSource.stream`.

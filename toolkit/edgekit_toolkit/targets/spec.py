@@ -29,7 +29,7 @@ class Memory:
     """RAM of the device, in bytes.
 
     Attributes:
-        total: all of it.
+        total: RAM of the board.
         free: the part left for a model beside the system and the application.
     """
 
@@ -44,7 +44,12 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Storage of packages. `free` is the space left for them, bytes."""
+    """Storage of packages.
+
+    Attributes:
+        kind: what it is, in words, such as `microSD or NVMe`.
+        free: space that is left for packages, bytes.
+    """
 
     kind: str
     free: Figure
@@ -263,7 +268,7 @@ class Costs:
         return math.sqrt(self.uncertainty.value)
 
     def macs_per_s(self, precision: Precision) -> float:
-        """Return effective multiply-accumulates per second; those of fp32 for fp16 without kernels."""
+        """Return effective multiply-accumulates per second; without fp16 kernels, fp16 has those of fp32."""
         figure = {"fp32": self.fp32, "fp16": self.fp16 or self.fp32, "int8": self.int8}[precision]
         return figure.value
 
@@ -378,7 +383,7 @@ class Target:
         return dataclasses.replace(self, power=power, device_times=times)
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
-        """Yield each figure with its path, such as `power.modes.25W.active`."""
+        """Yield path and figure of each number, with paths such as `power.modes.25W.active`."""
         for part in ("memory", "storage", "cpu", "power", "costs", "device_times"):
             yield from _figures(part, getattr(self, part))
 

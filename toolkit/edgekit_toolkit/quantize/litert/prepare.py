@@ -79,11 +79,13 @@ def _read(graph: SubGraph) -> set[int]:
 
 
 def finish(content: bytes | bytearray, prepared: bytes) -> bytes:
-    """Return an equal model with short names inside, and without comments.
+    """Return a file of ai-edge-quantizer made smaller, with equal results.
+
+    Inner tensors get short names, recorded ranges go, and equal values are stored once.
 
     Args:
-        content: file that the library made.
-        prepared: model from which the library made it; outputs get the names that they have there.
+        content: the `.tflite` that the library made.
+        prepared: model from which the library made it; outputs get the names that they have in it.
     """
     model = parse(bytes(content))
     for graph, source in zip(model.subgraphs, parsed(prepared).subgraphs, strict=True):

@@ -144,7 +144,7 @@ class LiteRtQuantizer:
         return dict(zip(self.model.summary.layers, layers.values(), strict=True))
 
     def softmax_axes(self) -> Sequence[int | None]:
-        """Return for each output the axis of the softmax that makes it (always the last), or None."""
+        """Return -1, the last axis, for each output that a softmax makes; None for another output."""
         model = parsed(self._prepared)
         graph = model.subgraphs[0]
         names = {

@@ -56,7 +56,7 @@ _LAYERS: Final = frozenset(
 def build(
     prepared: bytes, form: Form, scales: Mapping[str, NDArray[np.float32]] | None = None
 ) -> bytes | None:
-    """Return the form's model, or None if the model has no layer that the form changes.
+    """Return the `.tflite` of a form, or None if the model has no layer that the form changes.
 
     Args:
         prepared: float model, compressed as the form says.
@@ -64,7 +64,7 @@ def build(
         scales: scales of compressed weights, as `weight_bounds` takes them.
 
     Raises:
-        RecipeError: the plan does not belong to this model.
+        RecipeError: the form does not fit the model, or has channel factors.
         BackendError: the library refuses the model.
         EngineMissingError: the library is not installed.
     """

@@ -201,7 +201,7 @@ def _part(index: GraphIndex, source: str, parts: Mapping[str, NDArray[Any]]) -> 
 
 
 def store_parameters(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `model` with the parameters stored that `derive_bias_scales` and `split_parameters` removed."""
+    """Undo `derive_bias_scales` and `split_parameters`: return `model` with all parameters as constants."""
     result = copy_model(model)
     graph = result.graph
     index = GraphIndex(graph)

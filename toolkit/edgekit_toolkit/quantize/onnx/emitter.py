@@ -12,7 +12,10 @@ from edgekit_toolkit.quantize.scheme import QuantizationParams
 
 
 class Codes(NamedTuple):
-    """Tensor names of codes, their scale, and their zero point, which is empty if it is 0 and left out."""
+    """A quantized tensor: names of the tensors with its codes, their scale and their zero point.
+
+    `zero_point` is empty if the zero point is 0 and left out.
+    """
 
     codes: str
     scale: str
@@ -51,7 +54,7 @@ class Emitter:
     def dequantize(
         self, codes: Codes, stem: str, *, axis: int | None = None, output: str | None = None
     ) -> str:
-        """Add a DequantizeLinear; returns the name of its output.
+        """Add a DequantizeLinear; return the name of its output.
 
         Args:
             codes: codes to dequantize.

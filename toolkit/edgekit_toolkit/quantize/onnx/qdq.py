@@ -44,12 +44,13 @@ _REQUANTIZED = frozenset({"Conv", "ConvTranspose", "Gemm"})
 def write_qdq(
     model: onnx.ModelProto, plan: Plan, scales: Mapping[str, NDArray[np.float32]] | None = None
 ) -> onnx.ModelProto:
-    """Return the quantized form of `model`.
+    """Return `model` with the kernels of a plan quantized.
 
     Args:
         model: float model, opset >= 13, top-level graph in topological order.
         plan: kernels and ranges; a range must be there for every activation that a kernel reads or writes.
-        scales: scales of weights that are exact multiples of a scale, float32 [channels], by initializer.
+        scales: name of an initializer -> float32 [channels], for weights that are exact multiples of such
+            scales.
 
     Raises:
         KeyError: a range is missing, or the model has no such kernel.

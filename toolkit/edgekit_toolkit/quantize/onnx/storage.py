@@ -266,7 +266,7 @@ def dynamic_int8(model: onnx.ModelProto) -> onnx.ModelProto | None:
     """Return `model` with int8 matrix products (never convolutions) that find their input ranges at run time.
 
     Returns:
-        None if the model has no MatMul or LSTM for it.
+        None if the model has no Gemm, MatMul or LSTM that onnxruntime quantizes so.
 
     Raises:
         BackendError: onnxruntime's quantizer fails on the model.

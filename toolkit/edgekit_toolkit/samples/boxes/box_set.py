@@ -46,7 +46,7 @@ class PictureBoxes:
 
     Attributes:
         file: the picture.
-        boxes: its boxes, none of them beyond the picture by more than a little.
+        boxes: its boxes; may be empty.
         size: width and height of the picture in the unit of the boxes: in pixels, as the data set states
             them; (1, 1) for boxes in shares; None for boxes in pixels without a stated size.
     """

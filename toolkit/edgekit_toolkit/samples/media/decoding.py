@@ -139,7 +139,7 @@ class DecodedFiles:
         return (len(self._files),)
 
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:
-        """Decode and yield the samples of the files where `keep` (bool [files]) is True; None for all.
+        """Decode and yield the samples of the files where `keep` (bool [files]) is True, by default of all.
 
         Raises:
             DataError: a file cannot be used; the message names others behind it that cannot, too.
@@ -290,7 +290,7 @@ class ClassNumbers:
         return self.numbers.shape
 
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:
-        """Yield the class numbers of the files where `keep` (bool [files]) is True; None for all."""
+        """Yield the class numbers of the files where `keep` (bool [files]) is True, by default of all."""
         yield from self.numbers if keep is None else self.numbers[keep]
 
 
