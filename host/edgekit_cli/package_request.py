@@ -37,7 +37,9 @@ MAX_SIZE = 2**31 - 1
 
 
 def find_source(model: Path, python: Path | None, out: Path) -> LocalModel:
-    """Return the file that MODEL names, or what the user's own Python exports of it into `out`.
+    """Return path and name of the file that MODEL names.
+
+    With `python`, this interpreter of the user exports the model into `out`; the path is that of the export.
 
     Raises:
         ModelError: it is not here, leads out of its folder, or cannot be exported.

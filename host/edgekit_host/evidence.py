@@ -28,7 +28,7 @@ class Figure:
 
     Attributes:
         name: what was measured, with the model.
-        value: the value, in `unit`.
+        value: the value, in `unit`; None if there is none.
         method: how it was measured.
         test: name of the test that measured it.
         predicted: value that the package or the profile predicted, in `unit`, or None.
@@ -127,7 +127,7 @@ class Evidence:
 
     Attributes:
         kind: whether the results are from the real device, an emulated one, or a stand-in.
-        date: start of the run, in UTC.
+        date: start of the run, in UTC, as ISO 8601.
         commit: commit of the checkout that ran, or empty outside of one.
         is_dirty: whether that checkout held changes that are in no commit.
         left_out: number of tests that the command line left out, such as by -k.

@@ -46,7 +46,7 @@ class Login:
     signed_on_role: str | None = None
 
     def accepts(self, csrf_token: str) -> bool:
-        """Return whether a form came from a page of this login."""
+        """Return True if this is the CSRF token of this login: the form came from one of its pages."""
         return hmac.compare_digest(self.csrf_token.encode(), csrf_token.encode(errors="replace"))
 
 

@@ -27,10 +27,10 @@ _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
 
 
 class FleetCaller(Protocol):
-    """Carries out what endpoints describe."""
+    """A fleet whose endpoints can be called."""
 
     def call(self, endpoint: Endpoint[Request, Answer], request: Request) -> Answer:
-        """Return the answer of an endpoint.
+        """Call an endpoint, and return its answer, an instance of `endpoint.answer`.
 
         Raises:
             EdgekitError: the fleet refuses the request, or cannot be reached.

@@ -167,7 +167,7 @@ class Mosquitto:
 
     @property
     def pid(self) -> int:
-        """Return its process id."""
+        """The process id of mosquitto, which changes when it is started again."""
         return self._child.pid
 
     def reload(self) -> None:

@@ -63,7 +63,7 @@ class EventPosition:
 
 
 class Watcher:
-    """Watches the store while somebody listens.
+    """Watches the store for changes while a page listens.
 
     Attributes:
         max_listeners: how many pages may get events; each keeps a connection of the server.

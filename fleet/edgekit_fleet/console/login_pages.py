@@ -23,9 +23,10 @@ def show_login(console: Console, request: Request) -> Response:
 
 
 def log_in(console: Console, request: Request) -> Response:
-    """Log a user in by the form, and redirect to the page that they wanted; after a failure show it again.
+    """Log a user in by the form, and redirect to the page that they wanted.
 
-    A form that was sent after a login had ended is then shown, to be sent again.
+    After a failure the form is shown again. If a login had ended before the user sent another form,
+    the answer is that form, to be sent again.
     """
     form = request.state.form
     name, target = form.get("name", ""), local_address(form.get("next", "/"))

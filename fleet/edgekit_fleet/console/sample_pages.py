@@ -37,7 +37,10 @@ class SamplePages:
         self._viewed_s: dict[tuple[str, str], float] = {}
 
     def show_all(self, console: Console, request: Request) -> Response:
-        """Show orders and counts, and to those who may see them the newest samples that match."""
+        """Return the page of orders and counts, with the newest samples that the query finds.
+
+        A user without the scope `sample` gets no samples.
+        """
         query, actor = request.query_params, request.state.principal
         choice = _read_choice(query)
         items: list[SampleSummary] = []

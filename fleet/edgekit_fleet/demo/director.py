@@ -94,7 +94,7 @@ class DemoStep:
 
 
 def run_demo(setup: DemoSetup, begin_s: float, on_step: Callable[[DemoStep], None]) -> None:
-    """Run the demo, which takes minutes; its processes have ended when it returns.
+    """Run the demo; its processes have ended when it returns.
 
     Args:
         setup: inputs of the demo.

@@ -179,7 +179,7 @@ def renew(
 def is_expected(session: Session, request: EnrolmentRequest | RenewalRequest) -> bool:
     """Return True if a request has the secret of a code that has not expired, or is by the key of its device.
 
-    Nobody can guess either, so such a request deserves an answer.
+    Nobody can guess either.
 
     Raises:
         SignatureError: the certificate request is wrong.

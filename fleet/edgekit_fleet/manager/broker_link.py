@@ -103,7 +103,7 @@ class BrokerLink:
                 connection.resume_reading()
 
     async def close(self) -> None:
-        """End the connection."""
+        """End the connection for good, and wait up to 2 s until the broker has been told."""
         self._is_closing = True
         if self._upkeep is not None:
             self._upkeep.cancel()  # `wait_for` may overlook it, until Python 3.12
@@ -117,18 +117,18 @@ class BrokerLink:
     # Called by the connection
 
     def connected(self, connection: MqttConnection) -> None:
-        """Let messages through."""
+        """Send by this connection from now on: the broker has accepted it."""
         self.connections += 1
         self._connection = connection
         self._outcome.set_result(None)
 
     def received(self, connection: MqttConnection, name: str, payload: bytes, at_s: float) -> None:
-        """Pass a message on."""
+        """Pass a message to `on_message`."""
         del connection, at_s
         self._on_message(name, payload)
 
     def closed(self, connection: MqttConnection, reason: str) -> None:
-        """Record the end; `_keep_up` connects again."""
+        """Record that the connection has ended; a task of the link connects again."""
         self._connection, self._session = None, connection.session
         self._ended.set()
         if not self._outcome.done():

@@ -83,7 +83,7 @@ class ManagerParts:
         broker: our own broker, restarted when it ends; None if others run the broker.
         brokers: host and port of the broker, or of each node of a cluster.
         broker_folder: where a broker of ours reads which certificates are revoked.
-        vault: stored samples, which it deletes after their days; None if another manager has them.
+        vault: stored samples, which the loop deletes when they are too old; None if another manager has them.
     """
 
     store: Store

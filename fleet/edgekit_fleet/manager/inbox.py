@@ -216,7 +216,7 @@ class DeviceIndex:
             self._read(session, DeviceRow.name.in_(own))
 
     def load_shards(self, session: Session, shards: Collection[int]) -> None:
-        """Read all devices of these shards from the store."""
+        """Add all devices of these shards, as read from the store."""
         if shards:
             is_all = len(shards) == SHARDS
             self._read(session, true() if is_all else DeviceRow.shard.in_(sorted(shards)))

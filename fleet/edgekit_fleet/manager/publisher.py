@@ -79,7 +79,7 @@ class Publisher:
         self._longest_s = desired_life_s + CLOCK_STEP_S
 
     def follow_key(self) -> bool:
-        """Sign with the manager's current key; return whether the key has changed.
+        """Sign with the manager's current key from now on; return True if it is another one than before.
 
         Raises:
             PackageError: there is no key.
@@ -214,7 +214,7 @@ class Publisher:
         return outgoing
 
     def renew(self, session: Session, devices: Sequence[str]) -> None:
-        """Mark documents of devices to be written again, even if their content is the same."""
+        """Mark the documents of devices, so that `make_due` writes them again even with the same content."""
         mark_due(session, devices, content_sha256="")  # no content has this digest
 
     def mark_expiring(self, session: Session, now: float) -> None:

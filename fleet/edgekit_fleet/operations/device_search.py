@@ -25,8 +25,8 @@ class Search:
     """Which devices to find.
 
     Attributes:
-        selector: as in `selector`; empty for all.
-        status: only of this one, or empty.
+        selector: text of a selector, such as `class=rpi5 and site=lyon`; empty for all.
+        status: only devices with this status; empty for all.
         special: `silent` for only those without a message for a week, `expiring` for only those whose
             certificate ends within a month; or empty.
     """
@@ -41,7 +41,7 @@ class DevicePage:
     """Some of the devices that were found.
 
     Attributes:
-        after: where the next page begins, for `find_devices`; empty on the last one.
+        after: argument `after` of `find_devices` for the next page; empty on the last one.
     """
 
     rows: Sequence[DeviceRow]

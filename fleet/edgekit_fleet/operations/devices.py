@@ -79,7 +79,7 @@ class DeviceDetail:
 
     Attributes:
         summary: as in a list.
-        why: see `explain`.
+        why: what the device runs, what it should run, and what stands in the way, in words.
         facts, pinned, certificate_serial, certificate_expires_at, enrolled_at: see `DeviceRow`.
         desired_sent, desired_held: `$version` of the document that was sent, and of the one that the device
             holds.

@@ -48,8 +48,8 @@ class ReleaseSummary:
         is_withdrawn: whether no rollout may use it.
         is_encrypted: whether only devices that may run it can read its packages.
         packages: (model, version, target, size in bytes) of each.
-        deltas: (model, target, version to start from, or the begin of its digest; size in bytes); of a coded
-            file, no version.
+        deltas: (model, target, version to start from, size in bytes) of each delta. The begin of a package's
+            digest stands for a version that is not known, an empty text for a coded file, which needs none.
     """
 
     name: str

@@ -95,10 +95,10 @@ class RolloutRequest:
     Attributes:
         release, selector: the release, and the devices that get it.
         waves: the waves, as `waves.plan_waves` reads them.
-        minimum: devices of the first step, or None for the default of the number of devices.
+        minimum: number of devices of the first step; None for a default by the size of the cohort.
         options: further fields of `RolloutSettings`, such as `approval`, `trial`, `window`, `limits`.
         order, priority: order and priority of all models, see `ModelSettings`.
-        orders, priorities: model -> another one for that model.
+        orders, priorities: model -> order or priority of that model, in place of `order` or `priority`.
         name: name of the rollout; the release and a number by default.
     """
 
@@ -121,8 +121,8 @@ class RolloutSummary:
     Attributes:
         name, release, selector, state, because, created_at, created_by, ended_at: see `RolloutRow`.
         wave: the open wave, from 1.
-        waves: devices at the end of each.
-        members: state -> number of devices.
+        waves: number of devices that have the release at the end of each wave.
+        members: state of devices in the rollout -> number of devices.
     """
 
     name: str

@@ -35,7 +35,7 @@ class SampleOrderStatus:
         id, model, selector, triggers, per_day, max_bytes, created_at, created_by, ends_at: see
             `SampleOrderRow`.
         state: `active`, `stopped` or `ended`.
-        samples: samples that are stored.
+        samples: number of its samples that are stored.
     """
 
     id: str
@@ -57,8 +57,8 @@ class SampleStatus:
 
     Attributes:
         days, max_bytes: see `SampleSettingRow`.
-        samples, size_bytes: samples that are stored.
-        by_trigger: kind of trigger -> samples.
+        samples, size_bytes: number of stored samples, and their size.
+        by_trigger: kind of trigger -> number of samples that it drew.
         orders: the newest first.
     """
 
@@ -111,7 +111,7 @@ class SampleChoice:
         return self == SampleChoice()
 
     def condition(self) -> ColumnElement[bool]:
-        """Return the condition for a statement on `SampleRow`."""
+        """Return the SQL condition on `SampleRow` for the samples that are meant."""
         equal = {
             name: value for name in ("model", "device", "version", "order") if (value := getattr(self, name))
         }

@@ -163,7 +163,7 @@ class WebhookSender:
         self._thread = threading.Thread(target=self._run, name="webhooks", daemon=True)
 
     def start(self) -> None:
-        """Send from now on."""
+        """Start the thread, which sends from now on until `close`."""
         self._thread.start()
 
     def close(self) -> None:

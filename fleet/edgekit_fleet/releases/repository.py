@@ -436,7 +436,7 @@ class TufRepository:
             threshold: how many of them must sign the roots after it.
 
         Raises:
-            SignatureError: too few keys of the root are there, or the root's own keys have another number.
+            SignatureError: too few keys of the root are in its folder, or a file of a key holds none.
             OutputError: the folder cannot be written; or the storage cannot, and then nothing has changed.
             ValueError: an unknown role.
         """

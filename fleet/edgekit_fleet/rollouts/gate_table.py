@@ -64,7 +64,7 @@ class Limit:
         range: values that are accepted.
         label: meaning, for people.
         default_text: what to show where the default depends on the release.
-        is_whole: whether it counts something.
+        is_whole: whether only whole numbers are accepted.
     """
 
     name: str

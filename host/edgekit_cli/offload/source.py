@@ -40,7 +40,7 @@ class NamedModel(NamedTuple):
 
 
 def read_named_model(path: Path) -> NamedModel:
-    """Return the model at `path` with the options that its sessions have.
+    """Return an ONNX model, or the default model of a package, with the options that its sessions have.
 
     Raises:
         ModelError: it is no ONNX model, or its external data are missing or do not fit.

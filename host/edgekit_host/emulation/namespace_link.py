@@ -91,7 +91,7 @@ class OneWay:
 
 
 class NamespaceLink:
-    """Two namespaces and the link between them."""
+    """The network namespaces of a device and of a server, and the link between them."""
 
     def __init__(self) -> None:
         self._device, device_tun = _make_namespace(DEVICE_HOST, SERVER_HOST)

@@ -31,7 +31,7 @@ class ListDevices:
 
     Attributes:
         selector: such as `class=jetson and site=lyon`.
-        limit: most of one page.
+        limit: most devices of one page.
         after: name after which the page begins.
     """
 
@@ -128,7 +128,7 @@ class AskForLogs:
 
     Attributes:
         name: name of the device.
-        lines: number of lines; fewer come where so many do not fit into a message.
+        lines: number of lines; fewer come if so many do not fit into a message.
     """
 
     name: str
@@ -183,7 +183,7 @@ class ReadAudit:
     Attributes:
         subject: only of this device, release or rollout; empty for all.
         action: only actions that begin with this, such as `rollout`; empty for all.
-        limit: most of one page.
+        limit: most entries of one page.
         before: number before which the page ends; 0 for the newest.
     """
 

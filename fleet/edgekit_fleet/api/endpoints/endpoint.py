@@ -52,11 +52,11 @@ class Endpoint(Generic[Request, Answer]):
         method, path: `{name}` in a path is a field of the request.
         scope: scope that the caller needs.
         summary: one sentence.
-        request, answer: dataclasses.
+        request, answer: dataclasses of the request and of the answer.
         run: the function; it may change the fleet.
         status: HTTP status after success.
         is_secret: whether the answer holds a secret; if so, it is not kept for a repeated request.
-        is_done: for a request with `wait`: whether its answer needs no further wait.
+        is_done: for a request with `wait`: whether its answer is final, so that the wait ends.
     """
 
     name: str

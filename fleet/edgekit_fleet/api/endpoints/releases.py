@@ -62,11 +62,11 @@ class MakeRelease:
     """A new release.
 
     Attributes:
-        packages: digests of uploaded packages, one a model and class.
-        name: today's date and a number if empty.
+        packages: SHA-256 of uploaded packages, at most one for each model and class.
+        name: name of the release; today's date and a number if empty.
         note: note to show.
         min_agreement: least agreement with the version before, for a release that disagrees by design.
-        encrypt: whether to encrypt it; as the fleet does by default if left out.
+        encrypt: whether to encrypt the packages; if left out, as the settings of the fleet say.
         allow_plain: release plain packages of models of which an encrypted version was released.
     """
 
@@ -83,8 +83,8 @@ class ListPage:
     """Which page of a list to return.
 
     Attributes:
-        limit: most of one page.
-        after: name after which the page begins; the newest come first.
+        limit: most items of one page.
+        after: name of the item before the first one of the page; the newest item comes first.
     """
 
     limit: PageLimit = DEFAULT_LIMIT
@@ -128,7 +128,7 @@ class PlanRollout:
     Attributes:
         release, selector: the release, and the devices that get it.
         waves: sizes of the waves, as shares or counts.
-        minimum: devices of the first step; a tenth, 1 to 30, if left out.
+        minimum: number of devices of the first step; a tenth of all, 1 to 30, if left out.
     """
 
     release: str
@@ -142,7 +142,7 @@ class StartRollout(PlanRollout):
     """A rollout to start; a field that is left out has the default of `RolloutSettings`.
 
     Attributes:
-        name: the release and a number if empty.
+        name: name of the rollout; that of the release and a number if empty.
         limits: limits of the gates.
         evidence: gates of outside judges, by their names; the rollout waits for their evidence at the end of
             its first wave.
@@ -151,7 +151,7 @@ class StartRollout(PlanRollout):
         order: whether the new version of a model is loaded before the old one is unloaded (needs memory for
             both), after it, or the old one is only unloaded until a safe version exists.
         priority: models with a higher one are updated first on a device.
-        orders, priorities: model -> its own order or priority.
+        orders, priorities: model -> order or priority of that model, in place of `order` or `priority`.
     """
 
     name: str = ""

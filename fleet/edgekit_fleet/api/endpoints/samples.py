@@ -62,7 +62,7 @@ class ListSamples:
 
     Attributes:
         trigger: kind of a trigger that drew them.
-        limit: most of one page.
+        limit: most samples of one page.
         after: `next` of the page before.
     """
 

@@ -40,7 +40,7 @@ class RolloutPages:
         self._logs = RolloutLogs(closing)
 
     def show_all(self, console: Console, request: Request) -> Response:
-        """Return the list of rollouts, the newest first."""
+        """Return a page of rollouts, the newest first; the query may state `before`, a time."""
         before = read_number(request.query_params.get("before", ""))
         with console.store.snapshot() as session:
             rows = queries.list_rollout_rows(session, limit=_ROLLOUTS + 1, before=before)

@@ -50,11 +50,11 @@ class ClassPlan:
     """The packages that devices of one class get.
 
     Attributes:
-        devices: number of them.
+        devices: number of these devices.
         packages: packages that they get, such as `digits 1.2.0`.
-        bytes: bytes that all of them download.
-        minutes: minutes that the slowest one takes.
-        notes: what is unknown about some devices, and for how many.
+        bytes: number of bytes that all of them download together.
+        minutes: minutes that the download takes on the slowest device.
+        notes: what is not known about some devices -> number of these devices.
     """
 
     target: str

@@ -93,7 +93,7 @@ class RolloutLog:
         number: number of the last entry of the audit log that was read.
         moments: all but the answers of devices, the oldest first.
         answered: devices in the order in which they first answered.
-        faults: fault -> devices.
+        faults: fault -> names of the devices that reported it.
     """
 
     number: int = 0
