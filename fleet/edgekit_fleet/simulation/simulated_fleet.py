@@ -35,6 +35,7 @@ class SimulatedFleet:
 
     Attributes:
         versions: version -> its behaviour; may be changed at any time.
+        devices: name -> device.
     """
 
     def __init__(

@@ -162,6 +162,7 @@ class WantedModelRow(Table):
     Attributes:
         rollout: rollout that wants it, or None for what is kept after its rollout ended.
         document: a `DesiredModel` as plain values.
+        is_removed: whether the device should have no version of the model; then `document` does not count.
     """
 
     __tablename__ = "wanted_models"
@@ -638,7 +639,7 @@ class SampleSettingRow(Table):
     Attributes:
         number: 1.
         days: days for which samples are stored.
-        max_bytes: most bytes of all samples.
+        max_bytes: most bytes that all stored samples may have together.
         public_key: key for which devices seal samples, see `SampleOrder`.
     """
 

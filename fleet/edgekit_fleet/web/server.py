@@ -271,7 +271,7 @@ def _listen(host: str, port: int, option: str, limits: ConnectionLimits) -> _Lis
 
 
 class WebServer:
-    """A running web server; ends with the `with` block."""
+    """A running web server, which ends with the `with` block; `port` is the port that it listens on."""
 
     def __init__(
         self,

@@ -118,7 +118,7 @@ class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol
         return texts[0], texts[1], done.returncode if done.returncode >= 0 else 128 - done.returncode
 
     def enter(self) -> list[str]:
-        """Return the command prefix that runs a command in the userland."""
+        """Return the words to put before a command, so that it runs in the userland."""
         variables = {
             "HOME": "/root",
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",

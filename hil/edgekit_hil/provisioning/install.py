@@ -50,6 +50,7 @@ class InstallReport:
         facts: facts about the device before the installation.
         release: release that runs now.
         changed: changes in their order; empty if everything was in place.
+        notes: what the user should know besides, in sentences.
     """
 
     facts: InstallFacts

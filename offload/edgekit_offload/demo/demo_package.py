@@ -47,7 +47,8 @@ class DemoPackage:
     """The package that the demo runs.
 
     Attributes:
-        requests: path of the images with their right answers.
+        keys: folder of the key pair that signs the package.
+        requests: path of a file with the images and their right answers, see `WorkerConfig`.
         plans: names of the plans that the demo measures beside edgekit.
     """
 

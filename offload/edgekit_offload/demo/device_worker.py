@@ -47,6 +47,7 @@ class WorkerConfig:
 
     Attributes:
         package: path of the package with cut table and submodels.
+        home: folder of edgekit's own files, in which `keys` holds the trusted keys.
         server: `http://host:port` or `https://host:port`, as the device reaches it.
         token_file: path of the file with the server's token; empty for none.
         ca_file: PEM file of the authority behind the server's certificate; empty for none.

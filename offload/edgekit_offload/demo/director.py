@@ -46,6 +46,7 @@ class DemoSetup:
     Attributes:
         folder: the demo's own folder, for files that the processes exchange.
         package: path of the signed package with cut table and submodels.
+        home: folder of edgekit's own files (`EDGEKIT_HOME`), in which `keys` holds the trusted keys.
         serve: host and port -> command that serves the package's tails there.
         scheme: scheme that `serve` serves, `http` or `https`.
         token_file: path of the file with the server's token; empty for none.

@@ -168,6 +168,7 @@ class PowerModel:
     """Power of a device above idle, in watts; energies computed from it are modelled.
 
     Attributes:
+        compute_w: power while it computes.
         radio_w: power while it sends, waits for a reply or receives.
     """
 

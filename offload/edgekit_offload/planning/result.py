@@ -187,7 +187,7 @@ class Refusal:
     """A candidate that was considered and is not offered.
 
     Attributes:
-        name: name of the candidate, such as `jpeg:90`, `cascade`, `cuts`.
+        name: name of the candidate, such as `jpeg:90`, `cascade`; `cuts` for all cuts together.
     """
 
     name: str
