@@ -72,7 +72,7 @@ class TensorSpec(Record):
         """Check that `array` fits this spec.
 
         Raises:
-            DataError: not a numpy array, another dtype or byte order, another rank or size.
+            DataError: it is no numpy array, or has another dtype, byte order, rank or size.
         """
         if not isinstance(array, np.ndarray):
             raise DataError(f"tensor '{self.name}': got {type(array).__name__}, expected a numpy array")
@@ -119,7 +119,7 @@ Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 def find_shapes(inputs: Mapping[str, Array]) -> Shapes:
-    """Return the shapes of inputs, sorted by name, since clients send them in any order."""
+    """Return the shapes of inputs in the order of their names, since clients send them in any order."""
     return tuple([inputs[name].shape for name in sorted(inputs)])
 
 

@@ -30,7 +30,7 @@ class Context:
 
     Attributes:
         labels: names of the classes, in the order of the model's outputs; empty if there are none.
-        placement: where the picture lies in the input; without it, places are those of the input.
+        placement: where the picture lies in the input; if it is None, answers give positions in the input.
         duration_s: length of the input if it is sound of a known length.
     """
 

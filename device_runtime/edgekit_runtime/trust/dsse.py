@@ -93,7 +93,7 @@ class Envelope:
     Attributes:
         payload: canonical bytes of the statement.
         key_id: id of the key that the envelope names as the signer.
-        signature: as the key's algorithm makes it.
+        signature: what the key signed is `encode_signed(payload)`.
     """
 
     payload: bytes
@@ -116,7 +116,7 @@ class Envelope:
         """Return the envelope in `data`; its signature is not verified.
 
         Args:
-            data: the caller has bounded its size.
+            data: bytes of the envelope; the caller has bounded their size.
             where: what the error message starts with.
 
         Raises:
@@ -187,7 +187,7 @@ class Verifier(Protocol):
 
 
 class KnownDigest:
-    """A `Verifier` of a package whose signature another process has verified."""
+    """A `Verifier` for one package whose signature another process has verified: it compares the digest."""
 
     def __init__(self, manifest_sha256: str) -> None:
         self._sha256 = manifest_sha256

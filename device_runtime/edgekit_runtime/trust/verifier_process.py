@@ -58,8 +58,9 @@ class VerifyingProcess:
 
         Args:
             keys: folder of the trusted keys; by default `find_keys_folder()`.
-            answer_s: time limit of an answer, also of a process that starts, slowed, on a small device.
-            first_share: share of that time after which a process that hangs is replaced by another one.
+            answer_s: seconds within which an answer must come, even if a process must start for it on a slow
+                device.
+            first_share: share of `answer_s` after which a process that hangs is replaced by another one.
 
         Raises:
             UnavailableError: it cannot be started.

@@ -46,14 +46,14 @@ class Moments:
         centred: bool,
         columns: NDArray[np.intp] | None = None,
     ) -> "Moments":
-        """Return the moments of patches [P, G, J] and [P, G, K], at the same positions.
+        """Return the moments of patches that both networks have at the same P positions.
 
-        Products are of the precision of the patches, unless these are very large.
+        Products are computed in the dtype of the patches; in float64 if values are very large.
 
         Args:
-            patches: of the compressed network.
-            float_patches: of the float network.
-            centred: whether means are subtracted, since the layer's bias can add them.
+            patches: patches of the compressed network, [P, G, J].
+            float_patches: patches of the float network, [P, G, K].
+            centred: whether means are subtracted, for a layer whose bias can restore them.
             columns: the float network's columns that the compressed network still has; by default all.
         """
         if columns is None:

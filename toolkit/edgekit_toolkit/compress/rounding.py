@@ -92,7 +92,7 @@ def choose_scale(rows: Floats, moment: Floats, peak: int) -> Floats:
 def round_rows(
     rows: Floats, moment: Floats, scale: Floats, peak: int, spread: Spread | None = None
 ) -> Floats:
-    """Return the codes of rows, float64 [G, R, K] of whole numbers within `limits(peak)`.
+    """Round rows to codes with little output error: float64 [G, R, K], whole numbers in `limits(peak)`.
 
     Args:
         rows: weights to come near to, [G, R, K].

@@ -37,7 +37,7 @@ def least_error(_layer: Layer, _rows: Floats) -> None:
 
 
 def find_roundable_layers(model: onnx.ModelProto) -> list[Layer]:
-    """Return the layers to round: all but very wide layers and layers with infinite weights."""
+    """Return the layers to round: those of up to `MAX_COLUMNS` columns whose weights are finite."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     return [
         layer

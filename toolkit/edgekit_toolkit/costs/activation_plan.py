@@ -30,7 +30,7 @@ _SYMMETRIC_CHANNELS: Final = 16  # int8 kernels that need no int32 buffer take c
 
 
 def activation_memory(graph: EngineGraph, threads: int = 1) -> int:
-    """Return the resident bytes of the arena after a few runs: activations, scratch and outputs.
+    """Return the resident bytes of onnxruntime's arena after a few runs: activations, scratch and outputs.
 
     Intermediate tensors whose shape depends on the data count as nothing.
 

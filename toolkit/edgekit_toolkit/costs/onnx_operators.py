@@ -56,7 +56,7 @@ _UNCOUNTED = {"Attention", "CausalConvWithState", "DeformConv", "Einsum", "Linea
 def node_costs(
     model: onnx.ModelProto, dims: Mapping[str, int] | None = None, *, float_outputs: bool = False
 ) -> list[NodeCost]:
-    """The kernels of `model` in its order of nodes.
+    """Return the work of each kernel of `model`, in the order of its nodes.
 
     Args:
         model: an ONNX model; left as it is.

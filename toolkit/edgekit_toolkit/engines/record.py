@@ -67,7 +67,7 @@ class ModelMaker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UntimedForm:
-    """A form that only some devices' processors compute, and no host's.
+    """A form that only processors of some devices compute, so that no host can time it.
 
     Attributes:
         label: name in reports.
@@ -128,7 +128,7 @@ SUPPORTS: Final[dict[str, EngineSupport]] = {}
 
 
 def register_support(support: EngineSupport) -> EngineSupport:
-    """Put a record into the table, in place of an earlier one of this engine; return it."""
+    """Put a record into `SUPPORTS`, in place of an earlier one of its engine; return the record."""
     SUPPORTS[support.name] = support
     return support
 
@@ -137,7 +137,7 @@ def find_support(engine: str) -> EngineSupport:
     """Return how packages are made for an engine.
 
     Raises:
-        TargetError: packages for it are not made here.
+        TargetError: there is no such engine, or no packages are made for it.
     """
     if engine not in SUPPORTS:
         raise TargetError(f"engine: expected one of {', '.join(SUPPORTS)}, got {engine!r}")

@@ -110,7 +110,7 @@ def _find_overlaps(
 
 
 def mean_precisions(matches: Sequence[MatchedBoxes]) -> NDArray[np.float64]:
-    """Return the average precision at each of `OVERLAPS`, the mean over all classes with a true box.
+    """Return the average precision at each of `OVERLAPS`: the mean over all classes with a true box.
 
     Raises:
         DataError: there is no true box.

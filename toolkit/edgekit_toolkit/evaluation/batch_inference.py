@@ -45,7 +45,7 @@ class Inference:
         batch: number of samples in one run.
         outputs: output name -> [samples, ...]; an output without a row for each sample is [runs, ...].
         first: the feeds of the first run.
-        names: the file of each sample, where each is a file of its own.
+        names: path of the file of each sample; empty if one file holds all samples.
     """
 
     samples: int
@@ -109,7 +109,7 @@ def run_samples(
 
 
 def run_golden(session: Session, package: OpenedPackage) -> Inference:
-    """Return the outputs for the golden inputs of a package, as the model gives them.
+    """Run a model on the golden inputs of its package, and return the outputs as it gives them.
 
     Raises:
         DataError: the session takes other inputs than the package states.

@@ -43,7 +43,8 @@ class MemoryHere:
 
     Attributes:
         peak: peak memory of a fresh process that opens the model; None if it could not be measured.
-        service_bytes: estimated peak of the service with it; None if memory is not limited.
+        service_bytes: estimated peak of the service with this model; None without a limit on memory, or if it
+            was not estimated, for which `notes` has the reason.
         notes: sentences for the user on how the memory was found.
     """
 

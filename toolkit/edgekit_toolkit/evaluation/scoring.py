@@ -52,7 +52,7 @@ class Score:
     """Score of one candidate on one set of samples.
 
     Attributes:
-        value: 0..1.
+        value: score of the candidate, 0..1.
         baseline: score of the source model, 0..1.
         drop: drop from the source's score to the candidate's.
     """
@@ -69,7 +69,8 @@ class PartScores:
     Attributes:
         samples: number of samples.
         baseline: score of the source model, 0..1.
-        scores: scores of each candidate, 0..1.
+        scores: score of each candidate, 0..1.
+        drops: drop from the source's score to that of each candidate.
     """
 
     samples: int
@@ -90,7 +91,7 @@ class PartScores:
         )
 
     def joined(self, added: "PartScores") -> "PartScores":
-        """Return the scores of these candidates and of others on the same samples."""
+        """Return these scores, followed by those of further candidates on the same samples."""
         return replace(self, scores=(*self.scores, *added.scores), drops=(*self.drops, *added.drops))
 
 
@@ -143,7 +144,7 @@ class Scores:
         )
 
     def joined(self, added: "Scores") -> "Scores":
-        """Return the scores of these candidates and of others, judged on the same samples."""
+        """Return these scores, followed by those of further candidates, scored on the same samples."""
         if isinstance(self.metric, Metric) and self.outcomes is not None and added.outcomes is not None:
             outcomes = np.concatenate([self.outcomes, added.outcomes[1:]])
             hold_back = self.confirmation is not None

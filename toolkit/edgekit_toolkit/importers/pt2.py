@@ -30,7 +30,7 @@ _MODULE: Final = "edgekit_toolkit.importers.pt2_child"
 
 
 def is_pt2(path: Path) -> bool:
-    """Whether a file is to be read as a PyTorch exported program: named so, and a ZIP archive."""
+    """Whether a file is to be read as a PyTorch exported program: it is named `.pt2` and a ZIP archive."""
     try:
         with path.open("rb") as file:
             return path.suffix == ".pt2" and file.read(len(_ZIP)) == _ZIP
@@ -43,7 +43,7 @@ def load_pt2(path: Path) -> SourceModel[OnnxModel]:
 
     The digest of the result is that of the file; the size is that of the ONNX model, since the file also
     holds example inputs. Outputs have the names of the dictionary that the program returns, if it does.
-    Operator set 18, weights inside, no trace of the machine that exported it.
+    The model has operator set 18, holds its weights, and bears no trace of the machine that exported it.
 
     Raises:
         ModelError: torch is not installed; the file is damaged, was written by another version of torch or

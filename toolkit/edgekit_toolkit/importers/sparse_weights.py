@@ -14,7 +14,7 @@ def store_densely(model: onnx.ModelProto, max_bytes: int) -> None:
     """Replace sparse initializers and sparse values of Constant nodes by dense ones, in place.
 
     Raises:
-        ModelError: a sparse tensor is not valid, or they are too large as dense ones.
+        ModelError: a sparse tensor is not valid, or the model with dense ones is larger than `max_bytes`.
     """
     left_bytes = max_bytes - model.ByteSize()
 

@@ -35,7 +35,7 @@ def instruction_set() -> str:
 
 
 def arithmetic_facts() -> dict[str, Any]:
-    """Return how this machine computes 8-bit products, for evidence files and reports."""
+    """Return `instruction_set` and `exact_products_by` of this machine, for evidence files and reports."""
     return {
         "instruction_set": instruction_set(),
         "exact_products_by": f"{EXACT_SETTING}=1" if saturates() else "instruction",

@@ -16,7 +16,7 @@ _HOST_S: Final = 0.1
 
 
 def is_brief(kind: Literal["times", "memory", "races"]) -> bool:
-    """Return whether measurements of this kind are kept short, since `$EDGEKIT_BRIEF` names it.
+    """Return whether `$EDGEKIT_BRIEF` asks to keep measurements of this kind short.
 
     Brief `races` leave out the race between forms.
     """

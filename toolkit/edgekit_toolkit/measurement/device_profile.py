@@ -103,7 +103,7 @@ def fit_here(times: DeviceTimes, here: HostRuns) -> FittedRatios:
 def predict_latencies(
     models: Sequence[tuple[Model, Feeds]], times: DeviceTimes
 ) -> tuple[list[float], FittedRatios]:
-    """Return the time of one inference of each model on a device, seconds, and the fit behind it.
+    """Measure models here, and return the seconds of one inference of each on a device, and the fit behind.
 
     Raises:
         BackendError: the engine refuses a model or its inputs here.

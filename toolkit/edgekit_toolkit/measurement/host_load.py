@@ -78,7 +78,7 @@ class LoadMeter:
         """Take the first reading.
 
         Args:
-            stat: the kernel's counters.
+            stat: file with the kernel's counters of processor time.
             own_s: processor seconds of this process; by default as the system counts them.
         """
         self._stat = stat

@@ -32,7 +32,7 @@ _PROC_STATUS = Path("/proc/self/status")
 
 @dataclass(frozen=True, slots=True)
 class PeakMemory:
-    """Largest resident memory of a process that opens a package with `open_session` and runs it.
+    """Largest resident memory, in bytes, of a process that opens a package with `open_session` and runs it.
 
     Attributes:
         total_bytes: memory of the whole process, interpreter, our runtime and engine included.
@@ -57,7 +57,7 @@ def measure_peak_memory(
     options: Mapping[str, JsonValue] | None = None,
     time_limit_s: float = _TIME_LIMIT_S,
 ) -> PeakMemory:
-    """Peak memory of a fresh process on this machine that opens `model` with our runtime and runs it.
+    """Measure the peak memory of a fresh process here that opens `model` with our runtime and runs it.
 
     Args:
         model: content or path of a model that the engine loads.
@@ -76,7 +76,7 @@ def measure_peak_memory(
 
 
 def measure_model_memory(model: Model, feeds: Feeds) -> PeakMemory:
-    """Return the peak memory of a fresh process here that opens the model as a device would, and runs it.
+    """Measure the peak memory of a fresh process here that opens the model as a device would, and runs it.
 
     Raises:
         BackendError: as for `measure_peak_memory`.
@@ -88,7 +88,7 @@ def measure_model_memory(model: Model, feeds: Feeds) -> PeakMemory:
 
 
 def measure_engine_bytes(engine: str = "ort", threads: int = 1) -> int:
-    """Peak memory of our runtime and a bare engine on this machine: imports, and a session of one Relu.
+    """Return the peak memory, in bytes, of our runtime and a bare engine here: a session of one Relu.
 
     It is measured once in a process for each number of threads: the imported engine does not change
     meanwhile.
@@ -107,7 +107,7 @@ def _measure_engine_bytes(engine: str, threads: int) -> int:
 
 
 def trivial_model(engine: str) -> bytes:
-    """Return a model for the engine that makes y float32 [1] of x float32 [1] by one Relu."""
+    """Return the file of a model for the engine that computes y = Relu(x), both float32 [1]."""
     value = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"}
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "trivial", [value["x"]], [value["y"]])
     # The oldest versions that suffice, so that any engine loads it.

@@ -36,7 +36,7 @@ def _main(request_path: str) -> None:
 
 
 def peak_bytes(process: int | str = "self") -> int:
-    """Return the largest resident memory of a process until now.
+    """Return the largest resident memory of a process until now, in bytes.
 
     Raises:
         OSError: there is no such process, or no /proc.

@@ -103,7 +103,7 @@ class Model(Protocol):
         """
 
     def computes_in_codes(self) -> bool:
-        """Whether the model computes with 8-bit codes anywhere, those that it makes at run time included."""
+        """Whether the model computes with 8-bit codes anywhere, if only with codes made at run time."""
 
     def divides_by_inputs(self) -> bool:
         """Whether some integer division has a divisor that is not constant, or that holds 0 or -1."""

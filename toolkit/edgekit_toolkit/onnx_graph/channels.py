@@ -86,7 +86,7 @@ class ChannelGroup:
     reshapes: dict[int, int] = field(default_factory=dict)
 
     def columns(self, consumer: Layer) -> NDArray[np.int64]:
-        """Return the channel that each column of a consumer's rows reads, or `FOREIGN`."""
+        """Return the channel that each column of a consumer's rows reads, or `FOREIGN`; int64 [columns]."""
         channels = self.tensors[consumer.input].channels
         return np.repeat(channels, consumer.columns // len(channels))
 

@@ -46,17 +46,18 @@ class EngineTensor:
 
     @property
     def size_bytes(self) -> int:
-        """Size, 0 if the shape is not known."""
+        """Size in bytes; 0 if the shape is not known."""
         return 0 if self.shape is None else math.prod(self.shape) * self.item_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineGraph:
-    """An optimised graph.
+    """The graph into which onnxruntime optimises a model.
 
     Attributes:
         nodes: nodes in the order in which they are run.
         tensors: inputs, outputs and intermediate tensors by name.
+        weights: constants by name.
         nested_bytes: size of constants inside control flow; nothing else of it is examined.
     """
 

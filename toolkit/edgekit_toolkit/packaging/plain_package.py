@@ -22,11 +22,11 @@ from edgekit_toolkit.quantize.forms import FLOAT32, Form
 def write_plain_package(
     model: Path, *, name: str, target: str, folder: Path, sign: Sign, version: str = FIRST_VERSION
 ) -> Path:
-    """Write a package of a model that is not optimised, for the engine of its format, and return its path.
+    """Package a model as it is, without optimising it, for the engine of its format; return the path.
 
     Raises:
         ModelError: the model cannot be used, or has free dimensions other than the batch.
-        BackendError: it does not run on generated inputs.
+        BackendError: the model does not run on generated inputs.
         OutputError: the package cannot be written.
     """
     source = load_model(model)

@@ -116,7 +116,7 @@ def list_keys(folder: Path | None = None) -> tuple[KeyInfo, ...]:
 
 
 def export_key(name: str, destination: Path, folder: Path | None = None) -> KeyInfo:
-    """Write the public key `name` to `destination`, so that others can trust it.
+    """Write the public key `name` to `destination`, so that others can trust it; return the key.
 
     Raises:
         SignatureError: there is no such key.

@@ -51,7 +51,7 @@ class SlicedModel:
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model without channels that have no effect."""
+    """Return the model without channels that have no effect; the model itself if there are none."""
     sliced = remove_dead_channels(model, multiple=_MULTIPLE)
     return model if sliced is None else sliced.model
 

@@ -23,7 +23,7 @@ _KEEPS_SIZE = {"Conv", "Relu", "Sigmoid", "HardSigmoid", "Clip", "Mul", "Add"}
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` in which each x + x * g with a small gate g is x * (1 + g)."""
+    """Return a copy of `model` in which each x + x * g with a small gate g is written as x * (1 + g)."""
     # Names keep their types: the new nodes make one new tensor, which is no source of another gate.
     floats = float_tensors(onnx.shape_inference.infer_shapes(model))
     return rewrite_all(model, lambda graph: _distribute_one(graph, floats))

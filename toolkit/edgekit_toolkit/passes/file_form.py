@@ -50,9 +50,9 @@ def state_zero_points(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` in operator set 17, below which quantization per channel is missing.
+    """Return a copy of `model` raised to operator set 17, for quantization per channel.
 
-    A model of a later operator set stays as it is: engines read all of them, and conversion downwards loses
+    A model of a later operator set keeps it: engines read all of them, and conversion downwards loses
     operators.
 
     Raises:

@@ -13,11 +13,13 @@ from edgekit_toolkit.onnx_graph.specs import batch_dims, free_dims, real_inputs,
 
 
 def run(model: onnx.ModelProto, batch: int | None) -> onnx.ModelProto:
-    """Return a copy of `model` with inferred shapes, in which every free dimension has a name of its own.
+    """Return a copy of `model` with its batch fixed, if one is given, and with inferred shapes.
+
+    Every free dimension of its inputs and outputs has a name.
 
     Args:
         model: an imported model.
-        batch: the size of the batch dimensions; None keeps them free.
+        batch: size of the batch dimensions; None keeps them free.
     """
     result = copy_model(model)
     inputs, outputs = tensor_specs(model)

@@ -157,7 +157,7 @@ def _search(difference: Callable[[Sequence[str]], str]) -> WrongRewrites | None:
 
 
 class PlainRun:
-    """The model without optimisation, and its outputs for the inputs that are compared."""
+    """A session of a model without optimisation, with whose outputs those of other sessions are compared."""
 
     def __init__(self, session: OrtSession, feeds: Sequence[Feeds]) -> None:
         self._session = session

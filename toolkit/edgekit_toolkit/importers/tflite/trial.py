@@ -33,7 +33,9 @@ class MadeOutput(TypedDict):
 def try_model(content: bytes, *, max_memory_bytes: int, time_limit_s: float) -> list[MadeOutput]:
     """Load and run the model in LiteRT; return the outputs whose shape is not the recorded one.
 
-    `max_memory_bytes`: address space of the process.
+    LiteRT runs in a process of its own.
+
+    `max_memory_bytes`: limit on the address space of that process.
     `time_limit_s`: the process is ended when it takes longer.
 
     Raises:
