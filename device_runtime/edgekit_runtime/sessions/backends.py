@@ -81,7 +81,7 @@ def open_preferred(package: OpenedPackage, threads: int | None = None) -> tuple[
     installed, the first other variant with an installed engine.
 
     Args:
-        package: verified.
+        package: the verified package.
         threads: threads of one inference, or None for the options' number.
 
     Raises:
@@ -108,12 +108,13 @@ def open_choice(package: OpenedPackage, choice: BackendChoice, threads: int | No
     """Return a session of `choice`, or of its next fallback with an installed engine.
 
     Args:
-        package: verified.
+        package: the verified package.
         choice: a backend with its artifact, options and fallbacks.
         threads: threads of one inference, or None for the options' number.
 
     Raises:
-        EngineMissingError: no engine of them is installed; the message has every reason.
+        EngineMissingError: no engine of `choice` and its fallbacks is installed; the message has every
+            reason.
         BackendError: the first engine that is installed refused the model or an option.
     """
     try:

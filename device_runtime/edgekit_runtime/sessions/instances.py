@@ -21,7 +21,7 @@ def open_instances(open_one: Callable[[], Session], count: int) -> tuple[Session
 
     Args:
         open_one: opens a session.
-        count: at least 1.
+        count: number of runs at once, at least 1.
 
     Raises:
         EdgekitError: `open_one` failed; sessions opened before are closed.

@@ -151,7 +151,7 @@ def keep_opening(package: OpenedPackage, variants: Sequence[str]) -> Path:
     """Store that the engines here have opened a package and passed its self-test; return the file's path.
 
     Args:
-        package: verified.
+        package: the verified package.
         variants: names of the variants that were opened; empty for the preferred one.
 
     Raises:

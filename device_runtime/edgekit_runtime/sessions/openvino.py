@@ -129,7 +129,7 @@ class OpenVinoSession:
 
 
 def computes_bfloat16() -> bool:
-    """Return whether OpenVINO uses bfloat16 arithmetic on this processor.
+    """Return True if OpenVINO uses bfloat16 arithmetic on this processor.
 
     Raises:
         EngineMissingError: OpenVINO is not installed, or cannot be loaded.

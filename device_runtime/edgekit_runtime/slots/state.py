@@ -139,8 +139,7 @@ class ModelState(Record):
     def current(self) -> Installed | None:
         """The package that is opened first; None if nothing is installed.
 
-        It is the one in the active slot. The factory package is, if that slot is empty or its version was
-        rejected.
+        It is the active one. If there is none, or it was rejected, it is the factory package if there is one.
         """
         is_rejected = self.active is not None and self.active.health == REJECTED
         return self.factory or self.active if is_rejected else self.active or self.factory

@@ -94,15 +94,15 @@ def count_start(state: ModelState, version: str) -> ModelState:
 
 
 def undo_start(state: ModelState, version: str) -> ModelState:
-    """Return the state without the last start of `version`, which was no evidence for or against it."""
+    """Return the state with one start of `version` less; unchanged if that is not unproven."""
     return _change(state, version, lambda item: replace(item, begun=max(0, item.begun - 1)), only=(UNPROVEN,))
 
 
 def confirm(state: ModelState, version: str) -> ModelState:
     """Return the state after `version` has proved itself; unchanged if it is not installed any more.
 
-    A rejected version that was rolled back while it ran stays rejected. It becomes healthy only if it is the
-    current one, since nothing else is there.
+    A rejected version becomes healthy only if it is the current one, since nothing else is there. One that
+    was rolled back while it ran stays rejected.
     """
     is_current = (
         state.current is state.active and state.active is not None and state.active.version == version

@@ -121,8 +121,7 @@ class LogHistogram:
 
     Attributes:
         count: number of values.
-        buckets: bucket -> number of values in it. Bucket `b` holds values from 1.02 ** b up to 1.02 ** (b +
-            1).
+        buckets: bucket -> number of values in it. Bucket b begins at 1.02 ** b, where the one before it ends.
     """
 
     count: int = 0

@@ -7,10 +7,11 @@ _ROOT = Path(__file__).parents[3]
 
 
 def python_here() -> str:
-    """Return a name of the running Python: `.venv/bin/python` in a checkout that `./edgekit` runs.
+    """Return a name of the running Python for a command: `.venv/bin/python` in a checkout of edgekit.
 
-    Another virtual environment is named by its path below the working folder (`env/bin/python`), if any.
-    The name contains no folder of this machine, because messages end up in reports.
+    Another virtual environment is named by its path below the working folder, such as `env/bin/python`; any
+    other Python is `python`. The name contains no other folder of this machine, since messages end up in
+    reports.
     """
     prefix = Path(sys.prefix)
     if prefix.resolve() == (_ROOT / ".venv").resolve():

@@ -32,7 +32,7 @@ def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
 
 
 def machine_bytes() -> int:
-    """Return the memory of the machine in bytes, or the limit of this control group if that is less."""
+    """Return the machine's memory in bytes, or the limit of this process's control group if that is less."""
     total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()

@@ -161,7 +161,7 @@ class Observer:
 
 
 def is_of_model(failed: Answer) -> bool:
-    """Whether a failed answer may be the model's fault, not that of a queue, a deadline or a closed lane."""
+    """Return True if an error may be the model's fault, not that of a queue, a deadline or a closed lane."""
     return isinstance(failed, BackendError | DataError) or not isinstance(failed, EdgekitError)
 
 

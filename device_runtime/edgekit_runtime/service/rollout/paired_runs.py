@@ -72,7 +72,7 @@ def run_pair(
         current: session of the version in use.
         candidate: session of the one on trial.
         inputs: inputs for both.
-        compare: compares their answers.
+        compare: returns the agreement of two answers, 0..1.
         flip: returns 0 or 1, with the same chance, for the order.
         clock: returns the time in seconds.
     """
@@ -133,7 +133,7 @@ class PairedRuns:
         Args:
             current: session of the version in use.
             candidate: session of the version on trial.
-            compare: compares their answers.
+            compare: returns the agreement of two answers, 0..1.
             call_soon: calls a function on the loop's thread, such as `loop.call_soon_threadsafe`.
             is_busy: returns whether real calls need the processors, so that `may_start` refuses a pair.
             defer: calls a function on the loop's thread later, such as `loop.call_later`.
@@ -153,7 +153,7 @@ class PairedRuns:
         self._has_thread = self._is_over = False
 
     def may_start(self) -> bool:
-        """Return whether real calls leave room for a pair now.
+        """Return True if real calls leave room for a pair now.
 
         How the two versions fare plays no part, so that it cannot bias the comparison.
         """

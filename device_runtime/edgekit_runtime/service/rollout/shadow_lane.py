@@ -65,8 +65,8 @@ class ShadowLane(Lane):
             observer: counts and judges.
             pairs: runs both versions with the same inputs.
             options: when calls are copied.
-            defer: calls something later on the loop's thread.
-            clock: the clock of the deadlines.
+            defer: calls a function on the loop's thread, after so many seconds.
+            clock: returns the time in seconds.
         """
         self._current = current
         self._candidate = candidate

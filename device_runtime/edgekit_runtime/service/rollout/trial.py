@@ -25,13 +25,13 @@ Settle: TypeAlias = Callable[[Trial, Promote | Rollback], None]
 
 
 def begin_trial(current: Served, candidate: Served, options: ModelOptions, settle: Settle) -> Trial:
-    """Return a trial that has begun: from now on calls for `current` reach the candidate.
+    """Return a trial that has begun: from now on the candidate gets a share of the calls for `current`.
 
     Args:
         current: the version in use.
         candidate: the one on trial.
         options: options of the model, which say how it is tried.
-        settle: takes the verdict, on the thread of the loop.
+        settle: takes the trial and its verdict, on the thread of the loop.
 
     Raises:
         SlotError: the two differ in what `find_difference` compares.

@@ -86,7 +86,11 @@ class FleetSamples:
             self._writer.put(0, lambda: self._scan(shares))
 
     def keep(self, model: str, request_id: str | None) -> str:
-        """Store a recent request of `model` as a sample, see `ModelSampler.keep`; return the sample's id."""
+        """Store a recent request of `model` as a sample, see `ModelSampler.keep`; return the sample's id.
+
+        Raises:
+            RequestError: there is no such model, or as `ModelSampler.keep`.
+        """
         self._models.find(model, None)
         return self._samplers.get(model, self._make(model)).keep(request_id)
 

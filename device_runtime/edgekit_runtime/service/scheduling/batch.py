@@ -41,7 +41,7 @@ class BatchResult:
     """The result of one run.
 
     Attributes:
-        answers: one for each call.
+        answers: outputs or error of each call, in the order of the calls.
         began_s: when it began, on the clock of the batch.
         merge_s, infer_s, split_s: seconds of merging the calls, of the engine, and of splitting the outputs.
             For a call with `work` of its own, `merge_s` is its preparation and `split_s` what follows the

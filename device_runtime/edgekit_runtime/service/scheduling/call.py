@@ -94,7 +94,7 @@ class Lane(Protocol):
         return None
 
     def takes_work(self, inputs: Mapping[str, Array]) -> bool:  # noqa: ARG002  # of a lane that never does
-        """Return whether a call with inputs of these shapes may do its `work` on a thread now."""
+        """Return True if a call with inputs of these shapes may do its `work` on a thread now."""
         return False
 
 

@@ -32,11 +32,11 @@ def move_mean(mean_s: float, seconds: float) -> float:
 
 
 class RunPlacement:
-    """Decides where one model runs with inputs of about one size, by the time that it takes.
+    """Decides whether a model runs on the loop or on a thread with inputs of about one size, by its times.
 
     Attributes:
         short: whether the next run may be on the loop.
-        mean_s: moving mean over the runs, 0 before the first.
+        mean_s: moving mean of the time of a run, 0 before the first.
     """
 
     __slots__ = (
@@ -54,7 +54,7 @@ class RunPlacement:
         """Make a placement without measurements, on threads.
 
         Args:
-            limit_s: shorter runs may be on the loop; 0 allows none.
+            limit_s: runs shorter than so many seconds may be on the loop; 0 allows none.
         """
         self.short = False
         self.mean_s = 0.0

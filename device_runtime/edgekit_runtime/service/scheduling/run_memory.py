@@ -52,7 +52,7 @@ class RunMemory:
         return max(int(allowed_bytes / max(self.bytes_per_input_byte, 1.0)), self.usual_bytes)
 
     def should_trim(self, size_bytes: int, max_batch: int) -> bool:
-        """Return whether to `trim` after a run with inputs of `size_bytes`: it leaves much memory in use.
+        """Return True if a run with inputs of `size_bytes` leaves so much memory in use that `trim` pays.
 
         Args:
             size_bytes: size of all inputs.

@@ -18,7 +18,7 @@ def load_tested(
     Raises:
         BackendError: as `load`, or the engine ended the child.
         SlowOpeningError: the child did not end in time.
-        UnavailableError: as `load`, or there was no memory for the child.
+        UnavailableError: as `load`, or the child was killed or cannot be started, as for want of memory.
     """
     if not options.isolated or beside is not None:
         from edgekit_runtime.sessions.opening.package_opening import check_first_opening  # not in a worker

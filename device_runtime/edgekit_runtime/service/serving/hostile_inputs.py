@@ -51,7 +51,7 @@ class Hazard(NamedTuple):
 
 
 def find_hazard(package: OpenedPackage, sessions: int = 1) -> Hazard | None:
-    """Return why a model should run in a process of its own, or None.
+    """Return the hazard for which a model should run in a process of its own, or None without one.
 
     Args:
         package: verified package of a model or a pipeline.
@@ -119,7 +119,7 @@ def _examine(content: memoryview, *, can_stop: bool) -> tuple[list[str], bool]:
 
 
 def can_trap(package: OpenedPackage, machine: str | None = None) -> bool:
-    """Return whether inputs of the model in `package` may end its process, by a division of integers.
+    """Return True if inputs of the model in `package` may end its process, by a division of integers.
 
     Args:
         package: verified package of one model.

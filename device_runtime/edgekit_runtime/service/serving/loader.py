@@ -83,7 +83,7 @@ class Loaded:
 
     @property
     def platform(self) -> str:
-        """The format of its model, as the Open Inference Protocol names it."""
+        """The format of its model, such as `onnx_onnxv1`, as the Open Inference Protocol names it."""
         name = self.manifest.backend.name
         engine = get_engine(name)
         return (engine and engine.platform) or f"edgekit_{name}"
@@ -146,7 +146,7 @@ def load(
     """Return the model of `package`, tested and warm; the package may be closed after that.
 
     Args:
-        package: verified.
+        package: the verified package.
         options: options of the model.
         open_remote: opens models in worker processes; None loads every model in this process.
         beside: the version in use, if this one is to be tried beside it; it is opened in the same process.

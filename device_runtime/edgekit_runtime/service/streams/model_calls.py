@@ -40,7 +40,7 @@ class ModelCalls:
         self._loopback.close()
 
     def has_states(self, model: str) -> bool | None:
-        """Return whether a model keeps states between frames; None while it is not loaded.
+        """Return True if a model keeps states between frames, False if not; None while it is not loaded.
 
         Raises:
             RequestError: there is no such model.

@@ -98,7 +98,7 @@ class SourceOwner(Protocol):
 
 
 class FrameSource:
-    """One source, whichever process reads it now.
+    """One source of frames, read by a capture process that is started again after it failed.
 
     Attributes:
         options: options with which the next capture process starts.

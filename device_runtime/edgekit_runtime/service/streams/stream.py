@@ -158,7 +158,7 @@ class Stream:
             viewer.put(chunk)
 
     def add_viewer(self, viewer: Viewer, view: View) -> None:
-        """Send a client what `view` says from now on; if the stream is over, only its last state."""
+        """Send a client what `view` says from now on; if the stream is over, its last state at most."""
         self._viewers[viewer] = view
         if view == "lines":
             viewer.put(_to_line(self._describe_state()))

@@ -29,8 +29,8 @@ class VerifiedPackage:
         version: version of the model.
         manifest_sha256: SHA-256 of the signed manifest, which the worker compares when it opens the package.
         submodel: the part of the package that is the model; None if the whole package is.
-        local_key: `local_key` of the package, as text, for what the worker derives and stores; None for a
-            plain package. The worker gets the content decrypted.
+        local_key: key, as text, with which the worker encrypts what it derives from an encrypted package and
+            stores; None for a plain package. The worker gets the content of the package decrypted.
     """
 
     version: str

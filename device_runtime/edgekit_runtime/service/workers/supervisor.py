@@ -99,7 +99,7 @@ class Supervisor:
         It must not be called on the thread of the loop.
 
         Args:
-            package: verified.
+            package: the verified package.
             options: options of the model.
             beside: a version in use, whose process runs the trial of this version; or None.
 
@@ -129,7 +129,7 @@ class Supervisor:
     def pass_on(self, connection: Connection, head: RequestHead) -> bool:
         """Pass a request with its connection to a worker if it is for an isolated model.
 
-        If its path can never be for one, that is noted in `head`, so that the same path is not looked at
+        If its path is for none, that is noted in `head`, so that equal requests need not be looked at
         again.
 
         Returns:

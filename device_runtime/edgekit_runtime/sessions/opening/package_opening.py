@@ -34,7 +34,7 @@ def check_first_opening(
     A package that an engine refuses passes: whoever opens it next gets that error.
 
     Args:
-        package: verified.
+        package: the verified package.
         variants: variants that will be opened; by default the preferred one.
         threads: threads of one inference, or None for the options' number.
         limit_s: seconds after which the child is ended.
@@ -42,7 +42,7 @@ def check_first_opening(
     Raises:
         BackendError: the engine ended the child, or the child cannot be started.
         SlowOpeningError: the child did not end within `limit_s`.
-        UnavailableError: there was no memory for the child.
+        UnavailableError: the child was killed or cannot be started, as for want of memory.
     """
     if is_opening_kept(package, variants):
         return
@@ -69,7 +69,7 @@ def test_in_child(
     The text is empty if the package passes.
 
     Args:
-        package: verified.
+        package: the verified package.
         variants: variants to open, those without an installed engine excepted; by default the preferred one.
         threads: threads of one inference, or None for the options' number.
         limit_s: seconds after which the child is ended.
@@ -80,7 +80,7 @@ def test_in_child(
     Raises:
         BackendError: the engine ended the child, or the child cannot be started.
         SlowOpeningError: the child did not end within `limit_s`.
-        UnavailableError: there was no memory for the child.
+        UnavailableError: the child was killed or cannot be started, as for want of memory.
     """
     request = {
         "package": str(package.path.absolute()),
