@@ -4,7 +4,9 @@ A start of `python -m MODULE` imports for 0.1 to 0.4 s of a processor, that of a
 2 s; a copy begins within milliseconds. It is a child of its caller as any other, with its own arguments,
 environment, descriptors, import path and working folder, with its caller's limits, umask and signals; its
 children begin in the same way. Python itself starts what a copy could not show, such as modules of other
-folders. Tests of what a process imports or holds use `subprocess`.
+folders. Tests of what a process imports or holds use `subprocess`, and so do those of what else differs: all
+copies of a server have one hash seed, and a copy outlives the thread that started it, even where the kernel
+was asked to end it with its parent (PR_SET_PDEATHSIG).
 
     caller        sends a request to its server, which has one thread, as a fork needs
     server        forks a process that forks the copy and ends
@@ -46,9 +48,13 @@ _PRELOADED: Final = (
 _HOST_PRELOADED: Final = (
     *("edgekit_cli.cli", "edgekit_cli.package_request", "edgekit_toolkit.pipeline.run"),
     *("edgekit_toolkit.report.files", "edgekit_toolkit.report.terminal", "edgekit_toolkit.report.page"),
-    *("edgekit_toolkit.importers.pt2_child", "edgekit_toolkit.measurement.peak_memory_child"),
-    *("edgekit_cli.fleet.up", "edgekit_fleet.operations.running", "edgekit_fleet.manager.control_loop"),
-    *("edgekit_fleet.web.server", "edgekit_fleet.web.app", "edgekit_fleet.broker.mosquitto"),
+    *("edgekit_toolkit.importers.pt2_child", "edgekit_cli.fleet.up", "edgekit_fleet.operations.running"),
+    *(
+        "edgekit_fleet.manager.control_loop",
+        "edgekit_fleet.web.server",
+        "edgekit_fleet.web.app",
+        "edgekit_fleet.broker.mosquitto",
+    ),
     *("edgekit_hil.benches.opening", "onnx", "onnxruntime", "pytest"),
 )
 _COPIED: Final = ("edgekit_runtime.", "tests.")  # the toolkit measures the memory of its children
@@ -62,7 +68,7 @@ _OPTIONS: Final = {
     *("cwd", "env", "pass_fds", "start_new_session"),
 }
 # Python and libraries read these while they start.
-_READ_AT_START: Final = ("PYTHON", "LANG", "LC_", "LD_", "MALLOC_", "OMP_", "OPENBLAS_", "MKL_")
+_READ_AT_START: Final = ("PYTHON", "LANG", "LC_", "LD_", "MALLOC_", "OMP_", "OPENBLAS_", "MKL_", "TZ")
 _RESTORED: Final = frozenset((signal.SIGPIPE, signal.SIGXFSZ))  # by `subprocess`
 _LIMITS: Final = tuple(value for name, value in vars(resource).items() if name.startswith("RLIMIT_"))
 _ENVIRONMENT: Final = dict(
@@ -71,6 +77,7 @@ _ENVIRONMENT: Final = dict(
 _ROOT: Final = Path(__file__).parents[1]
 _FOLDERS: Final = ("device_runtime", "host", "toolkit", "offload", "fleet", "hil")
 _prctl = ctypes.CDLL(None).prctl
+_STARTING: Final = threading.Lock()  # orphans become children of a process, whichever server it asks
 
 
 class ForkServer:
@@ -88,13 +95,12 @@ class ForkServer:
         """
         self._channel, self._is_always_parent = channel, is_always_parent
         self._variables = _read_at_start(variables)
-        self._lock = threading.Lock()
         if is_always_parent:
             _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def start(self, request: dict[str, Any], descriptors: list[int]) -> int:
         """Return the process id of a new child of this process."""
-        with self._lock:
+        with _STARTING:
             _prctl(_PR_SET_CHILD_SUBREAPER, 1)
             try:
                 socket.send_fds(self._channel, [json.dumps(request).encode()], descriptors)
@@ -114,11 +120,15 @@ class ForkServer:
         variables = dict(os.environ if options.get("env") is None else options["env"])
         command = list(arguments)
         if command[:1] == ["env"]:
-            while "=" in command[1]:
+            while len(command) > 1 and "=" in command[1]:
                 variables.update([command.pop(1).split("=", 1)])
             command.pop(0)
         is_module = command[:2] == [_PYTHON, "-m"] and not command[2].startswith(_NO_COPIES)
-        if not is_module or _read_at_start(variables) != self._variables:
+        folder = os.path.abspath(options.get("cwd") or os.getcwd())  # noqa: PTH100, PTH109
+        is_other = _read_at_start(variables) != self._variables or (
+            folder != str(_ROOT) and _may_matter(folder)
+        )
+        if not is_module or is_other:
             return _Popen(arguments, **options)
         return _ForkedPopen(self, command, **{**options, "env": variables})
 
@@ -137,9 +147,11 @@ def _read_at_start(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _may_matter(folder: str) -> bool:
-    """Return whether a folder is of the source tree, or has a module in the place of another one."""
+    """Whether a folder is of the source tree, hides a module, or has one that Python itself imports."""
     others = [path for path in sys.path if path != folder]
     names = {entry.name.partition(".")[0] for entry in Path(folder).glob("*")}
+    if names & {"sitecustomize", "usercustomize"}:
+        return True
     specs = (importlib.machinery.PathFinder.find_spec(name, others) for name in names if name.isidentifier())
     return Path(folder).is_relative_to(_ROOT) or any(spec and spec.loader for spec in specs)
 
@@ -289,6 +301,7 @@ def _become(
             resource.setrlimit(kind, tuple(limits))
     for number in request["ignored"]:
         signal.signal(number, signal.SIG_IGN)
+    cast("Any", sys.stdout).reconfigure(line_buffering=os.isatty(1))
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
     return None
 
@@ -300,6 +313,9 @@ def _main() -> None:
     for module in sys.argv[2:]:
         importlib.import_module(module)
     warnings.filterwarnings("ignore", module="runpy")  # a module that runs was imported before
+    for number in signal.valid_signals() - _RESTORED:
+        if signal.getsignal(number) == signal.SIG_IGN:  # by the process that started this server
+            signal.signal(number, signal.SIG_DFL)
     gc.freeze()
     while channel is not None:
         request, descriptors = _serve(channel)

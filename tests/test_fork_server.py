@@ -6,12 +6,13 @@ import resource
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from edgekit_runtime.system.child_process import child_environment
-from tests.fork_server import host_server, runtime_server
+from tests.fork_server import host_server, popen_own, runtime_server
 from tests.service.serve_parts import environment
 
 SHOW = """
@@ -80,6 +81,7 @@ OTHERS = {
     "an import path": {"env": {**os.environ, "PYTHONPATH": "/elsewhere"}},
     "a setting of Python": {"env": {**environment(Path("/h")), "PYTHONHASHSEED": "1"}},
     "a setting of a library": {"env": {**environment(Path("/h")), "OPENBLAS_NUM_THREADS": "3"}},
+    "a time zone": {"env": {**environment(Path("/h")), "TZ": "Asia/Tokyo"}},
 }
 
 
@@ -100,12 +102,26 @@ def test_copy_imports_from_further_folders_unless_they_hide_a_module(tmp_path):
         for popen in (subprocess.Popen, runtime_server().popen)
     )
     assert started == copied
-    for name, is_copy in (("third", True), ("numpy", False), ("json", False)):
-        (tmp_path / f"{name}.py").touch()
-        with runtime_server().popen(
-            [sys.executable, "-m", "this"], stdout=subprocess.DEVNULL, env=env
-        ) as process:
-            assert (type(process) is not subprocess.Popen) == is_copy
+    for name, is_copy in (("third", True), ("numpy", False), ("json", False), ("sitecustomize", False)):
+        module = tmp_path / f"{name}.py"
+        module.touch()
+        for options in ({"env": env}, {"env": environment(tmp_path), "cwd": tmp_path}):
+            with runtime_server().popen(
+                [sys.executable, "-m", "this"], stdout=subprocess.DEVNULL, **options
+            ) as process:
+                assert (type(process) is not subprocess.Popen) == is_copy
+        module.unlink()
+
+
+def test_copies_of_two_servers_that_start_at_once_end_with_their_own_codes(tmp_path):
+    command = [sys.executable, "-m", "edgekit_runtime.cli", "pin", "--no-such-option"]
+
+    def start(number):
+        popen = (runtime_server().popen, popen_own)[number % 2]
+        return popen(command, env=environment(tmp_path), stderr=subprocess.DEVNULL).wait(60)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert {*pool.map(start, range(60))} == {2}
 
 
 def test_server_has_the_environment_from_before_the_tests():

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sqlite3
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -84,11 +83,10 @@ class Site:
         (self.home / "keys").mkdir(exist_ok=True)
         (self.home / "keys" / "vendor.pub.pem").write_bytes(pem)
 
-    def start(self, *words, is_copy=True):
-        """Start a command: as a copy of a process that has imported it, or with Python's own start."""
-        popen = runtime_server().popen if is_copy else subprocess.Popen
+    def start(self, *words):
+        """Start a command as a copy of a process that has imported it."""
         with (self.path / f"{words[0]}.log").open("ab") as log:
-            process = popen(self.command(*words), env=self.variables, stderr=log)
+            process = runtime_server().popen(self.command(*words), env=self.variables, stderr=log)
         self.processes.append(process)
         return process
 

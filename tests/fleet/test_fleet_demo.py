@@ -3,10 +3,12 @@
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from tests.fleet.conftest import mosquitto  # noqa: F401  # a fixture
 from tests.waiting import allow, wait_for
 
 from edgekit_fleet.demo.director import wait_while_moving
+from edgekit_fleet.demo.temporary_folder import remove
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,6 +73,15 @@ def list_processes(folder):
 def wait_gone(folder):
     wait_for(lambda: not list_processes(folder), "its processes to end")
     wait_for(lambda: not list(folder.iterdir()), "its folder to go")
+
+
+def test_folder_is_removed_though_others_write_into_it_for_long(folder, monkeypatch):
+    attempts, rmtree = itertools.count(), shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: next(attempts) < 100 or rmtree(folder / "demo"))
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    (folder / "demo").mkdir()
+    remove(folder / "demo")
+    assert not (folder / "demo").exists()
 
 
 @pytest.mark.long

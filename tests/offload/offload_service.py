@@ -32,6 +32,7 @@ def serving(folder: Path, *arguments: object) -> Iterator["subprocess.Popen[str]
     (command,) = services
     config = next(Path(word) for word in command if word.startswith("/proc/self/fd/"))
     descriptor = int(config.name)
+    assert os.get_inheritable(descriptor)
     try:
         process = runtime_server().popen(
             [sys.executable, *command[1:]],

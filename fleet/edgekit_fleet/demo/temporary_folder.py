@@ -16,9 +16,8 @@ from typing import Final
 
 from edgekit_runtime.system.child_process import ChildProcess
 
-_ATTEMPTS: Final = 600
-_PAUSE_S: Final = 0.1  # processes that end with the owner may still write, on a busy machine for long
-_LIMIT_S: Final = 5.0
+_REMOVAL_LIMIT_S: Final = 60.0  # processes that end with the owner may still write for a while
+_PAUSE_S: Final = 0.1
 
 
 @contextlib.contextmanager
@@ -38,12 +37,12 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
                 yield path
             finally:
                 near.close()
-                child.wait(_LIMIT_S)
+                child.wait(_REMOVAL_LIMIT_S)
 
 
 def remove(path: Path) -> None:
-    """Remove a folder into which others may still write for a moment; after some attempts leave it."""
-    for _ in range(_ATTEMPTS):
+    """Remove a folder into which others may still write for a while; give up after a minute."""
+    for _ in range(int(_REMOVAL_LIMIT_S / _PAUSE_S)):
         shutil.rmtree(path, ignore_errors=True)
         if not path.exists():
             return
