@@ -57,9 +57,9 @@ class LoginDesk:
     count by themselves, so nobody without it can shut the user out there.
 
     Other failures count for the pair of name and address. So they shut out neither other users at that
-    address nor this user elsewhere. All failures of a name, and all at an address, have a wider limit. It
-    does not hold for a user at an address where they have logged in before. Failures are in the audit log, an
-    alarm for each address and minute.
+    address nor this user elsewhere. All failures of a name, and all at an address, have a wider limit. That
+    limit does not hold for a user at an address where they have logged in before. Failures are in the audit
+    log, an alarm for each address and minute.
 
     Source: OWASP, *Slow Down Online Guessing Attacks with Device Cookies*.
     """
@@ -203,8 +203,7 @@ def find_login(store: Store, secret: str, now: float, *, is_use: bool = True) ->
         secret: secret of the cookie.
         now: seconds since 1970.
         is_use: whether a person acted, which prolongs the login; False for a request that an open page sent
-            by
-            itself.
+            by itself.
     """
     with store.snapshot() as session:
         row = session.get(LoginRow, digest(secret))

@@ -38,7 +38,7 @@ Outcome: TypeAlias = Literal["right", "wrong", "too many"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSecondFactor:
-    """A second factor, which is shown once.
+    """A new second factor as its user has to see it, once.
 
     Attributes:
         uri: address for an authenticator app, `otpauth://totp/...`.
@@ -147,8 +147,7 @@ def check_factor(session: Session, name: str, code: str, now: float) -> Outcome:
 
     Returns:
         `right`, also for a user without a second factor; `wrong`; or `too many`, if it was not checked
-        because of
-        earlier failures.
+        because of earlier failures.
     """
     row = session.get(SecondFactorRow, name, with_for_update=True)
     return "right" if row is None or not row.is_confirmed else _check(row, code, now)

@@ -41,7 +41,7 @@ _MIN_SECRET_CHARS: Final = 20
 
 
 class SpoofedHeadersError(RequestError):
-    """Somebody who is no proxy names a user."""
+    """A request has the headers of a proxy, but comes from somebody else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,7 @@ def fits_login(identity: Identity | None, login: Login) -> bool:
 
     Args:
         identity: user whom the headers of a proxy name; None without these headers, which fits only the login
-            of
-            a user with a password.
+            of a user with a password.
         login: login of the request's cookie.
     """
     if identity is None:

@@ -179,8 +179,7 @@ class Mosquitto:
         """Let the broker drop all that these devices send, and hear devices again that were silenced before.
 
         A device that floods the broker would otherwise fill the manager's queue at the broker, and messages
-        of
-        other devices would be lost.
+        of other devices would be lost.
 
         Raises:
             OutputError: the list of rights that the broker reads cannot be written.

@@ -54,8 +54,7 @@ class PackageEvidence:
         score: score that the packager measured, in words, or empty.
         agreement: least agreement with the version before.
         deltas: (version to start from, bytes) of each delta. The begin of a package's digest stands for a
-            version
-            that is not known, and an empty text for a coded file, which starts from none.
+            version that is not known, and an empty text for a coded file, which starts from none.
     """
 
     row: ReleasePackageRow

@@ -25,7 +25,7 @@ _MOST_CODES: Final = 100
 
 
 def show_users(console: Console, request: Request) -> Response:
-    """Show users and their roles to administrators, and the settings of the fleet to others."""
+    """Return the page of users and their roles; others than administrators are redirected."""
     if not request.state.principal.may("admin"):
         return console.redirect(request, "/settings/fleet")
     with console.store.snapshot() as session:

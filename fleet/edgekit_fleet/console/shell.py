@@ -158,8 +158,8 @@ class Console:
         """Return the user of a request, or None without a login.
 
         Sets `principal` in the request's state, and `csrf`, the token for forms: from the login or a cookie;
-        and `identity`, whom a proxy has logged in. A user who must have a second factor has no scopes
-        without one.
+        and `identity`, whom a proxy has logged in. A user who must have a second factor has no scopes without
+        one.
 
         Raises:
             RequestError: the headers of a proxy are refused.

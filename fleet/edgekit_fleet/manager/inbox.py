@@ -151,8 +151,7 @@ class KnownDevice:
 
         An agent that was started again has a new `instance`, and the old one never says hello again. So an
         instance that says hello again, with a higher number, after another instance did, runs at the same
-        time as
-        that one. A hello that is late or repeated does not say who runs now.
+        time as that one. A hello that is late or repeated does not say who runs now.
         """
         before, _ = self.instances.get(hello.instance, (-1, ""))
         if hello.sequence < self.hello_sequence or hello.sequence <= before:
@@ -289,8 +288,7 @@ class Inbox:
 
         Messages of a device that sends too many are dropped here, before they cost anything. The device then
         counts as late, so the manager asks for its newest report. Messages beyond the room for all are
-        dropped,
-        too.
+        dropped, too.
         """
         device = self._index.devices.get(_device_of(topic))
         if device is not None and device.is_too_fast(time.monotonic()):
@@ -338,7 +336,7 @@ class Inbox:
         }
 
     def take(self, now: float, limit: int = 1000) -> list[Hello]:
-        """Verify received messages, for `write`; return the hellos among them.
+        """Verify messages that `put` stored, so that `write` can write them; return the hellos among them.
 
         Args:
             now: seconds since 1970.

@@ -177,8 +177,7 @@ class Publisher:
         """Return the stored documents of devices that have just stated to hold an older one.
 
         A device that holds a higher number than the store has it from before the store was restored from a
-        backup.
-        Its next document gets a number above that, and the audit log gets an alarm.
+        backup. Its next document gets a number above that, and the audit log gets an alarm.
 
         Args:
             session: session of a transaction.
@@ -221,8 +220,7 @@ class Publisher:
         """Mark documents that are past half of their life, so that `make_due` writes them again.
 
         It also marks documents that an older key of the manager signed, and those that are valid for longer
-        than a
-        document may be: they were written when the clock was ahead.
+        than a document may be: they were written when the clock was ahead.
 
         Args:
             session: session of a transaction.

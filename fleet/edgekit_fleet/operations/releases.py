@@ -94,8 +94,7 @@ def make_release(
 
     Raises:
         FleetError: there are two packages of one model for one target; the name is taken; a plain package
-            would
-            follow an encrypted one; or a package to encrypt was released plain before.
+            would follow an encrypted one; or a package to encrypt was released plain before.
         PackageError: a package is malformed, or its name is released with other content.
         SignatureError: a package is not signed by a trusted key.
         OutputError: the repository or the store cannot be written.
@@ -292,8 +291,7 @@ def find_agreement(figures: Mapping[str, JsonValue]) -> float | None:
     """Return the least agreement with the version before that a package's own evidence suggests, 0 to 1.
 
     What the package lost against its source model on real samples, it may also lose against the version
-    before.
-    So that share is subtracted from the default limit.
+    before. So that share is subtracted from the default limit.
 
     Args:
         figures: figures of the evidence; `score` is read.
@@ -357,7 +355,7 @@ def withdraw_release(folder: FleetFolder, store: Store, name: str, actor: str) -
 
 
 def find_release(store: Store, name: str) -> ReleaseSummary:
-    """Return a release.
+    """Return the summary of a release.
 
     Raises:
         FleetError: there is none of that name.

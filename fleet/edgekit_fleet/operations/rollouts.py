@@ -464,7 +464,7 @@ def list_rollouts(store: Store, *, after: str = "", limit: int | None = None) ->
 
 
 def find_rollout(store: Store, name: str) -> RolloutSummary:
-    """Return a rollout.
+    """Return the present state of a rollout.
 
     Raises:
         FleetError: there is none of that name.

@@ -57,7 +57,8 @@ class SampleStatus:
 
     Attributes:
         days, max_bytes: see `SampleSettingRow`.
-        samples, size_bytes: number of stored samples, and their size.
+        samples: number of stored samples.
+        size_bytes: size of all stored samples.
         by_trigger: kind of trigger -> number of samples that it drew.
         orders: the newest first.
     """

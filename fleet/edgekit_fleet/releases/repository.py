@@ -233,8 +233,7 @@ class TufRepository:
 
         Args:
             paths: paths `CLASS/NAME`, or a function that returns them; it is called while no other process
-                can
-                change the repository.
+                can change the repository.
             now: seconds since 1970.
 
         Raises:
@@ -366,10 +365,8 @@ class TufRepository:
         """Return the files of the metadata for devices without a network: path in the repository -> content.
 
         The timestamp among them is signed anew and valid until `expires_at`, longer than that of the web
-        server.
-        For that long, a carrier of these files can hide newer releases from devices that get their metadata
-        from
-        them.
+        server. For that long, a carrier of these files can hide newer releases from devices that get their
+        metadata from them.
 
         Args:
             now: seconds since 1970.

@@ -91,10 +91,10 @@ class Gate:
         title, unit: heading and axis of its chart.
         sentence: statement with `{model}`, `{on}`, `{mean}` and `{limit}`; with `{count}`, `{answered}` and
             `{where}` for a share of devices.
-        outcome: of a gate on a share of devices, whether a device counts as bad. A device counts from its
-            first answer.
-        figure: of any other gate, the figure of a model between two reports of a version; None where it is
-            unknown. A device counts after `min_requests` calls.
+        outcome: for a gate on a share of devices: returns whether a device counts as bad. A device counts
+            from its first answer.
+        figure: for any other gate: returns the figure of a model between two reports of a version, or None
+            if it is unknown. A device counts after `min_requests` calls.
         compare: with the old version on the same device, by ratio or difference; or the level by itself.
         worse: direction in which the figure gets worse.
         ideal: the best level.

@@ -95,8 +95,7 @@ class PlanRequest:
 
     Attributes:
         device, server, edge: each the file of a profile or the text of a machine, such as `ssh:HOST`.
-            `server`
-            may be a URL; `edge` is None on two tiers.
+            `server` may be a URL; `edge` is None on two tiers.
         access: access to the server at a URL; None for a machine.
         edge_link: link from edge to server; None on two tiers.
         samples: file or folder of samples; None if none were given.

@@ -168,8 +168,7 @@ def read_samples(
 
     Returns:
         The samples, each with the tensor of every input by its name, in a random order that is always the
-        same;
-        and the notes.
+        same; and the notes.
 
     Raises:
         DataError: the samples cannot be read, or none can be generated.

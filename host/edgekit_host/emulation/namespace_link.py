@@ -108,8 +108,7 @@ class NamespaceLink:
 
         Args:
             order: `is_blocked`; and if that is False `up_bits_per_s` and `down_bits_per_s`, bandwidths of the
-                payload
-                of TCP, and `rtt_s`.
+                payload of TCP, and `rtt_s`.
         """
         for direction, namespace, rate in (
             (self._up, self._device, "up_bits_per_s"),

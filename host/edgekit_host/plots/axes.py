@@ -47,7 +47,7 @@ class Axis:
     log: bool = False
 
     def share(self, value: float) -> float:
-        """Return the position of `value` on the axis: 0 and 1 are the ends."""
+        """Return the position of `value` on the axis: 0 is the low end, 1 the high end; others lie off it."""
         if self.low == self.high:
             return 0.5
         if self.log:

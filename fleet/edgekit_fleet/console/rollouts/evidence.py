@@ -69,9 +69,10 @@ def find_courses(
     """Return the course of each gate that has answers, with the strongest evidence against the release.
 
     Args:
-        samples: samples in the order in which their devices first answered, then those that have not.
-        limits: limits of the rollout.
-        models: models of the release.
+        samples: samples in the order in which their devices first answered, then those of devices that have
+            not answered.
+        limits: limits of the rollout, by name.
+        models: names of the models of the release.
     """
     groups = list_groups(samples)
     worst: dict[str, tuple[float, GateTest, SampleGroup, NDArray[np.float64]]] = {}
