@@ -66,7 +66,7 @@ def find_best(boxes: Boxes, *, overlap: float, max_boxes: int, max_candidates: i
 
     Args:
         boxes: boxes of one picture; those with a NaN, without an area, or with an infinite one are left out.
-        overlap: intersection over union above which the worse box is left out; 1 leaves all.
+        overlap: intersection over union above which the worse of two boxes is left out; 1 keeps all.
         max_boxes: most boxes that are returned.
         max_candidates: only this many boxes, those of the highest scores, are considered.
     """

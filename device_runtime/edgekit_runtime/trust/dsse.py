@@ -93,7 +93,7 @@ class Envelope:
     Attributes:
         payload: canonical bytes of the statement.
         key_id: id of the key that the envelope names as the signer.
-        signature: what the key signed is `encode_signed(payload)`.
+        signature: signature of `encode_signed(payload)` by the key's algorithm.
     """
 
     payload: bytes

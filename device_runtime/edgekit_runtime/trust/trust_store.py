@@ -27,9 +27,9 @@ def read_public_key(path: Path) -> Key:
     """Return the public key in a PEM file; its key id is the sha256 of the key, not the file's name.
 
     Raises:
-        SignatureError: unreadable, no regular file, too large, or not a public key of a kind that
-            securesystemslib knows.
-        UnavailableError: it cannot be read now.
+        SignatureError: the file cannot be read, is no regular file, is too large, or holds no public key of a
+            kind that securesystemslib knows.
+        UnavailableError: the machine lacks file descriptors or memory now; try again.
     """
     return read_public_file(path)[0]
 
@@ -41,7 +41,7 @@ def read_public_file(path: Path) -> tuple[Key, bytes]:
 
     Raises:
         SignatureError: as from `read_public_key`.
-        UnavailableError: it cannot be read now.
+        UnavailableError: as from `read_public_key`.
     """
     try:
         with open(path, "rb", opener=_open_without_waiting) as file:  # Path.open has no opener
@@ -84,7 +84,7 @@ class TrustStore:
         Raises:
             SignatureError: it is not a folder, or one of the files is no public key. Such a file is not
                 skipped: a key that silently is not trusted shows much later, as a refused update.
-            UnavailableError: they cannot be read now.
+            UnavailableError: the folder or a file in it cannot be read now.
         """
         return cls((read_public_key(path) for path in list_keys(folder)), folder)
 

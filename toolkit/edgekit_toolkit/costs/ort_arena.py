@@ -22,7 +22,7 @@ class Block(NamedTuple):
     Blocks sort by size, then by position, as the arena searches them.
 
     Attributes:
-        size: bytes.
+        size: size in bytes.
         region: index of the region.
         offset: bytes from the begin of the region.
     """

@@ -19,9 +19,10 @@ class NodeCost:
 
     Attributes:
         name: the node's name, or that of its first output where it has none.
-        bytes_read: activations read.
-        bytes_written: activations written.
-        weight_bytes: constants read.
+        macs: multiply-adds.
+        bytes_read: bytes of activations read.
+        bytes_written: bytes of activations written.
+        weight_bytes: bytes of constants read.
         repeats: number of runs in one inference, as in a loop; the other figures are for one run.
         steps: steps of a recurrent layer, each of which waits for the one before; a GPU starts a kernel for
             each.
@@ -44,7 +45,7 @@ class NodeCost:
 
     @property
     def traffic_bytes(self) -> int:
-        """All bytes that the kernel moves."""
+        """All bytes that one run of the kernel reads and writes, constants included."""
         return self.bytes_read + self.bytes_written + self.weight_bytes
 
 
@@ -61,7 +62,7 @@ class ModelledCost:
 
 
 def kernel_latency_s(node: NodeCost, target: Target, mode: PowerMode) -> float:
-    """Modelled time of all runs of one kernel on `target` in `mode`, seconds."""
+    """Return the modelled seconds of all runs of one kernel in an inference on `target` in `mode`."""
     arithmetic_s = node.macs / (target.costs.macs_per_s(node.precision) * mode.compute_scale.value)
     transfer_s = node.traffic_bytes / (target.costs.memory.value * mode.bandwidth_scale.value)
     starts = node.steps if target.backend.on_gpu else 1
@@ -69,7 +70,7 @@ def kernel_latency_s(node: NodeCost, target: Target, mode: PowerMode) -> float:
 
 
 def model_cost(nodes: Sequence[NodeCost], target: Target, power_mode: str | None = None) -> ModelledCost:
-    """Modelled latency and energy of one inference.
+    """Return the modelled latency and energy of one inference.
 
     Args:
         nodes: the kernels, from `edgekit_toolkit.costs.onnx_operators.node_costs`.

@@ -97,7 +97,7 @@ class Drop:
         """Return how many samples, with each change as frequent as here, would show the drop within a limit.
 
         The drop is shown to be within the limit if the upper end of its interval is. None if the drop itself
-        is not below the limit, or if more than 10 million samples were needed.
+        is not below the limit, or if more than 10 million samples would be needed.
         """
         if self.points >= limit_points:
             return None

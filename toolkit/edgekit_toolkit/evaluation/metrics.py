@@ -188,7 +188,7 @@ def find_metric(
             values.
         labelled: whether the evaluation samples have labels.
         is_generated: whether the samples are invented, so that values of outputs tell nothing.
-        truth: what the labels are, if there are any.
+        truth: type of the labels, if there are any, as in `Metric`.
         task: the meaning of the outputs, if it is known.
         labels: number of classes that have a label, or 0.
 

@@ -391,10 +391,10 @@ def split_evaluation(count: int, *, hold_back: bool) -> list[Positions]:
 
 
 def judged_table(metric: Metric, table: Floats, reference: Outputs) -> Floats:
-    """Return a table of outcomes without NaN, which means that neither model of a comparison finds anything.
+    """Return the columns of a table of outcomes by which candidates can be judged, without NaN.
 
-    A sample in which no model finds anything is left out. In the others NaN becomes 1: a candidate that finds
-    nothing agrees with the source model that finds nothing.
+    NaN means that neither a model nor the source model finds anything in a sample. A sample with NaN for all
+    models is left out. In others NaN becomes 1, since the model agrees with the source model.
 
     Args:
         metric: the metric of the scores.

@@ -34,7 +34,7 @@ def external_files(model: onnx.ModelProto, path: Path) -> dict[str, Path]:
 
     Raises:
         ModelError: no file is at a location, or the location is outside the model's folder. If the model is
-            a symbolic link, links of external files may also lead into the folder of the model that it names.
+            a symbolic link, links of external files may also lead into the folder of the file it leads to.
     """
     locations = {_entries(name, tensor)["location"]: name for name, tensor in _external(model)}
     return {location: _resolved(path, location, locations[location]) for location in sorted(locations)}

@@ -60,11 +60,10 @@ class StatedSizes:
 
 
 def settle(source: SourceModel[Model], stated: StatedSizes, decoding: Decoding) -> SizedModel:
-    """Return the sizes of a model, and the model that runs with them.
+    """Return a model that runs, with the sizes of its free dimensions.
 
     Raises:
-        ModelError: as from `settle_sizes`; operators on which the engine fails are written out first, if they
-            can be.
+        ModelError: as from `settle_sizes`, even after operators on which the engine fails were written out.
     """
     try:
         return SizedModel(source, *_sizes(source, stated, decoding))

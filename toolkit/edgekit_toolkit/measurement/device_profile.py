@@ -81,7 +81,7 @@ def _replace_power(power: Power, measured: MeasuredPower, status: Status) -> Pow
 
 
 def is_current(times: DeviceTimes | NetworkTimes) -> bool:
-    """Return whether times are of this release's calibration networks, so that runs here compare."""
+    """Return whether times are of this release's networks: only such times compare with runs here."""
     engine = parse_engine(times.engine).name
     return times.networks == digest_calibration_models(engine) and set(times.seconds) == set(
         make_calibration_networks()
@@ -103,7 +103,7 @@ def fit_here(times: DeviceTimes, here: HostRuns) -> FittedRatios:
 def predict_latencies(
     models: Sequence[tuple[Model, Feeds]], times: DeviceTimes
 ) -> tuple[list[float], FittedRatios]:
-    """Measure models here, and return the seconds of one inference of each on a device, and the fit behind.
+    """Measure models here; return the seconds of one inference of each on a device, and the fit used.
 
     Raises:
         BackendError: the engine refuses a model or its inputs here.

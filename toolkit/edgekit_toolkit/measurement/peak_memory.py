@@ -88,7 +88,7 @@ def measure_model_memory(model: Model, feeds: Feeds) -> PeakMemory:
 
 
 def measure_engine_bytes(engine: str = "ort", threads: int = 1) -> int:
-    """Return the peak memory, in bytes, of our runtime and a bare engine here: a session of one Relu.
+    """Return the peak memory, in bytes, of our runtime with a bare engine here: a session of one Relu.
 
     It is measured once in a process for each number of threads: the imported engine does not change
     meanwhile.

@@ -76,7 +76,7 @@ class Adjoint:
         exact: whether each adjoint must be exact; otherwise some operators pass back an approximation.
 
     Attributes:
-        tensors: float tensor from which a seed depends -> tensor that holds its adjoint.
+        tensors: float tensor on which a seed depends -> tensor that holds its adjoint.
         edges: (first output of a node, position of an input) -> the part of that input's adjoint that comes
             through the node.
     """

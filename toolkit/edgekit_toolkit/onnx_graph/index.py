@@ -86,7 +86,7 @@ def reads(node: onnx.NodeProto) -> Iterable[str]:
 
 
 def recorded_shapes(graph: onnx.GraphProto) -> dict[str, Shape]:
-    """Return the shape of each tensor whose rank the graph records, by name; None for a free size."""
+    """Return the shape of each tensor whose rank the graph records, by name; free sizes are None."""
     return {
         value.name: tuple(
             int(dim.dim_value) if dim.HasField("dim_value") else None

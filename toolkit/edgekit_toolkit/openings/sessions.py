@@ -36,7 +36,7 @@ def open_ort(content: bytes, options: OrtOptions | None = None, feeds: Feeds | N
 
 
 def open_litert(content: bytes, options: "LiteRtOptions | None" = None) -> "LiteRtSession":
-    """Return LiteRT's session of a model.
+    """Return LiteRT's session of a model, once a child process could open it.
 
     Raises:
         BackendError: LiteRT refuses the model, or would end this process.
@@ -49,7 +49,7 @@ def open_litert(content: bytes, options: "LiteRtOptions | None" = None) -> "Lite
 
 
 def open_openvino(content: bytes, threads: int, options: Mapping[str, JsonValue]) -> "OpenVinoSession":
-    """Return OpenVINO's session of a model.
+    """Return OpenVINO's session of a model, once a child process could open it.
 
     Args:
         content: ONNX model.

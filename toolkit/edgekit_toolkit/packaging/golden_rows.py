@@ -101,7 +101,7 @@ def golden_rows(
 ) -> tuple[GoldenRows | None, dict[str, bytes]]:
     """Return the further golden rows of a packaged model, and the artifacts that hold their outputs.
 
-    None and no artifacts if there is no row on which the model runs as the float model does.
+    The result is None, without artifacts, if the model gives outputs that can be compared on no row.
 
     Args:
         run: the packaged model, in a session that has run the first row alone.
