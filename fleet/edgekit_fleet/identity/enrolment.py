@@ -207,7 +207,13 @@ def find_device(session: Session, name: str) -> DeviceRow:
 def revoke(session: Session, name: str, actor: str, why: str) -> DeviceRow:
     """Shut a device out, and end its unused codes; return its row.
 
-    `list_revoked_serials` then names all the certificates that it had by the audit log.
+    From then on `list_revoked_serials` has every certificate that the audit log names for the device.
+
+    Args:
+        session: session of a transaction.
+        name: name of the device.
+        actor: who orders it, for the audit log.
+        why: the reason.
 
     Raises:
         FleetError: there is no such device, or it is revoked already.

@@ -57,7 +57,8 @@ class RepositoryUpkeep:
             now: seconds since 1970.
 
         Returns:
-            What the last refresh has found to expire; nothing while it runs, or if it was not due.
+            What the last refresh has found to expire; empty while it runs, if it was not due, or if it
+            failed.
         """
         last = self._task
         if last is not None and not last.done():
