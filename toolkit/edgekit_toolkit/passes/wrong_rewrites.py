@@ -122,8 +122,8 @@ def find_wrong_in_codes(
 ) -> WrongRewrites | None:
     """Return the rewrites that must be off for a form that computes in codes; None if there are none.
 
-    None also if only rewrites are at fault without which the engine computes in float: such a form would be
-    slower than the float model.
+    None also if the engine would compute in float without these rewrites: such a form would be slower than
+    the float model.
 
     Args:
         model: the form; rewrites that are off for its float model stay off.

@@ -140,7 +140,7 @@ class CandidateSet:
         return max((stop.needed_s for stop in self.stops), default=0.0)
 
     def undo(self, candidate: Candidate | None) -> None:
-        """Remove `candidate`; if it is None, the last entry of `dropped`. So the last `add` is undone."""
+        """Undo the last `add`: remove the candidate that it returned or, for None, the last of `dropped`."""
         if candidate is None:
             self.dropped.pop()
         else:

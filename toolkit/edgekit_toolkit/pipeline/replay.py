@@ -48,7 +48,7 @@ def repeat(model_path: Path, recipe: Recipe, earlier: EarlierModel | None = None
     Args:
         model_path: the source model.
         recipe: recipe of the package.
-        earlier: model whose weights those of an update were brought near to; None if the package is no
+        earlier: earlier model, to whose weights those of an update were drawn; None if the package is no
             update.
 
     Raises:

@@ -36,7 +36,7 @@ class Request:
         thread_counts: numbers of threads of which the package states the best; empty to state none.
         search_s: limit of the work of a search, in seconds of a nominal processor.
         search_shares: searches that share the limit of the command line, of which `search_s` is a part.
-        backend: `ort`, `tensorrt` or `litert`; `auto` only for `engine_tournament.search_engines`.
+        backend: name of the engine, such as `ort`; `auto` only for `engine_tournament.search_engines`.
         variants: most variants that the package carries, the default included, at least 1.
         also: kinds of `forms.UNTIMED_KINDS` that the package carries as variants besides.
         strict: whether the drop must be shown to keep its limit, not only estimated to keep it.
