@@ -128,8 +128,9 @@ def make_install(
 
 def find_environment(install_size: ModuleType, kind: str) -> Path:
     """Return an environment with `requirements/KIND.txt`; it is made once and stays in the cache."""
-    requirements = (ROOT / "requirements" / f"{kind}.txt").read_bytes()
-    digest = hashlib.sha256(requirements + f"{sys.base_prefix}, {sys.version}".encode()).hexdigest()
+    files = ROOT / "requirements" / f"{kind}.txt", Path(str(install_size.__file__))
+    sources = b"".join(path.read_bytes() for path in files)
+    digest = hashlib.sha256(sources + f"{sys.base_prefix}, {sys.version}".encode()).hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgekit"
     folder = cache / f"{kind}-{digest[:16]}"
     if not folder.exists():
@@ -257,7 +258,7 @@ def test_device_install_imports_every_runtime_module_without_host_libraries(any_
 def test_device_install_keeps_its_size_limits(any_device: Any) -> None:
     sizes = any_device.bytes_by_folder()
     own_bytes = sum(size for name, size in sizes.items() if name.startswith("edgekit"))
-    assert own_bytes <= 2_600_000
+    assert own_bytes <= 2_700_000
     assert sum(sizes.values()) <= 131_000_000, sizes.most_common(6)
 
 

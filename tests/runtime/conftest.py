@@ -158,8 +158,8 @@ def maker() -> PackageMaker:
 
 
 @pytest.fixture
-def copied_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules of ours that are started run in copies of a process that has imported them."""
+def copied_children_of_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let children be copies in one test: others of its file replace or kill real processes."""
     monkeypatch.setattr(subprocess, "Popen", popen_own)
 
 

@@ -32,7 +32,7 @@ from edgekit_runtime.system.child_process import child_environment
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.signing_keys import find_keys_folder, load_signer
 
-pytestmark = pytest.mark.usefixtures("copied_children")
+pytestmark = pytest.mark.usefixtures("copied_children_of_test")
 
 QUICK_S = 0.1  # one process
 QUICK = ["--seconds", str(QUICK_S)]

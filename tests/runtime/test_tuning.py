@@ -22,7 +22,7 @@ from edgekit_runtime.system.engines import find_engine
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.signing_keys import find_keys_folder, load_signer
 
-pytestmark = pytest.mark.usefixtures("copied_children")
+pytestmark = pytest.mark.usefixtures("copied_children_of_test")
 
 OWN = RunSetting()
 

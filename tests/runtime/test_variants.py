@@ -24,7 +24,7 @@ from edgekit_runtime.sessions.selftest import run_selftest
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.signing_keys import find_keys_folder, load_signer
 
-pytestmark = pytest.mark.usefixtures("copied_children")
+pytestmark = pytest.mark.usefixtures("copied_children_of_test")
 
 # What the variant's model makes of the golden input: twice the default's.
 DOUBLE = 2.0

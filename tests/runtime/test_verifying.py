@@ -27,7 +27,7 @@ from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_runtime.trust.verifier_process import VerifyingProcess
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 
-copied = pytest.mark.usefixtures("copied_children")
+copied = pytest.mark.usefixtures("copied_children_of_test")
 
 PAYLOAD = Statement("manifest.json", "0" * 64, PACKAGE_PREDICATE_TYPE, {}).to_bytes()
 
