@@ -21,9 +21,6 @@ class CodeSizes:
 
     A strength sets the steps of all layers; `EqualSlopeSteps.choose` says what it is.
 
-    Attributes:
-        steps: chooses the steps of a layer for a strength.
-
     Args:
         layers: layers that are rounded.
         weights: their weights, by name.
@@ -38,11 +35,7 @@ class CodeSizes:
         self._rows = [(layer, layer.to_rows(weights[name])) for name, layer in by_weight.items()]
 
     def at(self, strength: float) -> float:
-        """Return how many bytes all codes take, by their entropy.
-
-        Args:
-            strength: sets the steps of all layers; the larger it is, the fewer bytes.
-        """
+        """Return how many bytes all codes take, by their entropy; the larger the strength, the fewer."""
         return self._sum(lambda layer, rows: self.steps.choose(layer, rows, strength))
 
     def of_peak(self, peak: int, fine_peak: int) -> float:

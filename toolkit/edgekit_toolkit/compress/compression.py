@@ -41,10 +41,7 @@ class CodedWeight:
         return count_bits(self.codes)
 
     def floats(self, channel_axis: int) -> NDArray[np.float32]:
-        """Return codes times scale, float32 in the shape of the weight.
-
-        `channel_axis`: axis of the output channels in that shape.
-        """
+        """Return codes times scale, float32 in the shape of the weight."""
         along = [1] * self.codes.ndim
         along[channel_axis] = -1
         return np.asarray(self.codes * self.scale.reshape(along), np.float32)

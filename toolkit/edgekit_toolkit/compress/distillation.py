@@ -88,9 +88,7 @@ def distil(
     steps: int,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Distillation:
-    """Train a copy of the student on the teacher's outputs.
-
-    The training ends half-way if held-back samples then show no gain.
+    """Train a copy of the student on the teacher's outputs; end half-way if held-back samples show no gain.
 
     Args:
         teacher: float model.

@@ -75,13 +75,9 @@ class Moments:
         return Moments(own, self.cross[:, :, columns], mean, self.float_mean, self.columns[columns])
 
     def fit(self, rows: Floats) -> Floats:
-        """Return weights [G, R, J] for the compressed network that keep the layer's outputs.
+        """Return weights [G, R, J] that keep the layer's outputs in the compressed network, by least squares.
 
-        Their outputs on its patches are the nearest, by least squares, to those of `rows` on the float
-        network's patches.
-
-        Args:
-            rows: weights of the float network, [G, R, K].
+        `rows`: weights of the float network, [G, R, K].
         """
         diagonal = np.einsum("gii->gi", self.own).mean(axis=1)
         ridge = (_RIDGE * np.maximum(diagonal, 1e-9))[:, None, None]
@@ -92,9 +88,7 @@ class Moments:
     def bias_change(self, rows: Floats, new_rows: Floats) -> Floats:
         """Return the change of a layer's bias that keeps the means of its outputs, [G * R].
 
-        Args:
-            rows: weights of the float network, [G, R, K].
-            new_rows: weights of the compressed network, [G, R, J].
+        `rows`, `new_rows`: weights of the float network, [G, R, K], and of the compressed network, [G, R, J].
         """
         means = rows @ self.float_mean[:, :, None] - new_rows @ self.mean[:, :, None]
         return np.asarray(means.reshape(-1))

@@ -61,8 +61,7 @@ def prune(
 ) -> list[SlicedModel]:
     """Return models with fewer and fewer channels: for each share, the first that saves it.
 
-    One model may be the first for several shares; a share that cannot be saved has no model. So the list may
-    be shorter than `shares`.
+    One model may be the first for several shares; a share that cannot be saved has no model.
 
     Args:
         model: float model, from which a pass of its own has removed dead channels.
@@ -88,9 +87,7 @@ def prune(
 
 
 def count_macs(model: onnx.ModelProto, dims: Mapping[str, int]) -> dict[str, int]:
-    """Return the multiply-adds of each layer, by its first output.
-
-    `dims`: size of each free dimension by name.
+    """Return the multiply-adds of each layer, by its first output; `dims` are sizes of free dimensions.
 
     Raises:
         ModelError: they cannot be counted.

@@ -33,10 +33,7 @@ _MIN_FINE_PEAK: Final = 63
 
 
 def limits(peak: int) -> tuple[int, int]:
-    """Return the smallest and the largest code.
-
-    They are -`peak` and `peak`, or -`peak` - 1 and `peak` where `is_coarse(peak)`.
-    """
+    """Return the smallest and the largest code: -`peak`, or -`peak` - 1 if `is_coarse(peak)`, and `peak`."""
     return (-peak - 1 if is_coarse(peak) else -peak), peak
 
 
@@ -54,9 +51,7 @@ def damp(moment: Floats) -> Floats:
 
 
 class Spread:
-    """How the rounding error of a column is spread over the columns that are rounded after it.
-
-    It follows from the second moment [G, K, K] of the patches, as `damp` returns it.
+    """How a column's rounding error spreads over later columns, by a second moment [G, K, K] from `damp`.
 
     Attributes:
         order: columns in the order of rounding, the one with the largest moment first, [G, K].
@@ -73,10 +68,9 @@ class Spread:
 def choose_scale(rows: Floats, moment: Floats, peak: int) -> Floats:
     """Return the step of each row, [G, R, 1], at which the nearest codes have the least output error.
 
-    Args:
-        rows: weights, [G, R, K].
-        moment: second moment of the patches, [G, K, K].
-        peak: largest code.
+    `rows`: weights, [G, R, K].
+    `moment`: second moment of the patches, [G, K, K].
+    `peak`: largest code.
     """
     largest = np.maximum(np.abs(rows).max(axis=2, keepdims=True), _LEAST) / peak
     best: Floats = largest
@@ -112,9 +106,8 @@ def round_rows(
 def measure_errors(differences: Floats, moment: Floats) -> Floats:
     """Return the mean squared error d H d^T of each row's output, [G, R, 1].
 
-    Args:
-        differences: d, the error of each weight, [G, R, K].
-        moment: H, the second moment of the patches, [G, K, K].
+    `differences`: d, the error of each weight, [G, R, K].
+    `moment`: H, the second moment of the patches, [G, K, K].
     """
     errors: Floats = ((differences @ moment) * differences).sum(axis=2, keepdims=True)
     return errors
@@ -123,11 +116,9 @@ def measure_errors(differences: Floats, moment: Floats) -> Floats:
 def fit_scale(codes: Floats, rows: Floats, moment: Floats, scale: Floats) -> Floats:
     """Return the step of each row, [G, R, 1], at which its codes have the least output error.
 
-    Args:
-        codes: codes of the rows, [G, R, K].
-        rows: weights that the codes stand for, [G, R, K].
-        moment: second moment of the patches, [G, K, K].
-        scale: steps to keep for rows without such a step, as those whose codes are all 0.
+    `codes`, `rows`: codes, and the weights that they stand for, [G, R, K].
+    `moment`: second moment of the patches, [G, K, K].
+    `scale`: steps of rows for which no step is best, as those whose codes are all 0.
     """
     projected_codes = codes @ moment
     power, product = ((values * projected_codes).sum(axis=2, keepdims=True) for values in (codes, rows))

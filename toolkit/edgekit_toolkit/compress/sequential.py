@@ -71,8 +71,7 @@ def round_weights(
             up an error.
         choose_step: (layer, its rows) -> step of each row, [G, R, 1]; None for the steps of least error.
         threads: threads of one inference.
-        quantize: (name of a layer's input, its float values) -> the values that it has where activations are
-            codes.
+        quantize: (name of a layer's input, its values) -> its values where activations are codes.
         alone: whether each layer is rounded as if the rest of the network, activations included, stayed
             float.
         coarse_biases: whether biases are rounded to the precision of weights, to travel in fewer bytes.

@@ -17,14 +17,9 @@ _MOST_WASTE_BYTES: Final = 128 << 20
 
 
 class Block(NamedTuple):
-    """A part of a region of memory.
+    """A part of the region of memory with index `region`: `size` bytes from byte `offset` on.
 
     Blocks sort by size, then by position, as the arena searches them.
-
-    Attributes:
-        size: size in bytes.
-        region: index of the region.
-        offset: bytes from the begin of the region.
     """
 
     size: int

@@ -19,7 +19,6 @@ class NodeCost:
 
     Attributes:
         name: the node's name, or that of its first output where it has none.
-        macs: multiply-adds.
         bytes_read: bytes of activations read.
         bytes_written: bytes of activations written.
         weight_bytes: bytes of constants read.

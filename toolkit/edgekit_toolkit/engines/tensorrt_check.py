@@ -46,7 +46,6 @@ class TensorRtCheck:
             names something that TensorRT accepts but computes differently from ONNX.
         available: whether the library is installed; where not, `errors` holds the command that installs it.
         parsed: whether the parser understood every node.
-        built: whether an engine was built.
         engine_bytes: size of the engine, or None if none was built.
         version: version of the library, or None if it gave no answer.
         seconds: time to parse and build, or None if the library gave no answer.

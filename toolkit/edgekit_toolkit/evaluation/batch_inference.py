@@ -58,9 +58,7 @@ class Inference:
 def run_sequences(
     session: Session, manifest: Manifest, path: Path, decoding: Decoding | None = None
 ) -> Inference:
-    """Return the outputs of a model with states for the sequences at `path`.
-
-    Each output is [sequences, steps, ...]; states are not among them.
+    """Return the outputs of a model, except states, for the sequences at `path`: [sequences, steps, ...].
 
     Raises:
         DataError: as from `open_data`; or sequences have different lengths.
@@ -224,8 +222,6 @@ def find_top_classes(output: NDArray[Any], classes: int) -> tuple[tuple[tuple[in
     """Return the five best classes of each sample, as (index of the class, score), the best first.
 
     NaN comes last. Empty if the output is not numbers [samples, classes], or `classes` is 0.
-
-    `classes`: number of classes in the labels.
     """
     if not classes or output.ndim != 2 or output.shape[1] != classes or output.dtype.kind not in "iuf":
         return ()

@@ -81,19 +81,12 @@ class BoxLayout:
         ]
 
     def score(self, outputs: Outputs, reference: Outputs) -> NDArray[np.float64]:
-        """Return the F1 score of each sample's boxes, with the source model's boxes as the truth.
+        """Return the F1 score of each sample, with the boxes of the source model's `reference` as the truth.
 
         In a layout of `judging_layout`, boxes of a score of 0.25 or more count, after suppression of boxes
         that overlap a better one of their class by over a half (IoU). Two boxes match if they have the same
-        class and overlap by half or more.
-
-        Args:
-            outputs: outputs of a candidate.
-            reference: outputs of the source model for the same samples.
-
-        Returns:
-            float64 [samples], 0..1; NaN where neither model finds a box, 0 for all if `outputs` have other
-            axes than this layout reads.
+        class and overlap by half or more. A score is NaN where neither model finds a box; all are 0 if
+        `outputs` have other axes than this layout reads.
         """
         theirs = self.read(reference)
         try:
@@ -118,12 +111,9 @@ class BoxLayout:
 
 
 def judging_layout(options: DetectionOptions, input_size: Size | None, labels: int = 0) -> BoxLayout:
-    """Return a layout that reads only the boxes which count in a score, see `BoxLayout.score`.
+    """Return a layout by `options` with other limits: it reads the boxes that count in `BoxLayout.score`.
 
-    Args:
-        options: how the boxes are encoded; the limits in it are replaced.
-        input_size: height and width of the input; None if boxes are not in pixels of it.
-        labels: number of classes that have a label, or 0.
+    `input_size`: height and width of the input; None if boxes are not in pixels of it.
     """
     limits = replace(options, min_score=CONFIDENT, overlap=OVERLAP, max_boxes=_MOST_BOXES)
     return BoxLayout(limits, input_size or _UNIT, labels or None)

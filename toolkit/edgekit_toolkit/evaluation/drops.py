@@ -74,9 +74,7 @@ class Drop:
     heaviest: float = 1.0
 
     def interval(self, confidence: float = CONFIDENCE) -> Interval:
-        """Return Gaffke's interval of the drop.
-
-        No distribution of changes is known for which it misses the true drop more often than stated.
+        """Return Gaffke's interval. No distribution is known for which it errs more often than stated.
 
         Source: N. Gaffke, Three test statistics for a nonparametric one-sided hypothesis on the mean of a
         nonnegative variable, Mathematical Methods of Statistics 14 (2005), 451-467; E. Learned-Miller,
@@ -96,8 +94,7 @@ class Drop:
     def samples_for(self, limit_points: float, confidence: float = CONFIDENCE) -> int | None:
         """Return how many samples, with each change as frequent as here, would show the drop within a limit.
 
-        The drop is shown to be within the limit if the upper end of its interval is. None if the drop itself
-        is not below the limit, or if more than 10 million samples would be needed.
+        None if the drop itself is not below the limit, or if more than 10 million samples would be needed.
         """
         if self.points >= limit_points:
             return None
@@ -185,8 +182,7 @@ def mean_drops(
         source: scores [samples] of the source model, 0..1.
         candidates: scores [candidates, samples] on the same samples.
         max_gain: as in `Drop`.
-        weights: weight of each sample, such as the number of requests that it stands for; None if all count
-            alike.
+        weights: weight of each sample, such as its number of requests; None if all count alike.
     """
     if weights is not None:
         return [_weighted_drop(changes, weights, max_gain) for changes in source - candidates]

@@ -43,8 +43,7 @@ class MemoryHere:
 
     Attributes:
         peak: peak memory of a fresh process that opens the model; None if it could not be measured.
-        service_bytes: estimated peak of the service with this model; None without a limit on memory, or if it
-            was not estimated, for which `notes` has the reason.
+        service_bytes: estimated peak of the service with it; None without a memory limit or an estimate.
         notes: sentences for the user on how the memory was found.
     """
 
@@ -63,13 +62,8 @@ def measure_memory_here(
 ) -> MemoryHere:
     """Measure the peak memory of a fresh process here that runs a model, and estimate that of the service.
 
-    Args:
-        model: model to run.
-        modelled: the memory of the model that was compared with the limit, or why it is unknown. A
-            `PeakMemory` was measured here, so it is not measured again.
-        feeds: inputs of one inference.
-        target: target of the package.
-        limit_bytes: memory limit, infinite if there is none.
+    `modelled`: its memory that was compared with the limit, or why it is unknown; a `PeakMemory` is reused.
+    `limit_bytes`: memory limit, infinite if there is none.
     """
     notes = []
     peak = modelled if isinstance(modelled, PeakMemory) else None

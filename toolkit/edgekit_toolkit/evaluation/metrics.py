@@ -118,8 +118,7 @@ class Metric:
         name: as the user gave it, or as `auto` chose.
         title: how messages and reports call it.
         score: (outputs, outputs of the source model, labels) -> score of each sample, 0..1.
-        truth: what samples must be labelled with: `int` for classes, or a record of `samples.truth`; None if
-            the metric takes no labels.
+        truth: type of the labels, `int` for classes or a record of `samples.truth`; None if it takes none.
         outputs: what the outputs must be, in words.
         suits: whether outputs suit the metric.
         fit: makes `score` from the source model's outputs on some samples; None if `score` is given.
@@ -193,8 +192,7 @@ def find_metric(
         labels: number of classes that have a label, or 0.
 
     Raises:
-        DataError: there is no such metric, it needs labels that the samples lack, or it does not suit the
-            outputs.
+        DataError: there is no such metric, its labels are missing, or it does not suit the outputs.
     """
     if name not in METRICS and ":" in name:
         return _load_metric(name)

@@ -70,7 +70,6 @@ class PartScores:
         samples: number of samples.
         baseline: score of the source model, 0..1.
         scores: score of each candidate, 0..1.
-        drops: drop from the source's score to that of each candidate.
     """
 
     samples: int
@@ -129,10 +128,7 @@ class Scores:
         return self.confirmation or self.choosing
 
     def without(self, dropped: Collection[int]) -> "Scores":
-        """Return the scores without the candidates at these positions, and with `spoiled` empty.
-
-        So `dropped` must hold all spoiled candidates.
-        """
+        """Return the scores without the candidates at these positions, all spoiled ones among them."""
         confirmation = None if self.confirmation is None else self.confirmation.without(dropped)
         rows = [index + 1 for index in dropped]
         return replace(
@@ -380,10 +376,7 @@ def scores_of_table(
 
 
 def split_evaluation(count: int, *, hold_back: bool) -> list[Positions]:
-    """Return the indices of the samples that choose, and of those held back, as one or two arrays.
-
-    The second is missing if nothing may be held back, or there are too few samples.
-    """
+    """Return one array of indices, or two: samples that choose, and, if there are enough, those held back."""
     if count < LEAST_TO_HOLD_BACK or not hold_back:
         return [np.arange(count)]
     held_back = draw_mask(count, CONFIRMATION_SHARE, _SPLIT_SEED)

@@ -45,9 +45,7 @@ def count_pixels(options: SegmentationOptions) -> Callable[[Outputs, TrueMask], 
 
 
 def mean_overlap(counts: Sequence[Counts], _reference: Sequence[Counts], _labels: Any) -> float:
-    """Return the mean intersection over union of all classes that are true or predicted in some pixel.
-
-    `counts`: results of the function of `count_pixels`.
+    """Return the mean intersection over union of all classes that occur in the results of `count_pixels`.
 
     Raises:
         DataError: no pixel counts.
@@ -60,10 +58,7 @@ def mean_overlap(counts: Sequence[Counts], _reference: Sequence[Counts], _labels
 
 
 def count_edits(options: TextOptions) -> Callable[[Outputs, TrueText], Counts]:
-    """Return a function that counts a sample's characters to edit and those of its true text, int64 [2].
-
-    To edit is to insert, remove or replace a character of the predicted text.
-    """
+    """Return a function that counts a sample's text edits (Levenshtein) and true characters, int64 [2]."""
 
     def reduce(outputs: Outputs, truth: TrueText) -> Counts:
         try:
@@ -76,9 +71,7 @@ def count_edits(options: TextOptions) -> Callable[[Outputs, TrueText], Counts]:
 
 
 def share_of_characters(counts: Sequence[Counts], _reference: Sequence[Counts], _labels: Any) -> float:
-    """Return 1 less the character error rate over all samples, at least 0.
-
-    `counts`: results of the function of `count_edits`.
+    """Return 1 less the character error rate over all results of `count_edits`, at least 0.
 
     Raises:
         DataError: all texts are empty.

@@ -34,11 +34,7 @@ _PROCESSOR: Final = "CPUExecutionProvider"
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """The file of a model.
-
-    Attributes:
-        name: name of the repository or model package in which the file was found; None for a plain path.
-    """
+    """The file of a model; `name` is that of its repository or model package, None for a plain path."""
 
     path: Path
     name: str | None = None

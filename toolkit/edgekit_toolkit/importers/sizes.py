@@ -122,8 +122,7 @@ def settle_sizes(
         ranges: as for `generate_feeds`.
 
     Raises:
-        ModelError: a size is not known, `stated` names no free dimension, or the model does not run with the
-            sizes.
+        ModelError: a size is unknown, `stated` names no free dimension, or the model does not run with them.
     """
     sizes_by_name = {name: Size(value, "given") for name, value in stated.items()}
     batch = batch_dims(inputs)

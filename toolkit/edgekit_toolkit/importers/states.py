@@ -64,10 +64,7 @@ def name_states(source: SourceModel[Model], states: Mapping[str, str]) -> Source
 def propose_states(
     inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], states: Sequence[RecurrentState]
 ) -> list[RecurrentState]:
-    """Return pairs of an output and an input that look like further states by dtype, shape and name.
-
-    `states`: those that the user has named already.
-    """
+    """Return pairs of output and input that look like states beside `states`, by dtype, shape and name."""
     named = {name for state in states for name in (state.output, state.input)}
     return [
         proposal

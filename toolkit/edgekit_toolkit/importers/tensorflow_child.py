@@ -20,8 +20,7 @@ _OPSET = "17"
 def main(model: str, folder: str) -> int:
     """Export a model to a file in `folder`, with `check.npz`: inputs and the outputs that TensorFlow gives.
 
-    Returns:
-        Exit code: 0, 1 if TensorFlow fails, or `MISSING_LIBRARY`; an error is written to standard error.
+    Return the exit code: 0, 1 if TensorFlow fails, or `MISSING_LIBRARY`.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")

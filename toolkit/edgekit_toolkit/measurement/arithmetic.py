@@ -53,8 +53,5 @@ def measures_here(target: Target) -> bool:
 
 
 def score_label(model: Model) -> str:
-    """Return the label of a score taken on this machine.
-
-    It is `measured`, or `estimated` if sums of the model saturate here and not on the target.
-    """
+    """Return `estimated` if sums of the model saturate here and not on the target, otherwise `measured`."""
     return "estimated" if model.saturating_nodes() else "measured"

@@ -89,12 +89,7 @@ def is_current(times: DeviceTimes | NetworkTimes) -> bool:
 
 
 def fit_here(times: DeviceTimes, here: HostRuns) -> FittedRatios:
-    """Return the ratios that convert runs on this machine into times on a device.
-
-    Args:
-        times: times of the calibration networks on the device.
-        here: runs of the same networks on this machine.
-    """
+    """Return the ratios that convert runs of the calibration networks here into their times on a device."""
     device_s = [times.seconds[name].value for name in here.networks]
     may_share = find_support(parse_engine(times.engine).name).shares_cores
     return fit_ratios(list(here.networks.values()), device_s, may_share=may_share)

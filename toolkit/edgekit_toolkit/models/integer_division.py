@@ -69,10 +69,7 @@ def onnx_divides_by_inputs(model: onnx.ModelProto) -> bool:
 
 
 def tflite_divides_by_inputs(model: Any) -> bool:
-    """Return whether some integer division has a divisor that is not constant, or that holds 0 or -1.
-
-    `model`: a `.tflite` model as `tflite.flatbuffer` parses it.
-    """
+    """Return whether a model of `tflite.flatbuffer` has an integer division by a variable, 0 or -1."""
     from edgekit_toolkit.tflite import flatbuffer  # needs LiteRT, which a host may lack
 
     for graph, _, operator in flatbuffer.operators(model):

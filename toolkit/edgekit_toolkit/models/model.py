@@ -73,9 +73,7 @@ class Model(Protocol):
         """Yield the constants, without those inside control flow."""
 
     def specs(self, outputs: Sequence[str] | None = None) -> Specs:
-        """Return the specs of the inputs and of the outputs.
-
-        A format whose files have no order of outputs takes the order of `outputs`.
+        """Return the specs of inputs and outputs; formats without an order of outputs take that of `outputs`.
 
         Raises:
             BackendError: the engine refuses the model.
@@ -88,8 +86,7 @@ class Model(Protocol):
             outputs: names of the outputs in the list; by default all in the model's order.
             threads: threads of one inference.
             rewrites: whether the engine's optimiser may run, where that can be chosen. A model that
-                multiplies codes is optimised in any case: only then are its products exact on every
-                processor.
+                multiplies codes is always optimised: only then are its products exact on every processor.
 
         Raises:
             BackendError: the engine refuses the model.
@@ -129,9 +126,7 @@ class Model(Protocol):
         """
 
     def estimate_memory(self, dims: Mapping[str, int], *, blocked_layout: bool) -> MemoryEstimate | None:
-        """Return the estimated memory that the model adds to the engine's, with `engine_bytes` 0.
-
-        None if it cannot be estimated and must be measured.
+        """Estimate the memory that the model adds, with `engine_bytes` 0; return None if it must be measured.
 
         `dims`, `blocked_layout`: see `optimise_as_engine`.
 

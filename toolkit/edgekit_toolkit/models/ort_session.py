@@ -23,8 +23,7 @@ _LOG_FATAL = 4
 def session_for(model: onnx.ModelProto, *, threads: int, optimise: bool = True) -> ort.InferenceSession:
     """Return a session on the CPU with the options in the model's metadata.
 
-    `optimise`: whether onnxruntime optimises the graph, as far as the model allows it; only then are 8-bit
-    products exact on every processor.
+    `optimise`: whether the graph is optimised; only then are 8-bit products exact on every processor.
 
     Raises:
         BackendError: onnxruntime refuses the model, or would end this process.

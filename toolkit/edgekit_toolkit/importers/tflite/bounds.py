@@ -24,11 +24,9 @@ class Field(NamedTuple):
     """A field of a table.
 
     Attributes:
-        kind: `value` in the table itself, `vector` (or string) of values, `table`, or `tables`, a vector of
-            tables.
+        kind: a value in the table itself, a vector or string of values, a table, or a vector of tables.
         size: bytes of a value, or of an item of the vector; 0 for tables.
-        table: kind of the tables, a key of `_TABLES`; empty for options of operators, whose
-            fields are not checked.
+        table: kind of the tables, a key of `_TABLES`; empty for options of operators, which are not checked.
     """
 
     name: str

@@ -31,9 +31,7 @@ class MadeOutput(TypedDict):
 
 
 def try_model(content: bytes, *, max_memory_bytes: int, time_limit_s: float) -> list[MadeOutput]:
-    """Load and run the model in LiteRT; return the outputs whose shape is not the recorded one.
-
-    LiteRT runs in a process of its own.
+    """Run the model in LiteRT in a process of its own; return outputs whose shape is not the recorded one.
 
     `max_memory_bytes`: limit on the address space of that process.
     `time_limit_s`: the process is ended when it takes longer.
