@@ -27,13 +27,9 @@ _MAX_SHOWN = 1e300  # JSON allows larger integers, which no float holds
 
 
 class PackageEvidence(NamedTuple):
-    """The evidence file beside a package.
+    """The evidence file beside a package, `verified` if a key that is trusted here signed it.
 
-    Attributes:
-        path: the file.
-        verified: whether a key that is trusted here signed it.
-        predicate: its content; empty if there is a problem.
-        problem: why it is no evidence for the package; None if it is.
+    `problem` says why it is no evidence for the package, if so; `predicate`, its content, is empty then.
     """
 
     path: Path
@@ -43,15 +39,9 @@ class PackageEvidence(NamedTuple):
 
 
 class Inspection(NamedTuple):
-    """What a package holds, also one whose key is not trusted here.
+    """What a package holds; unless a key that is trusted here signed it, `key_id` is only a claim.
 
-    Attributes:
-        path: the package.
-        manifest: its manifest.
-        verified: whether a key that is trusted here signed it; if not, `key_id` is only a claim.
-        key_id: identifier of the key that signed it.
-        key_name: name of that key on this machine; None if it has none.
-        evidence: the evidence file beside it; None without one.
+    `key_name`: name of the key on this machine, or None. `evidence`: None without a file beside the package.
     """
 
     path: Path

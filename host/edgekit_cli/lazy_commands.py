@@ -22,10 +22,7 @@ class LazyCommand(click.Command):
         return self.load().make_context(info_name, args, parent, **extra)
 
     def load(self) -> click.Command:
-        """Import the command's module, and return the command.
-
-        It is `command` of a module that has the command's name, else the module's attribute of that name.
-        """
+        """Import the module; return its `command` if both have one name, else the attribute of that name."""
         module = importlib.import_module(self._module)
         is_own = self._module.endswith(f".{self.name}")
         command: click.Command = module.command if is_own else getattr(module, str(self.name))
@@ -36,8 +33,6 @@ def lazy_commands(
     names: Mapping[str, str], folder: str, files: Mapping[str, str] | None = None
 ) -> list[click.Command]:
     """Return those commands of a Python package whose modules are installed, in the order of `names`.
-
-    No module of a command is imported.
 
     Args:
         names: name of a command -> its short help.

@@ -40,15 +40,9 @@ _PER_MEMBER: Final = ("drop", "energy")  # limits that are kept by each member, 
 def package_pipeline(
     ctx: click.Context, path: Path, console: Console, *, package_model: PackageModel
 ) -> Path:
-    """Package the pipeline in a file by the options of `edgekit package`; return the path of the package.
+    """Write the package of a pipeline into the folder of `--out`, print its contents, and return its path.
 
-    It is written into the folder of `--out`, and its contents are printed.
-
-    Args:
-        ctx: context of the command, with its options.
-        path: file of the pipeline (.toml).
-        console: where to print.
-        package_model: packages a member that the file names as a model.
+    `package_model`: packages a member that the pipeline names as a model.
 
     Raises:
         click.UsageError: an option is missing, or one for models.

@@ -17,7 +17,7 @@ from edgekit_toolkit.targets.loader import find_user_targets, load_target
 
 
 def check_alone(ctx: click.Context) -> None:
-    """Refuse options of the command line whose value the recipe holds: they would be ignored.
+    """Refuse options whose value the recipe holds: they would be ignored.
 
     Raises:
         click.UsageError: such an option was given.
@@ -61,15 +61,8 @@ def repeat_recipe(
 ) -> Path:
     """Make the package of a recipe anew, and return its path: same model, tools and key give the same bytes.
 
-    Args:
-        model: model that the recipe was made for.
-        path: recipe.
-        out: folder into which package, evidence and report are written.
-        console: where to print.
-        like: recipe of the earlier package whose weights an update stays near to, or None.
-        target: value of `--target`, to compare with the recipe's; None if it was not given.
-        key: name of the signing key.
-        as_json: whether to print the result as JSON.
+    `like`: recipe of the earlier package whose weights an update stays near to, or None.
+    `target`: value of `--target`, to compare with the recipe's; None if it was not given.
 
     Raises:
         click.UsageError: the recipe is for another target.

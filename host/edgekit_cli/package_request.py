@@ -37,9 +37,7 @@ MAX_SIZE = 2**31 - 1
 
 
 def find_source(model: Path, python: Path | None, out: Path) -> LocalModel:
-    """Return path and name of the file that MODEL names.
-
-    With `python`, this interpreter of the user exports the model into `out`; the path is that of the export.
+    """Return the file that MODEL names, or what the user's interpreter `python` exports of it into `out`.
 
     Raises:
         ModelError: it is not here, leads out of its folder, or cannot be exported.
@@ -55,9 +53,7 @@ def find_source(model: Path, python: Path | None, out: Path) -> LocalModel:
 def read_request(model: Path, options: Mapping[str, Any]) -> Request:
     """Return the request that the options of `edgekit package` state.
 
-    Args:
-        model: file of the model.
-        options: name of each option's argument -> its value as click parsed it.
+    `options`: name of each option's argument -> its value as click parsed it.
 
     Raises:
         click.UsageError: an option is missing or malformed.

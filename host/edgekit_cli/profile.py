@@ -116,7 +116,6 @@ class MeasuredProfile:
     """A measured profile of a device.
 
     Attributes:
-        machine: facts about the device.
         here, times: runs of the calibration networks on this machine, and their times on the device.
         fitted: ratios that convert the ones into the others.
         power: power of the device, or None if it was not measured.
@@ -168,12 +167,7 @@ def measure_profile(
 ) -> MeasuredProfile:
     """Time the calibration networks on a device and here, and write a target with the device's times.
 
-    Args:
-        device: opened device.
-        target: target that the device belongs to.
-        path: file of the new target; an existing one is replaced.
-        seconds: about how long to measure on the device.
-        show: called with the present step.
+    `path`: file of the new target; an existing one is replaced.
 
     Raises:
         CutError: the networks cannot be run on the device.

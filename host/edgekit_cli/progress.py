@@ -17,10 +17,7 @@ PLAIN_INTERVAL_S = 10.0  # least time between two lines; a short command prints 
 
 
 class ProgressBar:
-    """Shows the present step: by a bar on a terminal, else by lines on stderr, for logs of CI.
-
-    Use it as a context manager; the bar goes when the block ends.
-    """
+    """Shows the present step: by a bar on a terminal, else by lines on stderr, for logs of CI."""
 
     def __init__(self, console: Console) -> None:
         columns = (
@@ -43,13 +40,7 @@ class ProgressBar:
         self._bar.stop()
 
     def show(self, phase: str, done: int | None = None, total: int | None = None) -> None:
-        """Show the present step and how much of it is done; plain lines come at intervals only.
-
-        Args:
-            phase: the step, in words.
-            done: how much is done, in any unit; None begins a step of unknown length.
-            total: how much there is to do, in the same unit, or None.
-        """
+        """Show a step; without `done`, one of unknown length begins. Plain lines come at intervals only."""
         if self._is_plain:
             self._print(phase, done, total)
             return

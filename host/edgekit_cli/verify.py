@@ -83,12 +83,7 @@ def _choose_trust(key_files: tuple[Path, ...], keys_folder: Path | None) -> Trus
 
 
 class VariantSelfTest(NamedTuple):
-    """The self-test of one variant.
-
-    Attributes:
-        checks: comparison of each output with its golden output; empty if the test was not run.
-        not_run: what is missing for the test on this machine; None if it was run.
-    """
+    """The self-test of one variant; `not_run` names what is missing for it, and `checks` is empty then."""
 
     variant: str
     checks: tuple[OutputCheck, ...]

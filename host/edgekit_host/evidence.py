@@ -43,10 +43,7 @@ class Figure:
 
     @property
     def error(self) -> float | None:
-        """Predicted over measured value, less 1: negative if the prediction is too low.
-
-        None without a prediction, or if the measured value is None or 0.
-        """
+        """Predicted over measured value, less 1; None without a prediction, or for a value of None or 0."""
         if self.predicted is None or not self.value:
             return None
         return self.predicted / self.value - 1
@@ -233,7 +230,7 @@ def read_folders(folders: Iterable[Path]) -> list[Evidence]:
 
 
 def list_committed() -> Path:
-    """Return the folder of the evidence that came with this source or release; the user's is elsewhere."""
+    """Return the folder of the evidence that came with this source or release."""
     released = PACKAGE / "released_evidence"
     return released if released.is_dir() else PACKAGE.parents[1] / "hil" / "evidence"
 
@@ -266,7 +263,7 @@ def _read_all(target: str) -> list[Evidence]:
 
 
 def read_measured_costs(target: str) -> list[tuple[Evidence, NetworkTimes]]:
-    """Return the evidence with times of calibration networks on a real device, and those times, newest first.
+    """Return evidence with times of calibration networks on a real device, and the times, newest first.
 
     Times of an emulated device are never costs of its class.
     """

@@ -85,12 +85,8 @@ def table(
 ) -> Markup:
     """Return a table that scrolls sideways in itself on narrow screens.
 
-    Args:
-        head: texts of the headings.
-        rows: finished `tr` elements.
-        numeric: indices of the columns of numbers, whose headings are right-aligned.
-        caption: caption of the table, which also names it for screen readers.
-        style: class of the `table` element, or None.
+    `rows`: finished `tr` elements. `style`: class of the `table` element, or None.
+    `numeric`: indices of the columns of numbers, whose headings are right-aligned.
     """
     cells = [
         el("th", title, scope="col", class_="n" if index in numeric else None)
@@ -181,10 +177,7 @@ def show_bytes(size_bytes: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Return a number with three significant digits, such as `0.012`, `1.5` or `1,234`, without an exponent.
-
-    All digits before the decimal point stay, and zeros at the end go.
-    """
+    """Return a number with three significant digits, or all before its point: `0.012`, `1.5`, `1,234`."""
     if value == 0:
         return "0"
     decimals = max(0, 2 - math.floor(math.log10(abs(value))))

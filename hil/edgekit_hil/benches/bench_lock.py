@@ -64,7 +64,7 @@ class BenchLock:
         return reason
 
     def describe(self) -> str | None:
-        """Return a text `broken since ...` or `in use by ...`, or None for a bench that is ready."""
+        """Return `broken since ...` or `in use by ...`, or None for a bench that is ready."""
         if (reason := self.read_reason()) is not None:
             return f"broken since {reason}"
         with contextlib.suppress(FileNotFoundError), self._lock_file.open("r+") as file:

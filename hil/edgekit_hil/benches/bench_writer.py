@@ -38,10 +38,9 @@ class SshBench:
 
     @classmethod
     def parse(cls, host: str, *, power: str | None) -> "SshBench":
-        """Return the bench that two texts state.
+        """Return the bench at `[USER@]HOST[:PORT]`, with the switch `MODEL:HOST:OUTLET` or `usb:HUB:PORT`.
 
-        `host`: `[USER@]HOST[:PORT]`, by default the user of this process and port 22.
-        `power`: `MODEL:HOST:OUTLET` or `usb:HUB:PORT`; None without a switch.
+        By default USER is the user of this process, and PORT is 22.
 
         Raises:
             BenchError: a text has another form.

@@ -102,11 +102,7 @@ class Device:
     ) -> ProgramResult:
         """Run a program on the device to its end, as `run_program` does on this machine.
 
-        Args:
-            argv: program and arguments.
-            sent: standard input, in parts.
-            limit_s: time limit.
-            max_output_bytes: of a longer output, these last bytes are returned.
+        `sent`: standard input, in parts. `max_output_bytes`: the last bytes of a longer output are returned.
 
         Raises:
             BenchError: the device did not take it, or it did not end within `limit_s`.

@@ -73,8 +73,7 @@ class Bench:
         """Cut the device's power, restore it, and wait until the device has booted and answers.
 
         Raises:
-            BenchError: the device does not answer in time, or has not booted: the switch did not cut its
-                power.
+            BenchError: the device does not answer in time, or its power was not cut, so it did not boot.
         """
         command = self.command
         if command is self.power:  # a device without a boot

@@ -129,8 +129,6 @@ class BootedMachineStrategy(Strategy):  # labgrid has no types of it
 def save_snapshot(image: Image, show: Callable[[str], None]) -> None:
     """Boot an image and store the booted system in it, as the snapshot from which later runs continue.
 
-    `show`: called with each step in words.
-
     Raises:
         BenchError: the image does not boot, or a unit of systemd failed.
     """

@@ -38,9 +38,7 @@ class MeterProtocol(abc.ABC):
 
     @abc.abstractmethod
     def measure(self) -> contextlib.AbstractContextManager[list[tuple[float, float]]]:
-        """Measure during a `with` block, which yields a list that is filled at the end of the block.
-
-        It then holds (seconds since the first reading, watts) of each reading.
+        """Measure in a `with` block; then its list holds (seconds since the first, watts) of each reading.
 
         The block begins with the first reading, so that even a short one has a reading.
 

@@ -50,7 +50,6 @@ class InstallReport:
         facts: facts about the device before the installation.
         release: release that runs now.
         changed: changes in their order; empty if everything was in place.
-        notes: what the user should know besides, in sentences.
     """
 
     facts: InstallFacts
@@ -75,8 +74,6 @@ def probe(host: SshHost) -> InstallFacts:
 
 def install(host: SshHost, request: InstallRequest, show: Callable[[str], None]) -> InstallReport:
     """Bring a device to the wanted state; parts that are in place stay.
-
-    `show`: called with each step in words.
 
     Raises:
         TransportError: the device cannot be reached.

@@ -56,8 +56,7 @@ class Wheelhouse:
         """Return the packages for this device; nothing is downloaded yet.
 
         Raises:
-            ProvisioningError: no package has wheels for the device's C library, or the lists of packages are
-                missing here.
+            ProvisioningError: no wheel fits the device's C library, or lists of packages are missing here.
         """
         pinned = read_pinned(engine, facts.machine, python.version)
         name, content = make_own_wheel()

@@ -27,9 +27,7 @@ ssh_config_option = click.option(
 
 
 def parse_host(text: str, ssh_config: Path | None) -> SshHost:
-    """Return the address of a device, as `SshHost.parse` reads it.
-
-    `ssh_config`: configuration of ssh; None for the user's own.
+    """Return the address that `text` states; ssh reads `ssh_config`, or the user's own file if it is None.
 
     Raises:
         ConfigError: the text is no such address.

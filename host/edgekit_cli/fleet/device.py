@@ -158,13 +158,7 @@ def tag(device: str, tags: tuple[str, ...], *, is_sure: bool, path: Path | None,
 def set_tags(fleet: FleetCaller, device: str, tags: Mapping[str, str], *, is_sure: bool) -> DeviceSummary:
     """Set tags of a device, and return it with them.
 
-    If this affects an open rollout, and `is_sure` is False, ask on the terminal.
-
-    Args:
-        fleet: the fleet.
-        device: name of the device.
-        tags: name -> value; an empty value removes the tag.
-        is_sure: whether to set them without asking.
+    An empty value removes a tag. Unless `is_sure`, ask on the terminal if this affects an open rollout.
 
     Raises:
         FleetError: there is no such device, or there is no terminal to ask on.

@@ -61,10 +61,10 @@ def keep_server(server: str | None, token_file: Path | None, ca: Path | None) ->
 
 
 def check_local() -> None:
-    """Check that a command which works only on the fleet's own machine is called without `--server`.
+    """Refuse `--server` for a command that works only on the fleet's own machine.
 
     Raises:
-        click.UsageError: it is called with `--server`.
+        click.UsageError: `--server` is given.
     """
     chosen = find_chosen()
     if chosen is not None and chosen.is_explicit:
@@ -110,8 +110,6 @@ def find_folder(path: Path | None) -> FleetFolder:
 def open_fleet(path: Path | None) -> Iterator[tuple[FleetFolder, Store]]:
     """Yield the folder and the open store of an existing fleet; close the store at the end.
 
-    `path`: as for `find_folder`.
-
     Raises:
         ConfigError: there is no fleet, or see `find_folder`.
         click.UsageError: see `find_folder`.
@@ -144,8 +142,6 @@ def print_json(value: Any) -> None:
 
 def read_tags(texts: tuple[str, ...], option: str = "--tag") -> dict[str, str]:
     """Return the tags in texts such as `site=lyon`, as name -> value; the value may be empty.
-
-    `option`: name of the option, for the message.
 
     Raises:
         click.UsageError: a text is not NAME=VALUE.

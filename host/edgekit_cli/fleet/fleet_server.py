@@ -30,9 +30,7 @@ def is_remote(path: Path | None) -> bool:
 
 @contextlib.contextmanager
 def connect(path: Path | None) -> Iterator[FleetCaller]:
-    """Yield the fleet that a command works on: that of a folder, or of a server if one is chosen.
-
-    `path`: the folder; None for the chosen server, or without one for the default folder.
+    """Yield the fleet in the folder `path`; if None, that of the chosen server, else of the default folder.
 
     Raises:
         ConfigError: there is no fleet, the URL is malformed, or something is not installed.

@@ -89,10 +89,7 @@ def list_command(device: str, path: Path | None, as_json: bool) -> None:
 
 
 def describe_streams(detail: DeviceDetail) -> list[tuple[str, str, str]]:
-    """Return a row for each stream that a device should run: its name, its model and source, and its state.
-
-    The state is a text with frames a second and error; `not reported` before the device's first report.
-    """
+    """Return name, `MODEL on SOURCE` and reported state of each stream that a device should run."""
     reported: Mapping[str, Mapping[str, object]] = (detail.reported or {}).get("streams", {})
     rows = []
     for name, settings in detail.streams.items():

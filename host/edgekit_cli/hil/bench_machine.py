@@ -25,7 +25,6 @@ class MeteredMachine:
     """A machine on which to measure, and what measures its power.
 
     Attributes:
-        machine: the machine.
         meter: meter of its bench; None without one.
         meter_text: what the meter measures, or why there is no meter.
     """
@@ -39,8 +38,7 @@ def find_device(text: str) -> contextlib.AbstractContextManager[MeteredMachine]:
     """Return a context with a machine, or with the device of a bench, which is opened when the block begins.
 
     Args:
-        text: a machine as `Machine.parse` takes it; or a bench: the path of its environment file, or its
-            name.
+        text: as `Machine.parse` takes it; or the path of a bench's environment file, or a bench's name.
 
     Raises:
         CutError: the text is none of these.

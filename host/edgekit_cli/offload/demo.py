@@ -91,13 +91,7 @@ def command(seconds: float, *, output: Path, proxy: bool, no_browser: bool, as_j
 
 
 def prepare(folder: Path, packed: DemoPackage, *, is_tls: bool) -> DemoSetup:
-    """Return the setup of the demo; with `is_tls`, write the server's certificate and token into `folder`.
-
-    Args:
-        folder: folder of the demo.
-        packed: package to run.
-        is_tls: whether the server is reached over TLS with a token, as needed off loopback.
-    """
+    """Return the demo's setup; with `is_tls` (off loopback), write certificate and token into `folder`."""
     import sys
 
     from edgekit_host.emulation.namespace_link import SERVER_HOST

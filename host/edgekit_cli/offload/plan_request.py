@@ -43,10 +43,7 @@ _SIZE = re.compile(rf"([0-9.]+)\s*({'|'.join(_BYTES)})")
 
 
 def parse_bandwidths(text: str) -> tuple[float, ...]:
-    """Return the bandwidths that `--bandwidth` names, in Mbit/s, in ascending order.
-
-    Args:
-        text: a range `A..B`, which gives bandwidths at equal ratios, or numbers as for `parse_numbers`.
+    """Return bandwidths in Mbit/s: at equal ratios over a range `A..B`, or as `parse_numbers` reads them.
 
     Raises:
         click.BadParameter: neither a range nor values above 0.
@@ -63,11 +60,7 @@ def parse_bandwidths(text: str) -> tuple[float, ...]:
 
 
 def parse_numbers(text: str, option: str) -> tuple[float, ...]:
-    """Return the numbers in `text`, in ascending order, each once.
-
-    Args:
-        text: numbers above 0, separated by commas.
-        option: name of the option, for the error.
+    """Return the numbers above 0 that commas separate in `text`, in ascending order, each once.
 
     Raises:
         click.BadParameter: `text` is something else, or holds too many numbers.
@@ -95,15 +88,13 @@ class PlanRequest:
 
     Attributes:
         device, server, edge: each the file of a profile or the text of a machine, such as `ssh:HOST`.
-            `server` may be a URL; `edge` is None on two tiers.
+            `server` may be a URL; `edge` and `edge_link` are None on two tiers.
         access: access to the server at a URL; None for a machine.
-        edge_link: link from edge to server; None on two tiers.
-        samples: file or folder of samples; None if none were given.
         most_leakage_db: leakage (PSNR) above which a candidate is refused; None for no limit.
         max_loss: share of the answers that a coding may make wrong, 0 to 1.
         classes: names of outputs that hold scores of classes.
         sample_rate_hz: sample rate of sound; None for that of the package, or 16000.
-        cascade: small model that the device runs first; None for no cascade.
+        cascade: small model that the device runs first, or None.
         agreement: share of a cascade's answers that must be the model's, 0 to 1.
         seconds: how long to measure on each machine.
     """
@@ -134,9 +125,7 @@ class PlanRequest:
     def parse(cls, model: Path, options: Mapping[str, Any]) -> "PlanRequest":
         """Return the request that options state.
 
-        Args:
-            model: model to plan.
-            options: name of each option, with `_` for `-`, -> its value as click parsed it.
+        `options`: name of each option, with `_` for `-`, -> its value as click parsed it.
 
         Raises:
             click.UsageError: an option is malformed, or two do not go together.
@@ -212,8 +201,7 @@ def _parse_link(text: str) -> LinkState:
 def read_inputs(request: PlanRequest, progress: ProgressBar) -> PlanInputs:
     """Read or measure the inputs of a plan: model, samples, and the profiles of the machines.
 
-    A machine without the file of a profile runs the model for about `request.seconds`; a server at a URL is
-    measured through its URL.
+    Without the file of a profile, a machine is measured for about `request.seconds`.
 
     Raises:
         EdgekitError: the model, the samples or a profile cannot be used, or a machine cannot be measured.

@@ -154,21 +154,12 @@ def read_samples(
     *,
     max_bytes: float = 1e9,
 ) -> tuple[list[dict[str, Array]], tuple[str, ...]]:
-    """Return samples as requests of batch 1, and notes about them for the user.
+    """Return samples of batch 1, in a random order that is always the same, and notes for the user.
 
     Without `path` there is one sample of the golden inputs of the package, or a few are generated.
 
-    Args:
-        model: file of the model or package.
-        content: the ONNX model.
-        path: file or folder of samples; None if none were given.
-        at_most: number of samples, if they take `max_bytes` or less.
-        least: number of samples to return even if they take more than `max_bytes`.
-        max_bytes: limit of the samples' tensors together.
-
-    Returns:
-        The samples, each with the tensor of every input by its name, in a random order that is always the
-        same; and the notes.
+    `at_most`: number of samples, if they take `max_bytes` or less. `least`: number to return even if they
+        take more.
 
     Raises:
         DataError: the samples cannot be read, or none can be generated.

@@ -35,11 +35,7 @@ _numbers = itertools.count(1)
 
 
 def can_limit_processor(mounts: Path = _MOUNTS) -> bool:
-    """Return True if this user may give processes a share of a processor of this machine.
-
-    Args:
-        mounts: list of mounted file systems, in the form of `/proc/mounts`.
-    """
+    """Return True if this user may give processes a share of a processor of this machine."""
     try:
         root, _ = _find_cpuset(mounts)
     except ConfigError:
@@ -100,7 +96,7 @@ class CpuQuota(contextlib.AbstractContextManager["CpuQuota"]):
         self.close()
 
     def change(self, share: float) -> None:
-        """Give the processes another share of the processor from now on.
+        """Give the processes another share from now on.
 
         Raises:
             ConfigError: this process may not raise its priority.

@@ -47,7 +47,6 @@ class OneWay:
     Attributes:
         bytes_per_s: speed of the wire, headers included.
         delay_s: time from the last bit sent to the last bit received.
-        is_blocked: whether packets are dropped.
     """
 
     def __init__(self, source: int, target: int) -> None:
@@ -72,11 +71,7 @@ class OneWay:
             self._packets.append((due, packet))
 
     def deliver(self) -> float | None:
-        """Write the packets that are due by now.
-
-        Returns:
-            When the next packet is due, by the monotonic clock; None if no packet is on its way.
-        """
+        """Write the packets that are due; return when the next one is, by the monotonic clock, or None."""
         while self._packets:
             due, packet = self._packets[0]
             if due > time.monotonic():
@@ -106,9 +101,7 @@ class NamespaceLink:
     def apply(self, order: Mapping[str, Any]) -> None:
         """Change bandwidth and delay of the link, or block it; connections stay.
 
-        Args:
-            order: `is_blocked`; and if that is False `up_bits_per_s` and `down_bits_per_s`, bandwidths of the
-                payload of TCP, and `rtt_s`.
+        `order`: `is_blocked`; if False also `up_bits_per_s`, `down_bits_per_s` (of TCP payload) and `rtt_s`.
         """
         for direction, namespace, rate in (
             (self._up, self._device, "up_bits_per_s"),
@@ -127,11 +120,7 @@ class NamespaceLink:
             )
 
     def relay(self, channel: socket.socket) -> None:
-        """Carry packets between the namespaces, and apply the orders of the channel, until it is closed.
-
-        Args:
-            channel: brings orders for `apply`, each a line of JSON.
-        """
+        """Carry packets and `apply` orders, which the channel brings as lines of JSON, until it is closed."""
         orders = channel.makefile("rw", encoding="ascii")
         while True:
             due = [at for at in (self._up.deliver(), self._down.deliver()) if at is not None]

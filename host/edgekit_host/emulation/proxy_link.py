@@ -85,8 +85,7 @@ class ProxyLink:
     def apply(self, order: Mapping[str, Any]) -> None:
         """Change bandwidth and delay of the link, or block it; connections stay.
 
-        Args:
-            order: `is_blocked`; and if it is False `up_bits_per_s`, `down_bits_per_s` and `rtt_s`.
+        `order`: `is_blocked`; and if it is False `up_bits_per_s`, `down_bits_per_s` and `rtt_s`.
         """
         for wire, rate in ((self._up, "up_bits_per_s"), (self._down, "down_bits_per_s")):
             if order["is_blocked"]:

@@ -39,7 +39,6 @@ class Testbed(contextlib.AbstractContextManager["Testbed"]):
     The thread that makes it must outlive it, because the kernel kills the processes with that thread.
 
     Attributes:
-        kind: how the link is emulated.
         server_host: address of the server, as the device reaches it.
         label: what is emulated and how, for results that were measured here.
         quota: quota of the device's processes, or None if nothing slows them.
@@ -121,11 +120,7 @@ class Testbed(contextlib.AbstractContextManager["Testbed"]):
     ) -> ChildProcess:
         """Start a command on one side; `close` kills it, as does the end of this process.
 
-        Args:
-            side: a `device` is slowed by the quota, a `server` keeps off the quota's processor.
-            command: program and arguments.
-            folder: working folder.
-            output: what happens to its output, see `ChildProcess`.
+        `side`: a `device` is slowed by the quota, a `server` keeps off the quota's processor.
 
         Raises:
             OSError: the command cannot be started.

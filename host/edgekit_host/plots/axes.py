@@ -33,12 +33,7 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A range with ticks.
-
-    Attributes:
-        decimals: decimals with which ticks are written; on a logarithmic axis each tick has its own.
-        log: whether the axis is logarithmic; both ends are above 0 then.
-    """
+    """A range with ticks, written with `decimals`; if `log`, it is logarithmic, and both ends are above 0."""
 
     low: float
     high: float
@@ -63,10 +58,7 @@ class Axis:
 
 
 def scale_axis(quantity: Quantity) -> Axis:
-    """Return the axis for costs (size, latency), logarithmic if the points differ by much.
-
-    It shows all points, and the limit too unless the points would then take less than 45 % of the axis.
-    """
+    """Return the axis for costs, logarithmic if wide, with all points, and the limit unless far away."""
     low, high = min(quantity.values), max(quantity.values)
     if low > 0 and high / low > _LOG_RATIO:
         return _log_axis(low, high, quantity.limit)

@@ -83,13 +83,7 @@ class Frame:
         return line(x, self.top, x, self.bottom, style)
 
     def grid(self, x_ticks: Ticks, y_ticks: Ticks, *, has_columns: bool = False) -> list[Markup]:
-        """Return the lines and texts of the ticks, each a value and its text.
-
-        Args:
-            x_ticks: ticks of the lower edge.
-            y_ticks: ticks of the left edge, each with a line across the frame.
-            has_columns: whether ticks of x have upright lines, too.
-        """
+        """Return lines and texts of ticks (value, text); with `has_columns`, ticks of x have lines, too."""
         parts = []
         for value, words in y_ticks:
             parts.append(self.across(value, "grid"))

@@ -27,11 +27,7 @@ _ABOVE, _BELOW = -5.0, 14.0
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """The left end of a text's baseline.
-
-    Attributes:
-        near: False if the text stands away from its point, so that it needs a line to it.
-    """
+    """The left end of a text's baseline; unless `near`, the text needs a line to its point."""
 
     x: float
     y: float
@@ -62,14 +58,9 @@ class Room:
         return None
 
     def place_line_text(self, text: str, y: float, *, below: bool) -> Spot:
-        """Return the position of the text of a horizontal line, and occupy it.
+        """Occupy and return a place for a horizontal line's text: below or above, at an end or the middle.
 
-        It is below or above the line, at an end or in the middle; at the left end if nothing is free.
-
-        Args:
-            text: text to place.
-            y: position of the line.
-            below: whether to try below the line first, and to stay there if nothing is free.
+        `below`: which side to try first; if nothing is free, the text is at the left end on this side.
         """
         sides = (_BELOW, _ABOVE) if below else (_ABOVE, _BELOW)
         ends = ((self.left + 5, 2.0), (self.right - 5, -2.0), ((self.left + self.right) / 2, 0.0))

@@ -32,11 +32,8 @@ class Mark:
 def pareto_plot(marks: Sequence[Mark], cost: Quantity, score: Quantity, *, key: str) -> Markup:
     """Return the SVG of cost (x, less is better) against score (y, more is better).
 
-    Args:
-        marks: the candidates, at least one.
-        cost: quantity of x, with a value for each mark.
-        score: quantity of y, with a value for each mark.
-        key: begin of the ids in the SVG, unique on the page.
+    `marks`: at least one mark; `cost.values` and `score.values` hold as many.
+    `key`: begin of the ids in the SVG, unique on the page.
     """
     frame = Frame(x=scale_axis(cost), y=focus_axis(score), left=_LEFT, right=_RIGHT, top=_TOP, bottom=_BOTTOM)
     points = [

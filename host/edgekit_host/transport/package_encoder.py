@@ -112,10 +112,7 @@ def encode(base: bytes, package: bytes) -> bytes | None:
 
 
 def coded_size(package: bytes) -> int:
-    """Return how many bytes a device without an earlier version downloads.
-
-    That is the size of the coded file, or of the package if coding saves less than a fifth.
-    """
+    """Return how many bytes a device without an earlier version downloads: coded if that saves a fifth."""
     coded_bytes = len(encode(b"", package) or package)
     return coded_bytes if coded_bytes < WORTH * len(package) else len(package)
 
@@ -188,12 +185,7 @@ def _unpack_words(packed: bytes) -> bytes:
 
 
 def compress(data: bytes, model: int) -> bytes:
-    """Return raw LZMA of `data`, without its length, which the reader must know.
-
-    Args:
-        data: bytes to compress.
-        model: literal model, the byte of `list_lzma_filters`, with which it must be read.
-    """
+    """Return raw LZMA of `data`; its reader must know its length and `model`, see `list_lzma_filters`."""
     return _trim(_compress(data, model), data, model)
 
 
@@ -420,10 +412,7 @@ class _RunFinder:
 
 
 def list_tensors(package: bytes) -> Iterator[TensorPosition]:
-    """Yield the tensors of all models of a package, by their offset in the package.
-
-    Members with golden data, and large ones whose tensors are not understood, count as one tensor each.
-    """
+    """Yield the tensors of a package's models; each member of golden data, and each large other, is one."""
     view = memoryview(package)
     for member in read_members(view, "package", DEFAULT_LIMITS.max_members):
         tensors = find_tensors(view[member.payload_offset : member.end_offset], member.name)

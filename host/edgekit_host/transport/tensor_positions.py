@@ -52,12 +52,7 @@ class TensorPosition:
 
 
 def find_tensors(data: memoryview, file_name: str) -> list[TensorPosition]:
-    """Return the tensors of the model in `data`, by offset; an empty list if the file is not understood.
-
-    Args:
-        data: content of the file.
-        file_name: its name; one that ends in `.onnx` is read as ONNX, any other as TFLite.
-    """
+    """Return the tensors of an ONNX (`*.onnx`) or TFLite file, by offset; none if it is not understood."""
     find = _find_onnx if file_name.endswith(".onnx") else _find_tflite
     try:
         if file_name.endswith(".onnx") or bytes(data[4:8]) == b"TFL3":

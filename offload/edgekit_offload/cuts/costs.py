@@ -50,7 +50,7 @@ class Costs:
         return int(self.compute.shape[1])
 
     def of(self, graph: KernelGraph, placements: NDArray[np.int8]) -> NDArray[np.float64]:
-        """Return the cost of each placement; infinity if the placement is forbidden or data flows backward.
+        """Return the cost of each placement; infinity if it is forbidden or data flows backward.
 
         Args:
             graph: the graph whose costs these are.

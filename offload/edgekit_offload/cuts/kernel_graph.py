@@ -115,11 +115,7 @@ class KernelGraph:
 
     @cached_property
     def read(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-        """The readers of tensors as three arrays, for `np.ufunc.reduceat`.
-
-        Indices in `tensors` of the tensors that kernels read; numbers of their readers, those of one tensor
-        after those of the other; for each of these tensors, the position of its first reader in that array.
-        """
+        """Indices in `tensors` of those read, the readers of all in a row, and where those of each begin."""
         rows = [row for row, tensor in enumerate(self.tensors) if self.consumers[tensor]]
         readers = [self.consumers[self.tensors[row]] for row in rows]
         starts = np.cumsum([0, *map(len, readers)])[:-1]

@@ -62,9 +62,7 @@ class Limit:
     Attributes:
         costs: the addends, such as the bytes of weights on the device or seconds of latency.
         at_most: the bound, in the unit of `costs`.
-        name: name of the limited quantity, for messages.
-        shared: further addends, (addend, numbers of kernels): each counts once if any of its kernels runs on
-            the device.
+        shared: further (addend, kernels): an addend counts once if any of its kernels runs on the device.
         slack: amount by which `costs` may exceed `at_most`, for a limit that must hold only if one kernel
             runs on the device.
     """

@@ -61,8 +61,6 @@ class DemoPackage:
 def make_demo_package(folder: Path, progress: Callable[[str], None]) -> DemoPackage:
     """Make, plan and package the network of the demo; its files go into `folder`.
 
-    `progress`: called with each step in words.
-
     Raises:
         CutError: this machine cannot measure the network.
         OutputError: the folder cannot be written.
@@ -162,10 +160,7 @@ def choose_plans(result: PlanningResult) -> list[Candidate]:
 
 
 def write_certificate(folder: Path, host: str) -> tuple[Path, Path]:
-    """Write a self-signed certificate, valid for a day, and its key; return the paths of both files.
-
-    `host`: the IP address for which the certificate holds.
-    """
+    """Write a self-signed certificate for an IP address, valid for a day, and its key; return both paths."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "edgekit demo")])
     now = datetime.datetime.now(datetime.timezone.utc)

@@ -88,10 +88,7 @@ def object_name(model: str) -> str:
 def kubernetes_objects(
     name: str, package: Manifest, tails: Sequence[Tail], *, is_on_gpu: bool = False
 ) -> list[dict[str, Any]]:
-    """Return Deployment, Service, autoscaler, disruption budget and configuration of our own service.
-
-    `name`: name of all objects, see `object_name`.
-    """
+    """Return Deployment, Service, autoscaler, disruption budget and configuration of our own service."""
     models = [tail.name for tail in tails]
     config = service_config(models, _LISTEN, devices=_DEVICES)
     # Without a cut table the model is served whole.

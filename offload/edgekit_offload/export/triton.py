@@ -66,7 +66,7 @@ def write_repository(
 
     Args:
         tails: the models.
-        folder: folder of the repository; it is created.
+        folder: the repository; it is created.
         backend: Triton's backend that runs the tails: `python` needs the packages of `requirements.txt`
             beside Triton; only it can decode photographs and sound.
         accelerator: what runs the tails.

@@ -47,8 +47,7 @@ class PlannedTail:
 class TieredMeasurement:
     """Measures candidates between device and edge machine; plans some tails between edge and server.
 
-    Between edge and server only exact codings are used, so that the answer of the edge machine does not
-    depend on where it computes.
+    Between edge and server codings are exact: the edge machine's answer does not depend on where it computes.
 
     Attributes:
         measured: candidates between device and edge machine; its server is the edge machine.
@@ -143,12 +142,7 @@ def attach(
 ) -> Path:
     """Write a package with the plans of the cut table that were extracted, and return its path.
 
-    Args:
-        path: the package of the whole model, which stays as it is.
-        result: result of the plan.
-        splits: name of a plan -> its submodels.
-        folder: folder of the new package.
-        key: name of the key that signs it.
+    `path`: package of the whole model, which stays as it is. `splits`: name of a plan -> its submodels.
 
     Raises:
         PackageError: the package cannot be trusted.
@@ -169,7 +163,7 @@ def attach(
 def attach_tails(
     planned: Path, result: PlanningResult, tails: Mapping[str, PlannedTail], folder: Path, key: str
 ) -> list[Path]:
-    """Write packages for the edge machine, one for each tail that it splits with a server.
+    """Write packages for the edge machine, one for each tail split with a server, and return their paths.
 
     Args:
         planned: package that holds the tails as submodels.
@@ -177,9 +171,6 @@ def attach_tails(
         tails: name of a plan -> its tail, with the plans by which that is split; other tails are left out.
         folder: where the packages go; it is created.
         key: name of the key that signs them.
-
-    Returns:
-        The paths of the packages.
     """
     sign, trust, written = load_signer(key), TrustStore.from_folder(find_keys_folder()), []
     for plan in result.table.plans:

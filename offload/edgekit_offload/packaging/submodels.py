@@ -259,9 +259,7 @@ class _SubmodelWriter:
 
 
 def fill_weights(content: bytes, weights: bytes | memoryview) -> tuple[onnx.ModelProto, int]:
-    """Return a submodel with its weights in place, and how many bytes of `weights` it reads.
-
-    `content`: the submodel. `weights`: file of the whole model, to which it refers.
+    """Return a submodel with its weights in place, and how many bytes of the whole model's file it reads.
 
     Raises:
         CutError: a weight lies outside the file.

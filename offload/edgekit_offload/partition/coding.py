@@ -192,10 +192,7 @@ class Nodes:
         return self.add("Cast", [tensor], output, to=to)
 
     def round(self, tensor: str) -> str:
-        """Add rounding to the nearest integer, halves upward, and return the name of its output.
-
-        It needs no `Round`, which exists from opset 11 on.
-        """
+        """Add rounding to the nearest integer, halves upward; `Round` exists from opset 11 on."""
         return self.add("Floor", [self.add("Add", [tensor, self.constant(0.5)])])
 
 
@@ -204,10 +201,8 @@ class CodedTensor:
     """A tensor as it is sent.
 
     Attributes:
-        sent: specs of the tensors that cross the link in its place.
         encode: nodes for the head; they read the tensor and write `sent`.
         decode: nodes for the tail; they read `sent` and write `restored`.
-        restored: name of the decoded tensor.
     """
 
     sent: tuple[TensorSpec, ...]

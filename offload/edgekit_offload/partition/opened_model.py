@@ -94,9 +94,7 @@ class OpenedModel:
 def open_model(
     model: bytes, settings: onnxruntime.SessionOptions | None = None
 ) -> onnxruntime.InferenceSession:
-    """Return a session of a model on the processor of this machine.
-
-    `settings`: by default threads that wait do not use the processor.
+    """Return a session of a model on this machine's processor; by default, waiting threads do not spin.
 
     Raises:
         CutError: onnxruntime refuses the model.
@@ -121,8 +119,7 @@ def run_session(session: onnxruntime.InferenceSession, feeds: Feeds) -> dict[str
 def median_s(call: Callable[[], object]) -> float:
     """Return the median time of several calls on this machine, in seconds.
 
-    As when machines measure models, each call follows a pause. The first calls, which may import, do not
-    count.
+    Each call follows a pause, as when machines measure models; the first calls do not count.
     """
     times = []
     for _ in range(_WARMUP + _ROUNDS):

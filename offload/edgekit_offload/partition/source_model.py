@@ -152,9 +152,7 @@ class SourceModel:
 
     @cached_property
     def samples(self) -> tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]:
-        """Name of every tensor -> its value, in three runs.
-
-        They have a batch of 1; of 2, if the batch is free; and of 1 with other values of the inputs.
+        """Tensor -> its value, in runs with a batch of 1, of 2 if it is free, and of 1 with other inputs.
 
         onnxruntime runs the model because shape inference does not know all of its own operators.
 

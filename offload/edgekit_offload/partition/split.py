@@ -60,8 +60,7 @@ class SplitModels:
         sent: tensors that cross the link: the tail's inputs.
         coded: names of the model's tensors that cross, before coding.
         codes: tensor -> the values that the head can code; tensors of which it can code all are missing.
-        decoder: model for the device that restores outputs from the codes in a reply; None if no output is
-            coded.
+        decoder: model for the device that restores outputs from codes in a reply; None if none is coded.
     """
 
     head: Part | None

@@ -77,8 +77,7 @@ def choose_threshold(
         seed: seed of the split into halves.
 
     Returns:
-        A `Refusal` with the reason if no threshold is confirmed: there are too few samples, or the small
-        model is too weak.
+        A `Refusal` if no threshold is confirmed: samples are too few, or the small model is too weak.
 
     Raises:
         CutError: the scores do not belong together or hold NaN, or a given share is not between 0 and 1.

@@ -94,10 +94,7 @@ def average_changes(changes: Sequence[AnswerChange | None]) -> AnswerChange | No
 
 
 def find_probabilities(outputs: Sequence[Feeds]) -> frozenset[str]:
-    """Return the names of the outputs that look like probabilities of classes in all samples.
-
-    Their last axis has sums of 1 and no negative values. `outputs`: outputs of each sample by name.
-    """
+    """Return the names of outputs that are probabilities of classes in all samples: their rows sum to 1."""
     return frozenset(
         name
         for name in outputs[0]

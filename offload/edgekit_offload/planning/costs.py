@@ -110,10 +110,7 @@ class GraphCosts:
     nodes: tuple[tuple[int, ...], ...] = ()
 
     def sent(self, tiers: tuple[int, ...], link: int = 0) -> tuple[int, ...]:
-        """Return the numbers of the tensors that cross a link if kernels run on `tiers`.
-
-        `tiers`: the tier of each kernel; 0 is the device. `link`: number of the link; 0 is the device's.
-        """
+        """Return the numbers of tensors that cross a link if kernel i runs on `tiers[i]`; 0 is the device."""
         graph = self.graph
         crossing = []
         for row, tensor in enumerate(graph.tensors):
@@ -150,10 +147,7 @@ class GraphCosts:
         return up, down
 
     def plan_costs(self, tiers: tuple[int, ...], coding: str) -> PlanCosts:
-        """Return the costs of a request with a placement on two tiers, as sums over kernels.
-
-        `tiers`: the tier of each kernel; 0 is the device. `coding`: key of `codings`.
-        """
+        """Return the costs of a request with a placement on two tiers, as sums over kernels."""
         coded, placed = self.codings[coding], np.array(tiers)
         sent = list(self.sent(tiers))
         return PlanCosts(
@@ -168,7 +162,6 @@ class PowerModel:
     """Power of a device above idle, in watts; energies computed from it are modelled.
 
     Attributes:
-        compute_w: power while it computes.
         radio_w: power while it sends, waits for a reply or receives.
     """
 
@@ -354,8 +347,7 @@ def device_weights(costs: GraphCosts, tiers: tuple[int, ...]) -> float:
 def device_bytes(costs: GraphCosts, tiers: tuple[int, ...]) -> float:
     """Return the bytes of weights and of the most live activations of the kernels on the device.
 
-    A tensor lives on the device from its making to its last reader; one that is sent, or an output, lives to
-    the end.
+    A tensor lives on the device from making to last reader; one that is sent, or an output, to the end.
     """
     here, graph = np.array(tiers) == 0, costs.graph
     if not here.any():

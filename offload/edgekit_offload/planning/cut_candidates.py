@@ -169,8 +169,7 @@ def search_cuts(search: CutSearch, base: Sequence[OffloadPlan], progress: Progre
     """Return the few cuts that lower the best score most, and the best one of each coding for the report.
 
     `base`: plans that are no cuts; the cuts must lower the best of their scores.
-    `progress`: called with the name of the step, the number of settings that are done and that of all; None
-    for an unknown number.
+    `progress`: called with the step's name and the numbers of settings done and of all, None if unknown.
     """
     result, cut_numbers, tier_numbers = CutSearchResult(), count(1), count(1)
     pins = dict.fromkeys(search.costs.codings, search.pinned)

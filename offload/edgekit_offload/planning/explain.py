@@ -55,8 +55,7 @@ def explain_plan(
 ) -> tuple[str, ...]:
     """Return sentences that say where offloading pays, where a cut does, and where neither does.
 
-    `bandwidths`: bandwidths of the grid, Mbit/s. `rtts`: round trips of the grid, ms. `unit`: unit of the
-    scores.
+    `bandwidths` (Mbit/s), `rtts` (ms): bandwidths and round trips of the grid. `unit`: unit of the scores.
     """
     sentences = []
     too_lossy = [candidate for candidate in candidates if candidate.is_over_loss]

@@ -340,8 +340,6 @@ def leakage_of(
 ) -> Callable[[Sequence[SentTensor]], Leakage | None]:
     """Return a function that measures how well an attacker rebuilds an input from sent tensors.
 
-    The function returns None once `limit_s` is used up.
-
     Of several inputs, the one that leaks most counts. If the sent tensors of all samples take more than
     `max_bytes`, fewer samples are used, but not fewer than `LEAST_FOR_LIMIT`. If these take more, too, the
     attacker gets a random part of the values of each tensor.
@@ -349,8 +347,8 @@ def leakage_of(
     Args:
         model: the ONNX model.
         feeds: samples, one request each; the attacker knows most of them.
-        limit_s: time limit of all calls together. With a limit the attacker also knows fewer samples if the
-            model is slow, so the lower bound is lower.
+        limit_s: time of all calls together; after it, calls return None. With a limit the attacker also
+            knows fewer samples if the model is slow, so the lower bound is lower.
         max_bytes: most bytes that the sent tensors of all samples may take.
     """
     spent_s = 0.0

@@ -51,10 +51,7 @@ class Goal:
 
     @property
     def score(self) -> Score:
-        """A function that returns the score of a plan under conditions, in the unit of the objective.
-
-        Lower is better; infinity above the limit on latency.
-        """
+        """Function that returns a plan's score, in the objective's unit; infinity above the latency limit."""
         limit_s = np.inf if self.latency_limit_s is None else self.latency_limit_s
 
         def score(plan: OffloadPlan, conditions: Conditions) -> float:

@@ -53,8 +53,6 @@ from edgekit_runtime.offload.offload_plan import LOCAL, OffloadPlan, PlanCosts
 def plan(inputs: PlanInputs, progress: Progress = lambda _step, _done, _total: None) -> PlanningResult:
     """Return every way to run a model on two machines, and where each is the best.
 
-    `progress`: called with the name of a step, the settings that are done, and all; None if unknown.
-
     Raises:
         CutError: a profile is of another model, the link is down, or nothing keeps the limits.
     """

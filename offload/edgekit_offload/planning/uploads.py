@@ -52,7 +52,6 @@ class WholeModel:
     """Facts that whole-model candidates have in common.
 
     Attributes:
-        server_s: time of the whole model on the server.
         output_bytes: bytes of all outputs of one request.
         device_slowdown, server_slowdown: time of that machine as a multiple of this one's, for coding.
         outputs: number of outputs.

@@ -239,9 +239,7 @@ def profile_kernels(
 
 
 def find_overhead(seconds: Sequence[float], whole_s: float) -> tuple[float, float]:
-    """Return the seconds that profiling added to each kernel, and a factor for the rest.
-
-    With the factor, the times that remain sum up to `whole_s`. `seconds`: time of each kernel.
+    """Return the seconds that profiling added to each kernel, and a factor that makes the rest sum to a run.
 
     Reading a clock around each kernel adds the same time to each, so short kernels seem longer than they are.
     That time is at most the shortest kernel's; the rest of the difference has other reasons, and the factor
@@ -258,9 +256,7 @@ def find_overhead(seconds: Sequence[float], whole_s: float) -> tuple[float, floa
 def time_models(
     machine: Machine, graphs: Sequence[RunnableGraph], *, seconds: float = 10.0
 ) -> tuple[Timing, ...]:
-    """Return the time of one run of each graph, in their order.
-
-    Each runs five times in a row, in turns of random order.
+    """Return the time of one run of each graph; each runs five times in a row, in turns of random order.
 
     Raises:
         CutError: the machine does not work, or refused a graph or its inputs.

@@ -22,8 +22,7 @@ def render_terminal(
 ) -> str:
     """Return the chart at the round trip of the grid that is nearest to `rtt_ms`, as lines without colour.
 
-    A digit or letter stands for each candidate. Where lines cross, it is that of the candidate that is faster
-    to the left of the crossing.
+    A digit or letter stands for each candidate; where lines cross, it is that of the one faster on the left.
 
     `width`: width of the terminal, in columns.
     """
