@@ -27,7 +27,6 @@ class AdminListener:
     """The running listener.
 
     Attributes:
-        url: address of the console.
         first_link: link that makes the first administrator; empty if there is a user.
     """
 

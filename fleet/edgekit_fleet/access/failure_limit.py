@@ -22,11 +22,7 @@ _PAUSE_S: Final = _MINUTE_S // MAX_FAILURES  # until an attempt is checked again
 
 
 def too_many(attempts: str) -> RequestError:
-    """Return the error 429 that refuses an attempt unchecked, because too many have failed.
-
-    Args:
-        attempts: what has failed, as the message names it, such as `logins`.
-    """
+    """Return the error 429 for an attempt that is not checked, as too many `attempts` (`logins`) failed."""
     return RequestError(429, f"too many {attempts}; wait {_PAUSE_S} s", retry_after_s=_PAUSE_S)
 
 
@@ -42,15 +38,9 @@ def allows(session: Session, limits: Mapping[str, int], now: float) -> bool:
 
 
 def take(session: Session, limits: Mapping[str, int], now: float) -> bool:
-    """Count an attempt as failed before it is checked; `forgive` undoes that after a success.
+    """Count an attempt as failed before it is checked, and return True; `forgive` undoes it after a success.
 
-    Args:
-        session: session of a transaction.
-        limits: whom the attempt counts against, such as `login address 10.0.0.1` -> failures a minute.
-        now: seconds since 1970.
-
-    Returns:
-        True if the attempt may be checked; False if it is over a limit and was not counted.
+    Over a limit, return False: the attempt is not counted, and must not be checked. Arguments: see `allows`.
     """
     rows = _read(session, limits)
     if not _allows(rows, limits, now):
@@ -83,12 +73,7 @@ def _count_forgiven(row: FailureRow, limit: int, now: float) -> int:
 
 
 def forgive(session: Session, keys: Iterable[str]) -> None:
-    """Undo the count of an attempt that has succeeded.
-
-    Args:
-        session: session of a transaction.
-        keys: keys of the `limits` with which `take` counted it.
-    """
+    """Undo `take` for an attempt that has succeeded; `keys` are those of its `limits`."""
     for row in _read(session, keys).values():
         if row.count:
             row.count -= 1

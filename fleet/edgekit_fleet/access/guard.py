@@ -67,10 +67,7 @@ def login_of(request: HTTPConnection, store: Store) -> Login | None:
 
 
 def bearer_of(request: HTTPConnection, store: Store) -> Principal | None:
-    """Return the principal of the token in the header `Authorization`, and note the token's use.
-
-    None without such a header, or if the token is unknown or has ended.
-    """
+    """Return the principal of a valid token in the header `Authorization`, and note its use; else None."""
     scheme, _, secret = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not secret.startswith(PREFIX):
         return None

@@ -131,11 +131,7 @@ class LoginDesk:
     def alarm(self, action: str, address: str, text: str, now: float) -> None:
         """Write an alarm to the audit log, at most one a minute for an address, and a limited number in all.
 
-        Args:
-            action: action of the entry, such as `alarm.login`.
-            address: address of the client, which is the entry's subject.
-            text: what happened.
-            now: seconds since 1970.
+        `action`: such as `alarm.login`. `now`: seconds since 1970.
         """
         with self._store.transaction() as session:
             limits = {f"login alarm {address}": 1, "login alarms": _MAX_ALARMS}
@@ -158,11 +154,7 @@ def _list_limits(session: Session, name: str, address: str, browser: str) -> dic
 
 
 def browser_of(secret: str) -> str:
-    """Return the value of the cookie by which a browser is known after a login in it has ended.
-
-    Args:
-        secret: secret of the login.
-    """
+    """Return the cookie value by which a browser is known after the login with this secret has ended."""
     return digest(f"browser {secret}")
 
 
@@ -171,15 +163,9 @@ def _browser_key(browser: str) -> str:
 
 
 def open_login(session: Session, user: str, now: float) -> str:
-    """Open a login of a user, whose browser is known from now on, and delete logins that have expired.
+    """Open a login of a user, and delete logins that have expired; return the secret for its cookie.
 
-    Args:
-        session: session of a transaction.
-        user: name of the user.
-        now: seconds since 1970.
-
-    Returns:
-        The secret of the login, for its cookie.
+    The user's browser is known from now on. `now`: seconds since 1970.
     """
     secret = make_secret()
     session.flush()  # the user may be new, and must be there first
@@ -221,10 +207,7 @@ def find_login(store: Store, secret: str, now: float, *, is_use: bool = True) ->
 
 
 def csrf_of(secret: str) -> str:
-    """Return the CSRF token that forms carry in the login with this secret.
-
-    A form that was sent after the login had ended still shows by it which login it came from.
-    """
+    """Return the CSRF token of a login's forms; after its end, it still tells which login they came from."""
     return digest(f"csrf {secret}")
 
 

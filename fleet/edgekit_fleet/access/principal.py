@@ -50,9 +50,5 @@ class Principal:
 
 
 def folder_owner(name: str) -> Principal:
-    """Return the principal of somebody who can read the fleet's folder: with all scopes.
-
-    Args:
-        name: actor in the audit log.
-    """
+    """Return the principal, with all scopes, of somebody who can read the fleet's folder."""
     return Principal(name, frozenset(SCOPES))

@@ -50,25 +50,16 @@ class NewSecondFactor:
 
 
 def make_code(secret: str, step: int) -> str:
-    """Return the one-time code, six digits, of a secret in a step.
-
-    Args:
-        secret: in base 32.
-        step: number of the step of 30 s since 1970.
-    """
+    """Return the six-digit one-time code of a base-32 secret in a step: the count of 30 s since 1970."""
     mac = hmac.digest(base64.b32decode(secret), struct.pack(">Q", step), "sha1")
     (number,) = struct.unpack_from(">I", mac, mac[-1] & 15)
     return f"{(number & 0x7FFFFFFF) % 10**_DIGITS:0{_DIGITS}}"
 
 
 def add_factor(session: Session, name: str, *, actor: str, is_confirmed: bool) -> NewSecondFactor:
-    """Give a user a new second factor; one that was never confirmed is replaced.
+    """Give a user a new second factor, in place of one that was never confirmed.
 
-    Args:
-        session: session of a transaction.
-        name: name of the user.
-        actor: who gives it, for the audit log.
-        is_confirmed: whether logins need it at once; otherwise only after `confirm_factor`.
+    With `is_confirmed`, logins need it at once; otherwise only after `confirm_factor`.
 
     Raises:
         NotFoundError: there is no such user.
@@ -101,22 +92,15 @@ def add_factor(session: Session, name: str, *, actor: str, is_confirmed: bool) -
 
 
 def make_uri(name: str, secret: str) -> str:
-    """Return the address `otpauth://...` that an authenticator app reads.
-
-    Args:
-        name: name of the user.
-        secret: in base 32.
-    """
+    """Return the address `otpauth://...` that an authenticator app reads; `secret` is in base 32."""
     return f"otpauth://totp/edgekit:{quote(name)}?secret={secret}&issuer=edgekit"
 
 
 def confirm_factor(session: Session, name: str, code: str, now: float) -> bool:
     """Confirm a user's new second factor by a first code of the app, so that logins need it from now on.
 
+    Return False if the code is wrong, or the user has no second factor to confirm.
     Commit after a wrong code, too: it counts as a failure.
-
-    Returns:
-        False if the code is wrong, or the user has no second factor that is still to be confirmed.
     """
     row = session.get(SecondFactorRow, name, with_for_update=True)
     if row is None or row.is_confirmed or _check(row, code, now) != "right":
@@ -143,11 +127,8 @@ def has_factor(session: Session, name: str) -> bool:
 def check_factor(session: Session, name: str, code: str, now: float) -> Outcome:
     """Check a user's one-time code, and use it up.
 
+    Return `right`, also without a second factor; `wrong`; or `too many`, if earlier failures forbid a check.
     Commit after a wrong code, too: it counts as a failure.
-
-    Returns:
-        `right`, also for a user without a second factor; `wrong`; or `too many`, if it was not checked
-        because of earlier failures.
     """
     row = session.get(SecondFactorRow, name, with_for_update=True)
     return "right" if row is None or not row.is_confirmed else _check(row, code, now)

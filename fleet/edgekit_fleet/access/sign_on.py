@@ -55,10 +55,7 @@ class Identity:
 def fits_login(identity: Identity | None, login: Login) -> bool:
     """Return True if a login may go on in a request with this identity.
 
-    Args:
-        identity: user whom the headers of a proxy name; None without these headers, which fits only the login
-            of a user with a password.
-        login: login of the request's cookie.
+    `identity`: None, in a request without headers of a proxy, fits only a login with a password.
     """
     if identity is None:
         return login.signed_on_role is None
@@ -125,9 +122,7 @@ class SignOn:
 
 
 def open_signed_on(session: Session, identity: Identity, now: float) -> str:
-    """Log a proxy's user in; return the secret of the login.
-
-    The user is added at the first login, and gets the role that the proxy states now.
+    """Log a proxy's user in, added or given the proxy's role if necessary; return the secret of the login.
 
     Raises:
         RequestError: 403, a user with a password has this name; 429, the user logs in all the time.

@@ -110,13 +110,7 @@ def revoke_token(session: Session, name: str, *, actor: str) -> None:
 
 
 def end_grants_of(session: Session, maker: str, *, actor: str) -> None:
-    """End what `maker` has made and others could still use: tokens, webhooks, unused enrolment codes.
-
-    Args:
-        session: session of a transaction.
-        maker: a user's name, or `token:NAME`.
-        actor: who ends it, for the audit log.
-    """
+    """End tokens, webhooks and unused enrolment codes that `maker`, a user or `token:NAME`, has made."""
     for webhook in session.scalars(select(WebhookRow).where(WebhookRow.created_by == maker)).all():
         session.delete(webhook)
         audit.record(session, actor, "webhook.remove", webhook.name)
@@ -146,10 +140,7 @@ def end_expired(session: Session, after: float, until: float) -> None:
 def principal_of_token(store: Store, secret: str, now: float) -> Principal | None:
     """Return the principal of a token, and note its use; None if the token is unknown or has ended.
 
-    Args:
-        store: store of the fleet.
-        secret: secret of the token.
-        now: seconds since 1970.
+    `now`: seconds since 1970.
     """
     with store.snapshot() as session:
         row = session.scalars(select(TokenRow).where(TokenRow.secret_sha256 == digest(secret))).first()

@@ -160,9 +160,6 @@ def list_all(
         endpoint: endpoint whose answers have `items` and `next`.
         request: request class of the endpoint, with the field `after`.
         fields: fields of the request.
-
-    Raises:
-        EdgekitError: as from `FleetCaller.call`.
     """
     after = ""
     while True:
@@ -174,12 +171,7 @@ def list_all(
 
 
 def drop_unset(record: Any, plain: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON of a record without fields that are None by default: an older fleet may not know them.
-
-    Args:
-        record: dataclass.
-        plain: the JSON of the record.
-    """
+    """Return `plain`, the JSON of `record`, without defaults of None, which an older fleet may not know."""
     defaults = {field.name: field.default for field in dataclasses.fields(record)}
     return {
         name: drop_unset(getattr(record, name), value)

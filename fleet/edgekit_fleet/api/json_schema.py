@@ -38,13 +38,7 @@ def add_schema(record: type[Any], schemas: Schemas) -> dict[str, Any]:
 
 
 def schema_of(hint: Any, schemas: Schemas) -> dict[str, Any]:
-    """Return the JSON Schema of a type; the schemas of its dataclasses are added to `schemas`.
-
-    Args:
-        hint: type of a field: a plain one, a dataclass, a tuple, a mapping, a `Literal`, or one of these or
-            None.
-        schemas: name of a dataclass -> its schema.
-    """
+    """Return the JSON Schema of a type; the schemas of its dataclasses are added to `schemas`, by name."""
     limits = {}
     if get_origin(hint) is Annotated:
         hint, allowed = get_args(hint)

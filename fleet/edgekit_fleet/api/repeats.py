@@ -23,7 +23,6 @@ class KeyedRequest:
 
     Attributes:
         actor: who sends it; keys of others do not count.
-        key: value of the header.
         sha256: SHA-256 of method, path and body.
     """
 
@@ -44,9 +43,7 @@ def check_key(key: str) -> str:
 
 
 def begin_request(store: Store, request: KeyedRequest, now: float) -> tuple[int, bytes] | None:
-    """Return status and body of the earlier answer to a request; None if it must be carried out.
-
-    A request to carry out is marked as begun, until `end_request`.
+    """Mark a request as begun, and return None; or return status and body of the answer that it got before.
 
     Raises:
         RequestError: 422 the key was used for another request; 409 it is being carried out, or its answer is

@@ -120,10 +120,7 @@ def _write_acl(path: Path, authority: Authority, silent: Collection[str] = ()) -
 def write_revoked(authority: Authority, serials: Iterable[str], folder: Path) -> None:
     """Write the list of revoked certificates, and copy it for the broker, which reads it after `reload`.
 
-    Args:
-        authority: authority that signs the list.
-        serials: all serial numbers, in hexadecimal digits.
-        folder: folder that the broker reads.
+    `serials`: all serial numbers, in hexadecimal digits. `folder`: folder that the broker reads.
 
     Raises:
         OutputError: the folder cannot be written.

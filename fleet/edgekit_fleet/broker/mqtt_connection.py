@@ -42,7 +42,6 @@ class ConnectionOptions:
         context: TLS context with the device's certificate.
         session: TLS session of an earlier connection with this context, to be resumed; or None.
         host: name that the broker's certificate must have.
-        topics: topic filters to subscribe to.
         will_topic, will: the last will, retained; no topic for none.
         keepalive_s: the broker ends the connection that is silent for one and a half times as long.
         is_mqtt5: whether to speak MQTT 5, else 3.1.1.
@@ -63,8 +62,7 @@ class MqttConnection(asyncio.Protocol):
     """A connection of one client to the broker.
 
     Attributes:
-        sent: number of messages that were published.
-        acknowledged: number of these that the broker has acknowledged.
+        sent, acknowledged: numbers of messages that were published, and that the broker has acknowledged.
         heard_at: when the last bytes came, by the monotonic clock.
     """
 

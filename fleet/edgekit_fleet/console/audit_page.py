@@ -44,8 +44,7 @@ class AuditPages:
     def show(self, console: Console, request: Request) -> Response:
         """Return the page with the newest entries that the query asks for.
 
-        Its parameters are `subject`, `actor`, `action` (the begin of one), and `before`, the number of an
-        entry.
+        Its parameters: `subject`, `actor`, the begin of an `action`, and `before`, the number of an entry.
         """
         query = request.query_params
         statement = select(AuditRow).order_by(AuditRow.number.desc()).limit(_PAGE + 1)
@@ -76,10 +75,7 @@ class AuditPages:
         )
 
     def verify(self, console: Console, request: Request) -> Response:
-        """Verify the whole chain, and redirect to a page that says whether it holds.
-
-        A million entries take half a minute.
-        """
+        """Verify the whole chain, and redirect to the result; a million entries take half a minute."""
         broken_at = find_audit_break(console.store)
         self._check = ChainCheck(time.time(), broken_at)
         result = "holds" if broken_at is None else f"is broken at entry {broken_at}"

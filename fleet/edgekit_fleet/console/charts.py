@@ -45,11 +45,9 @@ class Chart:
     Attributes:
         key: begin of an id in the SVG, unique on the page.
         words: what it shows, for screen readers.
-        x_name: name of x, for its axis and the table.
         x_ticks: (x, text) of each mark.
         lines: lines in drawing order: the lowest first.
         limit: y of a horizontal line, or None.
-        limit_text: text at that line.
         top: highest y; higher points are outside of the frame.
         bottom: lowest y.
         show: returns a y as text.

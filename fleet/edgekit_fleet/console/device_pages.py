@@ -243,10 +243,7 @@ def _describe_entry(row: AuditRow) -> Happening:
 
 
 def edit_tags(console: Console, request: Request) -> Response:
-    """Change the tags of a device to those of the form, and redirect to the device.
-
-    If that affects an open rollout, the first answer is a page that asks the user to confirm.
-    """
+    """Change the tags of a device to those of the form; ask first if that affects an open rollout."""
     name, form = request.path_params["name"], request.state.form
     detail = devices.describe(console.store, name)
     after = _read_tags(form.get("tags", ""))
@@ -307,11 +304,7 @@ def confirm_revocation(console: Console, request: Request) -> Response:
 
 
 def revoke(console: Console, request: Request) -> Response:
-    """Revoke a device, which shuts it out, and redirect to its page.
-
-    Raises:
-        FleetError: the form states no reason, or there is no such device.
-    """
+    """Revoke a device, for the reason that the form must state, and redirect to its page."""
     name, why = request.path_params["name"], request.state.form.get("why", "").strip()
     if not why:
         raise FleetError("state why the device is shut out: the audit log keeps it")

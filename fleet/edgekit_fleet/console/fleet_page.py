@@ -61,7 +61,6 @@ class VersionBar:
     """How many devices run a version.
 
     Attributes:
-        devices: number of devices that run it.
         share: share of the devices with this model, as text.
         width: width of the bar, 0..1000.
         is_most: whether no other version of the model runs on more devices.

@@ -19,10 +19,7 @@ def format_age(seconds: float) -> str:
 
 
 def format_ago(at: float | None) -> str:
-    """Return how long ago a time in seconds since 1970 was, or will be: `3 min ago`, `now`, `in 2 h`.
-
-    None gives `never`.
-    """
+    """Return a time in seconds since 1970 as `3 min ago`, `now` or `in 2 h`; None gives `never`."""
     if at is None:
         return "never"
     seconds = time.time() - at
@@ -58,10 +55,7 @@ def format_bytes(size: float | None) -> str:
 
 
 def format_share(part: float, whole: float) -> str:
-    """Return a share in whole percent, such as `98 %`; `NONE`, a dash, if `whole` is 0.
-
-    Less than all is never shown as 100 %, more than nothing never as 0 %.
-    """
+    """Return a share in percent, `0 %` and `100 %` only if exact; `NONE`, a dash, if `whole` is 0."""
     if not whole:
         return NONE
     percent = 100 * part / whole

@@ -94,10 +94,6 @@ class Watcher:
         """Yield what has changed since `position`, for ten minutes, as bytes of `text/event-stream`.
 
         Yields nothing if the user has too many pages open, see `admits`.
-
-        Args:
-            position: how much of the store the page shows.
-            user: name of its user.
         """
         if not self.admits(user):  # others began between the request and here
             return

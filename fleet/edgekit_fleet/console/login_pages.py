@@ -23,10 +23,9 @@ def show_login(console: Console, request: Request) -> Response:
 
 
 def log_in(console: Console, request: Request) -> Response:
-    """Log a user in by the form, and redirect to the page that they wanted.
+    """Log a user in by the form, and redirect to the page that they wanted; show a failure in the form.
 
-    After a failure the form is shown again. If a login had ended before the user sent another form, the
-    answer is that form, to be sent again.
+    If a login had ended before the user sent another form, the answer is that form, to be sent again.
     """
     form = request.state.form
     name, target = form.get("name", ""), local_address(form.get("next", "/"))
@@ -66,10 +65,7 @@ def show_first(console: Console, request: Request) -> Response:
 
 
 def make_first(console: Console, request: Request) -> Response:
-    """Add the first administrator, log them in, and redirect to the first page.
-
-    A refusal is shown in the form.
-    """
+    """Add the first administrator, log them in, and redirect; show a refusal in the form."""
     form = request.state.form
     code, name = form.get("code", ""), form.get("name", "")
     try:

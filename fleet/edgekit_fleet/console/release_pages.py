@@ -64,11 +64,7 @@ class PackageEvidence:
 
 
 def show_releases(console: Console, request: Request) -> Response:
-    """Return a page of releases, the newest first, from those made before the time `before` of the query.
-
-    Raises:
-        FleetError: `before` is no number.
-    """
+    """Return a page of releases made before the time `before` of the query, the newest first."""
     text = request.query_params.get("before", "")
     statement = select(ReleaseRow).order_by(ReleaseRow.created_at.desc()).limit(_RELEASES + 1)
     try:

@@ -38,9 +38,7 @@ class SampleContent:
 def render_content(sample: Sample, side: int) -> SampleContent:
     """Return the content of a sample; for a damaged sample, a picture with the error as its text.
 
-    Args:
-        sample: sample to show.
-        side: longest side of a picture in pixels.
+    `side`: longest side of a picture in pixels.
     """
     try:
         with _renderer:

@@ -28,19 +28,13 @@ _MAX_FIELD: Final = 128
 
 
 class SamplePages:
-    """The pages of samples, and what they have shown to whom.
-
-    The audit log gets an entry for each page that somebody sees, not for each picture.
-    """
+    """The pages of samples; the audit log has each page that somebody sees, but not each picture."""
 
     def __init__(self) -> None:
         self._viewed_s: dict[tuple[str, str], float] = {}
 
     def show_all(self, console: Console, request: Request) -> Response:
-        """Return the page of orders and counts, with the newest samples that the query finds.
-
-        A user without the scope `sample` gets no samples.
-        """
+        """Return orders and counts, and the newest samples of the query to users with the scope `sample`."""
         query, actor = request.query_params, request.state.principal
         choice = _read_choice(query)
         items: list[SampleSummary] = []
@@ -111,11 +105,7 @@ def delete_one(console: Console, request: Request) -> Response:
 
 
 def delete_matching(console: Console, request: Request) -> Response:
-    """Delete the samples that the filter of the form means, and redirect to the page of samples.
-
-    Raises:
-        FleetError: the filter means all samples of the fleet.
-    """
+    """Delete the samples that the form's filter means, and redirect; refuse a filter that means all."""
     form = request.state.form
     vault, choice = open_vault(console), _read_choice(form)
     count = samples.delete(console.store, vault, choice, actor=request.state.principal.name)
@@ -128,11 +118,7 @@ def stop_order(console: Console, request: Request) -> Response:
 
 
 def switch(console: Console, request: Request) -> Response:
-    """Let the fleet collect samples, or end that, and set for how many days samples are stored.
-
-    Raises:
-        FleetError: the days of the form are no number over 0 up to 3650.
-    """
+    """Let the fleet collect samples, or end that; set for how many days, up to 3650, it stores them."""
     form = request.state.form
     try:
         days = float(form.get("days", ""))

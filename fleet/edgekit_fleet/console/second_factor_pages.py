@@ -21,10 +21,7 @@ from edgekit_runtime.errors import RequestError
 
 
 def show_factor(console: Console, request: Request) -> Response:
-    """Return the page that shows whether the user has a second factor.
-
-    Without a login it is a redirect to the login.
-    """
+    """Return the page of the user's second factor; without a login, a redirect to the login."""
     if request.state.principal is None:
         return RedirectResponse("/login?next=/second-factor", 303)
     return _show(console, request)

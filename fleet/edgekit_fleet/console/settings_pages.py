@@ -34,11 +34,7 @@ def show_users(console: Console, request: Request) -> Response:
 
 
 def change_user(console: Console, request: Request) -> Response:
-    """Add or remove a user, give one another role or password, or remove their second factor; then redirect.
-
-    Raises:
-        FleetError: the change is refused, or the form's action is unknown.
-    """
+    """Add or remove a user, give one another role or password, or remove their second factor; redirect."""
     form, actor = request.state.form, request.state.principal.name
     name, action = form.get("name", ""), form.get("action", "")
     with console.store.transaction() as session:
@@ -162,10 +158,7 @@ def remove_query(console: Console, request: Request) -> Response:
 
 
 def change_window(console: Console, request: Request) -> Response:
-    """Keep the window of the form under a name, or forget the one of that name; then redirect.
-
-    A window is the time of day in which devices switch, see `saved`.
-    """
+    """Keep a window, the hours in which devices switch, under a name, or forget that name; then redirect."""
     form, actor = request.state.form, request.state.principal.name
     name = form.get("name", "").strip()
     if form.get("action") == "remove":

@@ -189,9 +189,7 @@ class Console:
             return session.get_one(UserRow, name).password_digest != "" and not has_factor(session, name)
 
     def render(self, request: Request, template: str, /, *, status: int = 200, **values: Any) -> HTMLResponse:
-        """Return a page made from a template.
-
-        A notice that a redirect left is on it, and is removed from its cookie.
+        """Return a page made from a template, with the notice that a redirect left in a cookie for it.
 
         Args:
             request: request that it answers.
@@ -220,13 +218,7 @@ class Console:
         return response
 
     def redirect(self, request: Request, address: str, notice: str = "") -> Response:
-        """Return a redirect (303) to a page of ours.
-
-        Args:
-            request: request that it answers.
-            address: path and query of the page.
-            notice: text that the page shows once; a cookie carries it there.
-        """
+        """Return a redirect (303) to a page of ours, which shows the notice once; a cookie carries it."""
         response = RedirectResponse(address, 303)
         if notice:
             text = urlsafe_b64encode(notice[:1000].encode()).decode()

@@ -45,7 +45,6 @@ class DemoVersion:
     """A version of the model.
 
     Attributes:
-        path: the package.
         accuracy: share of right answers, measured.
         agreement: share of inputs to which it gives the same class as the first version, measured.
     """
@@ -61,7 +60,6 @@ class DemoSetup:
     """The inputs of the demo.
 
     Attributes:
-        folder: folder for the fleet and the real device.
         home: configuration folder with the key that signed the packages, in `keys`.
         calls: .npz of inputs with their `classes`, for the application on the real device.
         first, good, bad, last: versions, in the order in which they are released.
@@ -96,10 +94,7 @@ class DemoStep:
 def run_demo(setup: DemoSetup, begin_s: float, on_step: Callable[[DemoStep], None]) -> None:
     """Run the demo; its processes have ended when it returns.
 
-    Args:
-        setup: inputs of the demo.
-        begin_s: when the demo began, by the monotonic clock.
-        on_step: called after each step.
+    `begin_s`: when the demo began, by the monotonic clock.
 
     Raises:
         EdgekitError: mosquitto is missing, a process ended, or a step took too long.
@@ -156,15 +151,9 @@ def _join(fleet: RunningFleet, setup: DemoSetup, device: RealDevice) -> Simulate
 def wait_while_moving(
     is_so: Callable[[], bool], look: Callable[[], str], clock: Callable[[], float] = time.monotonic
 ) -> str | None:
-    """Wait until `is_so` holds, as long as the state goes on changing.
+    """Wait until `is_so` holds; return None, or the last state if there was no new one for a minute.
 
-    Args:
-        is_so: whether to end the wait.
-        look: returns the state, as text.
-        clock: returns seconds.
-
-    Returns:
-        None if `is_so` holds; the last state if there was no new one for a minute.
+    `look`: returns the state, as text.
     """
     states: set[str] = set()
     limit_s = 0.0

@@ -30,11 +30,7 @@ max_duration_s = 20
 
 
 class RealDevice:
-    """A device of the demo; its processes end with `close`, or with this process.
-
-    Attributes:
-        socket_path: Unix socket of its service.
-    """
+    """A device of the demo; its processes end with `close`, or with this process."""
 
     def __init__(self, folder: Path, model: str, target: str) -> None:
         runtime = folder / "run"

@@ -22,11 +22,7 @@ _PAUSE_S: Final = 0.1
 
 @contextlib.contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """Yield a new folder, which is removed after the block, or after the death of this process.
-
-    Args:
-        prefix: begin of the folder's name.
-    """
+    """Yield a new folder, which is removed after the block, or after the death of this process."""
     path = Path(tempfile.mkdtemp(prefix=prefix))
     near, far = socket.socketpair()
     with near:

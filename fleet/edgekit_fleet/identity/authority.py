@@ -125,18 +125,11 @@ class Authority:
 
     @staticmethod
     def name_manager(number: int) -> str:
-        """Return the user name at the broker of a manager.
-
-        Args:
-            number: number of the manager, 0 for the first one.
-        """
+        """Return a manager's user name at the broker; `number` is 0 for the first manager."""
         return f"{MANAGER}-{number}" if number else MANAGER
 
     def make_manager(self, number: int) -> tuple[Path, Path]:
-        """Return the paths of certificate and private key of a manager; missing files are made.
-
-        Args:
-            number: number of the manager, 0 for the first one.
+        """Return the paths of certificate and private key of manager `number`, from 0; made if missing.
 
         Raises:
             OutputError: the folder cannot be written.
@@ -155,10 +148,7 @@ class Authority:
         return {path.stem: _read_certificate(path) for path in paths}
 
     def make_server(self, names: tuple[str, ...]) -> None:
-        """Make the certificate of broker and web server, unless the present one still fits.
-
-        Args:
-            names: DNS names and addresses of this machine, at least one.
+        """Make the certificate of broker and web server for DNS names and addresses, unless it still fits.
 
         Raises:
             OutputError: the folder cannot be written.

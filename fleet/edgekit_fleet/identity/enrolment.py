@@ -74,10 +74,7 @@ def make_code(
 def format_code(address: str, authority: Authority, secret: str) -> str:
     """Return the text with which a device enrols: `ADDRESS/DIGEST/SECRET`.
 
-    Args:
-        address: `HOST:PORT` of the fleet's web server.
-        authority: authority that the device will trust; the digest is that of its certificate.
-        secret: result of `make_code`.
+    The address is `HOST:PORT` of the web server, and the digest is that of the authority's certificate.
     """
     return str(EnrolmentCode(address=address, authority_sha256=authority.fingerprint, secret=secret))
 
@@ -90,12 +87,6 @@ def enrol(
     The answer to the first request may have been lost. So a device that is enrolled with this key gets
     another certificate, as from `renew`, and nothing else: tags and class are the operator's by then. Only
     a new code adds the decryption key that a device lacks, and none changes the one that it has.
-
-    Args:
-        session: session of a transaction.
-        authority: signs the certificate.
-        request: request of the device.
-        life_s: life of the certificate, in seconds.
 
     Raises:
         SignatureError: the code is unknown, expired or used, or a key or the certificate request is wrong.
@@ -177,9 +168,7 @@ def renew(
 
 
 def is_expected(session: Session, request: EnrolmentRequest | RenewalRequest) -> bool:
-    """Return True if a request has the secret of a code that has not expired, or is by the key of its device.
-
-    Nobody can guess either.
+    """Return True if a request has a valid code or is by its device's key; nobody can guess either.
 
     Raises:
         SignatureError: the certificate request is wrong.
@@ -208,12 +197,6 @@ def revoke(session: Session, name: str, actor: str, why: str) -> DeviceRow:
     """Shut a device out, and end its unused codes; return its row.
 
     From then on `list_revoked_serials` has every certificate that the audit log names for the device.
-
-    Args:
-        session: session of a transaction.
-        name: name of the device.
-        actor: who orders it, for the audit log.
-        why: the reason.
 
     Raises:
         FleetError: there is no such device, or it is revoked already.

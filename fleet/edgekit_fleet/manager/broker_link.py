@@ -51,8 +51,7 @@ class BrokerLink:
         """Connect, and subscribe to what devices write; from then on the connection comes back by itself.
 
         Args:
-            brokers: host and port of the broker, or of each node of a cluster; the first that answers is
-                taken.
+            brokers: host and port of the broker, or of each node of a cluster; tried in turn.
             context: TLS with the manager's certificate.
 
         Raises:
@@ -74,14 +73,7 @@ class BrokerLink:
         return self._connection is not None
 
     def publish(self, device: str, kind: Kind, envelope: bytes, *, retain: bool) -> None:
-        """Send a document to a device, with QoS 1; without a connection it is dropped.
-
-        Args:
-            device: name of the device.
-            kind: kind of the document, which gives its topic.
-            envelope: the signed document.
-            retain: whether the broker keeps it for a device that connects later.
-        """
+        """Send a signed document to a device, with QoS 1; without a connection it is dropped."""
         if self._connection is not None:
             self._connection.publish(topic(device, kind), envelope, is_retained=retain)
 
@@ -189,12 +181,7 @@ class BrokerLink:
 
 
 def make_context(authority: Authority, number: int = 0) -> ssl.SSLContext:
-    """Return a TLS context with a manager's certificate that trusts only the fleet's authority.
-
-    Args:
-        authority: makes the certificate if it is missing.
-        number: number of the manager, 0 for the first one.
-    """
+    """Return a TLS context with a manager's certificate, made if missing; it trusts only the authority."""
     context = ssl.create_default_context(cafile=authority.certificate_path)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(*authority.make_manager(number))

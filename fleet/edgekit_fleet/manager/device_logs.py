@@ -15,14 +15,9 @@ MAX_TEXT_BYTES: Final = 512 << 10
 
 
 def keep_logs(session: Session, logs: Logs, now: float) -> None:
-    """Write a device's answer to the request for its logs into the store, if it answers the newest one.
+    """Write a device's answer to the newest request for its logs into the store.
 
-    An answer to an earlier request, or a second one, changes nothing.
-
-    Args:
-        session: session of a transaction.
-        logs: the answer.
-        now: seconds since 1970.
+    An answer to an earlier request, or a second one, changes nothing. `now`: seconds since 1970.
     """
     refusal, text = clean_line(logs.refusal, 200), ""
     try:

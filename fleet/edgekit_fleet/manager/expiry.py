@@ -41,7 +41,6 @@ class Expiry:
         what: name of the thing that expires.
         begins_at, ends_at: begin and end of its validity, in seconds since 1970.
         notice_s: how long before its end somebody should act.
-        advice: what to do about it.
     """
 
     what: str

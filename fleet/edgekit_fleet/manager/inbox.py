@@ -122,10 +122,7 @@ class KnownDevice:
         """Return True if the manager should send a new document, so that the device reports.
 
         The last report of a connected device has not come, and is not on its way. Or the device is late: it
-        does not know its highest number, which the manager sends at most once a minute.
-
-        Args:
-            now: seconds since 1970.
+        does not know its highest number, sent at most once a minute. `now`: seconds since 1970.
         """
         is_behind = self.is_online and self.sequence < self.reported
         is_missing = is_behind and now - max(self.last_seen_at, self.asked_at) >= REPORT_S
@@ -169,20 +166,13 @@ class KnownDevice:
         return next((address for _, address in reversed(self.instances.values())), "")
 
     def begin_day(self, now: float) -> None:
-        """Forget the counts of a day that is over.
-
-        Args:
-            now: seconds since 1970.
-        """
+        """Forget the counts of a day that is over at `now`, in seconds since 1970."""
         day = int(now // _DAY_S)
         if day != self.day:
             self.day, self.entries, self.versions = day, 0, frozenset()
 
     def keeps_figures(self, figures: ModelFigures) -> bool:
-        """Return True if figures of this version are to be stored; a version that is new today is counted.
-
-        False if the device has reported too many versions today.
-        """
+        """Count this version; return whether to store its figures: False after too many versions today."""
         version = hash((figures.model, figures.version))
         if version not in self.versions:
             if len(self.versions) >= _VERSIONS_A_DAY:
@@ -316,10 +306,7 @@ class Inbox:
             self._foreign_bytes -= len(foreign.popleft()[2])
 
     def take_over(self) -> None:
-        """Store the latest messages for other managers again, now that their devices may be this manager's.
-
-        Another manager may have received them, and ended before it wrote them.
-        """
+        """Store messages again that other managers may have received and not written before they ended."""
         foreign, self._foreign, self._foreign_bytes = self._foreign, deque(), 0
         for _, topic, payload in foreign:
             self.put(topic, payload)
@@ -373,16 +360,10 @@ class Inbox:
         return not (self._changed or self._reports or self._entries or self._logs)
 
     def write(self, session: Session, now: float) -> bool:
-        """Write the messages that were taken to the store.
+        """Write the messages that were taken to the store; return True if a device has ended an execution.
 
         Call `forget` after the commit. After an error, call this again in a new transaction: nothing is lost.
-
-        Args:
-            session: session of a transaction.
-            now: seconds since 1970.
-
-        Returns:
-            True if a device has ended an execution.
+        `now`: seconds since 1970.
         """
         rows = [self._state(name) for name in sorted(self._changed - self._reports.keys())]
         update_many(session, DeviceRow, rows, keys=("name",), condition=_IS_MEMBER)

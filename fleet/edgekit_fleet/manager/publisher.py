@@ -93,10 +93,7 @@ class Publisher:
         """Make and store new documents for devices of which something has changed, and return them.
 
         Publish them after the commit. A limited number is made at once; the others follow at the next call.
-
-        Args:
-            session: session of a transaction.
-            now: seconds since 1970.
+        `now`: seconds since 1970.
         """
         due = session.execute(self._select_due()).all()
         if not due:
@@ -162,12 +159,7 @@ class Publisher:
         )
 
     def note_published(self, outgoing: Iterable[Outgoing], now: float) -> None:
-        """Note in the index which documents were published, and when.
-
-        Args:
-            outgoing: the documents.
-            now: seconds since 1970.
-        """
+        """Note in the index that these documents were published at `now`, in seconds since 1970."""
         for message in outgoing:
             entry = self._index.devices.get(message.device)
             if entry is not None:
@@ -178,10 +170,6 @@ class Publisher:
 
         A device that holds a higher number than the store has it from before the store was restored from a
         backup. Its next document gets a number above that, and the audit log gets an alarm.
-
-        Args:
-            session: session of a transaction.
-            devices: names of the devices that said hello.
         """
         entries = [self._index.devices[name] for name in devices if name in self._index.devices]
         for entry in entries:
@@ -196,10 +184,7 @@ class Publisher:
         )
 
     def read(self, session: Session, devices: Sequence[str]) -> list[Outgoing]:
-        """Return the newest stored documents of devices.
-
-        Documents that an older key of the manager signed are left out until they are signed again.
-        """
+        """Return the newest documents of devices, but none that an older key of the manager signed."""
         outgoing = []
         for begin in range(0, len(devices), 500):
             statement = select(DesiredRow.device, DesiredRow.version, DesiredRow.envelope).where(
@@ -220,11 +205,7 @@ class Publisher:
         """Mark documents that are past half of their life, so that `make_due` writes them again.
 
         It also marks documents that an older key of the manager signed, and those that are valid for longer
-        than a document may be: they were written when the clock was ahead.
-
-        Args:
-            session: session of a transaction.
-            now: seconds since 1970.
+        than a document may be: they were written when the clock was ahead. `now`: seconds since 1970.
         """
         ends = DesiredRow.expires_at
         expiring = (

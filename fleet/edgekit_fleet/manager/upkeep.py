@@ -51,14 +51,9 @@ class RepositoryUpkeep:
         self._refreshed_at = float("-inf")
 
     def begin(self, now: float) -> list[Expiry]:
-        """Begin a refresh in the background, unless one is running.
+        """Begin a refresh in the background unless one is running; return what the last one found to expire.
 
-        Args:
-            now: seconds since 1970.
-
-        Returns:
-            What the last refresh has found to expire; empty while it runs, if it was not due, or if it
-            failed.
+        The result is empty while a refresh runs, if none was due, or if it failed. `now`: seconds since 1970.
         """
         last = self._task
         if last is not None and not last.done():
@@ -133,9 +128,7 @@ class FigureUpkeep:
     def forget_next(self, session: Session, now: float) -> None:
         """Delete old figures of the next devices of the index; once an hour this begins with the first one.
 
-        Args:
-            session: session of a transaction.
-            now: seconds since 1970.
+        `now`: seconds since 1970.
         """
         devices = list(itertools.islice(self._devices, _DEVICES_AT_ONCE))
         if not devices and now - self._begun_at >= _FIGURES_S:

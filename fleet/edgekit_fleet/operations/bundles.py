@@ -71,14 +71,6 @@ def write_bundle(
 
     A rollout decides which devices get the release, and the manager signs; a bundle only carries it.
 
-    Args:
-        folder: folder of the fleet.
-        store: store of the fleet.
-        release: name of the release.
-        selector: devices that the bundle is for.
-        path: file to write.
-        actor: who writes it, for the audit log.
-
     Raises:
         FleetError: no such release, a malformed selector, or no device wants the release.
         OutputError: the bundle cannot be written.

@@ -61,10 +61,7 @@ def change_settings(store: Store, device: str, changes: Mapping[str, str], *, ac
 
 
 def ask_for_logs(store: Store, device: str, lines: int, *, actor: str) -> DeviceLog:
-    """Ask a device for the last lines of its logs, in place of an earlier request.
-
-    Returns:
-        The request, still without an answer; `find_log` returns it with the answer.
+    """Ask a device for the last lines of its logs, in place of an earlier request; `find_log` has the answer.
 
     Raises:
         FleetError: there is no such device.

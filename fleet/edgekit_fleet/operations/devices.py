@@ -220,12 +220,6 @@ def tag(store: Store, name: str, tags: Mapping[str, str], actor: str) -> None:
 def revoke(store: Store, name: str, actor: str, why: str) -> None:
     """Shut a device out; the manager ends its connection within seconds.
 
-    Args:
-        store: store of the fleet.
-        name: name of the device.
-        actor: who orders it, for the audit log.
-        why: the reason.
-
     Raises:
         FleetError: there is no such device, or it is revoked already.
     """

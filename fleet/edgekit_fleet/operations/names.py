@@ -13,11 +13,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def check_name(kind: str, name: str) -> None:
-    """Check that a name can stand in a path and in a URL.
-
-    Args:
-        kind: what is named, for the error, such as `release`.
-        name: name to check.
+    """Check that a name can stand in a path and a URL; `kind`, such as `release`, names it in the error.
 
     Raises:
         FleetError: it cannot, or it is an address of the console.
@@ -34,10 +30,7 @@ def check_name(kind: str, name: str) -> None:
 def follows(kind: type[ReleaseRow] | type[RolloutRow], created_at: float, name: str) -> ColumnElement[bool]:
     """Return the SQL condition for rows that come after another one in a list, the newest first.
 
-    Args:
-        kind: table of the rows.
-        created_at: time of the other row, in seconds since 1970.
-        name: name of the other row; rows of the same time are in the order of names.
+    `created_at`: time of the other row in seconds since 1970; rows of one time are in the order of names.
     """
     is_next = and_(kind.created_at == created_at, kind.name > name)
     return or_(kind.created_at < created_at, is_next)

@@ -288,16 +288,10 @@ def _find_score(figures: Mapping[str, JsonValue]) -> dict[str, JsonValue] | None
 
 
 def find_agreement(figures: Mapping[str, JsonValue]) -> float | None:
-    """Return the least agreement with the version before that a package's own evidence suggests, 0 to 1.
+    """Return the least agreement with the version before, 0 to 1, that a package's own evidence suggests.
 
     What the package lost against its source model on real samples, it may also lose against the version
-    before. So that share is subtracted from the default limit.
-
-    Args:
-        figures: figures of the evidence; `score` is read.
-
-    Returns:
-        None if there is no score, or only one on generated samples.
+    before. So that share is subtracted from the default limit. None without a score on real samples.
     """
     score = figures.get("score")
     if not isinstance(score, Mapping) or score.get("samples_kind") == "generated":

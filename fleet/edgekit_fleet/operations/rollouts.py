@@ -328,7 +328,7 @@ def _find_limits(packages: Sequence[PackageView]) -> dict[str, float]:
 def give_order(
     store: Store, name: str, order: Order, actor: str, *, note: str = "", allow_plain: bool = False
 ) -> RolloutSummary:
-    """Order a rollout to go on, pause, or stop and go back; the manager does it at its next turn.
+    """Order a rollout to go on, pause, or go back at the manager's next turn; return its state before that.
 
     Args:
         store: store of the fleet.
@@ -337,9 +337,6 @@ def give_order(
         actor: who orders.
         note: note for the audit log.
         allow_plain: whether a rollback takes devices from an encrypted version back to a plain one, too.
-
-    Returns:
-        The state of the rollout before the manager has carried the order out.
 
     Raises:
         FleetError: there is no such rollout, or it cannot do that now. Or, for an abort after the end, other
@@ -492,8 +489,7 @@ def replay_rollout(store: Store, name: str) -> list[Difference]:
 def find_tag_effects(store: Store, device: str, tags: Mapping[str, str]) -> list[str]:
     """Return a sentence for each open rollout that another set of tags would affect.
 
-    The device would join the rollout; or the selector would not match it any more, although the cohort keeps
-    it.
+    The device would join; or the selector would no longer match it, although the cohort keeps it.
 
     Args:
         store: store of the fleet.

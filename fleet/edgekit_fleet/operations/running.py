@@ -76,9 +76,7 @@ def start(
     joins: bool = False,
     root_folder: Path | None = None,
 ) -> Iterator[RunningFleet]:
-    """Start a fleet, whose missing files are made, and end all its parts with the block.
-
-    `RunningFleet.run` manages it.
+    """Start a fleet, making missing files, and end its parts with the block; `RunningFleet.run` manages it.
 
     Args:
         folder: folder of the fleet.

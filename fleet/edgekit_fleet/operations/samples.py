@@ -57,8 +57,7 @@ class SampleStatus:
 
     Attributes:
         days, max_bytes: see `SampleSettingRow`.
-        samples: number of stored samples.
-        size_bytes: size of all stored samples.
+        samples, size_bytes: number and size of all stored samples.
         by_trigger: kind of trigger -> number of samples that it drew.
         orders: the newest first.
     """
@@ -169,8 +168,7 @@ def switch(
 def parse_triggers(text: str) -> tuple[SampleTrigger, ...]:
     """Return the triggers of a text such as `uncertain:0.1 or drift or random:5`.
 
-    The number is the threshold for `uncertain`, and the most samples a day for other triggers; it may be
-    missing.
+    The number is the threshold for `uncertain`, and the most samples a day for others; it may be missing.
 
     Raises:
         FleetError: a trigger is unknown, or what follows its colon is no number.
@@ -203,16 +201,7 @@ def start(
 ) -> SampleOrderStatus:
     """Order samples of a model from the devices that a selector means, also from new ones.
 
-    Args:
-        store: store of the fleet.
-        model: name of the model.
-        selector: devices that shall send samples.
-        triggers: reasons to keep a request.
-        per_day: most samples a day and device.
-        max_bytes: most bytes on a device that wait to be sent.
-        days: days from now until the order ends.
-        window: local time of day in which devices send, as `01:00-04:00`; None for any time.
-        actor: who orders them.
+    The arguments are fields of `SampleOrder`; `days`: days from now until the order ends.
 
     Raises:
         FleetError: the fleet collects no samples, the selector is malformed, or there are too many orders.
@@ -308,16 +297,9 @@ def count_by_trigger(session: Session, choice: SampleChoice) -> dict[str, int]:
 def page_samples(
     session: Session, choice: SampleChoice, *, after: str = "", limit: int = 100
 ) -> tuple[list[SampleSummary], str | None]:
-    """Return a page of samples, the newest first.
+    """Return a page of samples, the newest first, and `after` of the next page, or None on the last one.
 
-    Args:
-        session: session of the store.
-        choice: which samples.
-        after: identifier of the last sample of the page before; empty for the first page.
-        limit: most samples of a page.
-
-    Returns:
-        The samples, and `after` of the next page, or None on the last one.
+    `after`: identifier of the last sample of the page before; empty for the first page.
 
     Raises:
         NotFoundError: the sample `after` was deleted.

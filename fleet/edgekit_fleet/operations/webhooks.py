@@ -62,12 +62,8 @@ class Webhook:
 def add_webhook(store: Store, name: str, url: str, actions: Sequence[str], *, actor: str) -> str:
     """Make a webhook, which is told of what happens from now on; return its secret `whsec_...`.
 
-    Args:
-        store: store of the fleet.
-        name: name of the webhook.
-        url: `https`, or `http` on this machine.
-        actions: beginnings of actions of the audit log, such as `rollout.`; all if empty.
-        actor: who makes it.
+    `url`: `https`, or `http` on this machine. `actions`: beginnings of actions of the audit log, such as
+    `rollout.`; all if empty.
 
     Raises:
         FleetError: the name is malformed or taken, or the URL is refused.
@@ -129,11 +125,7 @@ def remove_webhook(store: Store, name: str, *, actor: str) -> None:
 def sign(secret: str, identifier: str, timestamp: int, body: bytes) -> str:
     """Return the value of the header `webhook-signature` of a message.
 
-    Args:
-        secret: secret of the webhook, `whsec_...`.
-        identifier: value of the header `webhook-id`.
-        timestamp: value of `webhook-timestamp`, in seconds since 1970.
-        body: body of the message.
+    `identifier` and `timestamp` (seconds since 1970): values of `webhook-id` and `webhook-timestamp`.
     """
     key = base64.b64decode(secret.removeprefix(_PREFIX))
     mac = hmac.digest(key, f"{identifier}.{timestamp}.".encode() + body, hashlib.sha256)

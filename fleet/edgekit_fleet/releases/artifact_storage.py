@@ -111,12 +111,7 @@ class ArtifactStorage:
             raise OutputError(f"cannot read {name} of {self.url}: {first}") from cause
 
     def write(self, name: str, content: bytes, cache: str) -> None:
-        """Store a file.
-
-        Args:
-            name: path of the file in the storage.
-            content: content of the file.
-            cache: value of the header `Cache-Control` with which a bucket serves it.
+        """Store a file; `cache`: value of the header `Cache-Control` with which a bucket serves it.
 
         Raises:
             OutputError: the storage cannot be reached or refuses; try again.

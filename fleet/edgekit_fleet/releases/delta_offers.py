@@ -37,7 +37,6 @@ class Base:
 
     Attributes:
         manifest_sha256: SHA-256 of the manifest of the package.
-        path: file of the package in the repository.
         key: the key that encrypts the file; None for a plain one.
     """
 
@@ -66,11 +65,6 @@ def find_bases(session: Session, repository: Path, manifest: Manifest) -> tuple[
     """Return the released packages from which deltas to a new package are made, the most used first.
 
     If no device has reported one, this is the newest released package.
-
-    Args:
-        session: session of the store.
-        repository: folder of the repository.
-        manifest: manifest of the new package.
     """
     statement = (
         select(ReleasePackageRow, ContentKeyRow.content_key)
@@ -104,13 +98,7 @@ def publish_deltas(
 ) -> dict[str, tuple[DeltaOffer, ...]]:
     """Make and offer deltas and coded files of packages, as far as they pay off and time allows.
 
-    Args:
-        repository: repository that offers them.
-        packages: packages of the release.
-        now: seconds since 1970.
-
-    Returns:
-        The offers of each package by the SHA-256 of its manifest; a package without offers is missing.
+    Return SHA-256 of a manifest -> offers, without packages that have none. `now`: seconds since 1970.
 
     Raises:
         OutputError: the repository cannot be written.

@@ -19,14 +19,11 @@ from edgekit_runtime.errors import PackageError
 
 
 def make_delta(old: bytes, new: bytes) -> tuple[str, bytes] | None:
-    """Return the smallest delta from one package to another; None if none saves a fifth of the package.
+    """Return file suffix and content of the smallest delta between packages; None if none saves a fifth.
 
     Args:
         old: content of the old package, which is valid; empty makes a coded file, which needs no old package.
         new: content of the package to make from it; it is valid.
-
-    Returns:
-        The suffix of the file's name, which states the format, and its content.
     """
     makers = [(RUNS_SUFFIX, encode(old, new))]
     if old:

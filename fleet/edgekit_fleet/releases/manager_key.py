@@ -65,10 +65,7 @@ class ManagerKey:
 def check_copies(session: Session, folder: FleetFolder, now: float) -> None:
     """Check that no other manager runs, which would have a copy of the key, before the key is exchanged.
 
-    Args:
-        session: session of the store.
-        folder: folder of the fleet.
-        now: seconds since 1970.
+    `now`: seconds since 1970.
 
     Raises:
         FleetError: further managers run.

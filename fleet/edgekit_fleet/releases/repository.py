@@ -232,8 +232,7 @@ class TufRepository:
         """Offer the files at these paths no longer; a device that has one installed keeps it.
 
         Args:
-            paths: paths `CLASS/NAME`, or a function that returns them; it is called while no other process
-                can change the repository.
+            paths: paths `CLASS/NAME`, or a function that returns them and is called under the lock.
             now: seconds since 1970.
 
         Raises:
@@ -272,15 +271,12 @@ class TufRepository:
         return self._read_bytes(f"{version}.root.json")
 
     def refresh(self, now: float) -> bool:
-        """Sign metadata again that is past half of its life, or valid for longer than its role allows.
+        """Sign metadata again that is past half its life, or valid for too long; return True if any was.
 
         This leaves out the root, whose keys may be offline. `read_expiries` says when `rotate` is due.
 
         Args:
             now: seconds since 1970.
-
-        Returns:
-            True if anything was signed.
 
         Raises:
             OutputError: the folder cannot be written.
@@ -650,9 +646,7 @@ class TufRepository:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes from changing the repository during the block.
-
-        It first removes temporary files that a killed process left.
+        """Keep other processes from changing the repository, and remove files that a killed one left.
 
         Raises:
             OutputError: the folder of the keys cannot be written.

@@ -48,10 +48,7 @@ def decide(progress: Progress, now: float) -> Decision | None:
     """Return the next decision; None if there is nothing to decide, as after the end of a rollout.
 
     Also an aborted rollout has decisions: devices that did not go back are ordered again.
-
-    Args:
-        progress: what has happened in the rollout.
-        now: seconds since 1970.
+    `now`: seconds since 1970.
     """
     if progress.state == "aborted":
         return _return_again(progress, now)
@@ -76,12 +73,7 @@ def is_judged(member: Member, settings: RolloutSettings, now: float) -> bool:
     """Return True if nothing more is expected of a device.
 
     It failed or was refused; or each of its models has answered enough calls; or it has had the release for
-    the time of the soak, with few calls or none.
-
-    Args:
-        member: the device.
-        settings: settings of the rollout.
-        now: seconds since 1970.
+    the time of the soak, with few calls or none. `now`: seconds since 1970.
     """
     if member.state in ("pending", "started"):
         return False
@@ -101,9 +93,7 @@ def is_judged(member: Member, settings: RolloutSettings, now: float) -> bool:
 def is_returning(progress: Progress, now: float) -> bool:
     """Return True if devices are returning to the old version, or will be ordered again to return.
 
-    Args:
-        progress: what has happened in the rollout.
-        now: seconds since 1970.
+    `now`: seconds since 1970.
     """
     return any(
         _will_return_again(member)
@@ -113,12 +103,7 @@ def is_returning(progress: Progress, now: float) -> bool:
 
 
 def describe_return(stop: Decision, members: Iterable[Member]) -> str:
-    """Return a sentence that says why a rollout was aborted, and how many devices have not gone back.
-
-    Args:
-        stop: the decision that aborted it.
-        members: devices of the rollout.
-    """
+    """Return a sentence that says why a rollout was aborted, and how many devices have not gone back."""
     recalled = [member for member in members if member.returns]
     silent = sum(member.state == "returning" for member in recalled)
     codes = Counter(member.code for member in recalled if member.state not in ("returning", "returned"))

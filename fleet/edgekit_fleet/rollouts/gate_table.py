@@ -130,9 +130,6 @@ class Gate:
         """Return the limit of this gate in the unit of its evidence.
 
         None if the rollout has no such limit, or evidence is clipped at it, so that no mean can exceed it.
-
-        Args:
-            limits: limits of the rollout, by name.
         """
         value = limits.get(self.limit.name)
         if value is None:

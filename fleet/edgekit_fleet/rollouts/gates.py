@@ -88,10 +88,7 @@ def find_period(begin: ModelFigures | None, end: ModelFigures) -> Period:
 
 
 def find_stage(requests: int, limits: Mapping[str, float]) -> int:
-    """Return the last stage, from 0, that `requests` calls of a model on a device reach; -1 for none.
-
-    `limits`: limits of the release, of which `min_requests` counts.
-    """
+    """Return the last stage, from 0, that `requests` calls of a model on a device reach; -1 for none."""
     min_requests = limits.get(MIN_REQUESTS.name, MIN_REQUESTS.default)
     needed = [min_requests * _STAGE_FACTOR**stage for stage in range(len(_STAGE_SHARES))]
     return bisect.bisect_right(needed, requests) - 1
@@ -191,10 +188,7 @@ class SampleGroup:
     alpha: float
 
     def choose(self, evidence: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the evidence of the group's devices that have answered.
-
-        `evidence`: float64 [samples], evidence of all devices, see `read_evidence`.
-        """
+        """Return the evidence of members that have answered, from float64 [samples] of all devices."""
         values = evidence[self.members]
         return values[~np.isnan(values)]
 
@@ -295,10 +289,7 @@ def find_needed(test: GateTest, group: SampleGroup) -> float:
 
 
 def weigh(test: GateTest, group: SampleGroup, values: NDArray[np.float64]) -> float:
-    """Return the progress of a test towards a stop: 0 while the mean keeps the limit; 1 or more is a stop.
-
-    `values`: values from `SampleGroup.choose`.
-    """
+    """Return a test's progress towards a stop: 0 while the mean keeps the limit; 1 or more is a stop."""
     scaled, limit = test.scale(values), float(test.scale(test.limit))
     if not len(values) or scaled.mean() <= limit:  # no bet has won anything yet
         return 0.0

@@ -72,10 +72,7 @@ class Controls:
     _read_at: dict[str, float] = field(default_factory=dict)
 
     def follow(self, session: Session, progress: Progress, now: float) -> None:
-        """Choose the control devices, and read what they have reported since the last call.
-
-        `now`: seconds since 1970; the next call reads from this time on.
-        """
+        """Choose control devices; read their reports from the last call to `now`, in seconds since 1970."""
         self._choose(progress)
         of_time: dict[float, list[str]] = {}
         for device in itertools.chain.from_iterable(self._devices.values()):

@@ -138,8 +138,7 @@ def check_evidence(gates: Mapping[str, OutsideGate], evidence: Evidence) -> None
     """Check evidence against the gates that its rollout has declared.
 
     Raises:
-        FleetError: the rollout has no such gate, the gate takes evidence of another judge alone, or the
-            figures do not fit the gate.
+        FleetError: the gate does not exist or belongs to another judge, or the figures do not fit it.
     """
     gate = gates.get(evidence.gate)
     if gate is None:

@@ -22,8 +22,7 @@ class PackageView:
         model, target, version, manifest_sha256, path, size_bytes, sha256: see `ReleasePackageRow`.
         engines: one of them must be on the device; empty if that is not known.
         memory_bytes: estimated peak memory of the model, without the engine's own; None if it is not known.
-        agreement: least agreement with the previous version that this release must keep; None for the
-            default limit of the gate.
+        agreement: least agreement with the version before, for this release; None for the gate's default.
         deltas: `DeltaOffer`s as plain values.
         is_encrypted: whether only devices with a decryption key can open it.
         allows_plain: whether the plain package may replace an encrypted version.

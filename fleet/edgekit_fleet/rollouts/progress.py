@@ -274,8 +274,7 @@ class Progress:
         members: device -> its state, in the order of the cohort.
         wave: the open wave, from 0.
         started: number of members that were offered the release.
-        step_at: time from which `step_timeout_s` counts: when devices were last started, or a person resumed
-            or approved.
+        step_at: begin of `step_timeout_s`: when devices were last started, or a person resumed or approved.
         approved: waves with a number below this are approved.
         pause: the decision that paused it; None if a person paused it or it is not paused.
         resumed_with: value of `started` when a person last resumed it after a pause from doubt.
@@ -329,10 +328,7 @@ class Progress:
         ]
 
     def list_awaited(self, now: float) -> list[str]:
-        """Return the names of the outside gates for whose evidence the rollout waits.
-
-        `now`: seconds since 1970.
-        """
+        """Return the names of outside gates whose evidence is awaited at `now`, in seconds since 1970."""
         return [
             name
             for name, gate in sorted(self.settings.evidence.items())
@@ -349,9 +345,7 @@ def begin(entry: StartEntry, at: float) -> Progress:
 
 
 def apply(progress: Progress, entry: Entry, at: float) -> None:
-    """Add an entry to the progress.
-
-    Answers of devices outside the cohort, and evidence for gates that it did not declare, change nothing.
+    """Add an entry; answers from outside the cohort, and evidence for undeclared gates, change nothing.
 
     Args:
         progress: progress to change.

@@ -16,8 +16,7 @@ class Difference:
 
     Attributes:
         at: when it was taken, in seconds since 1970.
-        logged, decided: the decision in the log, and the one that follows from the entries before it; None if
-            no decision follows.
+        logged, decided: decision in the log, and the one that follows from the entries before it, or None.
     """
 
     at: Annotated[float, Range(0, 10**11)]

@@ -72,10 +72,7 @@ def log_entries(
     *,
     on_written: Callable[[int], None] | None = None,
 ) -> None:
-    """Write entries of a rollout to the audit log, all in one row; nothing if there are none.
-
-    The transaction must have locked the rollout's row. `actor`, `now`, `on_written`: see `audit.append`.
-    """
+    """Write entries to the audit log in one row, see `audit.append`; the rollout's row must be locked."""
     plain = [entry_to_plain(entry) for entry in entries]
     if plain:
         written = audit.AuditEntry(action=LOG_ACTION, subject=rollout, detail={"entries": plain})

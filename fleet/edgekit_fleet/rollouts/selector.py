@@ -114,8 +114,7 @@ class Selector:
         """Return whether a device matches.
 
         Args:
-            attributes: name (`name`), class (`class`), tags and facts of the device, see
-                `views.list_attributes`.
+            attributes: name (`name`), class (`class`), tags and facts, see `views.list_attributes`.
         """
         return self.test.matches(attributes)
 
@@ -132,8 +131,7 @@ def parse_selector(text: str) -> Selector:
     """Return the selector that a text states.
 
     Raises:
-        FleetError: the text is malformed (the message shows where), or names a fact that is not kept for
-            searches.
+        FleetError: the text is malformed (the message shows where), or names a fact not kept for searches.
     """
     if len(text) > _MAX_CHARS:
         raise FleetError(f"selector: has {len(text)} characters, at most {_MAX_CHARS} are allowed")

@@ -67,9 +67,7 @@ def compile_selector(
 
 
 def count_by_attributes(session: Session, selector: Selector) -> int | None:
-    """Return how many devices match a selector of tags, facts and versions joined by `and`.
-
-    None for any other selector, and for one with tests of name, class, status or connection.
+    """Return how many devices match a selector of tags, facts and versions joined by `and`; else None.
 
     At most one attribute may be negated. No row of a device is read: sorted lists of the index of attributes
     are merged, and devices with the negated attribute subtracted.

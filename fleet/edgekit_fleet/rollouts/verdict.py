@@ -41,7 +41,6 @@ def give_verdict(state: str, logged: Verdict | None) -> Verdict:
 
     Args:
         state: state of the rollout.
-        logged: the newest verdict in the audit log. None if the log has none, as one from an edgekit that
-            wrote no verdicts: then `state` decides.
+        logged: the newest verdict in the audit log; None if there is none: then `state` decides.
     """
     return logged or _OF_STATES.get(state, "undecided")

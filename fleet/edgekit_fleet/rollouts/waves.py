@@ -22,12 +22,10 @@ _WAVE: Final = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)(%?)")
 def plan_waves(text: str, devices: int, minimum: int) -> tuple[int, ...]:
     """Return how many devices have the release at the end of each wave; the last is all of them.
 
-    A wave that adds no device, since `minimum` is larger, is left out.
-
     Args:
         text: counts or shares, each larger than the one before; the last is `100%` or all devices.
         devices: number of devices, at least 1.
-        minimum: least number of devices in a wave.
+        minimum: least number of devices in a wave; a wave that then adds no device is left out.
 
     Raises:
         FleetError: the text is malformed, or does not reach all devices.

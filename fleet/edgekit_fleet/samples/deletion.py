@@ -47,13 +47,10 @@ def delete_where(
 
 
 def delete_unwanted(store: Store, vault: SampleVault, now: float) -> int:
-    """Delete samples that are older than the fleet's setting allows, and those of revoked devices.
+    """Delete samples older than the fleet's setting allows, and of revoked devices; return their number.
 
     It also deletes unfinished uploads of revoked devices, and those not continued for a week. Without a
     setting it deletes nothing. `now`: seconds since 1970.
-
-    Returns:
-        The number of deleted samples; uploads do not count.
 
     Raises:
         OutputError: a file cannot be deleted.

@@ -25,10 +25,7 @@ _BATCH = 500
 def read_access(
     folder: FleetFolder, settings: FleetSettings, brokers: tuple[tuple[str, int], ...] = ()
 ) -> FleetAccess:
-    """Return the access data with which simulated devices reach a fleet on this machine.
-
-    `brokers`: (host, port) of each broker; by default those in `settings`.
-    """
+    """Return how simulated devices reach a fleet on this machine; `brokers` replaces those of `settings`."""
 
     def read() -> dict[str, Ed25519PublicKey]:
         return read_named(read_newest_root(folder.repository))
@@ -50,9 +47,7 @@ def enrol_simulated(
     target: str = "x86-64",
     tags: Mapping[str, str] | None = None,
 ) -> list[SimulatedMember]:
-    """Enrol new devices and return them, about a thousand in two seconds.
-
-    Key and certificate of each go into `folder` as `NAME.pem`.
+    """Enrol and return devices, a thousand in 2 s; key and certificate go into `folder` as `NAME.pem`.
 
     Raises:
         ConfigError: a name is malformed or taken.

@@ -106,8 +106,7 @@ class SimulatedDevice:
             access: access to its fleet.
             behaviour: behaviour of the device.
             versions: version -> its behaviour; the mapping may change later.
-            later: function that runs a call after the messages that have been received, as work that the
-                device's own processor would do.
+            later: runs a call after the messages received so far, as work of the device's own processor.
         """
         self.name, self.behaviour, self.counts = member.device, behaviour, DeviceCounts()
         self.desired: Desired | None = None

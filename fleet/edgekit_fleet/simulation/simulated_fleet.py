@@ -35,7 +35,6 @@ class SimulatedFleet:
 
     Attributes:
         versions: version -> its behaviour; may be changed at any time.
-        devices: name -> device.
     """
 
     def __init__(
@@ -54,8 +53,7 @@ class SimulatedFleet:
             access: access to the fleet; see `read_access`.
             behaviours: device -> its behaviour; all others are good.
             versions: see the attribute; a version that is not named is good.
-            connect_within_s: time in which all devices connect; None for a time, by their number, in which a
-                broker can take them.
+            connect_within_s: time in which all devices connect; None for a time that a broker bears.
         """
         allow_many_files(len(members) + 100)
         self.versions = dict(versions or {})
@@ -90,18 +88,12 @@ class SimulatedFleet:
         self._each(names, SimulatedDevice.cut)
 
     def restore(self, names: Iterable[str] | None = None, within_s: float | None = None) -> None:
-        """Bring the network of the devices `names` back, by default of all.
-
-        They connect within `within_s`, by default within the time that was set for the fleet.
-        """
+        """Bring back the network of devices or of all; they connect within `within_s` or the fleet's time."""
         wait_s = self._within_s if within_s is None else within_s
         self._each(names, lambda device: device.restore(wait_s))
 
     def drop(self, names: Iterable[str] | None = None) -> None:
-        """Break off the connections of the devices `names`, by default of all.
-
-        They connect again in the window that the manager has set.
-        """
+        """Break off the connections of devices, or of all; they come back in the window of the manager."""
         self._each(names, lambda device: device.link.drop())
 
     def reboot(self, names: Iterable[str] | None = None) -> None:

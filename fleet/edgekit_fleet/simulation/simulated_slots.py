@@ -94,10 +94,8 @@ class SimulatedSlots:
     def judge(self, name: str, manifest_sha256: str) -> bool:
         """End a trial as the service does: confirm the version, or return to the old one.
 
-        `name`: name of the model. `manifest_sha256`: digest of the version on trial.
-
-        Returns:
-            False if that version is no longer served, so that nothing changed.
+        `name`: name of the model. `manifest_sha256`: digest of the version on trial. Returns False, and
+        changes nothing, if that version is not served any more.
         """
         model = self._models.get(name)
         if model is None or model.manifest_sha256 != manifest_sha256 or model.served_at is None:

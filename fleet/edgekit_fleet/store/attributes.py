@@ -25,9 +25,7 @@ def list_models(reported: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def list_stable(facts: Mapping[str, str], models: Mapping[str, str]) -> dict[str, str]:
-    """Return search attributes of a device: facts that seldom change, and `model:NAME` -> its version.
-
-    These are at most 256, models first.
+    """Return up to 256 search attributes: `model:NAME` -> its version first, then facts that seldom change.
 
     Args:
         facts: facts of its last report.
@@ -50,8 +48,7 @@ def make_rows(device: str, stable: Mapping[str, str], tags: Mapping[str, str]) -
 def replace_attributes(session: Session, stable: Mapping[str, Mapping[str, str]]) -> None:
     """Write the search attributes of devices whose tags, facts or models have changed.
 
-    If there are orders of samples, the desired documents of these devices are also written again, since an
-    order may now mean them or no longer mean them.
+    If there are orders of samples, the desired documents of these devices are written again, too.
 
     Args:
         session: session of the change.

@@ -93,10 +93,7 @@ def record(session: Session, actor: str, action: str, subject: str, **detail: An
 
 
 def find_break(session: Session) -> int | None:
-    """Return the number of the first entry that is missing, was changed, or does not follow the one before.
-
-    None if the chain is whole.
-    """
+    """Return the number of the first entry that is missing, was changed or does not follow; None if whole."""
     previous = FIRST_SHA256
     rows = session.scalars(select(AuditRow).order_by(AuditRow.number).execution_options(yield_per=1000))
     with contextlib.closing(rows):

@@ -147,8 +147,7 @@ def insert_many(session: Session, table: type[Table], rows: Sequence[Mapping[str
     Args:
         session: session of a transaction.
         table: table to change.
-        rows: column -> value, the same columns in each row. Defaults of the table do not count, so columns
-            that have one are needed, too.
+        rows: column -> value, the same columns in each row, also those with a default in the table.
     """
     if rows:
         connection = session.connection()

@@ -135,9 +135,6 @@ class Shards:
 
         `now`: seconds since 1970. `may_leave`: whether it gives up shards beyond its fair share.
 
-        Returns:
-            The changes, which `apply` makes in `epochs` after the commit.
-
         Raises:
             UnavailableError: another manager has taken over.
         """

@@ -87,8 +87,7 @@ def endpoint(
 ) -> Callable[[Callable[[Fleet, Principal, Request], Answer]], Endpoint[Request, Answer]]:
     """Return a decorator that makes an `Endpoint` of a function `(fleet, principal, request) -> answer`.
 
-    The hints of the function state the dataclasses of request and answer. Its name in camel case is that of
-    the operation. The arguments are attributes of `Endpoint`.
+    The hints of the function state request and answer; the arguments are attributes of `Endpoint`.
     """
 
     def make(run: Callable[[Fleet, Principal, Request], Answer]) -> Endpoint[Request, Answer]:

@@ -69,8 +69,7 @@ def find_courses(
     """Return the course of each gate that has answers, with the strongest evidence against the release.
 
     Args:
-        samples: samples in the order in which their devices first answered, then those of devices that have
-            not answered.
+        samples: samples in the order in which their devices first answered, then those without an answer.
         limits: limits of the rollout, by name.
         models: names of the models of the release.
     """

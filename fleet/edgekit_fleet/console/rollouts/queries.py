@@ -62,7 +62,6 @@ class Reason:
 
     Attributes:
         outcome: outcome, such as `failed`; empty for devices that are not in the rollout.
-        code: code of the reason, or empty.
         sentence: the reason, as one of the devices states it.
         count: number of devices.
         devices: names of a few of them.
@@ -193,14 +192,9 @@ def list_refusals(session: Session, row: RolloutRow) -> list[Reason]:
 def list_members(
     session: Session, rollout: str, *, state: str | None, after: str, limit: int
 ) -> list[MemberRow]:
-    """Return some devices of a rollout, in the order of their names.
+    """Return at most `limit` devices of a rollout, by name, from the one behind `after` on.
 
-    Args:
-        session: session of the store.
-        rollout: name of the rollout.
-        state: only devices in this state; None or empty for all.
-        after: only devices whose names come after this one.
-        limit: most devices to return.
+    `state`: only devices in this state; None or empty for all.
     """
     statement = select(MemberRow).where(MemberRow.rollout == rollout, MemberRow.device > after)
     if state:

@@ -178,9 +178,7 @@ class RolloutLogs:
         self._background: Background[LogView] = Background(closing)
 
     def find(self, store: Store, rollout: str) -> Lookup[LogView]:
-        """Return the log of a rollout as it was read last, while a thread reads what was written since.
-
-        The result is current if that thread is quick enough, see `Lookup`.
+        """Return the log of a rollout as read so far, see `Lookup`; a thread reads what was written since.
 
         Raises:
             FleetError: the log does not begin with a start.
