@@ -122,10 +122,7 @@ class Adjoint:
         return add_constant(self._index, "adjoint_constant", array)
 
     def again(self, node: onnx.NodeProto, inputs: Mapping[int, str]) -> onnx.NodeProto:
-        """Append a copy of a node, with new names for its outputs, to the graph; return the copy.
-
-        `inputs`: position of an input -> name of the tensor that the copy reads there instead.
-        """
+        """Append a copy of a node with new outputs and other `inputs` (position -> tensor); return it."""
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
         for position, name in inputs.items():

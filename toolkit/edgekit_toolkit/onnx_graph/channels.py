@@ -50,10 +50,7 @@ class ChannelAxis:
     channels: NDArray[np.int64]
 
     def mask(self, stays: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return which indices of the axis stay, bool [size of the axis].
-
-        `stays`: which channels of the group stay, bool [channels].
-        """
+        """Return which indices of the axis stay, bool [size]; `stays`: which channels do, bool [channels]."""
         return np.asarray((self.channels == FOREIGN) | stays[self.channels])
 
     def equals(self, other: "ChannelAxis") -> bool:
@@ -71,8 +68,7 @@ class ChannelGroup:
         depthwise: layers that filter each channel for itself.
         consumers: layers that mix the channels.
         tensors: activation that holds the channels -> where they lie in it.
-        constants: (position of a node in the graph, its input, axis) -> where the channels lie in that
-            constant.
+        constants: (position of a node, its input, axis) -> where the channels lie in that constant.
         reshapes: position in the graph of a Reshape that the channels pass -> their axis in its result.
     """
 
@@ -142,7 +138,7 @@ def check_channels(channels: Channels) -> None:
 def compose_channels(first: Channels, second: Channels) -> dict[str, tuple[int, ...]]:
     """Return the channels that stay after a slice by `first` and a slice of its result by `second`.
 
-    Channels in `second` are counted in the sliced model, those in the result in the whole one.
+    `second` counts channels in the sliced model, the result in the whole one.
     """
     composed = dict(first)
     for name, indices in second.items():

@@ -49,9 +49,7 @@ def body_model(
     types: Types,
     initializers: Mapping[str, onnx.TensorProto],
 ) -> onnx.ModelProto:
-    """Return a body as a model of its own.
-
-    Constants that it reads from outside become initializers, and other tensors from outside become inputs.
+    """Return a body as a model; captured constants become initializers, other outer tensors inputs.
 
     Args:
         model: the model whose operator sets it uses.

@@ -55,10 +55,7 @@ def foreign_functions(model: onnx.ModelProto) -> set[str]:
 
 
 def named_functions(model: onnx.ModelProto, reason: str) -> set[str]:
-    """Return the operators (without domain) that `reason` names and that ONNX defines by a function.
-
-    `reason`: error message of an engine.
-    """
+    """Return operators (without domain) that an error `reason` names and that ONNX defines by a function."""
     return {name for name in function_operators(model) if re.search(rf"\b{name}\b", reason)}
 
 

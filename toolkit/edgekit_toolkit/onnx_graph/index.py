@@ -192,9 +192,7 @@ def fresh_name(index: GraphIndex, stem: str) -> str:
 
 
 def rewrite_all(model: onnx.ModelProto, rewrite_one: Callable[[onnx.GraphProto], bool]) -> onnx.ModelProto:
-    """Return a copy of `model` on which `rewrite_one` was called until it finds nothing more to change.
-
-    Initializers that are then unused are removed.
+    """Return a copy, rewritten until `rewrite_one` finds nothing more, without unused initializers.
 
     `rewrite_one`: changes one place of a graph; returns False if there is none to change.
     """

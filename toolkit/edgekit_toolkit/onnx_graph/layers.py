@@ -85,9 +85,7 @@ class Layer:
     def gather(self, inputs: Sequence[NDArray[Any]], max_patches: int | None = None) -> Patches:
         """Return patches of the inputs of all inferences, [patches, groups, columns].
 
-        They come from the same positions in every call with inputs of these shapes.
-
-        `max_patches`: about how many patches at most; by default `Layer.max_patches`.
+        Equal shapes give equal positions. `max_patches`: about how many at most; see `Layer.max_patches`.
         """
         rng, count = np.random.default_rng(0), max(1, (max_patches or self.max_patches) // len(inputs))
         is_stackable = self.node.op_type == "Conv" and len({values.shape[1:] for values in inputs}) == 1

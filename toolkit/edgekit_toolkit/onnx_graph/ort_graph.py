@@ -57,7 +57,6 @@ class EngineGraph:
     Attributes:
         nodes: nodes in the order in which they are run.
         tensors: inputs, outputs and intermediate tensors by name.
-        weights: constants by name.
         nested_bytes: size of constants inside control flow; nothing else of it is examined.
     """
 

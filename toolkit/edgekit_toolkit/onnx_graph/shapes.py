@@ -47,9 +47,7 @@ _SHAPE_ARITHMETIC = {
 
 
 def with_shapes(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProto:
-    """Return a copy of `model` with the free dimensions of its inputs set, and all shapes that follow.
-
-    `dims`: size of each free dimension by name.
+    """Return a copy of `model` with its free dimensions set to `dims`, and all shapes that follow.
 
     Raises:
         ModelError: a free dimension is not bound, or shapes contradict each other.

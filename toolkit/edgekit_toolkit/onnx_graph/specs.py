@@ -42,9 +42,7 @@ def input_specs(model: onnx.ModelProto) -> tuple[TensorSpec, ...]:
 
 
 def common_specs(first: Sequence[TensorSpec], other: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Return specs that hold for the tensors of two models, in the order of the first.
-
-    A size that only one of them fixes is fixed in the result.
+    """Return specs that hold for two models, in the order of the first; a size that either fixes is fixed.
 
     Raises:
         DataError: the tensors differ in names, in rank, in a dtype or in a size that both fix.

@@ -118,8 +118,7 @@ def check_opening(
 ) -> None:
     """Open a model in a child process, to check that the engine does not crash the process that opens it.
 
-    The outcome is remembered: the same model with the same options is opened once. A model that the engine
-    refuses with an error passes: whoever opens it next gets that error.
+    It is opened once with the same options. A refusal of the engine passes: the next opening gets its error.
 
     Args:
         engine: engine of this host, or `SHAPES`.

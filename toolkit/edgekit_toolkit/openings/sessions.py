@@ -21,9 +21,7 @@ _DEFAULTS = asdict(OrtOptions())
 
 
 def open_ort(content: bytes, options: OrtOptions | None = None, feeds: Feeds | None = None) -> OrtSession:
-    """Return onnxruntime's session of a model without external data, once a child process could open it.
-
-    `feeds`: inputs on which the child also runs the model.
+    """Return the session of a model without external data, once a child process opened it and ran `feeds`.
 
     Raises:
         BackendError: onnxruntime refuses the model, or would end this process.

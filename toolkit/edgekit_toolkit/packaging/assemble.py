@@ -296,12 +296,7 @@ def _as_variant(name: str, manifest: Manifest, moved: Mapping[str, str]) -> Vari
 
 
 def describe_artifacts(contents: Mapping[str, bytes], roles: Mapping[str, str]) -> tuple[Artifact, ...]:
-    """Return the manifest's entries for artifacts, sorted by path.
-
-    Args:
-        contents: path in the package -> content.
-        roles: path in the package -> role.
-    """
+    """Return the manifest's entries, sorted by path; `contents` and `roles` are by path in the package."""
     return tuple(
         Artifact(path, len(contents[path]), hashlib.sha256(contents[path]).hexdigest(), roles[path])
         for path in sorted(contents)

@@ -121,10 +121,7 @@ def prove(
 
 
 def find_device_engine(engine: str, show: Callable[[str], None]) -> DeviceEngine:
-    """Return the engine release that devices run, for this Python; download it if it is missing.
-
-    `show`: called with a sentence before the download.
-    """
+    """Return the engine release that devices run, for this Python; tell `show` before a download."""
     name = find_engine(engine).installation.distributions[0]
     try:
         pinned = read_pinned(engine, platform.machine(), platform.python_version())

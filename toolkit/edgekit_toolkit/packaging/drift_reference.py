@@ -66,9 +66,7 @@ class _Values:
 
 
 def drift_reference(model: Model, calibration: Part, *, says_classes: bool = False) -> dict[str, Any] | None:
-    """Return `figures.reference` of a manifest: statistics of a model's inputs and outputs on samples.
-
-    None without samples of the user, or if no tensor has statistics.
+    """Return `figures.reference` of a manifest: statistics of tensors on samples; None without the user's.
 
     Args:
         model: the float model; it is run on one thread, so that the same samples give the same figures.

@@ -99,9 +99,7 @@ def choose_seeds(
 def golden_rows(
     run: Runner, first: Feeds, floats: Mapping[int, Outputs], names: Sequence[str], *, integer: bool
 ) -> tuple[GoldenRows | None, dict[str, bytes]]:
-    """Return the further golden rows of a packaged model, and the artifacts that hold their outputs.
-
-    The result is None, without artifacts, if the model gives outputs that can be compared on no row.
+    """Return further golden rows, None if no row can be compared, and the artifacts that hold their outputs.
 
     Args:
         run: the packaged model, in a session that has run the first row alone.
@@ -254,9 +252,7 @@ def distance(value: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
 def off_by_codes(first: Feeds, turn: int) -> Feeds:
     """Return random differences of -1, 0 or 1 code of 8 bits for each value of inputs of floats or pixels.
 
-    Other inputs are left out.
-
-    `turn`: seed of the differences.
+    Other inputs are left out. `turn`: seed of the differences.
     """
     stream = np.random.PCG64(turn)
     steps: Feeds = {}

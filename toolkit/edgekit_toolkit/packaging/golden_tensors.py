@@ -44,17 +44,9 @@ def golden_feeds(
     ranges: Mapping[str, tuple[float, float]],
     seed: int,
 ) -> tuple[tuple[GoldenInput, ...], dict[str, bytes], Feeds]:
-    """Generate golden inputs.
+    """Return golden inputs, the artifacts that hold them by path, and the feeds that a device decodes.
 
-    Args:
-        inputs: specs of the model's inputs.
-        dims: sizes of the free dimensions.
-        ranges: input name -> smallest and largest value, as calibration saw them.
-        seed: seed of the values.
-
-    Returns:
-        Their descriptions, the artifacts that hold them by path, and the feeds that a device decodes from
-        them.
+    `ranges`: input name -> smallest and largest value, as calibration saw them.
     """
     feeds = generate_feeds(inputs, 1, seed, dims, ranges)[0]
     described: list[GoldenInput] = []
@@ -147,8 +139,7 @@ def golden_outputs(
         outputs: outputs of the packaged model for the golden inputs.
         floats: outputs of the float model for them; the distance of the two is part of the tolerance.
         integer: whether the packaged model computes in int8.
-        axes: name of an output whose number of rows depends on the data -> the axis of the rows. Such an
-            output is compared as a set of rows.
+        axes: output whose number of rows depends on the data -> axis of its rows, compared as a set.
         jittered: outputs of the packaged model for inputs changed by `off_by_codes`. Twice the change is part
             of the tolerance; in a set, twice the number of changed rows may differ.
 

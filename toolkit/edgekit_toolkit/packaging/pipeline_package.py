@@ -44,13 +44,11 @@ class StageCosts:
     """What a stage with a model costs.
 
     Attributes:
-        name: name of the stage.
         task: name of its task; empty for none.
         count: most pictures, such as crops, that it runs on for one picture of the source.
         size_bytes: size of its artifacts.
         latency_ms: latency of one picture; None if no evidence states it.
-        memory_bytes: memory above that of the engine, with a batch of as many crops as it may get; None if
-            the package does not state it.
+        memory_bytes: memory above the engine's, with its largest batch of crops; None if not stated.
         engine_bytes: memory of the engine by itself; None without evidence.
         origin: label and place of the latency, such as `modelled, rpi5`.
     """
@@ -66,11 +64,10 @@ class StageCosts:
 
 
 def add_costs(stages: Sequence[StageCosts], size_bytes: int) -> dict[str, float | None]:
-    """Return `size` in bytes, `latency` in ms and `memory` in bytes of a pipeline.
+    """Return `size` in bytes, `latency` in ms and `memory` in bytes of a pipeline; None if a stage lacks it.
 
-    Latency or memory is None if a stage does not state it. Latency is that of all stages, which run one after
-    the other, each on its most pictures. Memory is that of all models, which stay loaded with their
-    activations, and of the largest engine.
+    Stages run one after the other, each on its most pictures. All models stay loaded with their activations,
+    beside the largest engine.
     """
 
     def add(values: Sequence[float | None]) -> float | None:

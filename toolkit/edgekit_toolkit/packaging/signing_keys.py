@@ -49,8 +49,7 @@ class KeyInfo:
     Attributes:
         name: name of its files, without their suffixes.
         key_id: sha256 of the public key, as signatures name it.
-        signs_with: `file` if the private key is in the folder, the URI of a key held elsewhere, or None for a
-            key that is only trusted.
+        signs_with: `file`, the URI of a key held elsewhere, or None for a key that is only trusted.
     """
 
     name: str

@@ -29,10 +29,7 @@ Pass = Callable[[onnx.ModelProto], onnx.ModelProto]
 
 
 def chain(batch: int | None) -> list[tuple[str, Sequence[Pass]]]:
-    """Return (name, forms) of each pass in order: its full form, then lesser ones to try if that fails.
-
-    `batch`: fixed size of the batch; None keeps it unchanged.
-    """
+    """Return (name, forms) of each pass in order, the full form first; `batch` None keeps the batch."""
     return [
         ("separate_weights", [separate_weights]),
         ("write_out_opaque", [write_out_opaque]),
@@ -74,10 +71,7 @@ def replay(
 ) -> onnx.ModelProto:
     """Repeat `optimise` without its comparisons, and return the model.
 
-    Args:
-        source: the model that was optimised.
-        batch: as it was given to `optimise`.
-        applied: name and form of each step that `optimise` applied, in order.
+    `applied`: name and form of each step that `optimise` applied, in order.
 
     Raises:
         RecipeError: there is no such pass or form, or one fails.

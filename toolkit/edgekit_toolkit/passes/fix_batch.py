@@ -13,13 +13,9 @@ from edgekit_toolkit.onnx_graph.specs import batch_dims, free_dims, real_inputs,
 
 
 def run(model: onnx.ModelProto, batch: int | None) -> onnx.ModelProto:
-    """Return a copy of `model` with its batch fixed, if one is given, and with inferred shapes.
+    """Return a copy of `model` with inferred shapes, a fixed batch, and names for all free dimensions.
 
-    Every free dimension of its inputs and outputs has a name.
-
-    Args:
-        model: an imported model.
-        batch: size of the batch dimensions; None keeps them free.
+    `batch`: size of the batch dimensions; None keeps them free.
     """
     result = copy_model(model)
     inputs, outputs = tensor_specs(model)

@@ -29,12 +29,9 @@ Float = NDArray[np.float64]
 
 
 class Affine(NamedTuple):
-    """A node that computes `scale * source + shift`.
+    """A node that computes `scale * source + shift`; scale and shift are float64 [] or [channels].
 
-    Attributes:
-        source: name of the tensor that it reads.
-        scale, shift: float64 [] or [channels].
-        operand: shape of the node's constant; () for a BatchNormalization.
+    `operand`: shape of the node's constant; () for a BatchNormalization.
     """
 
     source: str
@@ -90,10 +87,7 @@ def as_affine(index: GraphIndex, node: onnx.NodeProto) -> Affine | None:
 
 
 def keeps_shape(index: GraphIndex, affine: Affine) -> bool:
-    """Whether the node's output surely has the shape of its source.
-
-    A constant [1, 1] would turn a vector into a matrix. False if the source's shape is not known.
-    """
+    """Whether the output surely has the shape of the source: a constant [1, 1] makes a vector a matrix."""
     if not affine.operand:
         return True
     shape = index.shapes.get(affine.source)

@@ -50,10 +50,9 @@ def _fixed_names(main: onnx.GraphProto) -> set[str]:
 
 
 def drop_unused(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` with only the nodes and weights that its outputs need.
+    """Return a copy of `model` with only what its outputs need, without doc strings and recorded shapes.
 
-    Doc strings and recorded shapes of intermediate tensors go too. Inputs stay, used or not, because callers
-    pass them; so does the metadata, which applications read.
+    Inputs stay, used or not, because callers pass them; so does the metadata, which applications read.
     """
     result = copy_model(model)
     needed = {value.name for value in result.graph.output}

@@ -49,10 +49,7 @@ def _merge_one(graph: onnx.GraphProto) -> bool:
 
 
 def is_pointwise(index: GraphIndex, node: onnx.NodeProto) -> bool:
-    """Whether a node is a 1x1 convolution of stride 1 without groups or padding.
-
-    Its weights, and its bias if any, must be constant float32.
-    """
+    """Whether a node is a 1x1 Conv of stride 1 without groups or padding, with constant float32 weights."""
     if (
         node.op_type != "Conv"
         or attribute(node, "group", 1) != 1

@@ -46,7 +46,6 @@ class PassResult:
     """The result of one pass.
 
     Attributes:
-        name: name of the pass, as `chain` has it.
         applied: whether its result was kept.
         reason: why it was not kept, or why only a lesser form of it was; empty otherwise.
         max_error: largest absolute difference of any output from the source model's; None if the result
@@ -69,12 +68,7 @@ class PassResult:
 
 @dataclass(frozen=True, slots=True)
 class OptimisedModel:
-    """A model whose outputs equal those of its source.
-
-    Attributes:
-        steps: result of each pass, in order.
-        warnings: sentences for the user.
-    """
+    """A model with the outputs of its source, the results of the passes in order, and warnings for users."""
 
     model: onnx.ModelProto
     steps: tuple[PassResult, ...]

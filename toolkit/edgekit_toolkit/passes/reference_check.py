@@ -25,14 +25,9 @@ _TOLERANCE: Final = Tolerance(range_fraction=1e-4, ulps=64)
 
 
 def check_reference(original: onnx.ModelProto, written_out: onnx.ModelProto, feeds: Sequence[Feeds]) -> None:
-    """Compare operators that were replaced by their definitions with ONNX's reference implementation.
+    """Compare operators that `written_out` replaces by their definitions with ONNX's reference results.
 
-    Operators inside control flow are not compared.
-
-    Args:
-        original: the model before the replacement.
-        written_out: the model after it; onnxruntime runs it.
-        feeds: inputs to compare on.
+    Onnxruntime runs `written_out`. Operators inside control flow are not compared.
 
     Raises:
         ModelError: a written-out operator computes something else than the reference, or cannot be compared.

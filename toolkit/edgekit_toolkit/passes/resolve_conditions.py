@@ -71,12 +71,7 @@ def _inlined(index: GraphIndex, node: onnx.NodeProto, branch: onnx.GraphProto) -
 
 
 def rename_tensors(graph: onnx.GraphProto, names: dict[str, str]) -> None:
-    """Rename tensors in a graph and in the graphs inside it, in place.
-
-    An inner graph must not use an outer name for a tensor of its own.
-
-    `names`: name -> new name.
-    """
+    """Rename tensors in a graph and its inner graphs, in place; these must not reuse an outer name."""
     for tensor in graph.initializer:
         tensor.name = names.get(tensor.name, tensor.name)
     for value in graph.output:

@@ -92,10 +92,8 @@ class WrongRewrites:
 def find_wrong_rewrites(model: onnx.ModelProto, feeds: Sequence[Feeds]) -> WrongRewrites | None:
     """Return the rewrites of onnxruntime's optimiser that must be off for `model`; None if there are none.
 
-    The outputs of a session as a device opens it are compared with those of one without optimisation. The
-    inputs are `feeds`, and the first of them with the opposite sign and beyond the range of the samples.
-    Inputs on which rounding alone decides the outputs do not count.
-
+    The outputs of a session as a device opens it are compared with those without optimisation: on `feeds`, on
+    the first of them with the opposite sign, and beyond the samples' range. Rounding alone does not count.
     None also for a model that computes in integers: see `find_wrong_in_codes`.
 
     Args:
@@ -122,8 +120,7 @@ def find_wrong_in_codes(
 ) -> WrongRewrites | None:
     """Return the rewrites that must be off for a form that computes in codes; None if there are none.
 
-    None also if the engine would compute in float without these rewrites: such a form would be slower than
-    the float model.
+    None also if only float arithmetic would help: such a form would be slower than the float model.
 
     Args:
         model: the form; rewrites that are off for its float model stay off.
@@ -173,10 +170,7 @@ class PlainRun:
                 continue
 
     def difference(self, content: bytes, options: OrtOptions) -> str:
-        """Return how outputs of a session with these options differ, or its error; empty if they are equal.
-
-        `content`: content of the model's file.
-        """
+        """Return how the outputs of `content` differ with these options, or the error; empty if equal."""
         try:
             session = open_ort(content, options)
             for case in list(self._cases):

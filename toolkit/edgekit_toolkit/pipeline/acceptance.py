@@ -25,13 +25,9 @@ _NEEDED: Final = "another --backend that the target runs, or a model that the en
 def choose_accepted(
     budget: Budget, measured: Sequence[CandidateFigures], check: Callable[[str], Acceptance], *, on_gpu: bool
 ) -> AcceptedChoice:
-    """Choose among the candidates, and choose again without a candidate that the engine refuses.
+    """Choose among the candidates, and choose again without each one that the engine refuses.
 
-    Args:
-        budget: limits and objective of the choice.
-        measured: figures of the candidates, at least one.
-        check: (id of a candidate) -> whether the target's engine accepts it.
-        on_gpu: whether the target's engine runs on a GPU.
+    `measured`: candidates, at least one. `check`: takes the id of a candidate.
     """
     remaining = list(measured)
     refused: list[str] = []

@@ -53,8 +53,7 @@ class Candidate:
 
     Attributes:
         label: name in reports.
-        snr_db: signal over noise of the outputs on calibration samples, in dB; noise is the difference from
-            the float model.
+        snr_db: signal over noise of the outputs on calibration samples, in dB, against the float model.
     """
 
     label: str
@@ -109,10 +108,7 @@ class CandidateSet:
         return candidate
 
     def build(self, label: str, quantizer: Quantizer, form: Form, fidelity: Fidelity) -> Candidate | None:
-        """Build a form and measure its noise; None if the form changes nothing, or fails.
-
-        The reason of a failure goes to `dropped`.
-        """
+        """Build and measure a form; None if it changes nothing, or fails with a reason in `dropped`."""
         try:
             built = quantizer.build(form)
             if built is None:
@@ -147,9 +143,7 @@ class CandidateSet:
             self.candidates.remove(candidate)
 
     def leave_out(self, reasons: Mapping[int, str]) -> None:
-        """Remove candidates that the judgement found unfit, and record the reasons in `dropped`.
-
-        `reasons`: position of a candidate -> reason.
+        """Remove candidates (position -> reason) that the judgement found unfit; reasons go to `dropped`.
 
         Raises:
             ModelError: the float model is among them, so that no form of it can be right.
@@ -474,14 +468,7 @@ class _Search:
 def narrow_ranges(
     quantizer: Quantizer, kernels: Sequence[str], samples: Sequence[Feeds], whole: Ranges
 ) -> dict[str, Ranges]:
-    """Return ranges of activations without rare extremes, by the label of each `RangeMethod`.
-
-    Args:
-        quantizer: quantizer of the float model.
-        kernels: kernels whose activations get a range.
-        samples: samples of which the activations are taken.
-        whole: ranges with the extremes.
-    """
+    """Return ranges without the rare extremes that `whole` has, by the label of each `RangeMethod`."""
     histograms = quantizer.histograms(kernels, samples, whole)
     symmetric = quantizer.scheme.symmetric
     ranges: dict[str, Ranges] = {}

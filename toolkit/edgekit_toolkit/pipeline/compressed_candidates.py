@@ -69,18 +69,9 @@ def compress(
 ) -> None:
     """Add compressed candidates to `candidate_set` for the limits that bind.
 
-    Args:
-        request: the user's request.
-        prepared: model and samples behind the candidates.
-        quantizer: quantizer of the float model.
-        candidate_set: the candidates; why forms are missing is recorded in it.
-        drafts: drafts of the plain forms. Their packages serve to see how many bytes travel with another
-            model in them.
-        binding: names of the limits that together exclude every plain form.
-        max_drop: limit on the drop in points; infinite without one.
-        measure_drops: returns the drops of float models in points.
-        signer: signs packages, whose size counts.
-        progress: where the steps are shown.
+    `drafts`: plain forms, whose packages show how many bytes travel with another model in them. `binding`:
+    names of the limits that together exclude every plain form. `max_drop` (infinite for no limit) and what
+    `measure_drops` returns for float models are in points.
     """
     if not isinstance(prepared.floats, OnnxModel):
         candidate_set.dropped.append("compressed forms: they are made of ONNX models, and this is a .tflite")

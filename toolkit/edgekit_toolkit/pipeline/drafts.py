@@ -32,8 +32,7 @@ class Draft:
         score: score on the samples by which candidates are chosen.
         confirmation: score on the samples held back; None if there are too few.
         memory: memory of a process that runs it, or a text that says why it is unknown.
-        costs: name of a cost that needs no clock -> figure: `size`, `memory` and `transport` in bytes, `drop`
-            in points.
+        costs: name -> figure: `size`, `memory` and `transport` in bytes, `drop` in points.
     """
 
     candidate: Candidate

@@ -75,15 +75,10 @@ class RaceResult:
 
 
 def hold_race(runs: Mapping[str, Run], request: Request, progress: Progress) -> RaceResult:
-    """Time the choices of some engines against each other here, and return the outcome.
+    """Time the choices of engines, the preferred first, against each other here, and return the outcome.
 
     The first race finds the number of threads of each choice. If times here hold for the target, a second
     race sets each choice beside its engine's fastest candidates and its float model.
-
-    Args:
-        runs: engine -> its run, the preferred engine first.
-        request: the user's request.
-        progress: where the steps are shown.
 
     Raises:
         BackendError: no choice runs in a process of its own.
@@ -178,9 +173,7 @@ def _keeps_limits(candidate: JudgedCandidate, run: Run) -> bool:
 
 
 def decide(contenders: Sequence[Contender]) -> RaceResult:
-    """Return the outcome of a race from the times of its contenders.
-
-    `contenders`: those of one engine must be in the order of preference.
+    """Return the outcome of a race; contenders of one engine must be in the order of preference.
 
     Raises:
         BackendError: no contender ran.

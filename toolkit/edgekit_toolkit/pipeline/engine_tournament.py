@@ -26,10 +26,7 @@ from edgekit_toolkit.targets.spec import Target
 
 
 def engines_of(target: Target) -> list[str]:
-    """Return the names of a target's engines that run on hosts, the preferred first.
-
-    Engines that are optional for the target are among them only if they are installed here.
-    """
+    """Return a target's engines that run on hosts, the preferred first; optional ones only if installed."""
     return [
         name
         for name in target.backend.names
@@ -45,10 +42,9 @@ def engines_here(target: Target) -> list[str]:
 def search_engines(request: Request, signer: StatementSigner, progress: Progress) -> Run:
     """Search with each engine of the request, and return the run of the one whose choice is the fastest here.
 
-    The run holds the results of all engines; for one that refuses the model or is not installed, the reason.
-    The engines share the limit of the search. If the request asks for several variants, the package also
-    carries those of the other engines. If no engine keeps the budget, the run of the preferred one is
-    returned, which says why.
+    An engine that refuses the model or is not installed is reported with the reason. The engines share the
+    limit of the search. For several variants the package also carries those of other engines. If no engine
+    keeps the budget, the preferred one's run is returned, which says why.
 
     Raises:
         ModelError: no engine takes the model.

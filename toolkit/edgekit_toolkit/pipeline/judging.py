@@ -98,11 +98,7 @@ class Judging:
             )
 
     def measure(self) -> JudgedSet:
-        """Measure the times of all candidates in turns, and return them with all their figures.
-
-        Raises:
-            ValueError: `judge_added` was not called.
-        """
+        """Measure the times of all candidates in turns, after `judge_added`; return them with all figures."""
         if self._scores is None:
             raise ValueError("no candidate is judged")
         request, prepared = self._request, self._prepared

@@ -56,9 +56,8 @@ class Distiller:
     ) -> tuple[list[onnx.ModelProto | None], list[str]]:
         """Train the pruned models whose drop is a little over the limit.
 
-        Returns:
-            For each pruned model the trained one, or None if it was not trained or is no better; and, for
-            each model a little over the limit that has none, why.
+        Return for each pruned model the trained one, None if there is no better one; and why near misses have
+        none.
         """
         better: list[onnx.ModelProto | None] = [None] * len(pruned)
         reasons: list[str] = []

@@ -27,14 +27,7 @@ from edgekit_toolkit.packaging.signing_keys import StatementSigner
 
 @dataclass(frozen=True, slots=True)
 class PublishedFiles:
-    """The files of a package that were written.
-
-    Attributes:
-        package, evidence, recipe: names of the files in the output folder.
-        size_bytes: size of the package.
-        sha256: digest of the package, in hexadecimal.
-        key_id: id of the key that signed it.
-    """
+    """Names of the package's files, its size, its SHA-256 in hexadecimal, and the id of the signing key."""
 
     package: str
     evidence: str

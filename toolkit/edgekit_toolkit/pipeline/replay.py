@@ -48,8 +48,7 @@ def repeat(model_path: Path, recipe: Recipe, earlier: EarlierModel | None = None
     Args:
         model_path: the source model.
         recipe: recipe of the package.
-        earlier: earlier model, to whose weights those of an update were drawn; None if the package is no
-            update.
+        earlier: model to whose weights those of an update were drawn; None if it is no update.
 
     Raises:
         RecipeError: the recipe is of another model, or the tools here make another model from it.

@@ -80,11 +80,7 @@ class Request:
 
 
 class Phases:
-    """Shows the phases of a run, and adds up their times.
-
-    Attributes:
-        seconds: name of a phase -> how long it has taken so far.
-    """
+    """Shows the phases of a run, and adds up their times in `seconds` by name."""
 
     def __init__(self, progress: Progress) -> None:
         self.seconds: dict[str, float] = {}

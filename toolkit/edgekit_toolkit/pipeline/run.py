@@ -33,7 +33,6 @@ class JudgedCandidate(Candidate):
         latency: latency here, measured in turns with all other candidates; None for an untimed form.
         memory: memory of a process that runs it, or a text that says why it is unknown.
         measured: costs as the choice compares them.
-        modelled: latency and energy on the target, modelled.
         held: drop that was compared with the limit; None without data.
     """
 
@@ -66,8 +65,7 @@ class EngineResult:
 
     Attributes:
         candidate: the candidate that was chosen for it; None if none was.
-        latency_ms: latency of that candidate, measured here in turns in several fresh processes: the median
-            of their medians; None if it did not run.
+        latency_ms: measured here in turns, median of fresh processes' medians; None if it did not run.
         reason: why the engine has no candidate or no latency; empty otherwise.
         is_packaged: whether the package is for this engine.
         threads: threads with which the latency was measured; None without a latency.

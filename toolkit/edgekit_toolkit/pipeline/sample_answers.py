@@ -33,8 +33,7 @@ class SampleAnswers:
 
     Attributes:
         name: file of the sample, or its number.
-        floats: answer that the task decodes from the outputs of the float model; if it cannot decode them,
-            `error` alone, a text.
+        floats: answer decoded from the float model's outputs; `error` alone, a text, if that fails.
         package: answer from the outputs of the package, in the same way.
         size: width and height of the photograph; None if the sample is not one.
         picture: the photograph, made small, as a data URI; empty if the sample is not one.
@@ -56,9 +55,7 @@ class _Sample:
 
 
 def compare_answers(run: Run) -> list[SampleAnswers]:
-    """Run the float model and the package on up to 8 evaluation samples, and return their answers.
-
-    The samples are spread evenly over all. A package without a task has no answers.
+    """Return the answers of float model and package on up to 8 samples, spread evenly; none without a task.
 
     Raises:
         BackendError: a model does not run on a sample.

@@ -43,9 +43,7 @@ def choose_samples(
     ranges: Ranges,
     decoding: Decoding,
 ) -> SampleChoice:
-    """Return the samples of a request: those that it names, a part of them, or generated ones.
-
-    For a model with states the float model runs over the calibration samples, to find the ranges of states.
+    """Return the samples of a request; for states the float model runs over them to find ranges.
 
     Raises:
         DataError: the data do not fit the model, or there are too few.
@@ -89,8 +87,7 @@ def choose_decoding(request: Request, source: SourceModel[Model], progress: Prog
     """Return how the request's photographs or recordings become samples.
 
     Raises:
-        DataError: the labels come from folders, and the model has another number of classes, or no class
-            scores.
+        DataError: labels come from folders, and the model has no class scores or another number of classes.
     """
     classes = request.class_names
     if request.labels_from_folders:

@@ -235,10 +235,7 @@ def _choose(
 
 
 def with_measured_memory(run: Run, chosen: JudgedCandidate) -> Run:
-    """Return the run with the memory that the chosen candidate takes on this machine, which is measured now.
-
-    Notes of that measurement are added to the run's warnings.
-    """
+    """Measure the memory of the chosen candidate here; return the run with it, and with its warnings."""
     memory = measure_memory_here(
         chosen.model,
         chosen.memory,

@@ -44,11 +44,7 @@ def find_untimed_support(kind: str, target: Target) -> EngineSupport:
 
 
 def make_untimed(run: Run, signer: StatementSigner, progress: Progress) -> Iterator[FurtherVariant | str]:
-    """Yield a variant for each untimed form that the run's request asks for, or a text why it cannot be made.
-
-    Raises:
-        TargetError, EngineMissingError: see `find_untimed_support`.
-    """
+    """Yield the untimed forms of a request, or why one cannot be made; raises as `find_untimed_support`."""
     for kind in run.request.also:
         support = find_untimed_support(kind, run.request.target)
         label = support.untimed[kind].label

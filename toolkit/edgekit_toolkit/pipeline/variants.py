@@ -30,10 +30,9 @@ _UNTIMED_NOTE: Final = (
 def carry_variants(runs: Sequence[Run], signer: StatementSigner, progress: Progress) -> Run:
     """Return the first run, with further variants in its package, as many as the request asks for.
 
-    The untimed forms that the request asks for come first, then the choice of each further run, then all
-    other candidates that keep all limits, in the order of `rank_further`. The limit on size holds for the
-    whole package; a warning names each variant that is left out. A run that chose nothing is returned
-    unchanged.
+    Untimed forms come first, then the choices of further runs, then other candidates that keep all limits, in
+    the order of `rank_further`. The limit on size holds for the whole package; a warning names each variant
+    that is left out. A run that chose nothing is returned unchanged.
 
     Args:
         runs: runs of one request and one prepared model, the one to return first, then other engines.

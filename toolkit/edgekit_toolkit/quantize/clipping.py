@@ -23,10 +23,7 @@ _CODES: Final = 255
 
 
 def percentile_range(histogram: Histogram, *, symmetric: bool) -> tuple[float, float]:  # noqa: ARG001  # see `narrow`
-    """Return the ends of the range that holds 99.99 % of the values, as many left out at either end.
-
-    They are edges of the histogram's bins. `symmetric` is ignored; see `NarrowRange`.
-    """
+    """Return bin edges that leave out 0.005 % of the values at either end; `symmetric` is ignored."""
     edges = _edges(histogram)
     share = np.cumsum(histogram.counts) / max(int(histogram.counts.sum()), 1)
     tail = (1 - _KEPT_SHARE) / 2
@@ -72,7 +69,6 @@ class RangeMethod:
 
     Attributes:
         label: name of the method in the labels of candidates.
-        narrow: computes the range from a histogram of the activation.
     """
 
     label: str

@@ -96,8 +96,7 @@ class Form:
     Attributes:
         kind: one of `KINDS` or `UNTIMED_KINDS`.
         plan: kernels and ranges of `static-int8`; None for the others.
-        factors: name of an equalized tensor -> its channel factors, float32 [channels that stay]; empty
-            without a plan.
+        factors: equalized tensor -> its channel factors, float32 [channels that stay]; empty without a plan.
         layers: for `int8-weights`: first outputs of the layers with int8 weights; the other layers have
             float16 weights. None stands for all layers that `int8_layers` lists.
         compression: changes of the float model before the form is made, or None.
@@ -239,8 +238,7 @@ def _parse(earlier: EarlierModel) -> onnx.ModelProto:
 def compressed_floats(model: onnx.ModelProto, form: Form) -> onnx.ModelProto:
     """Return the float model that a form is made of: compressed and equalized, before it is quantized.
 
-    First channels are pruned, then `factors` equalize the others, then weights take the values of their
-    codes.
+    First channels are pruned, then `factors` equalize the others, then weights take their codes' values.
 
     Raises:
         RecipeError: the form does not belong to the model.
@@ -333,14 +331,7 @@ _CODES: Final = {onnx.TensorProto.INT8: "int8 weights", onnx.TensorProto.INT4: "
 
 
 def stored_layers(model: onnx.ModelProto, form: Form) -> dict[str, StoredLayer]:
-    """Return how the form's model stores each layer of `model`, by the layer's first output there.
-
-    Args:
-        model: the optimised float model.
-        form: the form, whose model is built for this.
-
-    Returns:
-        Empty if the form changes no layer.
+    """Build a form, and return how it stores each layer that it changes, by the layer's first output.
 
     Raises:
         RecipeError: the form does not fit the model.

@@ -56,8 +56,7 @@ class WeightCodes(NamedTuple):
 def near_weight(new: WeightCodes, earlier: WeightCodes) -> tuple[WeightCodes, int]:
     """Return a weight near to its earlier version, and the step between their codes.
 
-    Its codes differ by multiples of the step from the earlier codes, which are converted to its scales. A
-    step of 1 means that the change is too small for a coarser one: then the codes are those of `new`.
+    The codes differ by multiples of the step from earlier ones in its scales; step 1 keeps those of `new`.
 
     Args:
         new: symmetric int8 codes.
@@ -122,13 +121,10 @@ def near_bias(
 
 
 def near_floats(new: NDArray[Any], earlier: NDArray[Any]) -> NDArray[Any]:
-    """Return `new`, each weight moved to a whole number of steps from that in `earlier`.
+    """Return `new`, each weight moved to a whole number of steps from `earlier`, of equal shape and dtype.
 
     The step of float16 is at most 0.9 times the root mean square of the change; that of float32 is a power of
-    two in units of the last place. NaN and infinities of `new` stay, and so does a float32 whose sign has
-    changed.
-
-    `new`, `earlier`: weights of one shape, both float16 or both float32.
+    two in units of the last place. NaN, infinities and changed signs of float32 stay as in `new`.
     """
     stepped = (_near_halves if new.dtype == np.float16 else _near_singles)(new, earlier)
     return np.where(np.isfinite(stepped) & np.isfinite(new), stepped, new).reshape(new.shape)

@@ -102,10 +102,7 @@ def unlike_joins(model: onnx.ModelProto, kernels: Sequence[str], ranges: Ranges)
 
 
 def are_unlike(names: Iterable[str], ranges: Ranges) -> bool:
-    """Return whether the largest magnitude of a range is over `UNLIKE` times the smallest that is not 0.
-
-    `names`: tensors to compare; those without a range are skipped.
-    """
+    """Return whether the magnitudes of ranges of `names` differ by over `UNLIKE` times; 0 does not count."""
     reaches = [max(map(abs, ranges[name])) for name in names if name in ranges]
     return max(reaches, default=0) > UNLIKE * min(filter(None, reaches), default=np.inf)
 
@@ -166,10 +163,7 @@ def touched_tensors(model: onnx.ModelProto, kernels: Sequence[str]) -> list[str]
 
 
 def absorbed_activation(index: GraphIndex, node: onnx.NodeProto) -> onnx.NodeProto | None:
-    """Return the Relu or Clip that the kernel of a matrix product computes too; None without one.
-
-    It must be the only reader of the product.
-    """
+    """Return the Relu or Clip that a product's kernel computes too, as the product's only reader, or None."""
     if node.op_type not in COMPUTE:
         return None
     readers = index.consumers(node.output[0])

@@ -20,13 +20,7 @@ Factors = Mapping[str, NDArray[np.float32]]
 
 
 class FloatLayer(NamedTuple):
-    """A layer of the float model, as a report lists it.
-
-    Attributes:
-        label: name of the layer.
-        operator: operator type.
-        weight_bytes: bytes of its constants in the float model.
-    """
+    """A layer of the float model as a report lists it, with its operator type and bytes of constants."""
 
     label: str
     operator: str
@@ -37,7 +31,6 @@ class Quantizer(Protocol):
     """One float model, the forms that can be made of it, and the engine that runs them here.
 
     Attributes:
-        model: the float model.
         threads: threads of one inference of the models.
         scheme: the quantized form that the target's engine runs fastest.
         wider: a form whose codes have more bits, more accurate and slower on the target; None without one.
@@ -83,9 +76,7 @@ class Quantizer(Protocol):
     def output_parts(self, feeds: Feeds) -> Sequence[Parts | None]:
         """Return for each output the number of the tensor that each value comes from, int64 of its shape.
 
-        None for an output whose values all come from one tensor, or if that is not known.
-
-        `feeds`: a sample, whose shapes the results have.
+        None if all come from one tensor, or that is unknown. Results have the shapes of `feeds`, a sample.
         """
 
     def build(self, form: Form) -> Model | None:
@@ -127,9 +118,7 @@ class Quantizer(Protocol):
         samples: Callable[[], Iterator[Feeds]],
         progress: Callable[[], None],
     ) -> dict[str, Range]:
-        """Run the samples, and return the extremes of the activations that `touched` lists, by name.
-
-        `ranges.gather` says which activations have none. `progress` is called after each sample.
+        """Run the samples; return the extremes of what `touched` lists, by name, as `ranges.gather` does.
 
         Raises:
             DataError: there are no samples.
@@ -139,9 +128,7 @@ class Quantizer(Protocol):
     def histograms(
         self, kernels: Sequence[str], samples: Sequence[Feeds], ranges: Mapping[str, tuple[float, float]]
     ) -> dict[str, Histogram]:
-        """Run the samples, and return a histogram of each activation that `touched` lists, by name.
-
-        `ranges`: ends of each histogram, (low, high), by the name of the activation.
+        """Run the samples; return a histogram of each activation, over its `ranges` (low, high), by name.
 
         Raises:
             BackendError: the model does not run on a sample.
@@ -151,36 +138,24 @@ class Quantizer(Protocol):
         """Return the layers that `int8-weights` can change: their first outputs, in order."""
 
     def equalize(self, ranges: Mapping[str, Range]) -> tuple[Factors, dict[str, Range]]:
-        """Return factors that equalize channels, and the model's ranges with them; no factors if none help.
-
-        `ranges`: what `ranges` returned.
-        """
+        """Return factors that equalize channels, and `ranges` with them applied; no factors if none help."""
 
     def writer(self, factors: Factors) -> Callable[[Plan], Model]:
-        """Return a function that makes the model of a plan, with these channel factors applied before.
-
-        Its models are for measurements; `build` makes those that are packaged.
-        """
+        """Return a function that makes models of plans with these factors, to measure but not to package."""
 
     def block_noises(
         self, plan: Plan, factors: Factors, fidelity: Fidelity, expired: Callable[[], bool]
     ) -> Iterator[BlockNoise]:
         """Yield the noise that each block of the plan adds if only this block is quantized.
 
-        A block is a matrix product with the kernels that follow it.
-
         Args:
             plan: kernels and ranges.
             factors: channel factors of equalized tensors.
             fidelity: samples, and the weights of errors.
-            expired: returns True when the work must end; blocks that were not measured by then are not
-                yielded.
+            expired: returns True when the work must end; blocks not measured by then are not yielded.
         """
 
     def weight_costs(
         self, layers: Sequence[str], fidelity: Fidelity, expired: Callable[[], bool]
     ) -> Iterator[LayerCost]:
-        """Yield the noise and the saving if the weights of a layer alone become int8, for each of `layers`.
-
-        See `block_noises` for `fidelity` and `expired`.
-        """
+        """Yield noise and saving of int8 weights in each of `layers` alone; see `block_noises`."""

@@ -73,9 +73,7 @@ def collect(
     group_bytes: int = GROUP_BYTES,
     progress: Callable[[], None] = lambda: None,
 ) -> dict[str, Range]:
-    """Run the samples, and return the extremes of each channel (axis 1) of the activations `names`.
-
-    `gather` says which activations have none; for the arguments see `activation_reader` too.
+    """Run samples; return the extremes of each channel (axis 1), see `gather` and `activation_reader`.
 
     Raises:
         DataError: there are no samples.

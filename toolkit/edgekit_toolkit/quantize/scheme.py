@@ -86,10 +86,7 @@ class QuantizationParams:
 
 
 def activation_params(low: float, high: float, scheme: Scheme) -> QuantizationParams:
-    """Return scale and zero point of the codes of an activation with values in low..high.
-
-    A range without 0 is extended to it, since 0 has an exact code. An empty range counts as 0..1.
-    """
+    """Return scale and zero point for low..high widened to hold 0 exactly; an empty range counts as 0..1."""
     low, high = min(low, 0.0), max(high, 0.0)
     if high - low < _SMALLEST_RANGE:
         high = 1.0

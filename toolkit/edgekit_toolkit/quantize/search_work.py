@@ -19,12 +19,10 @@ _RUN_PARAMETER_S = 1e-9
 
 
 class SearchWork:
-    """Counts the work of a search: its inferences and the models that it opens.
+    """Counts the work of a search, its inferences and opened models, in seconds of the nominal processor.
 
     Attributes:
-        inference_s: work of one inference, in seconds of the nominal processor.
-        limit_s: work after which the search ends, in the same seconds.
-        spent_s: work so far.
+        inference_s, limit_s, spent_s: work of one inference, of the search at most, and so far.
     """
 
     def __init__(self, model: Model, dims: Mapping[str, int], limit_s: float) -> None:
@@ -45,19 +43,13 @@ class SearchWork:
         return self.spent_s + seconds <= self.limit_s
 
     def take(self, seconds: float) -> bool:
-        """Count `seconds` of work that is about to be done, and return True.
-
-        If they exceed the limit, nothing is counted, and False is returned: the work must not be done.
-        """
+        """Count `seconds` of work to come, and return True; False, uncounted, if they exceed the limit."""
         is_allowed = self.allows(seconds)
         self.count(seconds=seconds * is_allowed)
         return is_allowed
 
     def part(self, share: float, limit_s: float) -> float:
-        """Return the limit of a task that may take `share` (0..1) of the work that is left until `limit_s`.
-
-        Both limits are seconds of work since the search began, as in `spent_s`.
-        """
+        """Return the `limit_s` of a task that may take `share` (0..1) of the work left until `limit_s`."""
         return self.spent_s + share * (limit_s - self.spent_s)
 
     def reaches(self, limit_s: float) -> Callable[[], bool]:

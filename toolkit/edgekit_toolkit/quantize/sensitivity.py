@@ -143,12 +143,8 @@ class Fidelity:
     def probes(self, sample: int, number: int) -> list[NDArray[np.float32]]:
         """Return random weights for the errors of each float output on a sample, float32 of its shape.
 
-        Those of an output that a softmax makes are for its logits. The square of the sum of weights times
-        errors is, in the mean over many numbers, these errors' share of `noise`.
-
-        Args:
-            sample: index of the sample.
-            number: seed of the weights; equal arguments give equal weights.
+        Those of a softmax are for its logits. The square of the sum of weights times errors is, in the mean
+        over many numbers, these errors' share of `noise`. `number` is the seed.
         """
         signs = np.random.default_rng([sample, number])
         errors = []
@@ -203,18 +199,12 @@ def _comparable(value: NDArray[Any], softmax_axis: int | None) -> NDArray[np.flo
 
 
 def decibel(noise: float) -> float:
-    """Return the signal-to-noise ratio in dB of a noise, the power of the error over that of the signal.
-
-    It is 200 at most; -200 for a noise that is not finite.
-    """
+    """Return signal to noise in dB from noise over signal power: at most 200; -200 if it is not finite."""
     return min(200.0, -10 * float(np.log10(max(noise, 1e-20)))) if np.isfinite(noise) else -200.0
 
 
 def blocks(model: onnx.ModelProto, kernels: Sequence[str]) -> list[Block]:
-    """Group `kernels`, which are in graph order: each matrix product begins a group.
-
-    Kernels before the first matrix product are a group too.
-    """
+    """Group `kernels` in graph order: each matrix product begins a group; kernels before it are one too."""
     index = GraphIndex(model.graph)
     groups: list[list[str]] = []
     for name in kernels:
@@ -239,15 +229,7 @@ def measure_blocks(
     fidelity: Fidelity,
     expired: Callable[[], bool],
 ) -> Iterator[BlockNoise]:
-    """Measure and yield the noise of one block after the other, until `expired` returns True.
-
-    Args:
-        write: makes the model of a plan.
-        plan: the plan, of which only the kernels of one block are taken at a time.
-        parts: the blocks.
-        fidelity: measures noise.
-        expired: is asked before each block; those that remain are not yielded.
-    """
+    """Yield the noise of each block, measured alone, until `expired`, asked before each, returns True."""
     for block in parts:
         if expired():
             return
@@ -301,12 +283,7 @@ def _noise(write: Callable[[Plan], Model], plan: Plan, fidelity: Fidelity) -> fl
 
 @dataclass(frozen=True, slots=True)
 class MixedPlan:
-    """A plan in which some blocks run in float.
-
-    Attributes:
-        blocks: the blocks that run in float.
-        noise: noise of the model with the plan.
-    """
+    """A plan in which `blocks` run in float, and the noise of the model with it."""
 
     plan: Plan
     blocks: tuple[Block, ...]
@@ -330,8 +307,7 @@ def mixed_plans(
 ) -> Iterator[MixedPlan]:
     """Measure and yield plans, each with one more block in float than the last.
 
-    That block is, of the three noisiest that are left, the one without which the noise is least. The plans
-    end when one more block in float would remove less than 1 % of the noise.
+    Each time the best of the three noisiest blocks is added, until one more removes under 1 % of noise.
 
     Args:
         write: writes the model with a plan.

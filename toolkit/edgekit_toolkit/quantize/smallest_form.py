@@ -44,10 +44,7 @@ def check_smallest_form(
 
 
 def find_least_bytes(quantizer: Quantizer) -> int:
-    """Return a lower bound on the size, in bytes, of every form that keeps all channels: its weights alone.
-
-    A model of which no other form can be made has the size of its source form.
-    """
+    """Return a lower bound in bytes of every form that keeps all channels: its weights, or the only form."""
     if quantizer.why_no_forms() is not None:
         return quantizer.source_form()[1].size_bytes
     return sum(map(_least_bytes, quantizer.model.stored_tensors()))

@@ -248,10 +248,7 @@ def _metric_title(run: Run) -> str:
 
 
 def describe_accuracy(run: Run, candidate: JudgedCandidate) -> dict[str, Any]:
-    """Return the field `accuracy` of the report: a candidate's score and drop beside the limit on the drop.
-
-    Without samples the state is `not checked`, and score and drop are None.
-    """
+    """Return the report's `accuracy`: score, drop and limit; `not checked` and None without samples."""
     stated_drop, most = candidate.held, _drop_limit(run)
     common = {"metric": run.scores.metric.name, "title": _metric_title(run), "limit": most}
     if stated_drop is None:

@@ -7,10 +7,7 @@ from edgekit_toolkit.pipeline.run import JudgedCandidate, Run
 
 
 def describe_compression(run: Run, candidate: JudgedCandidate) -> list[dict[str, Any]]:
-    """Return the steps from the float model to a compressed candidate, each with `step`, a text, and `bytes`.
-
-    Empty for a candidate that is not compressed.
-    """
+    """Return the steps of compression, each with `step`, a text, and `bytes`; empty if uncompressed."""
     compression = candidate.form.compression
     if compression is None:
         return []

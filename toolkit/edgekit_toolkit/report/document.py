@@ -262,10 +262,9 @@ class Report(TypedDict):
 
 
 def finite_report(document: Mapping[str, Any]) -> Report:
-    """Return a copy of a report document without NaN and infinities: each becomes None.
+    """Return a copy without NaN and infinities: each becomes None, and a warning names the first five.
 
-    JSON cannot express NaN and infinities, and a run of an hour must not end without a report because of one.
-    A warning in the copy counts them, and names the first five.
+    JSON cannot express them, and a run of an hour must not end without a report because of one.
     """
     paths: list[str] = []
     copy = _finite(document, "", paths)
@@ -294,9 +293,6 @@ def find_candidate(report: Report, candidate_id: str | None) -> ReportedCandidat
 
 
 def subject_of(report: Report) -> ReportedCandidate | None:
-    """Return the candidate whose figures the budget shows: the chosen one, or after a refusal the closest.
-
-    None if no candidate is close.
-    """
+    """Return the candidate that the budget shows: the chosen one, or the closest after a refusal, or None."""
     outcome = report["outcome"]
     return find_candidate(report, outcome["chosen"] or outcome["closest"])

@@ -33,10 +33,7 @@ _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return a text of at most `limit` characters: `…` stands for the middle of a longer one.
-
-    Twice as much of its end as of its begin stays.
-    """
+    """Return a text of at most `limit` characters, its middle cut out; twice as much of its end stays."""
     if len(text) <= limit:
         return text
     tail = 2 * (limit - 1) // 3
@@ -44,10 +41,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def show_number(value: float, digits: int = 3) -> str:
-    """Return `value` as text, with thousands separated and at least `digits` significant digits.
-
-    Only numbers below 1e-6 are in exponent form.
-    """
+    """Return `value` with thousands separated and at least `digits` digits; exponents only below 1e-6."""
     if value == 0:
         return "0"
     if abs(value) < 1e-6:
@@ -128,10 +122,7 @@ def _estimate_is_over(line: BudgetLine) -> bool:
 
 
 def headroom(line: BudgetLine) -> str:
-    """Return how much of the limit is left, or by how much it is exceeded: `12 % headroom`, `3.1 % over`.
-
-    Where there is nothing to compare, the text says why.
-    """
+    """Return how much of the limit is left, `12 % headroom`, or `3.1 % over`, or why nothing is compared."""
     value, limit = against_limit(line), line["max"]
     if line["state"] == "not checked":
         return "not checked: no data"
@@ -208,10 +199,7 @@ def show_latency_to_float(ratio: LatencyToFloat) -> str:
 
 
 def show_sizes(sizes: Sequence[Size]) -> str:
-    """Return the sizes of free dimensions for which figures hold: `N=1 (assumed), T=40 (samples)`.
-
-    Empty if no dimension is free.
-    """
+    """Return the sizes for which figures hold: `N=1 (assumed), T=40 (samples)`; empty if none is free."""
     return ", ".join(f"{size['name']}={size['size']} ({size['from']})" for size in sizes)
 
 

@@ -15,10 +15,7 @@ def stored(run: Run, candidate: JudgedCandidate) -> dict[str, StoredLayer]:
 
 
 def describe_layers(run: Run, candidate: JudgedCandidate) -> list[dict[str, Any]]:
-    """Return the field `layers` of the report: an object for each layer of the candidate, in graph order.
-
-    `noise_share` is None for a layer whose noise was not measured.
-    """
+    """Return the layers for the report, in graph order; `noise_share` is None if it was not measured."""
     stored_by_layer, quantizer = stored(run, candidate), run.quantizer
     layers = quantizer.float_layers()
     work = {cost.name: cost for cost in cost_of_nodes(quantizer.model, run.prepared.dims)}

@@ -32,10 +32,7 @@ def list_rows(costs: Sequence[StageCosts]) -> list[Row]:
 
 
 def list_totals(figures: Mapping[str, float | None], limits: Mapping[str, float]) -> list[Row]:
-    """Return a row of name, value and limit, as texts, for each figure of the whole pipeline.
-
-    `limits`: name of a figure -> its limit, in the same unit.
-    """
+    """Return name, value and limit of each figure of the whole pipeline, as texts, one row for each."""
     return [
         (
             FIGURES[name][0],

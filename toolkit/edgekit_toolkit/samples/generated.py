@@ -84,14 +84,11 @@ def bind_dims(
     dims: Mapping[str, int] | None = None,
     ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> dict[str, int]:
-    """Return a size for each free dimension with which the model runs.
-
-    It tries sizes by running the model on generated inputs, until one succeeds.
+    """Return sizes of all free dimensions, found by running the model on generated inputs until one works.
 
     Args:
         model: an imported model.
-        dims: sizes that are settled, by name. Other batch dimensions get 1; usual sizes are tried for the
-            rest.
+        dims: settled sizes. Other batch dimensions get 1, and usual sizes are tried for the rest.
         ranges: as for `generate_feeds`.
 
     Raises:
@@ -137,14 +134,7 @@ def _advise_on_sizes(free: Sequence[str], settled: Mapping[str, int], batch: Seq
 
 
 def advise_on_integers(inputs: Sequence[TensorSpec], ranges: Mapping[str, tuple[float, float]]) -> str:
-    """Return advice, with a space in front, for a model that may refuse generated integers.
-
-    Empty if no input takes integers.
-
-    Args:
-        inputs: inputs of the model.
-        ranges: as for `generate_feeds`.
-    """
+    """Return advice for a model that may refuse generated integers, after a space; empty if none go in."""
     integers = [spec for spec in inputs if DTYPES[spec.dtype].kind in "iu"]
     if not integers:
         return ""

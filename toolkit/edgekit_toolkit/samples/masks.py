@@ -23,12 +23,7 @@ _MAX_BINARY: Final = 2  # classes with the background
 
 @dataclass(frozen=True, slots=True)
 class MaskSet:
-    """Pictures with the files of their masks.
-
-    Attributes:
-        files: the pictures.
-        masks: the mask of each picture, in the same order.
-    """
+    """Pictures with the files of their masks, in the same order."""
 
     files: tuple[Path, ...]
     masks: tuple[Path, ...]
@@ -37,14 +32,10 @@ class MaskSet:
     def in_input(self, index: int, placement: Placement, classes: int) -> TrueMask:
         """Return the mask of a picture in the size of the model's input; `VOID` lies beyond the picture.
 
-        Args:
-            index: number of the picture in `files`.
-            placement: where the picture lies in the input.
-            classes: number of the model's classes; 0 if it is not known.
+        `index`: of the picture in `files`. `classes`: number of the model's classes, 0 if it is not known.
 
         Raises:
-            DataError: the mask is no PNG of class numbers, has another size than its picture, or a class that
-                the model lacks.
+            DataError: the mask is no PNG of class numbers, not of its picture's size, or has other classes.
         """
         if index not in self._read:
             mask = _read_mask(self.masks[index], placement, classes)

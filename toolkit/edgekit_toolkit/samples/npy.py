@@ -76,8 +76,8 @@ def read_npy(path: Path) -> StoredArray:
     """Return what the header of a `.npy` file says; `StoredArray.rows` reads the values.
 
     Raises:
-        DataError: there is no such file, it is no `.npy` file, is truncated, or holds an object or structured
-            array or one in Fortran order.
+        DataError: no such file, not a `.npy` file, truncated, an object or structured array, or Fortran
+            order.
     """
     with _opened(path, None) as stream:
         array = _described(stream, path, None)
@@ -87,13 +87,11 @@ def read_npy(path: Path) -> StoredArray:
 
 
 def read_npz(path: Path, needed: frozenset[str]) -> tuple[dict[str, StoredArray], tuple[str, ...]]:
-    """Return what the headers of the arrays `needed` say, by name, and the names of all arrays of an `.npz`.
-
-    Names of `needed` that the file lacks are left out.
+    """Return the headers of arrays `needed` that an `.npz` has, by name, and the names of all its arrays.
 
     Raises:
-        DataError: not an `.npz` file, truncated or corrupt, a name twice, or an array of `needed` that
-            `read_npy` would refuse.
+        DataError: not an `.npz` file, truncated or corrupt, a name twice, or an array that `read_npy`
+            refuses.
     """
     with _translated(str(path)), zipfile.ZipFile(path) as archive:
         sizes = {entry.filename: entry.file_size for entry in archive.infolist()}

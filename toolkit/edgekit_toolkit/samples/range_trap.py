@@ -42,9 +42,7 @@ class CodeRange:
 
 
 def find_range_trap(calibration: Iterable[Feeds], evaluation: Iterable[Feeds]) -> list[str]:
-    """Return a warning for each float input if over 1 % of its evaluation values are outside its range.
-
-    The range is that of its calibration values, with a small margin.
+    """Return a warning for each float input with over 1 % of evaluation values outside the calibrated range.
 
     Args:
         calibration: samples that calibrate.
@@ -65,9 +63,7 @@ def find_range_trap(calibration: Iterable[Feeds], evaluation: Iterable[Feeds]) -
 def find_codes_trap(codes: Mapping[str, CodeRange], samples: Iterable[Feeds]) -> list[str]:
     """Return a warning for each quantized input whose codes stand for another range than the samples have.
 
-    Args:
-        codes: range of the codes, by the name of the input.
-        samples: later inputs of the model; the first 256 are checked.
+    `samples`: later inputs of the model; the first 256 are checked.
     """
     comparisons, count = _compare(
         {name: (code_range.low, code_range.high) for name, code_range in codes.items()}, samples

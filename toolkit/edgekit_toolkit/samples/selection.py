@@ -24,14 +24,11 @@ Weights: TypeAlias = NDArray[np.float64]
 
 
 def find_probabilities(root: Path, names: Sequence[str]) -> Weights | None:
-    """Return the probability of selection of each file, float64 [names], from the folder's `selection.csv`.
-
-    NaN stands for a file that the list does not name. The result is None if there is no list.
+    """Return each file's probability of selection, float64 [names]; NaN if not listed, None without a list.
 
     Args:
-        root: folder of the list.
-        names: paths or names of the files, of which only the last part counts: identifiers of samples are
-            unique.
+        root: folder of the list, `selection.csv`.
+        names: paths or names of the files, of which only the last part counts, as it is unique.
 
     Raises:
         DataError: the list is malformed.
@@ -53,10 +50,7 @@ def find_probabilities(root: Path, names: Sequence[str]) -> Weights | None:
 
 
 def weigh(probabilities: Weights) -> Weights:
-    """Return how many requests each sample stands for, float64 [samples]: the inverse of its probability.
-
-    A sample that is not from the field (NaN) stands for 1.
-    """
+    """Return how many requests each sample stands for, float64 [samples]: 1 / probability, 1 for NaN."""
     return 1 / np.nan_to_num(probabilities, nan=1.0)
 
 

@@ -79,13 +79,9 @@ class SequenceSamples:
     def over_sequences(self, run: Run, *, steps: Steps) -> Run:
         """Return a function that runs a model over a whole sequence, and passes its states from step to step.
 
-        The function takes a sample of `specs`, and returns the outputs in `judged`. A sample that is shorter
-        than a step raises DataError.
-
-        Args:
-            run: runs the model on all its inputs, and returns all its outputs in order.
-            steps: `all` for the outputs of all steps along their first axis, `last` for those of the last
-                step, `largest` for the largest value over all steps.
+        It returns the outputs in `judged`; a sample shorter than a step raises DataError. `steps`: `all`
+        joins the outputs of all steps along their first axis, `last` takes the last step, `largest` the
+        largest values.
         """
 
         def run_all(sample: Feeds) -> list[NDArray[Any]]:
@@ -112,8 +108,7 @@ class SequenceSamples:
     def with_states(self, part: Part, run: Run) -> tuple[Part, Ranges]:
         """Run the float model over all sequences; return steps as samples, and the ranges of the states.
 
-        Only some steps are taken, spread evenly over all: as many as a range needs. Their inputs include the
-        states. They have no labels.
+        Only some steps, spread evenly, are taken: as many as a range needs, with states, without labels.
 
         Args:
             part: samples of `specs`.

@@ -94,11 +94,9 @@ class Shard:
     """Samples of one file or folder: the rows of each input, and the labels.
 
     Attributes:
-        inputs: name of an input -> its rows, one for each sample.
         labels: a label for each row; None without labels.
         truth: what a label is: `int` for a class number, or a record of `truth`.
         names: path of each row's file; empty unless each row is a file of its own.
-        notes: warnings about the files for the user.
         in_front: whether samples have an axis of their own in front of the inputs' axes.
         probabilities: probability that each row was selected, see `selection`; None without a list of them.
     """
@@ -116,9 +114,7 @@ class Shard:
 
 
 def find_shards(path: Path, inputs: Sequence[TensorSpec]) -> list[Shard]:
-    """Return the samples of each file of arrays under `path`, sorted by name and checked against the inputs.
-
-    A folder of `.npy` files that are named after the inputs is one shard.
+    """Return a shard for each file under `path`, sorted; a folder of `.npy` files named after inputs is one.
 
     Raises:
         DataError: see `source.open_data`.

@@ -87,10 +87,7 @@ class DataSource:
 
     @property
     def probabilities(self) -> Weights | None:
-        """Probability that each sample was selected, float64 [len(self)]; NaN for one not from the field.
-
-        None if no file has a list of probabilities.
-        """
+        """Probability of each sample's selection, float64; NaN if not from the field, None without lists."""
         if all(shard.probabilities is None for shard in self._shards):
             return None
         rows = [
@@ -123,10 +120,7 @@ class DataSource:
             yield self._joined(group, size)
 
     def digests(self) -> Iterator[tuple[bytes, str]]:
-        """Read the files, and yield the SHA-256 of each sample's inputs, 32 bytes, and its label as text.
-
-        The digest depends on names, dtypes, shapes and values of the inputs, not on the files that hold them.
-        """
+        """Yield the 32-byte SHA-256 of each sample's inputs, whatever their files, and its label as text."""
         for arrays, label in self._samples():
             yield _digest(arrays), str(label)
 
@@ -209,8 +203,7 @@ def split(source: DataSource, fraction: float, seed: int) -> tuple[DataSource, D
     The choice depends only on the number of samples and the seed, not on the numpy version.
 
     Raises:
-        DataError: `fraction` is not between 0 and 1, or a side has fewer samples than the
-            model takes at once.
+        DataError: `fraction` is not in 0..1, or a side has fewer samples than the model takes at once.
     """
     if not 0 < fraction < 1:
         raise DataError(f"a split takes a fraction between 0 and 1, got {fraction}")

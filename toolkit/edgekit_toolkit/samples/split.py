@@ -36,16 +36,13 @@ class Part:
 
     Attributes:
         kind: origin of the samples, for the report: `user`, `generated` or another text.
-        count: number of samples.
         sha256: digest of the samples' content; None for generated ones.
         labelled: whether `stream` yields labels.
         truth: what the labels are, if there are any: `int`, or a record of `samples.truth`.
-        stream: makes a new stream of feeds and their labels; the argument is the batch, if the model leaves
-            it free.
+        stream: makes a new stream; the argument is the batch, if the model leaves it free.
         in_front: whether each sample is a run, with an axis for samples in front of the inputs' axes.
         names: the file of each sample; empty unless each sample is a file of its own.
-        probabilities: probability that each sample was selected, see `selection`; None without a list of
-            them.
+        probabilities: probability that each sample was selected, see `selection`; None without a list.
         group: samples that the model takes at once, if it fixes that; else 1.
     """
 
@@ -268,14 +265,11 @@ def first_feeds(part: Part, count: int) -> list[Feeds]:
 def read_ranges(
     path: Path, inputs: Sequence[TensorSpec], decoding: Decoding | None = None
 ) -> tuple[Feeds, dict[str, tuple[float, float]]]:
-    """Return the first of the user's samples, and for each input the range of values to generate.
-
-    The ranges are (low, high) by the name of the input.
+    """Return the first of the user's samples, and (low, high) by input from which to generate values.
 
     Floats and integers alike range from the smallest to the largest value of the first samples. A single
     integer (a sampling rate, a length) is that of the first sample, as it has to suit its sizes. Floats that
-    never change (a scale, a mask, a first state) keep their value; if no input changes, they get
-    `DEFAULT_RANGE`.
+    never change (a scale, a mask, a first state) keep their value, or get `DEFAULT_RANGE` if nothing changes.
 
     Raises:
         DataError: as for `open_data` and `DataSource.stream`.

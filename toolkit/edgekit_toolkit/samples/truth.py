@@ -38,8 +38,7 @@ class TrueMask:
     """The class of each pixel of the model's input; 255 where the pixel does not count.
 
     Attributes:
-        packed: the classes, a byte each, row by row, compressed by zlib: masks of a whole data set are in
-            memory.
+        packed: the classes, a byte each, row by row, compressed by zlib to keep a data set in memory.
         shape: height and width of the input.
     """
 
@@ -62,12 +61,7 @@ class TrueMask:
 
 @dataclass(frozen=True, slots=True)
 class TrueText:
-    """The text that a picture or recording holds.
-
-    Attributes:
-        text: the text.
-        characters: those that the model knows, in the order of its outputs.
-    """
+    """The text that a picture or recording holds, and the model's characters in the order of its outputs."""
 
     text: str
     characters: tuple[str, ...]

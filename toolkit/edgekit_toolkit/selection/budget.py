@@ -56,7 +56,7 @@ class Budget:
         return tuple(name for name, most in self.limits.items() if not figures[name] <= most)
 
     def excess(self, figures: Mapping[str, float]) -> float:
-        """Return the sum over all exceeded limits of excess / limit; 0 if all are kept.
+        """Return the sum over exceeded limits of excess / limit; 0 if all are kept.
 
         Raises:
             KeyError: `figures` lacks a figure that has a limit.

@@ -93,10 +93,9 @@ def pareto_front(candidates: Sequence[CandidateFigures]) -> frozenset[str]:
 def rank_further(candidates: Sequence[CandidateFigures], budget: Budget) -> list[CandidateFigures]:
     """Return candidates worth carrying beside the choice: the most accurate first, among equals the fastest.
 
-    A candidate is worth it if it keeps all limits, and no other candidate that keeps them is as good in
-    latency, size and drop, and better in one; latencies within their uncertainty count as equal. The choice
-    is the fastest, so the others have better accuracy or size, and a device with power to spare wants
-    accuracy.
+    It must keep all limits, and no other that does may match it in latency, size and drop and beat it in one;
+    latencies within their uncertainty count as equal. The choice is the fastest, so the others have better
+    accuracy or size, and a device with power to spare wants accuracy.
 
     `candidates`: candidates of all engines, the chosen ones included.
     """
@@ -318,8 +317,7 @@ class FloatRatio:
         modelled: ratio modelled for the target; None if one latency cannot be modelled, or if latency here
             holds for the target.
         uncertainty: factor by which `modelled` may be off.
-        here: latency as a multiple of that of the engine's float candidate, measured in turns on this
-            machine.
+        here: the same against the engine's float candidate, measured in turns on this machine.
         here_to_source: the same against the source model.
     """
 
@@ -332,9 +330,7 @@ class FloatRatio:
 def find_slowdown(ratio: FloatRatio, target: str) -> list[str]:
     """Return one warning if the candidate is slower on this machine than a float model; else none.
 
-    Args:
-        ratio: latency of the chosen candidate over that of the float model.
-        target: name of the target, for the text.
+    `ratio`: latency of the chosen candidate over that of the float model.
     """
     against = {"float32": ratio.here, "the source model": ratio.here_to_source}
     slower = [f"{value:.2f} x {name}" for name, value in against.items() if value > 1 + SAME_LATENCY]

@@ -30,7 +30,6 @@ class HeldDrop:
     """The drop of a candidate that is compared with the limit.
 
     Attributes:
-        drop: estimate of the drop and its samples.
         confidence: confidence level of the drop's interval, 0..1.
         held_back: whether the samples of the estimate were held back from the choice.
     """
@@ -44,10 +43,7 @@ class HeldDrop:
         return self.drop.interval(self.confidence)
 
     def state(self, limit_points: float) -> State:
-        """Return how the drop relates to a limit in points: `ok`, `over` or `not resolved`.
-
-        Samples that chose the candidate cannot show `ok`.
-        """
+        """Return `ok`, `over` or `not resolved`; samples that chose the candidate cannot show `ok`."""
         low = self.drop.points
         if self.held_back:
             low = self.drop.interval(_REJECTION_CONFIDENCE).low
@@ -66,10 +62,7 @@ class HeldDrop:
         return state == "over" or (strict and state != "ok")
 
     def samples_needed(self, limit_points: float) -> int | None:
-        """Return about how many evaluation samples would show that the drop keeps a limit.
-
-        None if the estimate is not below the limit, or is so close to it that far too many would be needed.
-        """
+        """Return about how many samples would show that the drop keeps a limit; None if no number would."""
         count = self.drop.samples_for(limit_points, self.confidence)
         return None if count is None else max(LEAST_TO_HOLD_BACK, math.ceil(count / CONFIRMATION_SHARE))
 
@@ -79,9 +72,7 @@ class Acceptance:
     """What the target's engine says about a candidate.
 
     Attributes:
-        refuser: engine that refuses the candidate; empty if none does.
-        refusal: why it does; empty if none does.
-        notes: remarks for the report.
+        refuser, refusal: engine that refuses the candidate, and why; empty if none does.
         tensorrt: result of TensorRT's check; None if it was not made.
         proof: result of the test with the engine's release that devices run; None if it was not made.
     """
@@ -113,7 +104,6 @@ class ConfirmedChoice:
     """A choice, and the drop of each candidate that was compared with the limit.
 
     Attributes:
-        accepted: the choice, and what the target's engine says about it.
         measured: the candidates with the figures by which the choice was made.
         held: the drop of each candidate, in the same order; None without samples.
     """
@@ -124,10 +114,7 @@ class ConfirmedChoice:
 
 
 def limits_in_force(budget: Budget, *, has_data: bool, strict: bool) -> Budget:
-    """Return the limits that candidates must keep: without data not the one on the drop, unless `strict`.
-
-    `has_data`: whether there are real samples to judge by.
-    """
+    """Return the limits that candidates must keep: without data not that on the drop, unless `strict`."""
     if has_data or strict:
         return budget
     return Budget({name: most for name, most in budget.limits.items() if name != _LIMIT})

@@ -63,17 +63,7 @@ class Figure:
 
 
 def check_figures(record: object, unit: str, *names: str, zero: bool = False) -> None:
-    """Check that figures of a record have a unit and are above 0.
-
-    Args:
-        record: the record.
-        unit: unit that each must have.
-        names: fields of the record that are figures.
-        zero: whether 0 is allowed.
-
-    Raises:
-        TargetError: a figure has another unit, or is 0.
-    """
+    """Raise TargetError unless the figures `names` have this unit and are above 0 (0 too if `zero`)."""
     for name in names:
         figure: Figure = getattr(record, name)
         if figure.unit != unit:

@@ -60,9 +60,7 @@ def load_target(name_or_path: str, extra_dirs: Sequence[Path] = ()) -> Target:
 
 
 def list_targets(extra_dirs: Sequence[Path] = ()) -> tuple[Target, ...]:
-    """Return all targets, sorted by name; of two with the same name, the one in the earlier folder.
-
-    `extra_dirs`: folders before the one of edgekit's targets; a missing one is skipped.
+    """Return all targets, sorted by name; of equal names that in the first folder, edgekit's being the last.
 
     Raises:
         TargetError: a target file is malformed.
@@ -93,8 +91,6 @@ def read_target(path: Path) -> Target:
 
 def read_toml(path: Path, error: type[EdgekitError]) -> dict[str, Any]:
     """Return the content of a TOML file.
-
-    `error`: class of the error to raise.
 
     Raises:
         error: the file cannot be read, or is not TOML.

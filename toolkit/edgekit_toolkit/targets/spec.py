@@ -26,12 +26,7 @@ NAME_PATTERN = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """RAM of the device, in bytes.
-
-    Attributes:
-        total: RAM of the board.
-        free: the part left for a model beside the system and the application.
-    """
+    """RAM in bytes; `free` is left for a model beside the system and the application."""
 
     total: Figure
     free: Figure
@@ -44,12 +39,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Storage of packages.
-
-    Attributes:
-        kind: what it is, in words, such as `microSD or NVMe`.
-        free: space that is left for packages, bytes.
-    """
+    """Storage of packages: `kind` in words, such as `microSD or NVMe`, and the bytes left for packages."""
 
     kind: str
     free: Figure
@@ -60,14 +50,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """The processor.
-
-    Attributes:
-        model: its name.
-        cores: how many cores inference may use.
-        clock: their highest clock, Hz.
-        isa: names of the instructions that matter for int8 and fp16.
-    """
+    """The processor: cores for inference, their highest clock in Hz, and instructions for int8 and fp16."""
 
     model: str
     cores: Figure
@@ -105,13 +88,7 @@ class PowerMode:
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """What the board draws.
-
-    Attributes:
-        idle: draw of the whole board without work, watts.
-        default_mode: name of one of `modes`.
-        modes: settings of the power governor, with distinct names.
-    """
+    """What the whole board draws idle, in watts, its power modes, and the name of the default mode."""
 
     idle: Figure
     default_mode: str
@@ -150,7 +127,6 @@ class Release:
     """A release of the device's operating system.
 
     Attributes:
-        name: name of the release.
         python: major.minor of the Python that comes with it; `none` without Python.
         engines: name of an engine -> the newest version known to install there.
         source: key of a `Source`.
@@ -366,9 +342,7 @@ class Target:
         raise TargetError(f"source: expected the key of one of [[sources]], got {key!r}")
 
     def in_mode(self, power_mode: str) -> "Target":
-        """Return the target with `power_mode` as default power mode.
-
-        The times of a device were measured in one mode, so another mode has none.
+        """Return the target with another default power mode, which has no measured times.
 
         Raises:
             TargetError: there is no such mode.

@@ -37,9 +37,7 @@ class TaskDecision:
 
 
 def parse_task(text: str) -> TaskChoice | None:
-    """Return the task that a text `NAME[:KEY=VALUE,…]` states, or None for `none`.
-
-    Values are JSON; a value that is no JSON is taken as a text.
+    """Return the task that `NAME[:KEY=VALUE,…]` states, None for `none`; values are JSON, else texts.
 
     Raises:
         DataError: the text is malformed, or there is no such task or option.
@@ -141,10 +139,7 @@ def _try(choice: TaskChoice, evidence: Evidence) -> None:
 
 
 def first_row(outputs: Outputs, count: int) -> Outputs:
-    """Return the first sample's outputs, each still with a first axis of 1, from a run of `count` samples.
-
-    An output whose first axis is not `count` long stays whole.
-    """
+    """Return the outputs of the first of `count` samples; those not `count` long on axis 0 stay whole."""
     if count == 1:
         return outputs
     return {name: value[:1] if value.shape[:1] == (count,) else value for name, value in outputs.items()}

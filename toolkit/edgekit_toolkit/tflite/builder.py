@@ -52,7 +52,6 @@ class Tensor:
     """One tensor of the TFLite graph.
 
     Attributes:
-        index: number of the tensor among the builder's tensors.
         shape: sizes of the axes in the order in which they are held, see `layout.forms`.
         name: name in the file, set when a tensor becomes a value of the model.
         data: values of a constant; None for a tensor that is computed.
@@ -67,12 +66,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of a TFLite operator.
-
-    Attributes:
-        table: name of the schema's table.
-        fields: name of a field of it -> value, where that is not the default.
-    """
+    """The options of an operator: the schema's table, and the fields (name -> value) that are not default."""
 
     table: str
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -85,7 +79,6 @@ class Operation:
     Attributes:
         kind: name in the schema's `BuiltinOperator`.
         inputs: input tensors; None for an input that is left out.
-        options: options of the operator; None if its kind has none.
         version: lowest version of the operator that has the features in use.
     """
 
@@ -100,7 +93,6 @@ class Builder:
     """Collects the TFLite graph; equal constants are kept once.
 
     Attributes:
-        tensors: all tensors, by their `index`.
         operations: operators in the order in which they run.
     """
 
@@ -127,13 +119,7 @@ class Builder:
         return tensor
 
     def constant(self, value: NDArray[Any], name: str = "") -> Tensor:
-        """Return the tensor of a constant; constants of equal dtype, shape and values share one.
-
-        `name`: name of a new tensor; one that is shared keeps its own.
-
-        Raises:
-            RefusedError: as for `tensor`.
-        """
+        """Return the tensor of a constant; equal ones share one and its name. Raises as `tensor` does."""
         value = np.array(value, order="C")  # a copy that keeps rank 0, which ascontiguousarray does not
         key = (value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).digest())
         if key not in self._constants:
@@ -152,16 +138,10 @@ class Builder:
     ) -> tuple[Tensor, ...]:
         """Add an operator; return its new output tensors.
 
-        Args:
-            kind: name in the schema's `BuiltinOperator`.
-            inputs: input tensors; None for an input that is left out.
-            outputs: shape and dtype of each output.
-            options: options of the operator; None if its kind has none.
-            version: lowest version of the operator that has the features in use.
+        `kind`: name in `BuiltinOperator`. `outputs`: shape and dtype of each. `version`: see `Operation`.
 
         Raises:
-            RefusedError: the operator's kernel does not take an element type as plain numbers, or see
-                `tensor`.
+            RefusedError: the kernel does not take an element type as plain numbers, or see `tensor`.
         """
         dtypes = [tensor.dtype.name for tensor in inputs if tensor is not None]
         dtypes += [dtype.name for _, dtype in outputs]
@@ -197,10 +177,7 @@ class Builder:
         return self.operator("RESHAPE", [tensor, sizes], [(shape, tensor.dtype)], options)[0]
 
     def transpose(self, tensor: Tensor, order: Sequence[int]) -> Tensor:
-        """Return the tensor with its axes in another order: by a TRANSPOSE, or a new constant.
-
-        `order`: for each axis of the result, the axis of `tensor`.
-        """
+        """Return the tensor with axes in `order`, those of `tensor`, by a TRANSPOSE or a new constant."""
         shape = tuple(tensor.shape[axis] for axis in order)
         if tensor.data is not None:
             return self.constant(tensor.data.transpose(order), tensor.name)

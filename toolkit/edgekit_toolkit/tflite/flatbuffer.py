@@ -121,10 +121,7 @@ def operator_name(model: Model, operator: Operator) -> str:
 
 
 def builtin_code(code: Any) -> int:
-    """Return the number of a built-in operator.
-
-    `code`: entry of `Model.operatorCodes`; old converters state the number only in its 8-bit field.
-    """
+    """Return the number of a built-in operator; old converters' files have it only in the 8-bit field."""
     return int(max(code.builtinCode, code.deprecatedBuiltinCode))
 
 
@@ -156,19 +153,13 @@ def expected_bytes(tensor: Tensor) -> int | None:
 
 
 def constant(model: Model, tensor: Tensor) -> NDArray[Any] | None:
-    """Return the values of a constant in its shape.
-
-    None if the file holds no values of the tensor, or sparse ones, or numpy has no such type.
-    """
+    """Return the values of a constant in its shape; None if the file has none, or numpy lacks the type."""
     values = stored_values(model, tensor)
     return None if values is None or tensor.sparsity is not None else values.reshape(shape_of(tensor))
 
 
 def stored_values(model: Model, tensor: Tensor) -> NDArray[Any] | None:
-    """Return the values that the file holds of a tensor, [count]; of a sparse tensor those that it stores.
-
-    None if there are none, or numpy has no such type.
-    """
+    """Return the values that the file holds of a tensor, [count]; None if none, or numpy lacks the type."""
     dtype = DTYPES.get(tensor.type)
     if dtype is None or not stored_bytes(model, tensor):
         return None

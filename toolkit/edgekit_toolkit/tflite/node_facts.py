@@ -26,30 +26,18 @@ class NodeFacts:
         return bool(self.node.input(number))
 
     def shape(self, number: int) -> Shape:
-        """Return the ONNX sizes of input `number`.
-
-        Raises:
-            UnknownTensorError: they are not known.
-        """
+        """Return the ONNX sizes of input `number`; raise UnknownTensorError if they are not known."""
         return self.graph.shape(self.node.input(number))
 
     def dtype(self, number: int) -> "np.dtype[Any]":
         return self.graph.dtype(self.node.input(number))
 
     def out_shape(self, number: int = 0) -> Shape:
-        """Return the ONNX sizes of output `number`.
-
-        Raises:
-            UnknownTensorError: they are not known.
-        """
+        """Return the ONNX sizes of output `number`; raise UnknownTensorError if they are not known."""
         return self.graph.shape(self.node.outputs[number])
 
     def require(self, *dtypes: str) -> None:
-        """Check that the first input has one of the element types `dtypes`, names such as `float32`.
-
-        Raises:
-            RefusedError: it has another one.
-        """
+        """Raise RefusedError unless the first input has one of `dtypes`, names such as `float32`."""
         if self.dtype(0).name not in dtypes:
             names = ", ".join(sorted(dtypes))
             raise RefusedError(f"it has no TFLite kernel for {self.dtype(0)}, only for {names}")
@@ -62,9 +50,7 @@ class NodeFacts:
         return self.graph.constants.get(self.node.input(number))
 
     def constant(self, number: int, role: str) -> NDArray[Any]:
-        """Return the value of input `number`, which must be constant.
-
-        `role`: what the input is, for the message.
+        """Return the value of input `number`, which must be constant; `role`: its name in the message.
 
         Raises:
             RefusedError: the input is not constant, or left out.
@@ -77,9 +63,7 @@ class NodeFacts:
         return value
 
     def option(self, name: str, number: int) -> list[int] | None:
-        """Return integers of the attribute `name` (older operator sets) or of input `number` (newer ones).
-
-        None if the node has neither.
+        """Return integers of attribute `name` (old opsets) or input `number` (new); None if neither.
 
         Raises:
             RefusedError: the input is not constant.

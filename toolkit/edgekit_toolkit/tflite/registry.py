@@ -29,13 +29,7 @@ OPERATORS: Final[dict[str, Operator]] = {}
 
 
 def writes(*names: str, rule: MakeRule, fuses: bool = False) -> Callable[[Emit], Emit]:
-    """Return a decorator that registers a function in `OPERATORS` for the ONNX operators `names`.
-
-    `rule`, `fuses`: see `Operator`.
-
-    Raises:
-        AssertionError: the decorated function is the second one of an operator.
-    """
+    """Return a decorator that registers the function for ONNX operators `names`; see `Operator`."""
 
     def register(emit: Emit) -> Emit:
         for name in names:

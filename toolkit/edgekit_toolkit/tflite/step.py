@@ -50,29 +50,20 @@ class Step(NodeFacts):
         dtype: "np.dtype[Any] | None" = None,
         version: int = 1,
     ) -> Tensor:
-        """Add an operator with one result, and return that; see `Builder.operator`.
-
-        `dtype`: element type of the result. Default: that of the first input.
-        """
+        """Add an operator with one result, by default of its first input's type; see `Builder.operator`."""
         if dtype is None:
             first = next(tensor for tensor in inputs if tensor is not None)
             dtype = first.dtype
         return self.builder.operator(kind, inputs, [(shape, dtype)], options, version)[0]
 
     def binary(self, kind: str, first: Tensor, right: Tensor, activation: str = NO_ACTIVATION) -> Tensor:
-        """Add an operator on two tensors that are broadcast to each other, and return its result.
-
-        `activation`: fused activation, only for ADD, SUB, MUL and DIV.
-        """
+        """Add an operator on two tensors, broadcast; `activation`: fused, only for ADD, SUB, MUL and DIV."""
         table = {"ADD": "AddOptions", "SUB": "SubOptions", "MUL": "MulOptions", "DIV": "DivOptions"}.get(kind)
         options = Options(table, fused(activation)) if table else None
         return self.emit(kind, [first, right], np.broadcast_shapes(first.shape, right.shape), options)
 
     def gathered(self, tensor: Tensor, axis: int, positions: Sequence[int]) -> Tensor:
-        """Add a GATHER of positions along a held axis, and return its result.
-
-        Nothing is added, and `tensor` is returned, if the positions are all of the axis in order.
-        """
+        """Return a GATHER of positions along a held axis; `tensor` itself if they are all in order."""
         if list(positions) == list(range(tensor.shape[axis])):
             return tensor
         shape = (*tensor.shape[:axis], len(positions), *tensor.shape[axis + 1 :])
@@ -88,11 +79,7 @@ class Step(NodeFacts):
         return self.builder.constant(np.array(values, np.int32))
 
     def give(self, tensor: Tensor, number: int = 0) -> None:
-        """Set the tensor that holds output `number`, in the form of the node's rule.
-
-        Raises:
-            RefusedError: it has another shape than ONNX's inference found.
-        """
+        """Set the tensor of an output in the rule's form; RefusedError if ONNX inferred another shape."""
         self._values.give(self.node.outputs[number], self._writes[number], tensor)
 
 

@@ -77,10 +77,7 @@ class Graph:
 
     @cached_property
     def readers(self) -> Mapping[str, Sequence[Node]]:
-        """Name of a tensor -> the nodes that read it, once for each input that does.
-
-        A tensor that no node reads has no entry.
-        """
+        """Name of a tensor -> nodes that read it, once for each such input; no entry without a reader."""
         readers: dict[str, list[Node]] = {}
         for node in self.nodes:
             for name in node.inputs:
@@ -93,10 +90,7 @@ class Graph:
         return {name: node for node in self.nodes for name in node.outputs if name}
 
     def sole_reader(self, name: str) -> Node | None:
-        """Return the only node that reads `name`.
-
-        None if no node does, several do, or one does twice; or if it is an output of the model.
-        """
+        """Return the only node that reads `name`, once; None if others or the caller read it too."""
         readers = self.readers.get(name, ())
         return readers[0] if len(readers) == 1 and name not in self.outputs else None
 

@@ -62,17 +62,11 @@ class _Fold(NamedTuple):
 
 
 def fold_pixels(prepared: bytes, plan: Plan) -> tuple[bytes, Plan]:
-    """Fold the convolutions of few channels in a model, so that they make several pixels at a time.
-
-    The results of the model stay equal.
+    """Return an equal model whose convolutions of few channels make several pixels at a time, and its plan.
 
     Args:
         prepared: float model as `prepare.prepare` made it.
-        plan: the plan of that model; layers that it leaves in float stay unchanged, as folding would cost
-            time.
-
-    Returns:
-        The model, and the plan for its new layers.
+        plan: the plan of that model; layers that it leaves in float stay, as folding would cost time.
     """
     unchanged = parsed(prepared)
     if not any(

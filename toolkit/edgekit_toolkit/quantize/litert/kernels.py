@@ -64,9 +64,7 @@ _LARGEST: Final = 1e30
 def kernel_names(model: Model, *, elementwise: bool) -> tuple[str, ...]:
     """Return the names of first outputs of the operators that can become integer kernels, in order.
 
-    A model with several sub-graphs (control flow) has none.
-
-    `elementwise`: whether all operators are included, or only matrix products.
+    A model with control flow has none. `elementwise`: include all operators, or only matrix products.
     """
     if len(model.subgraphs) > 1:  # control flow: a branch may never run while ranges are collected
         return ()
@@ -160,10 +158,7 @@ def _fits(model: Model, graph: SubGraph, operator: Operator) -> bool:
 
 
 def blocks(model: Model, kernels: Iterable[str]) -> list[tuple[str, ...]]:
-    """Group `kernels`, in the order of the model: each matrix product begins a group.
-
-    Kernels before the first matrix product are a group too.
-    """
+    """Group `kernels` in graph order: each matrix product begins a group; kernels before it are one too."""
     chosen = set(kernels)
     groups: list[list[str]] = []
     for graph, _, operator in operators(model):

@@ -27,8 +27,7 @@ def bring_near(content: bytes, earlier: bytes) -> bytes:
 
     Args:
         content: a form's model, as it is shipped.
-        earlier: the same form of the earlier version; tensors that have another index or shape there
-            are skipped, and so are sub-graphs with another number of tensors.
+        earlier: the same form of the earlier version; tensors and sub-graphs that do not match are skipped.
     """
     model, before = parse(content), parsed(earlier)
     for graph, was in zip(model.subgraphs, before.subgraphs, strict=False):

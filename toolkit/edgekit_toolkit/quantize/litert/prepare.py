@@ -79,13 +79,11 @@ def _read(graph: SubGraph) -> set[int]:
 
 
 def finish(content: bytes | bytearray, prepared: bytes) -> bytes:
-    """Return a file of ai-edge-quantizer made smaller, with equal results.
-
-    Inner tensors get short names, recorded ranges go, and equal values are stored once.
+    """Return a smaller file with equal results: short inner names, no recorded ranges, no value twice.
 
     Args:
-        content: the `.tflite` that the library made.
-        prepared: model from which the library made it; outputs get the names that they have in it.
+        content: the `.tflite` that ai-edge-quantizer made.
+        prepared: model from which it was made; outputs get the names that they have there.
     """
     model = parse(bytes(content))
     for graph, source in zip(model.subgraphs, parsed(prepared).subgraphs, strict=True):
@@ -217,10 +215,7 @@ def _part(model: Model, graph: SubGraph, position: int) -> None:
 
 
 def add_like(graph: SubGraph, index: int, sizes: Sequence[int]) -> int:
-    """Add a tensor with the type and quantization of tensor `index`, and return the new tensor's index.
-
-    `sizes`: its shape; a negative size is free.
-    """
+    """Add a tensor like tensor `index` but of shape `sizes` (negative: free size); return its index."""
     source, added = graph.tensors[index], schema.TensorT()
     added.name, added.type = _free_name(graph, tensor_name(source)), source.type
     added.shape = [max(1, size) for size in sizes]
@@ -231,10 +226,7 @@ def add_like(graph: SubGraph, index: int, sizes: Sequence[int]) -> int:
 
 
 def reshape(model: Model, graph: SubGraph, source: int, output: int) -> Operator:
-    """Return a new operator that reshapes a tensor into another one; the caller adds it to the graph.
-
-    `source`, `output`: indices of the tensors; `output` has at most one free size.
-    """
+    """Return an operator, not yet added, that reshapes `source` to `output` (one free size at most)."""
     operator = schema.OperatorT()
     operator.inputs, operator.outputs = [source], [output]
     _reshape(model, graph, operator)
@@ -249,10 +241,7 @@ def _free_name(graph: SubGraph, name: str) -> str:
 
 
 def operator_code(model: Model, builtin: int) -> int:
-    """Return the index of a built-in operator in `model.operatorCodes`; adds it if it is missing.
-
-    `builtin`: number of the operator in the schema.
-    """
+    """Return the index of operator number `builtin` in `model.operatorCodes`; adds it if missing."""
     for number, code in enumerate(model.operatorCodes):
         if code.builtinCode == builtin:
             return number

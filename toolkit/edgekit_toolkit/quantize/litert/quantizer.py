@@ -219,10 +219,7 @@ class LiteRtQuantizer:
         return litert.int8_layers(self._prepared)
 
     def equalize(self, ranges: Mapping[str, Range]) -> tuple[Factors, dict[str, Range]]:
-        """Return no factors, and the ranges as they are: LiteRT models are not equalized.
-
-        See docs/explanation/litert.md for why.
-        """
+        """Return no factors and the ranges unchanged: see docs/explanation/litert.md for the reason."""
         return {}, dict(ranges)
 
     def writer(self, factors: Factors) -> Callable[[Plan], TfliteModel]:  # noqa: ARG002  # always none

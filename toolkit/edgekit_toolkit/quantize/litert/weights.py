@@ -57,8 +57,7 @@ def weight_bounds(
     Args:
         model: prepared float model.
         plan: kernels and ranges.
-        scales: scales of weights that are codes times a scale, float32 [channels], by the name of the
-            operator's output.
+        scales: scales of weights that are codes, float32 [channels], by the name of the operator's output.
 
     Returns:
         float32 with the rank of the weight: a bound for each channel, or one if the plan has one scale a

@@ -155,10 +155,7 @@ def _lookup(
 
 
 def stored_table(index: GraphIndex, output: str) -> list[onnx.TensorProto]:
-    """Return codes and scales from which the tensor `output` is computed, if `int8_tables` stored its table.
-
-    Empty for another tensor.
-    """
+    """Return codes and scales of `output`'s table if `int8_tables` stored it; empty for another tensor."""
     product = index.producers.get(output)
     if product is None or product.op_type != "Mul":
         return []

@@ -12,10 +12,7 @@ from edgekit_toolkit.quantize.scheme import QuantizationParams
 
 
 class Codes(NamedTuple):
-    """A quantized tensor: names of the tensors with its codes, their scale and their zero point.
-
-    `zero_point` is empty if the zero point is 0 and left out.
-    """
+    """Names of the tensors of codes, their scale and their zero point (empty if it is 0 and left out)."""
 
     codes: str
     scale: str

@@ -33,7 +33,6 @@ def find_factors(model: onnx.ModelProto, ranges: Mapping[str, Range]) -> dict[st
     """Return the divisors for the channels of convolutions' outputs: tensor name -> float32 [channels].
 
     Only outputs whose readers can undo the division have an entry.
-
     `ranges`: extremes of each channel of the activations; outputs without an entry are left alone.
     """
     index = GraphIndex(model.graph)
@@ -51,9 +50,7 @@ def find_factors(model: onnx.ModelProto, ranges: Mapping[str, Range]) -> dict[st
 
 
 def apply_factors(model: onnx.ModelProto, factors: Mapping[str, NDArray[np.float32]]) -> onnx.ModelProto:
-    """Return a model with equal results in which outputs of convolutions are divided by `factors`.
-
-    The convolution's weights take the division, and the weights of the nodes that read its output undo it.
+    """Return an equal model whose convolutions' outputs are divided by `factors`, undone in their readers.
 
     Raises:
         KeyError: `factors` names a tensor that no convolution of `model` makes.

@@ -24,13 +24,8 @@ _CARRIES = (MOVES | VIEWS | {"Concat", "Transpose"}) - {"Pad", "Resize", "Upsamp
 def output_parts(model: onnx.ModelProto, feeds: Feeds, *, threads: int) -> list[NDArray[np.int64] | None]:
     """Return for each output the number of the tensor that each value comes from, int64 of its shape.
 
-    The tensors that one output joins are numbered from 0. None stands for an output whose values all come
-    from one tensor, and for every output if onnxruntime fails to move the numbers.
-
-    Args:
-        model: float model.
-        feeds: a sample, whose shapes the results have.
-        threads: threads of one inference.
+    One output's tensors count from 0. None for an output of one tensor, or if onnxruntime cannot move the
+    numbers. Results have the shapes of the sample `feeds`.
     """
     program = copy_model(model)
     index = GraphIndex(program.graph)

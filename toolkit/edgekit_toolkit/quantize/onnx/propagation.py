@@ -91,10 +91,7 @@ def block_roundings(model: onnx.ModelProto, plan: Plan, block: Block) -> list[Ro
 
 
 def layer_rounding(model: onnx.ModelProto, layer: str) -> Rounding:
-    """Return the rounding error of a layer's weights in the form `int8-weights`.
-
-    `layer`: its first output.
-    """
+    """Return the rounding error of the weights of `layer`, a first output, in the form `int8-weights`."""
     index = GraphIndex(model.graph)
     node = index.producers[layer]
     if node.op_type in COMPUTE:
@@ -120,9 +117,7 @@ def _weight_rounding(
 def propagate(
     model: onnx.ModelProto, layers: Sequence[Sequence[Rounding]], fidelity: Fidelity, *, threads: int
 ) -> list[float]:
-    """Return for each layer the noise of the outputs if only its errors are made.
-
-    It estimates what `Fidelity.noise` measures, see the module.
+    """Estimate the noise of the outputs, as `Fidelity.noise` measures it, for errors of each layer alone.
 
     Args:
         model: float model of `fidelity`, with inferred types.

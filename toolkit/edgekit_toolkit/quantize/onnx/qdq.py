@@ -49,8 +49,7 @@ def write_qdq(
     Args:
         model: float model, opset >= 13, top-level graph in topological order.
         plan: kernels and ranges; a range must be there for every activation that a kernel reads or writes.
-        scales: name of an initializer -> float32 [channels], for weights that are exact multiples of such
-            scales.
+        scales: initializer -> float32 [channels], for weights that are exact multiples of such scales.
 
     Raises:
         KeyError: a range is missing, or the model has no such kernel.

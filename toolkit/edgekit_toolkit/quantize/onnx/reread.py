@@ -35,12 +35,10 @@ class Reread:
 
 
 def reread_shifted(params: QuantizationParams, factor: float, shift: float) -> Reread | None:
-    """Return parameters with which the codes of x stand for factor * x + shift.
-
-    None if the shift is smaller than a few steps, or the new zero point is no uint8.
+    """Return parameters with which the codes of x stand for factor * x + shift, or None.
 
     scale (q - zero) + shift = scale (q - (zero - shift / scale)), exact where shift / scale is a whole
-    number.
+    number. None if the shift is under a few steps, or the new zero point is no uint8.
 
     Args:
         params: scale and zero point of the codes of x, uint8.
@@ -62,11 +60,10 @@ def reread_shifted(params: QuantizationParams, factor: float, shift: float) -> R
 
 
 def reread_hard_sigmoid(params: QuantizationParams, alpha: float, beta: float) -> Reread | None:
-    """Return parameters with which the codes of x stand for clip(alpha * x + beta, 0, 1).
+    """Return parameters with which the codes of x stand for clip(alpha * x + beta, 0, 1), or None.
 
-    None if no steps close to those of x put both ends of the slope on codes.
-
-    Between its ends a hard sigmoid is a shift and a scaling; the ends are where the codes saturate.
+    Between its ends a hard sigmoid is a shift and a scaling; the ends are where the codes saturate. None if
+    no steps close to those of x put both ends on codes.
 
     Args:
         params: scale and zero point of the codes of x, uint8.

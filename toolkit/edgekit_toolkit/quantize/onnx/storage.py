@@ -128,10 +128,9 @@ def _readers(nodes: Iterable[onnx.NodeProto], name: str) -> Iterator[onnx.NodePr
 
 
 def fits_half(weight: NDArray[Any]) -> bool:
-    """Return whether float16 holds a weight with an error of at most that of rounding to 11 bits.
+    """Return whether float16 holds a weight, all values together, with the error of rounding to 11 bits.
 
-    The error is that of all values together. Beyond 65504 float16 has infinities, and below 6e-5 fewer and
-    fewer digits.
+    Beyond 65504 float16 has infinities, and below 6e-5 fewer and fewer digits.
     """
     wide = weight.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -149,8 +148,7 @@ def int8_weights(
     Args:
         model: float model.
         layers: first outputs of the products to change; None for all.
-        scales: name of an initializer -> float32 [channels], for weights that are exact multiples of such
-            scales.
+        scales: initializer -> float32 [channels], for weights that are exact multiples of such scales.
 
     Returns:
         None if the model has no such layer, or its opset has no scale for each channel.

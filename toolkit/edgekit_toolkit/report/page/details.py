@@ -78,10 +78,7 @@ def show_error(error: float) -> str:
 
 
 def compression(report: Report) -> Markup:
-    """Return the section with the bytes after each step of compression, as bars.
-
-    The report must have such steps.
-    """
+    """Return the bytes after each step of compression, as bars; the report must have such steps."""
     steps = report["compression"]
     longest = max(1, *(step["bytes"] for step in steps))
     rows = [

@@ -22,10 +22,7 @@ _MEANING = {
 
 
 def badge(figure: ReportedFigure, *, title: str | None = None) -> Markup:
-    """Return a small label that shows a figure's origin: how it was obtained, and where.
-
-    `title`: word before it, if any.
-    """
+    """Return a small label that shows how and where a figure was obtained; `title`: word before it."""
     label, on = figure["label"], figure["on"]
     return el(
         "span",
@@ -88,19 +85,13 @@ def _interval(drop: ReportedDrop | None) -> Markup | None:
 
 
 def badged_heading(title: str, figures: Iterable[ReportedFigure]) -> tuple[Markup, bool]:
-    """Return a column heading, and whether each cell of the column must show its own origin.
-
-    If all figures share their origin, the heading shows it.
-    """
+    """Return a heading with the common origin of the figures, and whether each cell must show its own."""
     shared = common_origin(figures)
     return join(title, None if shared is None else badge(shared)), shared is None
 
 
 def bytes_change(before: int, after: int) -> Markup:
-    """Return a table cell `before → after`; the tooltip has the exact bytes.
-
-    Where both read the same, the cell shows the difference instead.
-    """
+    """Return a cell `before → after`, or the difference if both read the same; the tooltip is exact."""
     old, new = show(before, "bytes"), show(after, "bytes")
     if before == after:
         text = new

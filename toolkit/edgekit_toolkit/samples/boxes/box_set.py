@@ -45,10 +45,7 @@ class PictureBoxes:
     """The boxes of one picture.
 
     Attributes:
-        file: the picture.
-        boxes: its boxes; may be empty.
-        size: width and height of the picture in the unit of the boxes: in pixels, as the data set states
-            them; (1, 1) for boxes in shares; None for boxes in pixels without a stated size.
+        size: width and height of the picture in the boxes' unit, (1, 1) for shares; None if not stated.
     """
 
     file: Path
@@ -112,7 +109,6 @@ class BoxSet:
 
     Attributes:
         names: class names in the order of their numbers; empty if there are none.
-        notes: warnings about the data set for the user.
     """
 
     pictures: tuple[PictureBoxes, ...]
@@ -120,23 +116,15 @@ class BoxSet:
     notes: tuple[str, ...] = ()
 
     def check_filled(self, where: Path) -> "BoxSet":
-        """Return this set.
-
-        `where`: source of the set, for the message.
-
-        Raises:
-            DataError: no picture has a box, so the set can judge nothing.
-        """
+        """Return this set; raise DataError naming `where` if it has no box and so can judge nothing."""
         if not any(picture.boxes for picture in self.pictures):
             raise DataError(f"{where}: none of its {len(self.pictures)} pictures has a box")
         return self
 
     def number_classes(self, classes: Sequence[str], where: Path) -> dict[str | int, int]:
-        """Return the model's number of each class, by its name; classes that are numbers keep theirs.
+        """Return the model's number of each class by name; classes that are numbers keep theirs.
 
-        Args:
-            classes: names in the order of the model's outputs; if empty, the order of `names` counts.
-            where: source of the set, for the message.
+        `classes`: names in the order of outputs; if empty, `names` count. `where`: source, for the message.
 
         Raises:
             DataError: a box has the name of no such class.
@@ -157,11 +145,7 @@ class BoxSet:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file of annotations.
-
-    Raises:
-        DataError: it cannot be read, is not UTF-8, or is far too large.
-    """
+    """Return the text of annotations; raise DataError if it is unreadable, not UTF-8 or far too large."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise DataError(f"{path}: has over {_MAX_BYTES >> 20} MB, which no annotations need")
@@ -171,13 +155,7 @@ def read_text(path: Path) -> str:
 
 
 def number(value: Any, where: str) -> float:
-    """Return `value` as a float.
-
-    `where`: place of the annotation, for the message.
-
-    Raises:
-        DataError: it is no finite number.
-    """
+    """Return `value` as a float; raise DataError, naming the place `where`, if it is no finite number."""
     try:
         result = float(value)
     except (TypeError, ValueError, OverflowError) as error:
@@ -188,11 +166,7 @@ def number(value: Any, where: str) -> float:
 
 
 def list_images(folder: Path) -> list[Path]:
-    """Return the image files below a folder, at any depth, sorted.
-
-    Raises:
-        DataError: there are none.
-    """
+    """Return the image files at any depth below a folder, sorted; raise DataError if there are none."""
     images = [file for file in list_media(folder)[0] if SUFFIXES[file.suffix.lower()] == "image"]
     if not images:
         raise DataError(f"{folder}: holds no image (JPEG, PNG, BMP, WebP)")

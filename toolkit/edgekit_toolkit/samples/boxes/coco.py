@@ -13,9 +13,7 @@ _FOLDERS: Final = ("", "images", "data")
 
 
 def find_coco(folder: Path, split: str) -> Path | None:
-    """Return the file of COCO's annotations in a folder or its folder `annotations`; None without one.
-
-    Of several it is the one whose name contains the split.
+    """Return the file of COCO's annotations in a folder, of several that of the split; None without one.
 
     Raises:
         DataError: there are several, and not one alone is for the split.
@@ -31,10 +29,7 @@ def find_coco(folder: Path, split: str) -> Path | None:
 
 
 def is_coco(path: Path) -> bool:
-    """Whether a file is JSON of COCO: `.json`, and it names `images`, `annotations` and `categories`.
-
-    A file that cannot be read is not.
-    """
+    """Whether a file is JSON that names COCO's three lists; one that cannot be read is another kind."""
     try:
         text = read_text(path) if path.suffix == ".json" else ""
     except DataError:

@@ -22,9 +22,7 @@ _MAX_XML: Final = 1 << 20
 
 
 def read_voc(path: Path) -> BoxSet:
-    """Return the annotated pictures of a data set with their boxes.
-
-    `path`: folder of the data set; or a list in its `ImageSets/Main`, whose pictures alone are returned.
+    """Return the annotated pictures of a folder, or of a list in its `ImageSets/Main`, with their boxes.
 
     Raises:
         DataError: a file is malformed, an image is missing, or there is no box.

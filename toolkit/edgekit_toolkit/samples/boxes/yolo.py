@@ -79,8 +79,7 @@ def labels_file(image: Path) -> Path:
 def read_sheet(path: Path) -> dict[str, list[str]]:
     """Return the values of `path`, `train`, `val`, `test` and `names` in a `data.yaml`, each a list.
 
-    The list of a missing key is empty. It reads the YAML that such files use, and no more: scalars, and lists
-    or numbered names in one level.
+    A missing key has an empty list. Of YAML only scalars, and lists or numbered names in one level, are read.
 
     Raises:
         DataError: a value of these keys is of another kind.

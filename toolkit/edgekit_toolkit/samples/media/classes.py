@@ -37,9 +37,7 @@ def find_class_names(paths: Iterable[Path]) -> tuple[str, ...]:
 
 
 def find_box_names(paths: Iterable[Path]) -> tuple[str, ...]:
-    """Return the class names of the first path that is a data set of boxes; empty without one.
-
-    They are in the order of the data set's numbers.
+    """Return class names of the first data set of boxes in `paths`, in its order; empty without one.
 
     Raises:
         DataError: see `find_box_set`.

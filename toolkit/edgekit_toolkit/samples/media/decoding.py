@@ -153,18 +153,13 @@ class DecodedFiles:
             yield self._finish(loaded)
 
     def placement(self, index: int) -> Placement:
-        """Return where an image lies in the model's input; decodes it if need be.
-
-        `index`: number of its file.
-        """
+        """Return where image number `index` lies in the model's input; decodes it if need be."""
         if index not in self._placements:
             self._load(index)
         return self._placements[index]
 
     def time_steps(self, index: int) -> NDArray[np.float64]:
         """Return begin and end of the new part of each step of a recording, in seconds, float64 [steps, 2].
-
-        `index`: number of its file, which is decoded if need be.
 
         Raises:
             DataError: the files are not recordings that are cut into steps, or the file cannot be used.
@@ -275,12 +270,7 @@ def _true_steps(path: Path, media: MediaFiles, column: DecodedFiles, decoding: D
 
 @dataclass(frozen=True, slots=True)
 class ClassNumbers:
-    """The class number of each file.
-
-    Attributes:
-        path: source of the files.
-        numbers: int64 [files].
-    """
+    """The class number of each file in `path`, int64 [files]."""
 
     path: Path
     numbers: NDArray[np.int64]

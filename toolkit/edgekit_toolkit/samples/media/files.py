@@ -46,9 +46,7 @@ class MediaFiles:
 
     Attributes:
         kind: `image` or `audio`.
-        files: the files, in the order of all other fields.
         labels: class name, class number or text of each file; None without labels.
-        notes: warnings about the files for the user.
         has_texts: whether the labels are texts, not classes.
         events: what sounds in each file, as a list with times states it; None without such a list.
     """
@@ -138,9 +136,7 @@ def find_media(path: Path, *, labelled: bool = True, texts: bool = False) -> Med
 
 
 def list_media(root: Path) -> tuple[list[Path], "Counter[str]"]:
-    """Return all media files below a folder, sorted, and how many others there are of each suffix.
-
-    Hidden files are left out, and links are followed.
+    """Return all visible media files below a folder, sorted, and how many other files have each suffix.
 
     Raises:
         DataError: a folder cannot be read, or a file with the suffix of one kind is no regular file.

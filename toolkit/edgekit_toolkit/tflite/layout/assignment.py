@@ -19,15 +19,9 @@ MAX_SWEEPS: Final = 6
 
 
 def plan_forms(graph: Graph, rules: Sequence[Rule | None], views: Mapping[str, View]) -> list[Form]:
-    """Return the work form of each node, in the order of `graph.nodes`.
+    """Return the work form of each node, in order; empty for one without a rule.
 
-    Args:
-        graph: the model.
-        rules: a rule for each node; None if the node is refused or makes only views.
-        views: values that only rename the axes of others, see `find_views`.
-
-    Returns:
-        The form of a node without a rule is empty.
+    `rules`: None for a node that is refused or makes only views. `views`: see `find_views`.
     """
     plan = _Plan(graph, rules, views)
     choices = [index for index, rule in enumerate(rules) if rule is not None and rule.allows is not None]

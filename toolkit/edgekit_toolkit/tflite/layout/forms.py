@@ -26,28 +26,19 @@ def plain(rank: int) -> Form:
 
 
 def channels_last(rank: int) -> Form:
-    """Return the form in which TFLite convolves a tensor of `rank`: [N, spatial..., C].
-
-    A 1-D signal, of rank 3, is held as [N, 1, W, C].
-    """
+    """Return the form in which TFLite convolves: [N, spatial..., C]; rank 3 is held as [N, 1, W, C]."""
     if rank == 3:
         return (0, NEW, 2, 1)
     return (0, *range(2, rank), 1)
 
 
 def held_shape(form: Form, shape: Shape) -> Shape:
-    """Return the sizes of a tensor as it is held in `form`.
-
-    `shape`: its sizes in ONNX.
-    """
+    """Return the sizes of a tensor of ONNX's `shape` as it is held in `form`."""
     return tuple(1 if axis == NEW else shape[axis] for axis in form)
 
 
 def core(form: Form, shape: Shape) -> Form:
-    """Return the axes that are longer than 1, in the order in which they are held.
-
-    If two forms of a tensor have equal cores, it has the same bytes in both.
-    """
+    """Return the axes longer than 1 in held order; forms with equal cores hold equal bytes of a tensor."""
     return tuple(axis for axis in form if axis != NEW and shape[axis] != 1)
 
 
@@ -61,12 +52,7 @@ def complete(partial: Sequence[int], rank: int) -> Form:
 
 
 def conversion_cost(source: Form, target: Form, shape: Shape) -> float:
-    """Return the cost of reading a tensor in form `target` if it is held in form `source`.
-
-    It is the number of bytes to move, plus a constant for the operator that moves them; 0 if none is needed.
-
-    `shape`: ONNX sizes of the tensor.
-    """
+    """Return the cost of reading `source` as `target`: bytes to move plus a constant, or 0 for no move."""
     size_bytes = 4 * math.prod(shape)
     if core(source, shape) != core(target, shape):
         return OPERATOR_COST + size_bytes
@@ -100,10 +86,8 @@ def without_axes(form: Form, axes: Sequence[int]) -> Form:
 def reshaped(form: Form, before: Shape, after: Shape) -> Form | None:
     """Return the form of a reshaped tensor with the same bytes as the tensor in `form`; None without one.
 
-    `before`, `after`: sizes in ONNX.
-
-    Sizes are matched in groups, each as small as possible: [2, 6, 5] -> [2, 3, 2, 5] splits one axis. The
-    axes of a group must be held side by side and in order.
+    ONNX's sizes are matched in groups, each as small as possible: [2, 6, 5] -> [2, 3, 2, 5] splits one axis.
+    The axes of a group must be held side by side and in order.
     """
     groups = reshape_groups(before, after)
     if groups is None:
@@ -124,11 +108,9 @@ def reshaped(form: Form, before: Shape, after: Shape) -> Form | None:
 
 
 def reshape_groups(before: Shape, after: Shape) -> list[tuple[Form, Form]] | None:
-    """Match the axes of a reshape in the smallest groups whose sizes have equal products, in order.
+    """Match axes in the smallest groups of equal products, before and after, without axes of size 1.
 
-    Returns:
-        For each group its axes before and after, without axes of size 1. None if a tensor has no elements, or
-        the two have different numbers of them.
+    None if a tensor has no elements, or the two have different numbers of them.
     """
     if math.prod(before) == 0 or math.prod(before) != math.prod(after):
         return None

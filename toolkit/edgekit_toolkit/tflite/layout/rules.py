@@ -34,8 +34,7 @@ class Rule:
         reads: returns for a work form the form in which each input is read.
         writes: returns for a work form the form of each output.
         allows: returns whether a work form is possible; None if only `start` is.
-        proposes: returns the work form that leaves the result in a given form, or None without such a form;
-            None if input and result share their form.
+        proposes: returns the work form for a given form of the result, or None; None if both are the same.
     """
 
     start: Form
@@ -68,10 +67,7 @@ def elementwise(node: Node, graph: Graph) -> Rule:
 
 
 def axiswise(node: Node, graph: Graph) -> Rule:
-    """Return a rule that allows any form of the first input; results and inputs of its rank share the form.
-
-    Inputs of other ranks are read as in ONNX.
-    """
+    """Return a rule for any form of the first input and tensors of its rank; others stay as in ONNX."""
     shape = graph.shape(node.inputs[0])
     reads = _first_and_alike(node, graph)
     return Rule(plain(len(shape)), shape, reads, lambda form: (form,) * len(node.outputs), _fits_kernels)

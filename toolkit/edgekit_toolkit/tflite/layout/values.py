@@ -113,9 +113,7 @@ class Values:
         return (name if view is None else view.root) in self._tensors
 
     def read(self, name: str, form: Form) -> Tensor:
-        """Return a tensor that holds the value `name` in `form`.
-
-        The first call for a form may add operators that move the data; later ones return the same tensor.
+        """Return a tensor that holds the value `name` in `form`; the first call may add operators to move it.
 
         Raises:
             RefusedError: the shape is unknown, or TFLite lacks the element type.

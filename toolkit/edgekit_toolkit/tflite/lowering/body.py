@@ -89,10 +89,7 @@ class Value:
         return self.body.op("Equal", self, other, dtype=np.bool_)
 
     def where(self, yes: Operand, no: Operand) -> "Value":
-        """Add a Where with this value as condition; return `yes` where it is true, else `no`.
-
-        At least one of both is a value; a number takes its element type.
-        """
+        """Add a Where: return `yes` where this value is true, else `no`; one of both is a value."""
         example = yes if isinstance(yes, Value) else no
         assert isinstance(example, Value)  # noqa: S101 - for the type checker
         return self.body.op("Where", self, example.like(yes), example.like(no), dtype=example.dtype)
@@ -146,14 +143,9 @@ class Body(NodeFacts):
         return Value(name, self, array.dtype)
 
     def op(self, kind: str, first: Value, *operands: Operand, dtype: Any = None, **attributes: Any) -> Value:
-        """Add a node, and return its first result.
+        """Add an ONNX node, and return its first result.
 
-        Args:
-            kind: ONNX operator.
-            first: first input.
-            operands: further inputs; numbers become constants of the first input's element type.
-            dtype: element type of the result. Default: that of the first input.
-            attributes: attributes of the node.
+        Numbers in `operands` become constants of the first input's element type, the default of `dtype` too.
         """
         result = Value(f"{self._stem};{len(self.nodes)}", self, np.dtype(dtype or first.dtype))
         others = [

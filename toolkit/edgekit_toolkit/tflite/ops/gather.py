@@ -71,10 +71,7 @@ def _from_begin(step: Step, size: int) -> Tensor:
 
 @writes("ScatterND", rule=as_onnx)
 def write_scatter_nd(step: Step) -> None:
-    """Write SCATTER_ND of the updates into zeros, and behind it an ADD to the data or a choice.
-
-    The choice, for `reduction` none, takes the updates where there are some, else the data.
-    """
+    """Write SCATTER_ND into zeros, and an ADD to the data or, for `reduction` none, a choice of updates."""
     reduction = step.text("reduction", "none")
     if reduction not in {"none", "add"}:
         raise RefusedError(f"reduction '{reduction}' is not covered, none and add are")

@@ -51,8 +51,7 @@ def write_max_pool(step: Step) -> None:
 def write_average_pool(step: Step) -> None:
     """Write AVERAGE_POOL_2D, for padding other than its options after a PAD with zeros.
 
-    Its averages leave SAME padding out, but count those zeros: a MUL scales them where ONNX counts fewer
-    elements.
+    SAME padding is not averaged, but those zeros are: a MUL corrects averages where ONNX counts fewer.
     """
     sliding = _windows(step)
     if max(sliding.dilations) > 1:

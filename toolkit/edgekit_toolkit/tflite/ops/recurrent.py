@@ -35,11 +35,7 @@ class _Direction:
 
 @writes("LSTM", "GRU", "RNN", rule=as_onnx)
 def write_recurrent(step: Step) -> None:
-    """Write every step of every direction as single operators.
-
-    X [T, B, I] -> Y [T, D, B, H], Y_h [D, B, H], Y_c [D, B, H], with T steps, B sequences, I inputs, D
-    directions and H hidden values.
-    """
+    """Write every step of every direction: X [T, B, I] -> Y [T, D, B, H], Y_h [D, B, H], Y_c [D, B, H]."""
     _check(step)
     directions = _directions(step)
     runs = [_run(step, direction, index) for index, direction in enumerate(directions)]

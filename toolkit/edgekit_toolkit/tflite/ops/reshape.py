@@ -16,11 +16,7 @@ def write_reshape(step: Step) -> None:
 
 @writes("Dropout", rule=as_onnx)
 def write_dropout(step: Step) -> None:
-    """Refuse the node: a Dropout that drops nothing is a view, and is not written.
-
-    Raises:
-        RefusedError: always.
-    """
+    """Raise RefusedError always: a Dropout that drops nothing is a view, and is not written."""
     raise RefusedError(f"its mask, and dropping in training_mode, are not covered: {step.node.outputs}")
 
 

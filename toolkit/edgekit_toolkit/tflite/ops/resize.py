@@ -24,10 +24,7 @@ class Sampling:
     half_pixel_centers: bool
 
     def places(self, size: int, length: int) -> NDArray[np.float64]:
-        """Return where each of `length` results samples an axis of `size` elements, float64 [length].
-
-        Positions count elements from 0, and may lie between two or beyond the ends.
-        """
+        """Return where each of `length` results lies on an axis of `size` elements, float64 [length]."""
         scale = (size - 1) / (length - 1) if self.align_corners and length > 1 else size / length
         grid = np.arange(length, dtype=np.float64)
         return (grid + 0.5) * scale - 0.5 if self.half_pixel_centers else grid * scale
@@ -59,10 +56,7 @@ def _rule(node: Node, graph: Graph) -> Rule:
 
 @writes("Resize", rule=_rule)
 def write_resize(step: Step) -> None:
-    """Write RESIZE_BILINEAR, RESIZE_NEAREST_NEIGHBOR, or a GATHER for each axis.
-
-    A Resize that mixes elements, and does so otherwise than RESIZE_BILINEAR, is lowered to products before.
-    """
+    """Write RESIZE_BILINEAR, RESIZE_NEAREST_NEIGHBOR or GATHERs; other mixing was lowered to products."""
     node, graph, tensor = step.node, step.graph, step.read(0)
     sampling = bilinear_sampling(node, graph)
     if sampling is not None:
@@ -110,8 +104,6 @@ def _emit(step: Step, kind: str, table: str, tensor: Tensor, sampling: Sampling)
 
 def places(node: Node, graph: Graph, axis: int) -> NDArray[np.float64]:
     """Return the positions at which a Resize of ONNX samples one axis of its input, float64 [length].
-
-    They are in elements, as those of `Sampling.places`.
 
     Raises:
         RefusedError: the coordinate_transformation_mode is not covered, or see `scale_of`.

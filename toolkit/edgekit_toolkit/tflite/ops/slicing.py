@@ -13,10 +13,7 @@ MAX_SLICED_RANK = 5
 
 @writes("Slice", rule=axiswise)
 def write_slice(step: Step) -> None:
-    """Write SLICE, or STRIDED_SLICE if elements are skipped or reversed.
-
-    For more axes than their kernels take, write a GATHER for each axis that is cut.
-    """
+    """Write SLICE; STRIDED_SLICE if elements are skipped or reversed; a GATHER an axis for many axes."""
     tensor, ranges = step.read(0), _ranges(step)
     stored = [range(size) for size in tensor.shape]
     for axis, positions in ranges.items():

@@ -16,9 +16,7 @@ SYMMETRIC = 1  # option of MIRROR_PAD: the elements at the border are copied too
 
 
 def windows_of(step: Step, kernel: Sequence[int]) -> Windows:
-    """Return a node's windows over its first input [N, C, spatial...]; a 1-D signal is an image of one row.
-
-    `kernel`: sizes of a window, without dilation.
+    """Return windows of sizes `kernel`, undilated, over the first input [N, C, spatial...]; 1-D as one row.
 
     Raises:
         RefusedError: see `windows`.
@@ -56,9 +54,8 @@ def pad_spatial(step: Step, tensor: Tensor, pads: Pads) -> Tensor:
 def pad_for_maxima(step: Step, tensor: Tensor, sliding: Windows) -> Tensor:
     """Return the tensor [N, spatial..., C] with a border that changes no window's maximum.
 
-    The border is zeros if no element is negative; else it mirrors the elements next to it, if each window
-    that has a copy also has the original; else it is the lowest float, which makes a later quantization
-    useless.
+    The border is zeros if no element is negative; else a mirror, if each window with a copy also has the
+    original; else the lowest float, which makes a later quantization useless.
     """
     if is_never_negative(step.graph, step.node.inputs[0]):
         return pad_spatial(step, tensor, sliding.pads)
@@ -98,18 +95,12 @@ def _bordered(step: Step, tensor: Tensor, pads: Pads) -> tuple[Tensor, list[int]
 
 
 def padded(step: Step, tensor: Tensor, sliding: Windows) -> tuple[Tensor, str]:
-    """Return `tensor`, with a border of zeros if TFLite has no option for the padding, and the option to use.
-
-    The option is `SAME` or `VALID`.
-    """
+    """Return `tensor`, zero-padded if TFLite has no option for it, and the option: `SAME` or `VALID`."""
     if sliding.padding is not None:
         return tensor, sliding.padding
     return pad_spatial(step, tensor, sliding.pads), "VALID"
 
 
 def strides_of(sliding: Windows, padding: str) -> dict[str, Any]:
-    """Return the fields for stride and padding in the options of any operator with 2-D windows.
-
-    `padding`: `SAME` or `VALID`.
-    """
+    """Return the stride and padding fields of 2-D windows; `padding`: `SAME` or `VALID`."""
     return {"padding": PADDING_CODES[padding], "strideH": sliding.strides[0], "strideW": sliding.strides[1]}

@@ -18,14 +18,9 @@ MAX_SUMMED: Final = 1024
 def emit_reduction(
     step: Step, kind: str, tensor: Tensor, axes: Sequence[int], *, keep: bool = True
 ) -> Tensor:
-    """Add a reduction, and return its result; MEAN and SUM of many elements take an operator for each axis.
+    """Add a reduction, and return its result; MEAN and SUM of many elements take an operator an axis.
 
-    Args:
-        step: step of the node that is written.
-        kind: MEAN, SUM, REDUCE_MAX or the like.
-        tensor: tensor to reduce.
-        axes: axes of `tensor` as it is held, at least one.
-        keep: whether the axes stay, with size 1.
+    `axes`: held axes, at least one. `keep`: whether the axes stay, with size 1.
     """
     if (
         kind in {"MEAN", "SUM"}

@@ -17,7 +17,6 @@ class Windows:
     """The windows of a convolution or pooling, one entry for each spatial axis.
 
     Attributes:
-        sizes: sizes of the input.
         kernel: sizes of a window, without dilation.
         outputs: how many windows there are.
         pads: numbers of elements added before and after the input, enough for all windows.
