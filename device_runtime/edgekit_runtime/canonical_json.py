@@ -73,11 +73,7 @@ def name_kind(value: object) -> str:
 
 
 class Fields:
-    """The members of one JSON object: the known ones are taken out, the rest is kept as `extra`.
-
-    Attributes:
-        where: name of the object, with which error messages start.
-    """
+    """The members of one JSON object: the known ones are taken out, the rest is kept as `extra`."""
 
     __slots__ = ("_error", "_unread", "where")
 

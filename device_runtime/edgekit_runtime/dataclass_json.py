@@ -126,14 +126,7 @@ def from_json(
     *,
     hint: str = "",
 ) -> Record:
-    """Return an instance of `kind` from a JSON document, see `from_plain`.
-
-    Args:
-        kind: a dataclass.
-        data: the document.
-        where: name of the document, with which error messages start.
-        error: the class to raise.
-        hint: what to do if `data` is no JSON, for the message.
+    """Return an instance of `kind` from a JSON document, see `from_plain`; `hint`: advice if it is no JSON.
 
     Raises:
         error: `data` is no JSON, or `from_plain` refuses it.
@@ -146,10 +139,7 @@ def from_json(
 
 
 def keep_known(kind: type[Any], plain: object) -> object:
-    """Return `plain`, a parsed JSON value, without fields that the dataclass `kind` lacks, at any depth.
-
-    Documents of newer releases have more fields.
-    """
+    """Return parsed JSON without the fields that `kind` lacks, at any depth: newer releases write more."""
     if not isinstance(plain, dict):
         return plain
     shapes = _read_shapes(kind)  # type: ignore[arg-type]

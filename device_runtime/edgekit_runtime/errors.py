@@ -8,11 +8,7 @@ from typing import ClassVar
 
 
 class EdgekitError(Exception):
-    """An error that edgekit explains; the command line prints it without a traceback.
-
-    Attributes:
-        exit_code: exit code of a command that ends with this error; one for each kind.
-    """
+    """An error that edgekit explains; the command line prints it without a traceback."""
 
     exit_code: ClassVar[int] = 1
 

@@ -34,7 +34,6 @@ class RunSetting:
     """One way to run a package.
 
     Attributes:
-        variant: name of the package's variant.
         chain_index: position of the backend in the variant's chain.
         options: (name, value) of the backend's options that differ from the package's.
         instances: number of runs at once.
@@ -74,7 +73,6 @@ class MeasureOrder:
         manifest_sha256: digest of the verified package, which must not have changed.
         keys: folder of the trusted keys.
         threads: threads of one inference; None for the number in the backend's options.
-        rounds: limit of rounds, in each of which every setting has one turn.
         end_s: time on the monotonic clock; no round but the first starts later.
         seed: seed of the random orders.
     """
@@ -177,8 +175,7 @@ class ContestLimits:
         fewest: least number of processes, unless the time is over.
         most: greatest number of processes.
         rounds: limit of rounds in each process.
-        end_s: time on the contest's clock at which it is to end, kept approximately: a process starts if at
-            least half of it fits.
+        end_s: time on the contest's clock, kept approximately: a process starts if at least half of it fits.
     """
 
     fewest: int
@@ -285,9 +282,7 @@ def _find_culprits(
 
 
 def rank(times: Mapping[RunSetting, float], manifest: Manifest) -> list[RunSetting]:
-    """Return the settings, best first.
-
-    Those within 2 % of the fastest come first, by their number of threads; the others follow by their time.
+    """Return the settings, best first: those within 2 % of the fastest by thread count, the rest by time.
 
     Args:
         times: times of one contest in any unit, preferred settings first.

@@ -35,6 +35,9 @@ _LEAST_TIMEOUT_S: Final = 1e-3
 class Client:
     """Talks to one service over one connection; for one thread at a time.
 
+    A call raises `RequestError` if the service refuses it (`ready` returns False), and `TransportError` if
+    the service cannot be reached or does not answer in time.
+
     If the service closed the connection while it was idle, the client connects again.
     """
 
@@ -219,23 +222,12 @@ class Client:
                 self._call("POST", region_path(memory.name, "unregister"))
 
     def metadata(self, name: str | None = None, version: str | None = None) -> dict[str, Any]:
-        """Return the metadata of a model or, without `name`, of the service, as a JSON object.
-
-        Its keys are those of the Open Inference Protocol.
-
-        Raises:
-            RequestError: the service refused the request.
-            TransportError: the service cannot be reached, or does not answer in time.
-        """
+        """Return a model's metadata, or without `name` the service's, as in the Open Inference Protocol."""
         document: dict[str, Any] = self._call("GET", "/v2" if name is None else model_path(name, version))
         return document
 
     def ready(self, name: str | None = None, version: str | None = None) -> bool:
-        """Return whether a model is ready or, without `name`, the service with all its models.
-
-        Raises:
-            TransportError: the service cannot be reached, or does not answer in time.
-        """
+        """Return whether a model is ready or, without `name`, the service with all its models."""
         path = "/v2/health/ready" if name is None else f"{model_path(name, version)}/ready"
         try:
             self._call("GET", path)
@@ -244,31 +236,16 @@ class Client:
         return True
 
     def index(self) -> list[dict[str, Any]]:
-        """Return a dict for each version of each model, with `name`, `version`, `state` and `reason`.
-
-        Raises:
-            RequestError: the service refused the request.
-            TransportError: the service cannot be reached, or does not answer in time.
-        """
+        """Return a dict for each version of each model, with `name`, `version`, `state` and `reason`."""
         lines: list[dict[str, Any]] = self._call("POST", REPOSITORY_INDEX)
         return lines
 
     def load(self, name: str) -> None:
-        """Make the service replace the versions of a model that it serves by the installed ones.
-
-        Raises:
-            RequestError: the service refused the request.
-            TransportError: the service cannot be reached, or does not answer in time.
-        """
+        """Make the service replace the versions of a model that it serves by the installed ones."""
         self._call("POST", repository_path(name, "load"))
 
     def unload(self, name: str) -> None:
-        """Make the service unload a model.
-
-        Raises:
-            RequestError: the service refused the request.
-            TransportError: the service cannot be reached, or does not answer in time.
-        """
+        """Make the service unload a model."""
         self._call("POST", repository_path(name, "unload"))
 
     def close(self) -> None:

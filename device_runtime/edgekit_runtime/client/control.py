@@ -121,19 +121,13 @@ def read_metrics(socket_path: Path, *, timeout_s: float = _TIMEOUT_S) -> str:
 
 
 def read_fleet_streams(socket_path: Path) -> dict[str, Any]:
-    """Return name -> state of each of the fleet's streams; empty without an answer within 5 s.
-
-    A state is a JSON object with the fields of `ReportedStream`.
-    """
+    """Return name -> JSON of `ReportedStream` of the fleet's streams; empty without an answer within 5 s."""
     stated = _read_own(socket_path, STREAMS).get("fleet", {})
     return stated if isinstance(stated, dict) else {}
 
 
 def read_service_settings(socket_path: Path) -> dict[str, str]:
-    """Return key -> why a setting of the fleet has no effect in the service, or ''.
-
-    It is empty without an answer within 5 s.
-    """
+    """Return key -> why a fleet setting has no effect in the service, or ''; empty without an answer."""
     stated = _read_own(socket_path, FLEET_SETTINGS).get("settings", {})
     return {str(key): str(problem) for key, problem in stated.items()} if isinstance(stated, dict) else {}
 

@@ -149,7 +149,6 @@ class Link:
     """A connection that is made when it is needed.
 
     Attributes:
-        address: address of the service.
         connection: number of the open connection, from 1; a new one gets the next number. 0 while none is
             open.
         memory: buffer into which responses are received if they fit.
@@ -215,10 +214,7 @@ class Link:
             self.close()
 
     def read_tcp_info(self) -> bytes | None:
-        """Return the kernel's `struct tcp_info` of the connection; may be called from any thread.
-
-        It is None without a connection, over a Unix socket, and if the system has none.
-        """
+        """Return `tcp_info`, or None if the system or the connection has none; callable from any thread."""
         connected = self._socket
         if connected is None or self.address.path is not None:
             return None

@@ -25,8 +25,6 @@ class SharedMemory:
     """A sealed memfd with one array in it.
 
     Attributes:
-        name: name of its region at the service.
-        size_bytes: size of the memory, at least 1.
         descriptor: the memfd; -1 once it is closed.
         array: array of the caller's dtype and shape, zeros at first.
         connection: `Link.connection` at its last registration with the service; -1 before.

@@ -37,7 +37,6 @@ class MediaCodec:
     """A codec with its quality.
 
     Attributes:
-        name: `jpeg`, `webp` or `opus`.
         quality: 1 to 100 for a photograph; 6 to 256 kbit/s for sound.
         rate_hz: samples per second of sound.
 

@@ -43,10 +43,7 @@ _INPUT_BYTES: Final = 64 << 10
 
 
 def count_lanes(total: int) -> int:
-    """Return the number of lanes for `total` symbols, a power of two from 4 to 512.
-
-    A lane costs 4 bytes of the stream, and saves time.
-    """
+    """Return the number of lanes for `total` symbols, 4 to 512: a lane costs 4 bytes, and saves time."""
     lanes = 1 << max(0, (total // _SYMBOLS_PER_LANE).bit_length() - 1)
     return min(_MAX_LANES, max(_MIN_LANES, lanes))
 
@@ -74,7 +71,6 @@ class Tables:
     A key is level · `size` + symbol.
 
     Attributes:
-        size: number of symbols.
         frequencies, begins: int64 [levels · size], by key; the frequencies of a level add up to 2^14.
     """
 
@@ -147,11 +143,7 @@ class RansDecoder:
             self._states = states.astype(np.int64)
 
     def read(self, count: int) -> bytes:
-        """Return the next `count` symbols, a byte each.
-
-        Raises:
-            ValueError: the stream ends too early, or has fewer symbols.
-        """
+        """Return the next `count` symbols, a byte each; raise ValueError if the stream has fewer."""
         pieces = []
         while count:
             if not self._decoded:

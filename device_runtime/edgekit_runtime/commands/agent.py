@@ -139,12 +139,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
 def renew_certificate(config: Path, is_refused: bool, stated_s: float) -> "Renewal":
     """Fetch and store a new certificate if it is time; return whether it did, and why the fleet refuses.
 
-    It runs in a process of its own, since only this needs x509.
-
-    Args:
-        config: folder of this device's configuration.
-        is_refused: whether the broker refuses this device; then the web server is asked in any case.
-        stated_s: see `TrustedTime.stated_s`.
+    It runs in a process of its own, since only this needs x509. If the broker refuses this device
+    (`is_refused`), the web server is asked in any case. `stated_s`: see `TrustedTime.stated_s`.
     """
     from edgekit_runtime.agent.link_watch import Renewal
     from edgekit_runtime.system.child_process import ChildProcess

@@ -18,8 +18,7 @@ class Outcome:
     Attributes:
         document: document for `--json`, one object.
         lines: the same as text.
-        exit_code: exit code of the process.
-        has_ended: whether its work has ended on all threads; if not, the process is ended without waiting for
+        has_ended: whether its work has ended on all threads; if not, the process ends without waiting for
             them.
     """
 
@@ -40,22 +39,14 @@ class Command(Protocol):
 
 
 def count(text: str) -> int:
-    """Return the whole number in `text`, at least 1, for `type=` of an argument.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none.
-    """
+    """Return the whole number in `text`, at least 1, for `type=` of an argument."""
     if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number of at least 1")
     return int(text)
 
 
 def seconds(text: str) -> float:
-    """Return the seconds in `text`, over 0 and at most a day, for `type=` of an argument.
-
-    Raises:
-        argparse.ArgumentTypeError: it states no such time.
-    """
+    """Return the seconds in `text`, over 0 and at most a day, for `type=` of an argument."""
     try:
         number = float(text)
     except ValueError:
@@ -66,11 +57,7 @@ def seconds(text: str) -> float:
 
 
 def positive(text: str) -> float:
-    """Return the number in `text`, over 0 and at most 10^12, for `type=` of an argument.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none.
-    """
+    """Return the number in `text`, over 0 and at most 10^12, for `type=` of an argument."""
     try:
         number = float(text)
     except ValueError:

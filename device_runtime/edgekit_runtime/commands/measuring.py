@@ -28,9 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def open_package(arguments: argparse.Namespace) -> OpenedPackage:
-    """Return the package that the arguments name, verified; the caller closes it.
-
-    Of an installed package the slots do not record that it was opened.
+    """Return the verified package that the arguments name; the caller closes it, and no start is recorded.
 
     Raises:
         PackageError: of a subclass that says what is wrong with the file.

@@ -33,11 +33,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Tune the package, and keep the setting that is best.
-
-    Raises:
-        BackendError: the backend of the package has nothing to tune, or does not run it.
-    """
+    """Tune the package and keep the best setting; raise BackendError if its backend cannot be tuned."""
     with open_package(arguments) as package:
         own = _find_setting(package)
         choice = own.find_choice(package.manifest)

@@ -24,9 +24,7 @@ def class_count(spec: TensorSpec) -> int:
 
 
 def find_statement(figures: Mapping[str, JsonValue], output: str) -> str | None:
-    """Return the field of the manifest that declares an output as class scores, or None.
-
-    It is a name such as `figures.class_output`.
+    """Return the field, such as `figures.class_output`, that declares an output as class scores, or None.
 
     Args:
         figures: figures in the manifest.

@@ -74,10 +74,7 @@ class Drift:
         self.not_finite = 0
 
     def pick_inputs(self, inputs: Mapping[str, Array], phase: float = 0.0) -> list[tuple[str, Array]]:
-        """Return pairs of the name of a counted input and a copy of some of its values, float32 [values].
-
-        `pick` chooses the values by `phase`; an empty input is left out.
-        """
+        """Return (name, float32 copy of some values) of each counted input that is not empty; see `pick`."""
         return [(name, pick(inputs[name], phase)) for name in self._inputs if inputs[name].size]
 
     def judge(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
@@ -88,10 +85,7 @@ class Drift:
     def add(
         self, picked: Sequence[tuple[str, Array]], outputs: Mapping[str, Array], phase: float = 0.0
     ) -> None:
-        """Count one call: the values of its inputs that `pick_inputs` returned, and some of its outputs.
-
-        The picked arrays are overwritten. `pick` chooses the values of outputs by `phase`.
-        """
+        """Count a call: the values from `pick_inputs`, which it overwrites, and some outputs; see `pick`."""
         for name, values in picked:
             self._inputs[name].add(values)
         for name, sketch in self._outputs.items():
@@ -111,10 +105,9 @@ class Drift:
                 answers.halve()
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the statistics as one JSON object of at most `MAX_DOCUMENT_BYTES`.
+        """Return a JSON object of at most `MAX_DOCUMENT_BYTES`; tensors that do not fit are left out.
 
-        Its keys are `looked_at`, `looks` and `not_finite`, and `inputs` and `outputs`: name -> `to_json` of
-        its sketch. Tensors that do not fit are left out.
+        Its keys are `looked_at`, `looks`, `not_finite`, `inputs` and `outputs` (name -> JSON of its sketch).
         """
         inputs: dict[str, JsonValue] = {name: sketch.to_json() for name, sketch in self._inputs.items()}
         outputs: dict[str, JsonValue] = {name: sketch.to_json() for name, sketch in self._classes.items()}

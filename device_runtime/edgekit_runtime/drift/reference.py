@@ -23,7 +23,6 @@ class ValueReference:
     """The distribution of the values of one tensor when the package was made.
 
     Attributes:
-        low, high: smallest and largest value.
         edges: edges of the bins within `low - margin .. high + margin`, ascending.
         shares: share of the values in each bin; there is one more bin than edges.
 
@@ -55,11 +54,7 @@ class ValueReference:
 
     @classmethod
     def from_json(cls, value: object, where: str) -> "ValueReference":
-        """Return the reference that a parsed JSON object states; other fields are ignored.
-
-        Raises:
-            ManifestError: a field is missing or wrong; the message starts with `where`.
-        """
+        """Return the reference that a parsed JSON object states; other fields are ignored."""
         fields = Fields(value, where, ManifestError)
         low, high = fields.take("low"), fields.take("high")
         return cls(low, high, tuple(fields.take_list("edges")), tuple(fields.take_list("shares")))
@@ -94,11 +89,7 @@ class ClassReference:
 
     @classmethod
     def from_json(cls, value: object, where: str) -> "ClassReference":
-        """Return the reference that a parsed JSON object states; other fields are ignored.
-
-        Raises:
-            ManifestError: a field is missing or wrong; the message starts with `where`.
-        """
+        """Return the reference that a parsed JSON object states; other fields are ignored."""
         fields = Fields(value, where, ManifestError)
         is_probabilities = fields.take("probabilities") is True
         return cls(

@@ -69,9 +69,8 @@ class ValueSketch:
 
     Attributes:
         reference: the reference that they are compared with, or None.
-        moments: count, mean, spread and extremes of the finite values.
-        bins: number of values in each bin between the reference's bounds, with one below and one above them;
-            empty without a reference.
+        bins: values in each bin of the reference, with one bin below and one above; empty without a
+            reference.
         not_finite: number of tensors with NaN or infinity; such values are not counted elsewhere.
     """
 
@@ -150,11 +149,9 @@ class ClassSketch:
         count: number of its classes.
         reference: the reference that they are compared with, or None.
         is_probabilities: whether its outputs are probabilities; None if that is not known yet.
-        confidence: number of outputs by the probability of the best class, in `CONFIDENCES` bins of equal
-            width.
+        confidence: number of outputs by the probability of the best class, in `CONFIDENCES` equal bins.
         classes: number of outputs by best class, modulo `CLASSES`.
-        entropy: moments of the entropy of the outputs, as a share of the largest possible; 1 is a uniform
-            output.
+        entropy: moments of the outputs' entropy as a share of the largest possible; 1 is a uniform output.
     """
 
     count: int

@@ -111,15 +111,7 @@ class Header(Record):
 
 @dataclass(frozen=True, slots=True)
 class ContentKey:
-    """A key with which files are encrypted, such as those of a release.
-
-    Attributes:
-        key_id: public id of the key, 32 hexadecimal digits.
-        secret: the key, 32 bytes.
-
-    Raises:
-        EncryptionError: one of them is malformed.
-    """
+    """A key that encrypts files, such as those of a release: 32 bytes, and a public id of 32 hex digits."""
 
     key_id: str
     secret: bytes = field(repr=False)
@@ -174,13 +166,7 @@ def read_header(path: Path) -> Header:
 
 
 def parse_head(file: BinaryIO, where: str) -> Header:
-    """Return the header at the start of `file`, which is at its first chunk afterwards.
-
-    `where` names the file in messages.
-
-    Raises:
-        EncryptionError: it is no encrypted file, or is cut short or longer than it says.
-    """
+    """Return the header at the start of `file`, which is at its first chunk afterwards; see `read_header`."""
     start = file.read(len(MAGIC) + _LENGTH.size)
     if len(start) < len(MAGIC) + _LENGTH.size or not start.startswith(MAGIC):
         raise EncryptionError(f"{where}: is no encrypted file")
@@ -268,10 +254,7 @@ def decrypt_chunks(path: Path, content_key: ContentKey) -> Iterator[bytes]:
 
 
 def read_chunks(file: BinaryIO, header: Header, content_key: ContentKey, where: str) -> Iterator[bytes]:
-    """Yield the plaintext of `file`, which is at its first chunk, behind `header`; see `decrypt_chunks`.
-
-    `where` names the file in messages.
-    """
+    """Yield the plaintext of `file`, which is at its first chunk, behind `header`; see `decrypt_chunks`."""
     from cryptography.exceptions import InvalidTag
 
     _check_key(content_key, header, where)
@@ -307,11 +290,7 @@ def decrypt_to_memory(path: Path, content_key: ContentKey, max_bytes: int = MAX_
 def fill_memory(
     file: BinaryIO, header: Header, content_key: ContentKey, where: str, *, max_bytes: int = MAX_PLAIN_BYTES
 ) -> int:
-    """Return the descriptor of a sealed file in memory with the plaintext of `file`.
-
-    `file` is at its first chunk, behind `header`; `where` names it in messages. Errors: see
-    `decrypt_to_memory`.
-    """
+    """Return a descriptor as `decrypt_to_memory` does, for a `file` that is at its first chunk."""
     if header.plain_bytes > max_bytes:
         raise EncryptionError(f"{where}: holds {header.plain_bytes} bytes, the limit is {max_bytes}")
     # Who made the file is verified afterwards: it must not fill the memory before. An engine needs as much.

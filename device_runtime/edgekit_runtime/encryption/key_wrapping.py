@@ -29,12 +29,7 @@ _HKDF_SHA256: Final = b"\x00\x01"
 
 @dataclass(frozen=True, slots=True)
 class Aead:
-    """The cipher of the message.
-
-    Attributes:
-        id: its number in HPKE, 2 bytes.
-        key_bytes: size of its key.
-    """
+    """The cipher of the message: its number in HPKE, 2 bytes, and the size of its key."""
 
     id: bytes
     key_bytes: int
@@ -55,8 +50,6 @@ def wrap_key(content_key: ContentKey, public_key: bytes) -> str:
 
 def unwrap_key(wrapped: str, key_id: str, exchange: Exchange, public_key: bytes) -> ContentKey:
     """Return the content key `key_id` that `wrap_key` has wrapped for the device of `public_key`.
-
-    `exchange` is the key exchange with that device's private key.
 
     Raises:
         EncryptionError: it was wrapped for another device or under another id, or is damaged.
@@ -119,10 +112,7 @@ def unseal(
 
 
 def make_exchange(private: "EllipticCurvePrivateKey") -> Exchange:
-    """Return the key exchange with a private key in memory.
-
-    It raises `EncryptionError` for a malformed point.
-    """
+    """Return the key exchange of a private key in memory, which raises `EncryptionError` for a bad point."""
 
     def exchange(point: bytes) -> bytes:
         from cryptography.hazmat.primitives.asymmetric import ec

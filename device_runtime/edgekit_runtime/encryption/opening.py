@@ -36,11 +36,7 @@ _MAX_KEY_FILE_BYTES: Final = 4096
 
 
 class SealedMemory:
-    """Plaintext in sealed memory.
-
-    Attributes:
-        descriptor: its file descriptor, which is closed with the last reference to this object.
-    """
+    """Plaintext in sealed memory, whose `descriptor` is closed with the last reference to this object."""
 
     __slots__ = ("descriptor",)
 
@@ -84,13 +80,7 @@ def decrypt_file(path: Path, max_bytes: int) -> Decrypted:
 
 
 def write_key_file(path: Path, key_id: str, wrapped: str, disk: Disk = DISK) -> None:
-    """Write the wrapped key of the encrypted file that lies, or will lie, at `path`, to `key_path(path)`.
-
-    Args:
-        path: path of the encrypted file.
-        key_id: id of the content key.
-        wrapped: that key, wrapped for this device, in base64.
-        disk: carries changes out.
+    """Write the wrapped key (base64) of the file that lies, or will lie, at `path`, to `key_path(path)`.
 
     Raises:
         OutputError: it cannot be written.

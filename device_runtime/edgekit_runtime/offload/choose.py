@@ -47,7 +47,6 @@ class RunnerUp:
     """The best plan among those not chosen.
 
     Attributes:
-        name: name of the plan.
         cost: see `PlanChoice`.
         predicted_s: predicted latency of a request, infinity if the plan cannot run now.
     """
@@ -62,8 +61,6 @@ class PlanChoice:
     """A plan, and the reasons.
 
     Attributes:
-        plan: the chosen plan.
-        conditions: conditions under which the plans were compared.
         cost: two numbers. If the plan misses the latency limit: 1 and its latency. Else 0 and the figure that
             the objective minimises: seconds of latency, of the slowest stage or of the server, or joules.
         predicted_s: predicted latency of a request, seconds.

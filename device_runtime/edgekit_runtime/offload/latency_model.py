@@ -97,9 +97,7 @@ def slowest_stage_s(plan: OffloadPlan, conditions: Conditions) -> float:
 
 
 def energy_j(plan: OffloadPlan, conditions: Conditions, radio_w: float) -> float:
-    """Return the energy of the device for one request in joules, above idle.
-
-    It is infinity if the plan states no energy or cannot run now.
+    """Return the device's joules above idle for a request; infinity if the plan has none or cannot run now.
 
     Args:
         plan: plan with `device_j`.
@@ -227,12 +225,6 @@ def transfer_s(size_bytes: float, bits_per_s: float, rtt_s: float, window_bytes:
 
     TCP sends a window, waits a round trip for the acknowledgement, and doubles the window, until the window
     fills the link. From then on only the bandwidth matters.
-
-    Args:
-        size_bytes: size of the body.
-        bits_per_s: bandwidth of the link, over 0.
-        rtt_s: round trip.
-        window_bytes: TCP's window at the begin.
 
     Source: Cardwell, Savage, Anderson, "Modeling TCP latency", INFOCOM 2000, without loss.
     """

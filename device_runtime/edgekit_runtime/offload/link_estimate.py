@@ -94,11 +94,7 @@ class LinkEstimate:
         return self._before_fall is not None
 
     def note_round_trip(self, rtt_s: float, *, is_beside: bool = False) -> None:
-        """Note a measured round trip.
-
-        `is_beside` says that large bodies were on the link, which lengthen it: then it counts only if it is
-        shorter than the known one.
-        """
+        """Note a round trip; one measured beside large bodies, which lengthen it, counts only if shorter."""
         if rtt_s <= 0 or (self.rtt_s is not None and rtt_s > self.rtt_s and is_beside):
             return
         before, self._before_fall = self._before_fall, None

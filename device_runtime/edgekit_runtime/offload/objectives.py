@@ -71,15 +71,7 @@ class Objective:
     def cost(
         self, plan: OffloadPlan, conditions: Conditions, *, predicted_s: float, limit_s: float, radio_w: float
     ) -> float:
-        """Return the score of a plan in seconds or joules; infinity if it misses a latency limit that holds.
-
-        Args:
-            plan: the plan.
-            conditions: link and loads.
-            predicted_s: predicted latency of the plan.
-            limit_s: limit on latency, infinity for none.
-            radio_w: power of the device's radio.
-        """
+        """Return the score of a plan in seconds or joules; infinity if it misses a limit that holds."""
         if self.keeps_limit and predicted_s > limit_s:
             return math.inf
         return predicted_s if self.score is None else self.score(plan, conditions, limit_s, radio_w)

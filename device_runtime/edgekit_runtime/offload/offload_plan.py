@@ -94,7 +94,6 @@ class OffloadPlan:
 
     Attributes:
         name: name, unique in the table; `local` runs the whole model on the device.
-        costs: costs of a request with this plan.
         head: the submodel that runs on the device first; None if the inputs are sent as they are.
         tail: the name of the model on the server; None if nothing is sent.
         media: tensor that is sent -> codec and quality, such as `jpeg:90`. The tail takes its bytes.

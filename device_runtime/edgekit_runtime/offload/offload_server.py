@@ -76,7 +76,6 @@ class TailRequest:
 
     Attributes:
         parts: the request, with its head, as bytes and arrays.
-        size_bytes: size of all parts together.
         expected: the outputs that a reply must have.
         id: id that a reply repeats; a reply with another id answers another request.
     """
@@ -95,7 +94,6 @@ class Reply:
         outputs: the outputs, or None.
         error: why there are none, or None.
         exchange: sizes and times; its `server_s` is 0, whatever `times` states.
-        times: what the server states of its times and load.
         is_cut_off: whether this device aborted it while its body was being sent.
     """
 
@@ -150,10 +148,7 @@ def make_upload_probe(size_bytes: int, fields: str, tail: str | None) -> TailReq
 
     In that answer our server states the load of `tail`, which the request names as the version.
 
-    Args:
-        size_bytes: size of the tensor that is sent.
-        fields: further header lines, each with its line end.
-        tail: name of the model on the server whose load is asked for; None for no model.
+    `size_bytes`: size of the body. `fields`: further header lines, each with its line end.
     """
     body = np.random.default_rng(0).integers(0, 256, size_bytes, np.uint8)
     return make_tail_request(NO_MODEL, {"x": body}, (), "identity", fields, version=tail)
@@ -205,7 +200,6 @@ class Pending:
     Attributes:
         done: set once there is a reply.
         reply: the reply, or None until then.
-        is_aborted: whether `abort` was called before there was a reply.
         is_connected: whether it has a connection on which it can be sent.
     """
 
@@ -286,11 +280,7 @@ class Pending:
 
 
 class OffloadServer:
-    """A server, and the warm connections to it; safe for many threads.
-
-    Attributes:
-        fields: header lines that every request to it has, each with its line end.
-    """
+    """A server, and the warm connections to it; safe for many threads."""
 
     def __init__(self, address: Address, token: str | None = None) -> None:
         self._address = address
@@ -310,8 +300,7 @@ class OffloadServer:
     ) -> Pending:
         """Begin a request; `finish` is called with it and its reply, on another thread, before `done` is set.
 
-        `finish` may call `Pending.publish` itself, if it has work that must come after that. `timeout_s`
-        limits the request in seconds.
+        `finish` may call `Pending.publish` itself, if it has work that must come after that.
         """
         connection = self._take()
         pending = Pending(connection, request)

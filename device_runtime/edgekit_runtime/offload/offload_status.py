@@ -102,10 +102,7 @@ class StatusFile:
 
 
 def read_statuses() -> list[dict[str, Any]]:
-    """Return the states of sessions of living processes, of this user and of the system's service.
-
-    Each is a dict with the fields of `OffloadStatus`, as its process wrote it; at most 256 are read.
-    """
+    """Return `OffloadStatus` dicts of living processes' sessions, of this user and the system's service."""
     status_files, paths = [], list[Path]()
     for cache in dict.fromkeys((find_cache_folder(), SYSTEM_CACHE)):
         with contextlib.suppress(OSError):  # of another user

@@ -99,10 +99,7 @@ class ProbeSchedule:
     So a better link is noticed after a twentieth of the time that it was bad, and the number of probes grows
     only with the logarithm of that time. From 20 minutes on there is one probe a minute.
 
-    All times are those of the monotonic clock.
-
-    Attributes:
-        due_s: time from which a probe is due.
+    All times are those of the monotonic clock; a probe is due from `due_s` on.
     """
 
     __slots__ = ("_bytes_per_s", "_left_s", "_paid_s", "due_s")

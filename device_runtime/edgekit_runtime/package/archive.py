@@ -86,8 +86,7 @@ def write_package(
         path: path of the package file; an earlier file there stays intact until the new file is complete.
         manifest: names each artifact with size and digest.
         artifacts: path -> content, exactly those that the manifest names.
-        sign: takes the payload, an in-toto statement; returns the canonical bytes of a DSSE envelope around
-            it.
+        sign: takes the payload, an in-toto statement, and returns the canonical bytes of its DSSE envelope.
 
     Raises:
         ManifestError: the artifacts are not those that the manifest names.
@@ -127,8 +126,6 @@ class OpenedPackage:
     """A package that has been verified throughout.
 
     Attributes:
-        path: path at which it was opened.
-        manifest: its manifest, or that of the variant, submodel or member that this shows.
         key_id: id of the trusted key that signed it.
         submodel: name of the submodel that this shows as the model, or None.
         local_key: encrypts what is derived from an encrypted package and stored; None for a plain one.
@@ -176,9 +173,7 @@ class OpenedPackage:
             raise PackageError(f"{self.path}: '{artifact_path}' was asked for after close()") from cause
 
     def copy_to(self, file: BinaryIO) -> None:
-        """Write the opened package as it is stored, encrypted or not, to `file`.
-
-        That works even if `path` holds another file by now.
+        """Write the package as it is stored to `file`, even if `path` holds another file by now.
 
         Raises:
             OSError: the file cannot be read.
@@ -221,9 +216,7 @@ class OpenedPackage:
         return self._show(self.manifest.select_submodel(name), name)
 
     def list_members(self) -> dict[str, "OpenedPackage"]:
-        """Return stage name -> member of the pipeline as a package; empty if this is no pipeline.
-
-        Closing this closes them.
+        """Return stage -> member of a pipeline as a package, closed with this; empty if this is no pipeline.
 
         Raises:
             ManifestError: the manifest of a member is malformed, or that of a pipeline.

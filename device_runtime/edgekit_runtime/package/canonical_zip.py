@@ -59,7 +59,6 @@ class Member:
     """The position of one member in the archive.
 
     Attributes:
-        header_offset: offset of its local header in the archive.
         payload_offset: offset of its content, a multiple of 64.
         crc32: checksum of its content, as its headers state it.
     """

@@ -44,10 +44,10 @@ def resample(
 ) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
     """Return a further row of golden inputs: arrays of the same names, shapes and dtypes with other values.
 
-    Each array is one background value with blocks of drawn values on it. Floats are drawn from the values of
-    the first row. Integers are drawn from all between the smallest and the largest of the first row, as each
-    may choose a row of a table; if one of these is 2**31 or more in size, they are drawn like floats. The
-    arithmetic is that of integers, and gives the same on every machine.
+    Each array is one background value with blocks of drawn values on it. Floats are drawn from the first
+    row's values; integers from all between its smallest and largest, as each may choose a row of a table, or
+    like floats if one of these is 2**31 or more in size. The arithmetic is that of integers, and gives the
+    same on every machine.
 
     Args:
         inputs: input name -> array, the first row in the order of the manifest.
@@ -88,13 +88,7 @@ def _resample(values: np.ndarray[Any, np.dtype[Any]], stream: int) -> np.ndarray
 
 
 def draw_bytes(seed: int, begin: int, end: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return pseudorandom bytes, uint8 [end - begin], the same on every machine.
-
-    Args:
-        seed: chooses an endless sequence of bytes, 0 to `MAX_SEED`.
-        begin: position of the first byte in that sequence.
-        end: position behind the last byte.
-    """
+    """Return bytes `begin` ... `end` - 1 of the noise of a seed, 0 to `MAX_SEED`; equal on every machine."""
     numbers = np.arange(begin, end, dtype=np.uint64) + np.uint64(seed << 40)
     drawn: np.ndarray[Any, np.dtype[np.uint8]] = (_hash(numbers) >> np.uint64(56)).astype(np.uint8)
     return drawn
@@ -157,8 +151,7 @@ class Codes(Record):
         """Return the shape of the codes for values of `shape`.
 
         Raises:
-            DataError: `repeat` has not one number for each axis of `shape`, or one that does not divide its
-                size.
+            DataError: `repeat` has another rank than `shape`, or does not divide a size.
         """
         if self.repeat is None:
             return shape
@@ -177,8 +170,7 @@ class Codes(Record):
         """Return the values that the codes in `data` stand for, float32 of `shape`.
 
         Raises:
-            DataError: `data` has another size, or `repeat` does not fit `shape`; `name` is that of the
-                tensor, for the message.
+            DataError: `data` has another size, or `repeat` does not fit `shape`; `name` is for the message.
         """
         codes = _decode(data, self.dtype, self.stored_shape(shape), name).astype(np.float32)
         # Arithmetic makes numbers of arrays without axes, which engines do not take.
@@ -235,9 +227,6 @@ class GoldenInput(Record):
 
     def decode(self, data: bytes | memoryview) -> np.ndarray[Any, np.dtype[Any]]:
         """Return the input as an array of `dtype` and `shape`, its codes decoded.
-
-        Args:
-            data: content of the artifact.
 
         Raises:
             DataError: `data` has another size.
@@ -316,20 +305,13 @@ class GoldenOutput(Record):
         return self.stored_count * DTYPES[self.dtype].itemsize
 
     def pick(self, output: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return those values of an output whose counterparts the artifact holds, in C order, [stored_count].
-
-        Args:
-            output: an output of the session, of `shape`.
-        """
+        """Return the values of an output that the artifact stores, too, in C order, [stored_count]."""
         if self.axis is None:
             return output.reshape(-1)[:: self.every]
         return output.take(np.arange(0, self.shape[self.axis], self.every), self.axis).reshape(-1)
 
     def decode(self, data: bytes | memoryview) -> np.ndarray[Any, np.dtype[Any]]:
         """Return the values that the artifact holds, of `stored_shape`.
-
-        Args:
-            data: content of the artifact.
 
         Raises:
             DataError: `data` has another size.
@@ -413,10 +395,7 @@ class Golden(Record):
     extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def row_outputs(self) -> list[list[GoldenOutput]]:
-        """Return how the outputs of the further rows are compared; empty if there are no further rows.
-
-        Returns:
-            For each entry of `rows.outputs` a list with one `GoldenOutput` for each seed.
+        """Return for each output of the further rows one `GoldenOutput` a row, which says how it is compared.
 
         Raises:
             DataError: an entry names no golden output or one with an axis, two entries name the same one, or
@@ -455,10 +434,6 @@ class Golden(Record):
 
     def check(self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
         """Check that each input and at least one output of a model has a golden tensor, and that all fit.
-
-        Args:
-            inputs: specs of all inputs of the model.
-            outputs: specs of all its outputs.
 
         Raises:
             DataError: a tensor is missing, unknown, there twice, or of another dtype or shape; or the decoded

@@ -26,12 +26,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def require_token(value: object, field: str) -> None:
-    """Raise `ManifestError` unless `value` is a word that fits into a file name.
-
-    Args:
-        value: allowed are 1 to 64 ASCII letters, digits, `_`, `.`, `+` and `-`, the first a letter or digit.
-        field: name of the field, for the message.
-    """
+    """Raise `ManifestError` unless `value` is 1 to 64 letters, digits or `_.+-`, fit for a file name."""
     require(
         isinstance(value, str) and _TOKEN.fullmatch(value) is not None,
         f"{field} is {value!r}, expected 1 to 64 letters, digits or '_.+-', starting with a letter or digit",
@@ -151,11 +146,6 @@ class BackendChoice(Record):
     @classmethod
     def from_json(cls, value: object, where: str = "", *, depth: int = 0) -> "BackendChoice":
         """Return the choice that a parsed JSON object states; in a fallback the field `fallback` is optional.
-
-        Args:
-            value: the parsed object.
-            where: place of the object in the manifest, such as `manifest.json: backend`, for messages.
-            depth: number of choices before this one; 0 for the first.
 
         Raises:
             ManifestError: a field is missing or wrong, or there are more than `MAX_BACKENDS` choices.

@@ -18,11 +18,7 @@ _WINDOWS_DEVICES: Final = frozenset(
 
 
 def find_name_problem(name: str) -> str | None:
-    """Return why `name` may not stand in a package, or None when it may.
-
-    The text continues a sentence whose subject is the name, as in "is 300 characters long, expected 1 to
-    255".
-    """
+    """Return why `name` may not stand in a package, as in "is 300 characters long", or None when it may."""
     if not name or len(name) > MAX_NAME_BYTES:
         return f"is {len(name)} characters long, expected 1 to {MAX_NAME_BYTES}"
     for part in name.split("/"):

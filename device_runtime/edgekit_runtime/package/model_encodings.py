@@ -15,12 +15,7 @@ _FIXED_SIZES: Final = {1: 8, 5: 4}
 
 
 def read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    """Return the unsigned number at `position`, a varint of Protocol Buffers, and the position behind it.
-
-    Raises:
-        IndexError: `data` ends within the number.
-        ValueError: the number has more than 10 bytes.
-    """
+    """Return the protobuf varint at `position`, and the position behind it; raises one of `DAMAGED`."""
     value = shift = 0
     while True:
         byte = data[position]
@@ -34,12 +29,9 @@ def read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
 
 
 def read_fields(data: memoryview, begin: int, end: int) -> Iterator[tuple[int, int | None, int, int]]:
-    """Yield each field of the protobuf message in `data[begin:end]`; raises one of `DAMAGED`.
+    """Yield number, value (None for a field of bytes), begin and end of each field of a protobuf message.
 
     Numbers of a fixed width are passed over, since no field that we read is such a number.
-
-    Yields:
-        The field's number; its value, None for a field of bytes; and begin and end of its content in `data`.
     """
     position = begin
     while position < end:
@@ -71,28 +63,14 @@ def read_messages(data: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def unpack(data: memoryview, kind: str, position: int) -> int:
-    """Return the integer at `position`, whose format is `kind` in the words of `struct`, such as `<I`.
-
-    Raises:
-        ValueError: `position` is negative.
-        struct.error: `data` ends before or within the integer.
-    """
+    """Return the integer at `position`, whose format is `kind` in the words of `struct`, such as `<I`."""
     if position < 0:
         raise ValueError("an offset is negative")
     return int(struct.unpack_from(kind, data, position)[0])
 
 
 def read_field(data: memoryview, table: int, number: int) -> int | None:
-    """Return where the content of a field of a FlatBuffers table begins in `data`, or None if it is absent.
-
-    Args:
-        data: the file.
-        table: position of the table.
-        number: number of the field in the schema, from 0.
-
-    Raises:
-        ValueError, struct.error: a position is outside of `data`.
-    """
+    """Return where field `number`, from 0, of the FlatBuffers table at `table` begins; None if absent."""
     vtable = table - unpack(data, "<i", table)
     if 4 + 2 * number + 2 > unpack(data, "<H", vtable):
         return None
@@ -101,23 +79,12 @@ def read_field(data: memoryview, table: int, number: int) -> int | None:
 
 
 def follow(data: memoryview, field: int | None) -> int | None:
-    """Return the position to which the offset at `field` refers, or None if `field` is None.
-
-    Args:
-        data: the file.
-        field: what `read_field` returned.
-
-    Raises:
-        struct.error: `field` is outside of `data`.
-    """
+    """Return the position to which the offset at `field` refers, or None if `field` is None."""
     return None if field is None else field + unpack(data, "<I", field)
 
 
 def read_tables(data: memoryview, field: int | None) -> Iterator[int]:
-    """Yield the position of each table of the FlatBuffers vector that the offset at `field` refers to.
-
-    An absent field (None) gives no table. Raises one of `DAMAGED`.
-    """
+    """Yield the positions of the tables of the FlatBuffers vector at `field`; none if `field` is None."""
     vector = follow(data, field)
     if vector is not None:
         for entry in range(vector + 4, vector + 4 + 4 * unpack(data, "<I", vector), 4):
@@ -125,10 +92,7 @@ def read_tables(data: memoryview, field: int | None) -> Iterator[int]:
 
 
 def read_numbers(data: memoryview, field: int | None) -> list[int]:
-    """Return the signed 32-bit integers of the FlatBuffers vector that the offset at `field` refers to.
-
-    An absent field (None) gives an empty list. Raises one of `DAMAGED`.
-    """
+    """Return the signed 32-bit integers of the FlatBuffers vector at `field`; none if `field` is None."""
     vector = follow(data, field)
     if vector is None:
         return []

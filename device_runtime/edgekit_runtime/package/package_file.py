@@ -37,12 +37,8 @@ class PackageFile:
 def map_file(path: Path, max_bytes: int, decrypt: Decrypt | None = None) -> PackageFile:
     """Map the file of a package; an encrypted one is decrypted into memory.
 
-    After an encrypted one, no crash of this process writes its memory to the disk.
-
-    Args:
-        path: the file.
-        max_bytes: size limit of the file and of what it decrypts to.
-        decrypt: decrypts the file; None for `decrypt_file`, in this process.
+    `max_bytes` limits the file and what it decrypts to. After an encrypted one, no crash of this process
+    writes its memory to the disk.
 
     Raises:
         PackageError: the file is unreadable, empty, no regular file, or over `max_bytes`; or it is encrypted,

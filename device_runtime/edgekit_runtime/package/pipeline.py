@@ -118,10 +118,7 @@ class Stage(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline(Record):
-    """Stages, each after the stages that it needs.
-
-    Attributes:
-        output: names of the stages whose answers are shown.
+    """Stages, each after the stages that it needs, and the names of those whose answers are shown.
 
     Raises:
         ManifestError: the stages do not fit together, see `find_stages_problem`, or are in another order.
@@ -159,12 +156,7 @@ def sort_stages(stages: Iterable[Stage]) -> tuple[Stage, ...]:
 
 
 def find_stages_problem(stages: tuple[Stage, ...], output: tuple[str, ...]) -> str | None:
-    """Return, as a sentence, why stages cannot be one pipeline, or None if they can.
-
-    Args:
-        stages: the stages, in any order.
-        output: names of the stages whose answers are shown.
-    """
+    """Return, as a sentence, why stages cannot be one pipeline, or None if they can."""
     if not 1 <= len(stages) <= MAX_STAGES:
         return f"there are {len(stages)} stages, expected 1 to {MAX_STAGES}"
     named = {stage.name: stage for stage in stages}

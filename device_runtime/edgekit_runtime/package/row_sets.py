@@ -42,12 +42,8 @@ class AlignedRows:
 def row_axes(feeds: Sequence[Arrays], runs: Sequence[Arrays]) -> dict[str, int]:
     """Return the outputs whose number of rows depends on the data, each with the axis of its rows.
 
-    Such an output differs in size along exactly one axis among the runs whose inputs have the sizes of the
-    first.
-
-    Args:
-        feeds: inputs of each run, by name.
-        runs: outputs of each run, by name.
+    Such an output differs in size along exactly one axis among the runs whose inputs, in `feeds`, have the
+    sizes of the first run's. `feeds` and `runs` hold arrays by name.
     """
     axes: dict[str, int] = {}
     sizes = [[array.shape for array in feed.values()] for feed in feeds]
@@ -126,10 +122,7 @@ def row_similarity(outputs: Arrays, reference: Arrays, axes: Mapping[str, int]) 
 
 
 def compare_numbers(current: Array, candidate: Array) -> float:
-    """Return 1 - |candidate - current| / |current| of two arrays of one shape, at least 0; 0 with NaN.
-
-    The norms are Euclidean, over all values.
-    """
+    """Return 1 - |candidate - current| / |current| of two arrays of one shape, at least 0; 0 with NaN."""
     expected = current.reshape(-1).astype(np.float64)
     error = np.linalg.norm(candidate.reshape(-1).astype(np.float64) - expected)
     return max(0.0, 1.0 - float(error / max(np.linalg.norm(expected), 1e-12)))

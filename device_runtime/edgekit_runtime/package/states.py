@@ -117,9 +117,7 @@ class StateInputs:
     ) -> dict[str, Array]:
         """Return all inputs of a run: `inputs`, and for each missing state the stored value, or zeros.
 
-        Args:
-            inputs: input name -> array; all inputs that are no states, and any states.
-            stored: what `take` returned after the run before; None or empty at the begin of a sequence.
+        `stored` is what `take` returned after the run before; it is None or empty at the begin of a sequence.
 
         Raises:
             DataError: a stored state was made for other sizes.
@@ -145,8 +143,5 @@ class StateInputs:
         return {name: inputs[name] for name, _, _ in self._plans}
 
     def take(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the states for the next run, by the name of the input.
-
-        They are copies, since an output may be a row of a batch.
-        """
+        """Return the states for the next run by input name, as copies: an output may be a row of a batch."""
         return {state.input: outputs[state.output].copy() for state in self._states}

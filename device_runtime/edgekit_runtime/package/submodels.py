@@ -66,14 +66,7 @@ class Submodel(Record):
         )
 
     def list_figures(self, artifacts: Mapping[str, Artifact]) -> dict[str, JsonValue]:
-        """Return figures of the submodel under the names of a model's figures.
-
-        They are the bytes of its graph and of the weights that it reads, and, if it is stated, whether it
-        divides integers by values of its inputs.
-
-        Args:
-            artifacts: path -> artifact of the package, at least those of the roles `model` and `submodel`.
-        """
+        """Return the submodel's figures (bytes, and whether it divides integers) under a model's names."""
         figures: dict[str, JsonValue] = {SUBMODEL_BYTES_FIGURE: self._count_bytes(artifacts)}
         if self.divides_integers is not None:
             figures[INTEGER_DIVISION_FIGURE] = self.divides_integers

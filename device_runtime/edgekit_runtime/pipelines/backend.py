@@ -34,12 +34,7 @@ def open_pipeline(package: OpenedPackage, choice: BackendChoice, threads: int | 
 def open_stages(
     pipeline: Pipeline, packages: Mapping[str, OpenedPackage], threads: int | None = None
 ) -> PipelineSession:
-    """Return a session of a pipeline, opening the models of its members.
-
-    Args:
-        pipeline: the stages.
-        packages: name of a stage with a model -> package of that model.
-        threads: overrides the number of threads in the members' options, or None.
+    """Return a session of a pipeline; `packages` holds the package of each stage with a model, by stage.
 
     Raises:
         EdgekitError: as `open_pipeline`.

@@ -89,14 +89,8 @@ def open_member(name: str, package: OpenedPackage, threads: int | None = None) -
 
     The model runs a few times, to see whether samples in one batch get the same answers as alone.
 
-    Args:
-        name: name of the stage.
-        package: package of the model, also one that is not part of a pipeline's package yet.
-        threads: overrides the number of threads in the options, or None.
-
     Raises:
-        EdgekitError: as `open_preferred` and `open_answerer`; or the package states no task or no
-            preprocessing.
+        EdgekitError: as `open_preferred` and `open_answerer`; or the package has no task or preprocessing.
     """
     with naming_stage(name):
         answerer = open_answerer(package)

@@ -118,10 +118,7 @@ class PipelineSession:
         return shared
 
     def cancel_runs(self) -> None:
-        """End the runs under way with an error, from any thread; later runs work.
-
-        A run ends before its next crop, or at once where the engine of its stage can be stopped.
-        """
+        """End the runs under way with an error, before their next crop at the latest; later runs work."""
         self._stops += 1
         for session in self.sessions.values():
             cancel_runs(session)

@@ -73,9 +73,6 @@ class AudioRules:
     def load(self, file: Path | bytes) -> Floats:
         """Return what `fit` makes of a WAV file, whose channels are averaged.
 
-        Args:
-            file: path or content of the file.
-
         Raises:
             DataError: the file is no WAV file, damaged, empty, of another sample rate that is not resampled,
                 or too short for features.
@@ -89,9 +86,7 @@ class AudioRules:
     def fit(self, amplitudes: Floats, rate: int) -> Floats:
         """Return amplitudes [T] of the stated rate and length, or features [frames, values] of them, float32.
 
-        Args:
-            amplitudes: float32 [T], -1..1.
-            rate: their sample rate in Hz.
+        `amplitudes` are float32 [T], -1..1; `rate` is their sample rate in Hz.
 
         Raises:
             DataError: the rate is another one and not resampled, or the sound is too short for features.
@@ -112,10 +107,7 @@ class AudioRules:
         return amplitudes if self.features is None else self.features.compute(amplitudes, self.sample_rate)
 
     def finish(self, loaded: Array) -> Array:
-        """Return what `load` or `fit` returned as the model takes it, without the batch axis.
-
-        It has `dtype`, in which integers are rounded and cut to its range, and the axes of the input.
-        """
+        """Return the sample, in `dtype`, for what `load` or `fit` returned; integers are rounded and cut."""
         exact = (loaded.astype(np.float64) * self.scale - self.mean) / self.std
         dtype = DTYPES[self.dtype]
         if dtype.kind != "f":

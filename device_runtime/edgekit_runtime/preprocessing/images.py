@@ -106,10 +106,7 @@ class ImageRules:
         return pixels[:, :, ::-1] if self.colour == "BGR" else pixels, placement
 
     def finish(self, loaded: Array) -> Array:
-        """Return the sample, in `dtype`, for the pixels that `load` or `fit` returned.
-
-        Its shape is [channels, height, width] or [height, width, channels], as `layout` says.
-        """
+        """Return the sample for `load`'s pixels: [channels, height, width] or [height, width, channels]."""
         table = _make_table(self)
         planes = loaded.transpose(2, 0, 1) if self.layout == "NCHW" else loaded
         if (table == np.arange(256)).all():

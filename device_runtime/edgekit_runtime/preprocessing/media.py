@@ -69,10 +69,6 @@ class MediaType:
     def read_image(self, data: "bytes | memoryview", max_pixels: int) -> "Image.Image":
         """Return the photograph in `data`, in RGB and upright by its EXIF data, or the frame, in RGB or grey.
 
-        Args:
-            data: content of the file, or the pixels of a frame.
-            max_pixels: most pixels that are accepted.
-
         Raises:
             DataError: the file is damaged, of another format, or has more pixels; or Pillow is not installed.
             RequestError: the bytes of a frame do not fit its stated size, or it has more pixels (413).
@@ -99,8 +95,7 @@ class MediaType:
         """Return what `rules.fit` makes of a file or of raw samples.
 
         Raises:
-            DataError: the file is damaged, the sound holds a NaN or is too short, or its rate is another one
-                and the rules do not resample.
+            DataError: the file is damaged, the sound has a NaN or is too short, or its rate is not resampled.
             RequestError: the bytes are no samples of the stated kind.
         """
         if self.name != _RAW_SOUND:

@@ -42,12 +42,7 @@ class Placement:
 
     @classmethod
     def of_input(cls, shape: Sequence[int]) -> "Placement | None":
-        """Return the placement of a picture that fills an input of this shape; None if that is no picture.
-
-        Args:
-            shape: [N, channels, height, width] or [N, height, width, channels], with 1 or 3 channels, for a
-                picture.
-        """
+        """Return the placement of a picture that fills an NCHW or NHWC input; None if that is no picture."""
         if len(shape) == 4 and shape[1] in _CHANNELS:
             return cls.of(shape[3], shape[2])
         return cls.of(shape[2], shape[1]) if len(shape) == 4 and shape[3] in _CHANNELS else None
@@ -86,11 +81,7 @@ class Placement:
         return points
 
     def to_input(self, corners: Floats) -> Floats:
-        """Return points of the picture as points of the input; those beyond the input are not clipped.
-
-        Args:
-            corners: float [..., 2 n], in the pixels that `to_picture` returns, x and y in turns.
-        """
+        """Return points of the picture, as from `to_picture`, as points of the input, without clipping."""
         pairs = corners.reshape(*corners.shape[:-1], corners.shape[-1] // 2, 2)
         within = pairs - np.array(self.origin, np.float32)
         points: Floats = (within * self._scale + self._start).reshape(corners.shape)

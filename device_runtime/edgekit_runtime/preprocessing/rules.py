@@ -44,8 +44,6 @@ _DEFAULT_RATE: Final = 16000
 def expand_preset(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a preprocessing, completed by those of the preset that its field `preset` names.
 
-    Fields that the preprocessing states itself have precedence; `preset` is not among those returned.
-
     Raises:
         DataError: there is no such preset.
     """
@@ -61,11 +59,8 @@ def expand_preset(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
 def read_rules(preprocessing: Mapping[str, Any], spec: TensorSpec) -> MediaRules:
     """Return the rules that a preprocessing file states for a model's only input.
 
-    Layout, dtype and colour come from the input if they are not stated.
-
-    Args:
-        preprocessing: fields of the file, without a preset, see `expand_preset`.
-        spec: the input.
+    Layout, dtype and colour come from the input if they are not stated. A preset must be expanded before, see
+    `expand_preset`.
 
     Raises:
         DataError: an unknown field, a value that cannot be used, or rules that do not fit the input.
@@ -89,13 +84,9 @@ def read_rules(preprocessing: Mapping[str, Any], spec: TensorSpec) -> MediaRules
 
 
 def example_for(inputs: Sequence[TensorSpec], kind: str) -> str | None:
-    """Return an example of a preprocessing file, JSON on one line, for a model with these inputs.
+    """Return an example of a preprocessing file for `image` or `audio`, JSON on one line.
 
     It is None if the model has several inputs, or one that takes no such media.
-
-    Args:
-        inputs: inputs of the model.
-        kind: `image` or `audio`.
     """
     if len(inputs) != 1:
         return None

@@ -88,10 +88,7 @@ class WavFile:
         self._states_size = size < _MIN_UNKNOWN_BYTES
 
     def read(self, frames: int | None = None) -> Floats:
-        """Return the amplitudes of the next frames, channels averaged, float32 [frames]; fewer at the end.
-
-        Args:
-            frames: number of frames; None reads the rest.
+        """Return the next frames, channels averaged, float32 [frames], fewer at the end; None reads the rest.
 
         Raises:
             DataError: the file is cut short, or holds a NaN, infinity or far too large numbers.

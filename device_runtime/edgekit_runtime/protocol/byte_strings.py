@@ -15,21 +15,13 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 def serialize_strings(array: Array) -> Array:
-    """Return byte strings as they travel in binary data, each behind its length, uint8 [bytes].
-
-    Args:
-        array: byte strings in an array of dtype object, taken in C order.
-    """
+    """Return byte strings (dtype object) as binary data, each behind its length, uint8 [bytes]."""
     parts = (part for string in array.reshape(-1).tolist() for part in (_LENGTH.pack(len(string)), string))
     return np.frombuffer(b"".join(parts), np.uint8)
 
 
 def take_string(data: Array, where: str) -> Array:
-    """Return the only byte string in binary data, as a view without its length.
-
-    Args:
-        data: uint8 [bytes]: the length, 4 bytes little-endian, and the string.
-        where: name of the tensor, for the message.
+    """Return the only byte string in binary data, uint8 [bytes], as a view without its length.
 
     Raises:
         RequestError: there is not exactly one.

@@ -45,7 +45,6 @@ class SharedPlace(NamedTuple):
     """A place in shared memory.
 
     Attributes:
-        region: name under which the region was registered.
         offset_bytes: offset from the start of the region.
     """
 

@@ -46,9 +46,7 @@ def load_object(data: bytes, where: str, placeholders: Iterable[object] = ()) ->
 
 
 def load_small(body: memoryview) -> dict[str, Any]:
-    """Return the JSON object of a request that is no inference, 64 KiB at most.
-
-    A longer one would block the event loop.
+    """Return the JSON object of a request that is no inference; over 64 KiB would block the event loop.
 
     Raises:
         RequestError: `body` is not a JSON object, or too long.

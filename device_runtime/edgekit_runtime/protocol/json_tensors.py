@@ -170,13 +170,7 @@ class NumberArray:
 
 
 def load_document(data: bytes, where: str) -> Sliced[dict[str, Any]]:
-    """Parse JSON in slices; the result is the object in `data`, with a `NumberArray` for each long list.
-
-    Lists of numbers over 256 bytes are long.
-
-    Args:
-        data: the document.
-        where: the source, for messages.
+    """Parse JSON in slices; the result has a `NumberArray` for each list of numbers over 256 bytes.
 
     Raises:
         RequestError: `data` is not an object, not JSON, nested too deeply, or over 64 KiB without these

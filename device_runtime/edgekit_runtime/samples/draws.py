@@ -39,11 +39,7 @@ def draw_uniform() -> float:
 
 
 class Credit:
-    """How many samples may still be drawn; it grows evenly with time up to a limit.
-
-    Attributes:
-        per_s: samples a second by which it grows.
-    """
+    """How many samples may still be drawn; it grows evenly with time up to a limit."""
 
     __slots__ = ("_grown_s", "_samples", "_size", "per_s")
 
@@ -114,10 +110,6 @@ class Line:
         """Return the probability to draw the next request; 0 without room, and for the kind `KEPT`.
 
         It brings the credits up to `now_s`. Until requests were judged, each is taken to fit the trigger.
-
-        Args:
-            requests_per_s: rate of the model's requests.
-            now_s: now, on the clock of the credits.
         """
         self.own.grow(now_s)
         self.of_order.grow(now_s)
@@ -147,8 +139,7 @@ class Draw:
     def select(self, fits: Sequence[bool]) -> "list[Selection]":
         """Return the samples that the request becomes: one for each order with a line that drew and fits it.
 
-        Args:
-            fits: for each of `lines`, whether its trigger fits the request.
+        `fits`: for each of `lines`, whether its trigger fits the request.
         """
         drawn: dict[str, list[Line]] = {}
         rests: dict[str, float] = {}
@@ -165,10 +156,7 @@ class Draw:
         """Count which lines fit the request, and give back the credit of hits that do not fit it.
 
         Several hits of one order make one sample, which costs the order's credit once. A request that an
-        application chose is not counted.
-
-        Args:
-            fits: for each of `lines`, whether its trigger fits the request.
+        application chose is not counted. `fits`: see `select`.
         """
         orders = set()
         for line, is_hit, is_fit in zip(self.lines, self.hits, fits, strict=True):
@@ -184,10 +172,9 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A sample for one order; its bytes count in the first line's share of the disk.
+    """A sample for one order, drawn by `lines`; its bytes count in the first line's share of the disk.
 
     Attributes:
-        lines: the lines of the order that drew it and fit it.
         probability: probability with which the order selects this request.
     """
 

@@ -113,8 +113,7 @@ def open_choice(package: OpenedPackage, choice: BackendChoice, threads: int | No
         threads: threads of one inference, or None for the options' number.
 
     Raises:
-        EngineMissingError: no engine of `choice` and its fallbacks is installed; the message has every
-            reason.
+        EngineMissingError: no engine of `choice` and its fallbacks is installed; the message says why.
         BackendError: the first engine that is installed refused the model or an option.
     """
     try:

@@ -42,13 +42,7 @@ def open_instances(open_one: Callable[[], Session], count: int) -> tuple[Session
 
 @dataclass(frozen=True, slots=True)
 class WarmRun:
-    """The measurement of a run before there was traffic.
-
-    Attributes:
-        shapes: shapes of the inputs.
-        size_bytes: size of the inputs.
-        seconds: how long the run took.
-    """
+    """The measurement of a run before there was traffic: shapes and size of its inputs, and its time."""
 
     shapes: Shapes
     size_bytes: int

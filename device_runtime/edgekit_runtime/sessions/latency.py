@@ -26,12 +26,10 @@ class LatencyLimits:
         warmup_rounds: rounds that are run first and not counted.
         min_rounds: rounds that are counted regardless of the time.
         max_rounds: most rounds that are counted.
-        time_limit_s: once `min_rounds` are counted, no round starts later than this after the begin of the
-            warm-up.
+        time_limit_s: once `min_rounds` are counted, no round starts later than this after the warm-up began.
         precision: stop early once the 95 % interval of every median is within this share of it; 0 for never.
-        batch_s: an inference that is shorter is repeated in each round for about so many seconds, after an
-            uncounted one, and the mean counts: as for a caller who runs one model again and again. 0 for one
-            inference a round.
+        batch_s: an inference that is shorter is repeated for about so long in each round, after an uncounted
+            one, and the mean counts: as for a caller who runs one model again and again. 0 for one a round.
     """
 
     warmup_rounds: int = 2
@@ -91,9 +89,7 @@ class Latency:
 
 
 def find_tied(latencies: Mapping[Name, Latency]) -> list[Name]:
-    """Return the names of the fastest session and of all that are not clearly slower, in the given order.
-
-    A session is not clearly slower if its median is at most 2 % longer, or the difference may be chance.
+    """Return the names of the fastest and of those within chance or 2 % of it, in the given order.
 
     Args:
         latencies: latencies of at least one session, from one call of `measure_latency`.

@@ -52,15 +52,7 @@ class Tuned:
 
 
 def keep_tuned(manifest: Manifest, choice: BackendChoice, tuned: Tuned) -> Path:
-    """Store `tuned` as the options of exactly this package, engine release and number of processors.
-
-    Args:
-        manifest: manifest of the package.
-        choice: the backend of the package that was tuned.
-        tuned: what was found.
-
-    Returns:
-        path of the file that was written.
+    """Store `tuned` for exactly this package, engine release and number of processors; return the path.
 
     Raises:
         OutputError: the cache folder cannot be created or written.
@@ -81,11 +73,7 @@ def keep_tuned(manifest: Manifest, choice: BackendChoice, tuned: Tuned) -> Path:
 
 
 def recall_tuned(manifest: Manifest, choice: BackendChoice) -> Tuned | None:
-    """Return the stored options for a backend of a package, or None.
-
-    None is returned too if they were found with another engine release or number of processors, or cannot be
-    read.
-    """
+    """Return the options stored for a backend with this engine release and processor count, or None."""
     try:
         document: Any = json.loads(_find_tuned(manifest, choice).read_bytes())
         if document["engine"] != _engine_version(choice.name) or document["processors"] != count_cores():
@@ -101,10 +89,7 @@ def recall_tuned(manifest: Manifest, choice: BackendChoice) -> Tuned | None:
 
 
 def apply_tuned(manifest: Manifest, choice: BackendChoice) -> BackendChoice:
-    """Return `choice` with the options that `tune` stored for it, and each of its fallbacks likewise.
-
-    Without stored options it stays as the manifest states it.
-    """
+    """Return `choice` with the options that `tune` stored for it, and each of its fallbacks likewise."""
     tuned = recall_tuned(manifest, choice)
     options = choice.options if tuned is None else {**choice.options, **tuned.options}
     fallback = None if choice.fallback is None else apply_tuned(manifest, choice.fallback)
@@ -117,8 +102,7 @@ def keep_winner(manifest: Manifest, variant: str, chain_index: int) -> Path:
     Args:
         manifest: manifest of the package.
         variant: name of the variant.
-        chain_index: position of the backend in the variant's chain, from 0; a backend's name may occur there
-            twice.
+        chain_index: position of the backend in the variant's chain, from 0; its name may occur there twice.
 
     Raises:
         OutputError: the cache folder cannot be created or written.

@@ -51,8 +51,7 @@ class OpenVinoSession:
     """A model in OpenVINO; `run` may be called from several threads, which then wait for one another.
 
     Attributes:
-        inputs: specifications of the inputs of `run`; a dimension of any size is named by the input and the
-            number of its axis, such as `image_0`.
+        inputs: specifications of the inputs of `run`; a free dimension is named by input and axis: `image_0`.
         outputs: specifications of the outputs of `run`.
         has_fixed_work: whether values of inputs cannot change how long a run takes, see `fixed_work`.
     """

@@ -100,8 +100,7 @@ class OrtSession:
 
     Attributes:
         provider: `cpu`, or the provider of a GPU that runs it, see `ort_providers`.
-        inputs: specifications of the inputs of `run`; an unnamed dimension of any size is named by the input
-            and the number of its axis, such as `image_0`.
+        inputs: inputs of `run`; an unnamed free dimension is named by input and axis, such as `image_0`.
         outputs: specifications of the outputs of `run`.
         has_fixed_work: whether values of inputs cannot change how long a run takes, see `fixed_work`.
         is_concurrent: `run` may be called from several threads, which do not wait for one another.
@@ -184,19 +183,13 @@ class OrtSession:
         trim_memory()
 
     def share(self) -> "OrtSession":
-        """Return a session of the same loaded model; each is interrupted, cancelled and closed by itself.
-
-        The model is freed once both are closed.
-        """
+        """Return a session of the same loaded model, which is interrupted, cancelled and closed by itself."""
         shared = copy.copy(self)
         shared._settings = _make_run_settings()
         return shared
 
     def interrupt(self) -> None:
-        """End all runs with an error, those under way at their next node and all later ones at once.
-
-        It may be called on any thread.
-        """
+        """End all runs, also later ones, with an error, at the next node of each. Any thread may call it."""
         self._settings.terminate = True
 
     def cancel_runs(self) -> None:
@@ -221,8 +214,7 @@ def _blames_inputs(message: str) -> bool:
 def open_ort(package: OpenedPackage, choice: BackendChoice, threads: int | None) -> OrtSession:
     """Return a session for the artifact that `choice` names; see `OpenBackend`.
 
-    A session on a GPU has passed the package's self-test; if it fails, a session on the processor is
-    returned.
+    On a GPU it has passed the package's self-test; if it fails that, it is one on the processor.
 
     Raises:
         EngineMissingError: onnxruntime is not installed.

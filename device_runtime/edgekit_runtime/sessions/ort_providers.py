@@ -136,12 +136,7 @@ def open_on_gpu(
 
 
 def report_wrong_results(name: str, message: str) -> None:
-    """Log that a session on a GPU failed the self-test of its package, and that the processor is used.
-
-    Args:
-        name: `cuda` or `tensorrt`.
-        message: which output was wrong.
-    """
+    """Log that a session on a GPU failed the self-test of its package, and that the processor is used."""
     _warn(name, f"the self-test failed there: {message}")
 
 

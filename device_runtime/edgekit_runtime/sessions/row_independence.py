@@ -106,9 +106,5 @@ def _largest(array: Array) -> float:
 
 
 def concatenate(rows: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """Return the inputs of several calls as one batch, in their order.
-
-    Args:
-        rows: for each call its input name -> array, whose first axis counts rows.
-    """
+    """Return the inputs of several calls as one batch, in their order; the first axis counts rows."""
     return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}

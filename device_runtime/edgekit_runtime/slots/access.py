@@ -34,12 +34,7 @@ class ForeignFileError(SlotError):
 
 
 def make_folder(path: Path, mode: int, disk: Disk) -> None:
-    """Make a folder, and those above it, where they are missing, so that they survive a power cut.
-
-    Args:
-        path: path of the folder.
-        mode: permissions of each new folder; the umask applies.
-        disk: carries the changes out.
+    """Make missing folders up to `path`, so that they survive a power cut; the umask applies to `mode`.
 
     Raises:
         SlotError: a folder cannot be made.
@@ -143,10 +138,6 @@ def hold(folder: Path, wait_s: float = _LOCK_TIMEOUT_S) -> Iterator[None]:
     """Hold the lock of `folder` during the `with` block; the system releases it if this process ends.
 
     The folder itself is locked, so that no file needs to be made on a disk that is full.
-
-    Args:
-        folder: path of the folder.
-        wait_s: seconds to wait while somebody else holds the lock.
 
     Raises:
         RecordError: the folder is missing, its file system has no locks, or somebody else holds the lock for

@@ -54,11 +54,7 @@ class Choice:
 
 
 def select(state: ModelState, version: str | None) -> tuple[Installed, ...]:
-    """Return the installed packages of `state` that may be opened, best first.
-
-    Args:
-        state: state of the model.
-        version: the version to open; None for all.
+    """Return the installed packages of `state` that may be opened, best first; with `version`, only that.
 
     Raises:
         SlotError: `version` is not installed, or was rejected.

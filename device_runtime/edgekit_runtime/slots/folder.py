@@ -58,11 +58,7 @@ class FoundState:
     replaceable: bool = True
 
     def check_replaceable(self) -> None:
-        """Check that the state file may be written.
-
-        Raises:
-            RecordError: it is not `replaceable`.
-        """
+        """Raise `RecordError` unless the state file may be written."""
         if not self.replaceable:
             raise RecordError(f"{self.problem}; until then nothing can be installed or recorded")
 
@@ -78,7 +74,6 @@ class ModelFolder:
 
     Attributes:
         path: path of the folder; it need not exist.
-        model: name of the model, which is that of the folder.
     """
 
     __slots__ = ("_disk", "_read", "model", "path")
@@ -139,10 +134,6 @@ class ModelFolder:
 
         A state that has not changed and is whole is not written.
 
-        Args:
-            loaded: what `load` returned.
-            state: the new state.
-
         Raises:
             RecordError: the disk is full, or the folder cannot be written, or `loaded` is not replaceable.
             UnavailableError: it cannot be written now, for another reason than a full disk.
@@ -171,15 +162,9 @@ class ModelFolder:
         return self.path / _file_name(item, factory=item is state.factory)
 
     def write(self, package: "OpenedPackage", item: Installed, *, factory: bool) -> bool:
-        """Write a verified package into a file named after its version and digest, and verify the file.
+        """Write a verified package as the file of `item`, and verify it; False if it was there undamaged.
 
-        Args:
-            package: the package.
-            item: its entry in the state.
-            factory: whether it is the factory package, whose file is read-only.
-
-        Returns:
-            False if the file was there already, undamaged, and nothing was written.
+        A factory package gets a read-only file.
 
         Raises:
             RecordError: the disk is full, or the folder cannot be written.
@@ -203,21 +188,13 @@ class ModelFolder:
         return True
 
     def may_name(self, item: Installed) -> bool:
-        """Return True if the state file may name `item`, as after a change whose last sync failed.
-
-        That is so if it does, or if it cannot be read.
-        """
+        """Return True if the state file names `item` or cannot be read, as after a failed sync."""
         loaded = self.load()
         is_named = any(other.sha256 == item.sha256 for other in loaded.state.installed)
         return is_named if loaded.problem is None else not loaded.replaceable
 
     def remove(self, item: Installed, *, factory: bool) -> None:
-        """Remove the files of a package that no state names; an error is ignored.
-
-        Args:
-            item: the entry that the package had.
-            factory: whether it was the factory package.
-        """
+        """Remove the files of a package that no state names; an error is ignored."""
         with contextlib.suppress(OSError):
             path = self.path / _file_name(item, factory=factory)
             self._disk.remove(path)
@@ -226,8 +203,7 @@ class ModelFolder:
     def remove_leftovers(self, state: ModelState) -> None:
         """Remove packages that `state` does not name, and temporary files; what cannot be removed is logged.
 
-        Args:
-            state: the state in the folder's file. The caller holds the `lock`.
+        The caller holds the `lock`; `state` is what the state file holds.
         """
         named = {self.locate(state, item).name for item in state.installed}
         try:

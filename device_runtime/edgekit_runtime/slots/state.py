@@ -48,7 +48,6 @@ class Installed(Record):
         trial: how a service tries it beside the version before, also after a restart, while unproven: as
             `shadow`, as `canary`, or empty for as the service is configured.
         encrypted: whether its file is encrypted.
-        extra: fields that this edgekit does not know, which are written back as they were.
 
     Raises:
         DamagedStateError: a field has the wrong type or value.
@@ -77,12 +76,6 @@ class Installed(Record):
 class Rejection(Record):
     """A version that failed here and is not installed again without permission.
 
-    Attributes:
-        version: version that the manifest states.
-        sha256: digest of the manifest, in 64 lower-case hexadecimal digits.
-        reason: why it was rejected, for people.
-        extra: fields that this edgekit does not know, which are written back as they were.
-
     Raises:
         DamagedStateError: a field has the wrong type or value.
     """
@@ -104,13 +97,11 @@ class ModelState(Record):
     """Which versions of one model are installed, which is opened, and which were rejected.
 
     Attributes:
-        model: name of the model.
         active: the package that is opened, unless it was rejected and there is a factory package; or None.
         spare: the package in the other slot, or None.
         factory: the package that always remains, or None.
         pinned: version at which the model stays, or None.
         rejected: the versions that failed, the newest last; the last `MAX_REJECTIONS` are written.
-        extra: fields that this edgekit does not know, which are written back as they were.
 
     Raises:
         DamagedStateError: a field has the wrong type or value, or two contradict each other.

@@ -40,14 +40,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """The result of an installation.
-
-    Attributes:
-        model: name of the model.
-        version: version that was installed.
-        active: whether it is opened from now on.
-        state: state of the model afterwards.
-    """
+    """The result of an installation: whether the version is `active` from now on, and the new `state`."""
 
     model: str
     version: str
@@ -160,10 +153,7 @@ class Slots:
     ) -> tuple[tuple[Installed, Path], ...]:
         """Return the entries that `choose` would try, with the path of each, best first; open no package.
 
-        Args:
-            model: name of the model.
-            version: the same as for `choose`.
-            counted: the same as for `begin_start`.
+        For `version` see `choose`, for `counted` see `begin_start`.
 
         Raises:
             SlotError: no such model or version, or nothing is installed.
@@ -249,7 +239,8 @@ class Slots:
     ) -> Choice | None:
         """Record that `version` failed; return the version to open in its place, its start counted.
 
-        If the record cannot be written, that is only logged.
+        If the record cannot be written, that is only logged. The returned version is never a rejected one;
+        None is returned if no other one can be opened.
 
         Args:
             model: name of the model.
@@ -257,9 +248,6 @@ class Slots:
             reason: text to show, such as the finding of the self-test.
             counted: the same as for `begin_start`.
             without: the same as for `begin_start`.
-
-        Returns:
-            the choice, which is never a rejected version; None if no other version can be opened.
 
         Raises:
             SlotError: no such model.
@@ -331,14 +319,12 @@ class Slots:
             path: path of a package; it is verified before anything is written.
             allowed: changes to permit that are otherwise refused.
             factory: whether to install it as the package that always remains, beside the slots.
-            check: raises an `EdgekitError` if this device cannot run the package; called before anything is
-                written.
+            check: raises an `EdgekitError` if this device cannot run the package; called before any writing.
             trial: how a service tries the version: `shadow`, `canary`, or empty for as it is configured.
 
         Raises:
             PackageError: the package is wrong; the subclass says how.
-            SlotError: the package is refused, see `transitions.add`; it is for another target; or the folder
-                cannot be written.
+            SlotError: it is refused (`transitions.add`), for another target, or the folder cannot be written.
             EdgekitError: `check` raised it.
         """
         with self._read(path) as package:

@@ -148,11 +148,7 @@ class LogHistogram:
         return self._bounds(low)[0] if low else 0.0, self._bounds(high + 1)[1]
 
     def quantile(self, quantile: float) -> float | None:
-        """Return a quantile of the counted values, within about 1 %; None if there are none.
-
-        Args:
-            quantile: which quantile, in 0..1.
-        """
+        """Return a quantile (0..1) of the counted values, within about 1 %; None if there are none."""
         if not self.count:
             return None
         low, high = self._bounds(max(1, math.ceil(quantile * self.count)))

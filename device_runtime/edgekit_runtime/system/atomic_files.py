@@ -13,8 +13,7 @@ from edgekit_runtime.errors import OutputError
 class Disk:
     """The calls that change a disk durably, in one place, so that a test can fail, record or end at each.
 
-    Each raises OSError if the system refuses it. `mode` has the permissions of a new file or folder; the
-    umask applies.
+    All raise OSError. The umask applies to each `mode`.
     """
 
     __slots__ = ()
@@ -25,10 +24,7 @@ class Disk:
         return os.fdopen(descriptor, "wb")
 
     def append(self, path: Path, begin: int) -> BinaryIO:
-        """Cut the file at `path` to `begin` bytes, and return it open for writing behind them.
-
-        A missing file is created, with zeros up to `begin`; a link is refused.
-        """
+        """Return the file at `path`, made if missing, cut or extended to `begin` bytes, open for more."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         os.ftruncate(descriptor, begin)
         os.lseek(descriptor, begin, os.SEEK_SET)

@@ -107,11 +107,7 @@ def run_program(
 class ChildProcess:
     """A running `python -m MODULE`, which is killed at the end of a `with` block, or by `close`.
 
-    Its standard input is empty; its standard error is kept for `last_line`, unless its output goes to the
-    log.
-
-    Attributes:
-        pid: process id.
+    Its standard input is empty; its standard error is kept for `last_line` unless `output` is `log`.
     """
 
     def __init__(
@@ -378,10 +374,7 @@ def _find_last_line(file: IO[bytes]) -> str:
 
 
 def open_pidfd(pid: int) -> int | None:
-    """Return a descriptor that is readable once the process has ended; the caller closes it.
-
-    None is returned before Linux 5.3, or if there is no such process.
-    """
+    """Return a descriptor that is readable once the process has ended; close it. None before Linux 5.3."""
     with contextlib.suppress(OSError, AttributeError):
         return os.pidfd_open(pid)
     return None

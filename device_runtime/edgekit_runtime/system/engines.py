@@ -117,10 +117,9 @@ class Engine:
         open_model: opens the content of a model (bytes or a view) by options as in a manifest, and a number
             of threads or None. None if the engine opens models of packages only.
         open: opens a package's model if its artifact alone does not do, see `sessions.OpenBackend`.
-        tuning_options: returns the settings that tuning tries for the given numbers of threads, each a dict
-            of options; no option may change results.
-        builds_for_s: longest time that the device builds a model before it can run, in seconds; 0 if it
-            builds none.
+        tuning_options: returns the sets of options to try for some numbers of threads; none may change
+            results.
+        builds_for_s: longest time to build a model on the device before it can run, seconds; 0 for none.
         on_gpu: whether it computes on a GPU, whose kernels no run on a processor predicts.
         can_stop_runs: whether its sessions have `cancel_runs`.
         shares_model: whether its sessions are `is_concurrent`, so that one serves several runs at once.
@@ -217,10 +216,6 @@ def check_backends(backends: Sequence[str], where: str) -> None:
     """Check that an engine is installed here for one of `backends`.
 
     This does not detect an installed engine that cannot be imported.
-
-    Args:
-        backends: names of backends.
-        where: what needs one of them, as the begin of the message.
 
     Raises:
         EngineMissingError: no engine is installed; the message says what to install for each.

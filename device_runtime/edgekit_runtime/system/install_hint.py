@@ -26,9 +26,7 @@ def python_here() -> str:
 def install_command(extra: str, root: Path = _ROOT) -> str:
     """Return the command that installs an extra of `edgekit` into the running Python, as text for messages.
 
-    Args:
-        extra: name of the extra, such as `litert`.
-        root: folder above the package. If it is a checkout, the command installs from it.
+    `root`: folder above the package; if it is a checkout, the command installs from it.
     """
     if (root / "requirements" / "host.txt").is_file():  # a checkout, whose version no index has
         return f"{python_here()} -m pip install -e '.[{extra}]' (in the checkout)"

@@ -5,11 +5,7 @@ import struct
 
 
 def connect_local(path: str, timeout_s: float) -> socket.socket:
-    """Return a connection to the Unix socket at `path`, see `limit_time`.
-
-    Args:
-        path: path of the socket.
-        timeout_s: seconds that connecting, and each call that sends or receives, may wait.
+    """Return a connection to the Unix socket at `path`; sending and receiving have the same time limit.
 
     Raises:
         OSError: nobody listens there, or connecting took too long.
@@ -29,10 +25,6 @@ def limit_time(connected: socket.socket, timeout_s: float) -> None:
     """Limit how long each call that sends or receives may wait; then it raises `BlockingIOError`.
 
     The kernel keeps this time: with Python's own time-out each call would poll first.
-
-    Args:
-        connected: a blocking socket.
-        timeout_s: the limit in seconds.
     """
     value = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6) or 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)

@@ -12,10 +12,6 @@ def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
     """Return the free memory of the machine in bytes, or what this process's control group may still take.
 
     The lesser one counts; 2^62 is returned if the system states neither.
-
-    Args:
-        meminfo: file of the kernel with the machine's memory.
-        cgroup: folder of the control group.
     """
     free_bytes = 1 << 62
     try:

@@ -27,10 +27,7 @@ def find_state_folder() -> Path:
 
 
 def find_cache_folder() -> Path:
-    """Return the cache folder, which need not exist.
-
-    It is `$EDGEKIT_CACHE`, else `edgekit` in `$XDG_CACHE_HOME` or `~/.cache`.
-    """
+    """Return the cache folder: `$EDGEKIT_CACHE`, else `edgekit` in `$XDG_CACHE_HOME` or `~/.cache`."""
     if stated := os.environ.get("EDGEKIT_CACHE"):
         return Path(stated)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgekit"
@@ -63,11 +60,7 @@ def find_socket() -> Path:
 
 
 def find_running_service() -> Path | None:
-    """Return the path of the socket of this user's service, else of the system's.
-
-    None is returned if neither exists, or this user may not connect to them. A socket may be left over from a
-    service that has ended.
-    """
+    """Return the socket of this user's service, else of the system's; None if neither admits this user."""
     sockets = (folder / _SOCKET_NAME for folder in _list_socket_folders())
     return next((path for path in sockets if os.access(path, os.W_OK)), None)
 

@@ -54,10 +54,7 @@ class SpeedGate:
         self.usual_s = _most_frequent(times)
 
     def check(self) -> bool:
-        """Measure the speed; return True if it is the usual one now and was so at the previous call.
-
-        So the first call returns False.
-        """
+        """Measure the speed; return True if it is the usual one now and was so at the previous call."""
         before_s, self.now_s = self.now_s, time_fixed_work()
         self._speeds.append(self.now_s)
         return self.is_usual(before_s, self.now_s)
@@ -67,12 +64,9 @@ class SpeedGate:
         return all(_is_near(speed_s, self.usual_s) for speed_s in speeds)
 
     def follow(self) -> bool:
-        """Take the most frequent speed of recent checks as the usual one, if that has become rare.
+        """Take the most frequent recent speed as the usual one if that has become rare; return True if so.
 
         It is rare if less than a third of the last 100 checks had it; before 20 checks nothing changes.
-
-        Returns:
-            True if `usual_s` has changed.
         """
         usual = sum(self.is_usual(speed_s) for speed_s in self._speeds)
         if len(self._speeds) < _ENOUGH_CHECKS or usual >= _RARE_SHARE * len(self._speeds):
@@ -93,10 +87,7 @@ def _is_near(seconds: float, usual_s: float) -> bool:
 
 
 def time_fixed_work() -> float:
-    """Do a fixed piece of work three times; return the least processor time, in seconds.
-
-    Time in which this thread waits for a processor does not count.
-    """
+    """Return the least processor time of a fixed piece of work, in seconds; waiting does not count."""
     least_s = math.inf
     for _ in range(_TIMES):
         begin_s, total = time.thread_time(), 0

@@ -41,11 +41,7 @@ _KEY_BEGIN, _KEY_END = "-----BEGIN ", "-----END "
 
 
 class RecentLines(logging.Handler):
-    """A handler of logging that keeps the last lines of this process in memory.
-
-    Attributes:
-        lines: up to `MAX_LINES` lines of at most 500 characters, the oldest first.
-    """
+    """A handler of logging that keeps the last `MAX_LINES` lines in memory, each cut to 500 characters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,10 +67,7 @@ def read_recent(count: int) -> list[str]:
 
 
 def read_journal(count: int) -> list[str]:
-    """Return the last `count` lines of service and agent in systemd's journal, the oldest first.
-
-    The list is empty if this process does not log to the journal, or `journalctl` fails.
-    """
+    """Return the last `count` journal lines of service and agent; none if this process logs elsewhere."""
     if "JOURNAL_STREAM" not in os.environ:
         return []
     units = [f"--unit={unit}" for unit in _UNITS]
@@ -87,10 +80,7 @@ def read_journal(count: int) -> list[str]:
 
 
 def mask_secrets(lines: Sequence[str]) -> list[str]:
-    """Return lines with passwords, tokens, keys and a terminal's control characters replaced.
-
-    Each line is cut to 500 characters.
-    """
+    """Return lines, cut to 500 characters, with passwords, tokens, keys and control characters replaced."""
     masked, key_lines = [], 0
     for line in lines:
         if _KEY_BEGIN in line and "PRIVATE KEY" in line:

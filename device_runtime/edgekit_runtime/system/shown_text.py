@@ -19,18 +19,12 @@ def clean(text: str) -> str:
 
 
 def clean_line(text: str, max_chars: int = 500) -> str:
-    """Return foreign text as a part of one line: cut to `max_chars`, see `clean`, and without line breaks.
-
-    Each line break becomes U+FFFD, each tab a space.
-    """
+    """Return foreign text, cut and cleaned, as part of one line: line breaks are U+FFFD, tabs spaces."""
     return clean(text[:max_chars]).translate({ord("\n"): "\ufffd", ord("\t"): " "})
 
 
 class LineFormatter(logging.Formatter):
-    """A formatter of logging that writes each record as one line, whatever foreign text it holds.
-
-    Its traceback follows on lines of its own.
-    """
+    """Formats each record as one line, whatever foreign text it holds; its traceback follows."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - its name in `logging`
         return clean_line(super().formatMessage(record), _MAX_LOG_CHARS)
@@ -40,10 +34,7 @@ class LineFormatter(logging.Formatter):
 
 
 def log_lines(prefix: str = "") -> None:
-    """Write warnings and errors of all loggers to standard error, as lines that begin with `prefix`.
-
-    Does nothing if logging has been set up before.
-    """
+    """Unless logging is set up, write warnings of all loggers to standard error, each behind `prefix`."""
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter(f"{prefix}%(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)

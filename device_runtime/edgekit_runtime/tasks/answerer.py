@@ -80,10 +80,7 @@ class Answerer:
 
     @property
     def file_type(self) -> MediaType:
-        """The media type to take for a file that states none: `image/jpeg` for any picture, else `audio/wav`.
-
-        The reader of pictures recognises other formats by their content.
-        """
+        """The type taken for a file that states none: `image/jpeg` for any picture, else `audio/wav`."""
         return MediaType("image/jpeg" if isinstance(self.rules, ImageRules) else "audio/wav")
 
     def with_options(self, changes: Mapping[str, JsonValue]) -> "Answerer":

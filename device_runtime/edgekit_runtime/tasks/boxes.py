@@ -33,14 +33,7 @@ class Boxes:
 
 
 def find_overlaps(boxes: Floats, others: Floats) -> Floats:
-    """Return the intersection over union of each of `boxes` with each of `others`, float32 [J, K].
-
-    It is 0 for two boxes without an area.
-
-    Args:
-        boxes: corners, float32 [J, 4].
-        others: corners, float32 [K, 4].
-    """
+    """Return the intersection over union of `boxes` [J, 4] with `others` [K, 4], [J, K]; 0 without area."""
     left, top, right, bottom = (np.ascontiguousarray(column) for column in others.T)
     areas = (right - left) * (bottom - top)
     x1, y1, x2, y2 = (column[:, None] for column in boxes.T)

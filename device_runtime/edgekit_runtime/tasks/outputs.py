@@ -54,10 +54,7 @@ def read_output(
 
 
 def to_scores(values: Array, kind: ScoreKind) -> Floats:
-    """Return values of any shape as float32 probabilities.
-
-    By `kind`, they are taken as they are, or through a sigmoid each, or a softmax over the last axis.
-    """
+    """Return float32 probabilities for values of any shape; a softmax is over the last axis."""
     values = values.astype(np.float32, copy=False)
     if kind == "sigmoid":
         return np.asarray(1 / (1 + np.exp(-np.clip(values, -60, 60))), np.float32)

@@ -83,10 +83,7 @@ def register(
     entries: str = "",
     has_boxes: bool = False,
 ) -> Callable[[Decode], Task]:
-    """Return a decorator that makes a `Task` of a decoding function and adds it to `TASKS`.
-
-    The arguments are the fields of `Task`; `title` is by default the name with spaces.
-    """
+    """Return a decorator that adds a `Task` with these fields to `TASKS`; an empty `title` becomes `name`."""
 
     def add(decode: Decode) -> Task:
         TASKS[name] = Task(

@@ -146,8 +146,7 @@ class Envelope:
         """Return the statement inside.
 
         Args:
-            predicate_type: type that the predicate must have, so that a signature made for one purpose does
-                not count for another.
+            predicate_type: type that the predicate must have; a signature for another purpose does not count.
             where: what the error message starts with.
 
         Raises:

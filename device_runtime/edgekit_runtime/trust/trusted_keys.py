@@ -85,9 +85,7 @@ def remove_key(name: str, folder: Path) -> TrustedKey:
 
 
 def forget_key(folder: Path, name: str, pem: bytes) -> None:
-    """Delete the public key `name` if its file still holds `pem`.
-
-    A key with which this machine signs stays.
+    """Delete the public key `name` if its file still holds `pem` and this machine does not sign with it.
 
     Raises:
         OutputError: it cannot be removed.

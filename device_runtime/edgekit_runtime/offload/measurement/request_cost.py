@@ -131,10 +131,7 @@ def measure_request(pause_s: float, seconds: float, gate: SpeedGate, share: floa
 
 
 def average_middle(values: Sequence[float]) -> float:
-    """Return the mean of the middle half of at least one value.
-
-    It is as robust as a median, and finer for rounded values.
-    """
+    """Return the mean of the middle half: as robust as a median, and finer for rounded values."""
     cut = len(values) // 4
     return statistics.fmean(sorted(values)[cut : len(values) - cut])
 

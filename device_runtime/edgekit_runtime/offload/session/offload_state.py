@@ -60,8 +60,6 @@ class OffloadState:
         wake: set when the prober has something to do.
         lock: lock of `estimate`, `breaker`, `hedges` and the rest; requests that run locally do not wait for
             it.
-        estimate: the estimate of the link.
-        schedule: when to probe the link.
         breaker: whether requests may go to the server.
         hedges: how long to wait for a reply.
         connect_s: time that the next request takes to connect; 0 if a connection is open.
@@ -114,10 +112,7 @@ class OffloadState:
         self._epoch += 1
 
     def decision(self, rows: int = 1) -> PlanChoice:
-        """Return the plan of the next request with `rows` rows, and why.
-
-        It is chosen anew if anything has changed since the last call for as many rows.
-        """
+        """Return the plan of the next request with `rows` rows, and why."""
         decision = self._decisions.get(rows)
         return decision[1] if decision is not None and decision[0] == self._moment() else self._decide(rows)
 
@@ -382,10 +377,7 @@ class OffloadState:
         self._epoch += 1
 
     def disprove(self, runner: PlanRunner) -> None:
-        """Stop using a plan for at least 30 s.
-
-        The server computes it wrongly or does not have its model, or this device cannot send it.
-        """
+        """Stop using a plan for 30 s or more: the server gets it wrong or lacks it, or it cannot be sent."""
         with self.lock:
             runner.is_proved, runner.failure = False, ""
             runner.retry_s = time.monotonic() + REFUSED_S
@@ -420,10 +412,7 @@ def show(text: str) -> str:
 
 
 def is_moving(reply: Reply) -> bool:
-    """Return whether the link was only slow, not dead, when this device aborted a request.
-
-    It was if the server's machine had acknowledged over `LEAST_MOVED_BYTES` of the request.
-    """
+    """Return whether the link was only slow, not dead, when this device aborted a request."""
     return reply.is_cut_off and reply.exchange.upload_bytes > LEAST_MOVED_BYTES
 
 

@@ -31,8 +31,7 @@ class PlanRunner:
         plan: the plan, without compression if this device or the server cannot do it.
         is_proved: whether the server has answered its golden inputs correctly.
         mismatch: description of the server's wrong answer to them, or empty.
-        retry_s: time on the monotonic clock at which to ask for the tail again, after a server did not have
-            it or failed.
+        retry_s: time on the monotonic clock to ask for the tail again, after a server lacked it or failed.
         failure: fault of the application's last request with this plan, or empty.
         back_off: pause after successive failed requests of the application; only a reply to such a request
             ends it.
@@ -91,10 +90,7 @@ class PlanRunner:
         return open_choice(view, view.manifest.backend, self._threads)
 
     def run_head(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return output name -> array of the head; empty if the inputs are sent as they are.
-
-        The head is loaded at the first call.
-        """
+        """Return output name -> array of the head; empty if the inputs are sent as they are."""
         head = self._head or self.open_head()
         return {} if head is None else head.run({spec.name: inputs[spec.name] for spec in head.inputs})
 
@@ -109,9 +105,7 @@ class PlanRunner:
         return {**outputs, **decoder.run({spec.name: outputs[spec.name] for spec in decoder.inputs})}
 
     def encode(self, inputs: Mapping[str, Array], head_outputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return input name -> array for the tail.
-
-        A tensor with a codec, a photograph or sound, becomes the bytes of a file, uint8 [bytes].
+        """Return input name -> array of the tail; photographs and sound are bytes of a file, uint8 [bytes].
 
         Raises:
             DataError: one of its inputs is missing, or media has several rows.

@@ -57,7 +57,6 @@ class RemoteSession:
     """A model of a package with a cut table, with a server.
 
     Attributes:
-        inputs, outputs: specs of the whole model's inputs and outputs.
         local: the session that runs all of it here, or None if the device cannot; a self-test runs there.
         state: the state of the link, the server and this device, and the plan that runs next.
         is_concurrent: whether `run` may be called from several threads; true if the local engine allows it.

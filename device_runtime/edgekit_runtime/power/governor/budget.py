@@ -51,14 +51,8 @@ class Heat:
     ) -> "Heat":
         """Return the state after `dt_s` seconds.
 
-        Without a temperature the budget stays for 30 s, and then falls below what held the limit.
-
-        Args:
-            limit_c: temperature to hold, degrees Celsius.
-            temperature_c: temperature now; None if it was not measured.
-            range_w: least and greatest power in watts that the settings can make.
-            now_s: now, on a monotonic clock.
-            dt_s: time since the last step.
+        Without a temperature (None) the budget stays for 30 s, and then falls below what held the limit.
+        `range_w`: least and greatest power that the settings can make. `now_s`: time on a monotonic clock.
         """
         if temperature_c is None:
             return self._go_blind(range_w, now_s)
@@ -85,9 +79,8 @@ class Charge:
     """State of the battery control.
 
     Attributes:
-        budget_w: mean power in watts that leaves the required charge at the end; None while the battery
-            limits nothing: it is charged, it was not read yet, or its charge is above the floor and its
-            capacity unknown.
+        budget_w: mean power in watts that leaves the required charge at the end; None while the battery is
+            charged or not read yet, or is above the floor with an unknown capacity.
     """
 
     budget_w: float | None = None
@@ -98,12 +91,8 @@ class Charge:
     ) -> "Charge":
         """Return the state after `dt_s` seconds.
 
-        Args:
-            limit: charge that must be left, and when.
-            battery: reading now; None if there was none: then the charge is counted from `used_w`.
-            used_w: mean power in watts since the last step.
-            now_s: now, on the clock of `limit.until_s`.
-            dt_s: time since the last step.
+        Without a reading of the battery the charge is counted from `used_w`, mean power since the last step.
+        `now_s`: time on the clock of `limit.until_s`.
         """
         if battery is None:
             counted_j = None if self._above_j is None else self._above_j - used_w * dt_s

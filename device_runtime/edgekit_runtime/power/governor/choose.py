@@ -100,8 +100,7 @@ class State:
 def most_credit_j(allowed_w: float, limits: DeviceLimits) -> float:
     """Return the joules that a plan may draw beyond `allowed_w` before one of less power takes its turn.
 
-    It bounds the mean power of any window of `limits.window_s`. Without a limit (`allowed_w` infinite) it is
-    0.
+    It bounds the mean power of any window of `limits.window_s`; it is 0 if `allowed_w` is infinite.
     """
     return MOST_SWING * limits.window_s * allowed_w if allowed_w < math.inf else 0.0
 

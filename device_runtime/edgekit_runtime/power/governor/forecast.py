@@ -70,10 +70,7 @@ class Factor:
     def learn(self, setting: ModelSetting, ratio: float, gain: float) -> "Factor":
         """Return the factors after one observation of a setting.
 
-        Args:
-            setting: the setting.
-            ratio: observed over stated cost; bounded to 0.05..20.
-            gain: weight of the observation, 0..1, as the method `gain` returns it.
+        `ratio`: observed over stated cost; bounded to 0.05..20. `gain`: see the method `gain`.
         """
         ratio = min(max(ratio, _RATIO_BOUNDS[0]), _RATIO_BOUNDS[1])
         learned_factor, count = self.of(setting), self.by_setting.get(setting, (0.0, 0.0))[1]
@@ -113,13 +110,9 @@ class Learned:
     def learn_run(
         self, setting: ModelSetting, run_s: float, fill: float | None, profile: Profile
     ) -> "Learned":
-        """Return the factors after runs in one setting were observed.
+        """Return the factors after runs that took `run_s` on average.
 
-        Args:
-            setting: setting of the runs.
-            run_s: their mean time, seconds.
-            fill: mean number of requests in one of them; None if batches were full.
-            profile: stated costs of the settings.
+        `fill`: mean number of requests in a run; None if batches were full.
         """
         ratio = run_s / profile.of(setting, setting.batch if fill is None else fill).latency_s
         return replace(self, run=self.run.learn(setting, ratio, self.run.gain(setting)))

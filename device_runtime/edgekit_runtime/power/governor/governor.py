@@ -48,7 +48,6 @@ class Governor:
     Attributes:
         limits: the limits; they may be replaced between two ticks.
         idle_w: first estimate of the power without requests, watts; `state.idle_w` is the learned one.
-        state: what was learned, the account of the budget and the decisions in force.
     """
 
     limits: DeviceLimits

@@ -34,10 +34,7 @@ class SensorFilter:
     def see(self, value: float | None, expected_w: float) -> "SensorFilter":
         """Return the state after a reading.
 
-        Args:
-            value: the reading, in the sensor's unit; None for a failed one, after which the filter begins
-                anew.
-            expected_w: power of the device that was expected meanwhile, watts.
+        After a failed reading (None) the filter begins anew. `expected_w`: power expected meanwhile.
         """
         if value is None:
             return replace(self, recent=())
@@ -61,9 +58,6 @@ class SensorFilter:
 
         Otherwise it is a spike, and the median is returned; None without readings or if the sensor is stuck.
         Unlike `value` it follows a change at once.
-
-        Args:
-            expected: the value that is expected now, in the sensor's unit.
         """
         middle = self.value
         if middle is None:

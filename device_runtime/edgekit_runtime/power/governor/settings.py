@@ -71,10 +71,6 @@ class Profile:
 
         It is interpolated between a full batch and one request in the setting of batch 1. Without such a
         setting, every run counts as a full one.
-
-        Args:
-            setting: one of `costs`.
-            fill: mean number of requests in a run, from 1 to the batch of the setting.
         """
         full, alone = self.costs[setting], self.costs.get(replace(setting, batch=1))
         if alone is None or fill >= setting.batch:

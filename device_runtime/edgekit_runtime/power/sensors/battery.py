@@ -26,11 +26,9 @@ def find_sensors(sysfs: Sysfs) -> Family:
 
 
 def read_battery() -> tuple[float | None, bool]:
-    """Return the charge of the device's battery, 0 to 1, and whether it is charging.
+    """Return the charge of the device's battery, 0 to 1, and whether it charges; None, False without one.
 
-    Returns:
-        None and False without a battery; a charge of None if it cannot be read. A battery counts as charging
-        in every state but `Discharging`, such as `Full`.
+    A charge that cannot be read is None. Every state but `Discharging`, such as `Full`, counts as charging.
     """
     sysfs = Sysfs()
     charges = [probe for probe in find_sensors(sysfs).probes if probe.quantity == "charge"]

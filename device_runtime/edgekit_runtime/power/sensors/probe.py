@@ -59,12 +59,9 @@ class Probe:
     _is_logged: bool = field(default=False, repr=False)
 
     def read(self, now_s: float) -> float | None:
-        """Return the number, or None if the sensor fails or the number is impossible; raises nothing.
+        """Return the number; if the sensor fails or the number is impossible, set `fault` and return None.
 
-        It sets `fault`, and logs the first fault.
-
-        Args:
-            now_s: time on a monotonic clock.
+        It raises nothing, and logs the first fault.
         """
         low, high = _BOUNDS[self.quantity]
         try:

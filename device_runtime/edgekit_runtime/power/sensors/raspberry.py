@@ -46,14 +46,7 @@ _ADC: Final = re.compile(r"^\s*(\S+)_([AV]) \w+\(\d+\)=([0-9.]+)[AV]\s*$", re.MU
 
 @dataclass(slots=True)
 class Vcgencmd:
-    """Runs `vcgencmd`, and keeps its answer for some seconds.
-
-    Attributes:
-        program: path of `vcgencmd`.
-        words: its argument, such as `get_throttled`.
-        answer: the last output; empty if the last run failed.
-        until_s: until when the answer is kept, on the clock of `ask`.
-    """
+    """Runs `vcgencmd`, and keeps its answer for some seconds."""
 
     program: str
     words: str
@@ -62,9 +55,6 @@ class Vcgencmd:
 
     def ask(self, now_s: float) -> str:
         """Return the output of `vcgencmd`, from a run at most 5 s ago.
-
-        Args:
-            now_s: now, on a monotonic clock.
 
         Raises:
             OSError: it cannot be started, fails or takes too long, or did so less than 5 s ago.

@@ -17,8 +17,7 @@ class Sampling:
     """Reads the sensors every `period_s` seconds, on a thread.
 
     Attributes:
-        latest: the last readings; empty ones before the first. It is replaced as a whole, so any thread may
-            read it without a lock.
+        latest: the last readings, empty at first; replaced as a whole, so any thread may read it unlocked.
     """
 
     def __init__(self, sensors: Sensors, period_s: float = DEFAULT_PERIOD_S) -> None:

@@ -22,10 +22,7 @@ class Sysfs:
     vcgencmd: str | None = None
 
     def find(self, pattern: str) -> tuple[Path, ...]:
-        """Return the paths below `root` that match a glob pattern, `thermal_zone2` before `thermal_zone10`.
-
-        It is empty if a folder is absent or not readable.
-        """
+        """Return paths below `root` that match a glob, in natural order; none if a folder cannot be read."""
         try:
             return tuple(sorted(self.root.glob(pattern), key=lambda path: (len(str(path)), str(path))))
         except OSError:
@@ -36,8 +33,7 @@ def read_text(path: Path) -> str:
     """Return the text of an attribute, at most 4,096 bytes, without the white space around it.
 
     Raises:
-        OSError: the attribute is gone or not readable, or its driver failed (EIO, EAGAIN of a device that
-            sleeps).
+        OSError: the attribute cannot be read, or its driver failed (EIO, EAGAIN of a device that sleeps).
         ValueError: it is not text.
     """
     # Without O_NONBLOCK a pipe instead of an attribute would block the sampling thread for ever.

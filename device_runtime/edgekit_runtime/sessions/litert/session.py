@@ -52,8 +52,7 @@ class LiteRtSession:
     is as in the file. Integers without a scale are never converted.
 
     Attributes:
-        inputs: specifications of the inputs of `run`; a dimension of any size is named by the input and the
-            number of its axis, such as `image_0`.
+        inputs: specifications of the inputs of `run`; a free dimension is named by input and axis: `image_0`.
         outputs: specifications of the outputs of `run`.
         quantization: name -> codes of each quantized input, and of each quantized output.
         has_fixed_work: whether values of inputs cannot change how long a run takes, see `fixed_work`.
@@ -108,12 +107,7 @@ class LiteRtSession:
         """Run as `Session.run` says; the caller owns the arrays.
 
         A new size of a free dimension allocates the model's memory again, which costs about as much as a
-        first run.
-
-        Raises:
-            DataError: the inputs do not fit, an array is empty, or a value to quantize is NaN.
-            RefusedInputError: the engine failed on these inputs.
-            BackendError: the session is closed.
+        first run. An empty array and a NaN to quantize are refused with a `DataError`.
         """
         if inputs.keys() != self._checks.keys():
             raise DataError(f"got inputs {sorted(inputs)}, expected {sorted(self._checks)}")

@@ -17,7 +17,6 @@ class ModelTensor:
 
     Attributes:
         spec: specification of the tensor as the caller of `run` passes or gets it.
-        index: index of the tensor in the interpreter.
         shape: shape of the tensor as allocated after loading.
         stored: the tensor's quantization in the file; None for a tensor that is not quantized.
         codes: conversion between the caller's float32 and the file's codes, or None for no conversion.

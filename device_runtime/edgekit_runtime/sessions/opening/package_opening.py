@@ -64,9 +64,7 @@ def test_in_child(
     engines: Path | None = None,
     is_kept: bool = True,
 ) -> str:
-    """Open and self-test `package` in a child; return why an engine refuses it or computes something else.
-
-    The text is empty if the package passes.
+    """Open and self-test `package` in a child, and return why that fails, or an empty text.
 
     Args:
         package: the verified package.

@@ -37,14 +37,7 @@ _VERIFIED_LIMITS: Final = Limits(
 
 
 def main(request: Mapping[str, Any]) -> str:
-    """Open and self-test a package; return its fault, or an empty text. A success is stored.
-
-    Args:
-        request: keys as the module's description says; only `package` must be there.
-
-    Raises:
-        KeyError: `request` names no package.
-    """
+    """Self-test the package that `request` states; return its fault, or store the success and return ''."""
     try:
         with _read(request) as whole:
             submodel = request.get("submodel")

@@ -54,8 +54,7 @@ def build_engines(
         timings: TensorRT's timing caches to start from.
         stop: event that the caller sets when the engines are not needed any more.
         library: name of the TensorRT module.
-        compute_capability: value such as `SM86`, for TensorRT-RTX on a machine without a GPU; None for the
-            GPU of this machine.
+        compute_capability: such as `SM86`, for TensorRT-RTX on a machine without a GPU; None for this GPU.
 
     Raises:
         StoppedError: `stop` was set.

@@ -100,8 +100,7 @@ class CacheEntry:
 class EngineCache:
     """The stored engines, at most eight, and timing caches in one folder.
 
-    Attributes:
-        root: the folder `tensorrt` of the cache folder.
+    The engine of an encrypted package is encrypted with its `local_key`.
     """
 
     __slots__ = ("root",)
@@ -111,12 +110,7 @@ class EngineCache:
         self.root = root / "tensorrt"
 
     def read(self, key: EngineKey, local_key: "ContentKey | None" = None) -> CacheEntry | None:
-        """Return the entry of `key`; None if it is missing or damaged, or other users can write there.
-
-        Args:
-            key: key of the engine.
-            local_key: key with which the engine of an encrypted package was encrypted; None for a plain one.
-        """
+        """Return the entry of `key`; None if it is missing or damaged, or other users can write there."""
         folder = self.root / key.digest
         if not (_is_private(self.root) and _is_private(folder)):
             return None
@@ -143,11 +137,6 @@ class EngineCache:
         """Write `entry`, and remove all but the eight newest entries.
 
         After a power cut there is the old one of `key`, the new one or none.
-
-        Args:
-            key: key of the engine.
-            entry: what to store.
-            local_key: encrypts the engine of an encrypted package; None for a plain one.
 
         Raises:
             OutputError: the folder cannot be written.

@@ -53,7 +53,10 @@ class Gpu:
 
 
 class Cuda:
-    """The first GPU of this machine, with its primary context, which TensorRT uses too."""
+    """The first GPU of this machine, with its primary context, which TensorRT uses too.
+
+    Its methods raise `BackendError` if the driver reports an error.
+    """
 
     __slots__ = ("_context", "_library", "gpu")
 
@@ -101,11 +104,7 @@ class Cuda:
             raise BackendError(f"backend 'tensorrt': {function} failed with {code} ({text})")
 
     def enter(self) -> None:
-        """Use this GPU's context on the calling thread; every thread must do so before its other calls.
-
-        Raises:
-            BackendError: the driver reports an error; all other methods raise this, too.
-        """
+        """Use this GPU's context on the calling thread; every thread must do so before its other calls."""
         self._call("cuCtxSetCurrent", self._context)
 
     def create_stream(self) -> int:

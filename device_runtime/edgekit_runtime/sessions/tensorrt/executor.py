@@ -30,8 +30,8 @@ class EngineExecutor:
     """A `Session` of one engine; `run` may be called from several threads, which then wait for one another.
 
     Attributes:
-        inputs: specifications of the inputs of `run`; a dimension that the optimization profile leaves free
-            is named by the input and the number of its axis, such as `image_0`.
+        inputs: inputs of `run`; a dimension that the optimization profile leaves free is named as in
+            `image_0`.
         outputs: specifications of the outputs of `run`.
     """
 

@@ -48,7 +48,6 @@ class Machine:
 
     Attributes:
         version: version of TensorRT.
-        gpu: the GPU.
         power_mode: see `read_power_mode`.
         cache: engines that were built here before.
         build: builds the engines of a model, see `build_engines`.
@@ -68,9 +67,7 @@ class BuildJob:
     """The engine to build; the job outlives the package.
 
     Attributes:
-        key: key of the engine in the cache.
         model: the whole ONNX model.
-        options: options of the build.
         golden: tensors that an engine must reproduce before it takes traffic.
         inputs, outputs: inputs and outputs of the package's manifest.
         timings: TensorRT's timing caches in the package.
@@ -93,7 +90,6 @@ class PreparedEngine:
 
     Attributes:
         engine: the engine, ready to run.
-        precision: its precision: `int8`, `fp16` or `fp32`.
         entry: its entry in the cache, with the reasons why other engines were not stored.
     """
 
@@ -111,11 +107,6 @@ def prepare(job: BuildJob, machine: Machine, stop: threading.Event) -> PreparedE
 
     Of several precisions the fastest one is returned that reproduces the golden outputs. If TensorRT refuses
     the model, or all engines compute wrong values, that is stored too, and the next call raises at once.
-
-    Args:
-        job: the engine to build.
-        machine: where it is built and run.
-        stop: event that the caller sets when the engine is no longer wanted.
 
     Raises:
         StoppedError: `stop` was set.

@@ -81,12 +81,7 @@ class TensorRtSession:
         return self._state
 
     def wait(self, timeout_s: float | None = None) -> EngineState:
-        """Wait until the engine serves or has failed, and return the state.
-
-        Args:
-            timeout_s: seconds after which the state is returned in any case; None to wait as long as it
-                takes.
-        """
+        """Return the state once the engine serves or has failed, or after `timeout_s`."""
         self._thread.join(timeout_s)
         return self._state
 
@@ -112,10 +107,7 @@ class TensorRtSession:
 
     @property
     def alone(self) -> contextlib.AbstractContextManager[object]:
-        """A context manager that keeps runs of other threads on the engine waiting, so that one can be timed.
-
-        Before the engine serves, runs on the fallback do not wait.
-        """
+        """A context manager that keeps other threads' runs on the engine waiting, so that one is timed."""
         alone: contextlib.AbstractContextManager[object] = getattr(
             self._serving[0], "alone", contextlib.nullcontext()
         )

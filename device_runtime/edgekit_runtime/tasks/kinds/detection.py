@@ -144,10 +144,7 @@ def find_boxes(
 def read_boxes(
     outputs: Outputs, options: DetectionOptions, input_size: Size, labels: int | None = None
 ) -> Boxes:
-    """Return all boxes of one sample with `min_score` or more, before suppression.
-
-    Some may have no finite area. Arguments and errors are those of `find_boxes`.
-    """
+    """Return all boxes of one sample before suppression, see `find_boxes`; some may have no finite area."""
     layout = LAYOUTS[options.layout]
     with np.errstate(over="ignore", invalid="ignore"):
         if layout.find_corners is None:
