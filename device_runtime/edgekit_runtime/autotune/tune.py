@@ -56,8 +56,7 @@ class SettingResult:
     Attributes:
         latency: seconds per row, one per process, of the last contest that it took part in; None if it failed
             or was not measured.
-        ratio: its latency as a share of that of the package's own setting in that contest; None without a
-            latency.
+        ratio: `latency` as a share of that of the package's own setting in that contest; None without it.
         processes: number of processes of all contests.
         reason: why it failed, else None.
     """
@@ -74,7 +73,6 @@ class Tuning:
     """The result of a search.
 
     Attributes:
-        objective: objective of the search.
         trials: all settings, the package's own first.
         best: the setting to use; the package's own if no other is better beyond chance.
         interval: 95 % interval of the time of `best` as a share of the time of the package's own setting; 1
@@ -166,14 +164,8 @@ def search(
 ) -> Tuning:
     """Measure `settings` against each other, and return the results with the best one.
 
-    Args:
-        measure: measures settings in one process.
-        settings: settings to try, the package's own first; at least that one.
-        objective: stated in the result; the settings must fit it.
-        manifest: manifest of the package.
-        end_s: approximate end on `clock`.
-        clock: seconds since any moment.
-        report: called with lines on the progress.
+    `settings` are those to try, the package's own first; they must fit `objective`. `end_s`: approximate end
+    on `clock`.
 
     Raises:
         BackendError: the package's own setting does not run, or every process dies or hangs.

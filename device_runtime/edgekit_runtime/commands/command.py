@@ -18,8 +18,7 @@ class Outcome:
     Attributes:
         document: document for `--json`, one object.
         lines: the same as text.
-        has_ended: whether its work has ended on all threads; if not, the process ends without waiting for
-            them.
+        has_ended: whether its work has ended on all threads; if not, the process ends without waiting.
     """
 
     document: dict[str, Any]

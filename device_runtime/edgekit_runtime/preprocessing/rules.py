@@ -59,8 +59,7 @@ def expand_preset(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
 def read_rules(preprocessing: Mapping[str, Any], spec: TensorSpec) -> MediaRules:
     """Return the rules that a preprocessing file states for a model's only input.
 
-    Layout, dtype and colour come from the input if they are not stated. A preset must be expanded before, see
-    `expand_preset`.
+    Layout, dtype and colour come from the input if they are not stated. A preset must be expanded before.
 
     Raises:
         DataError: an unknown field, a value that cannot be used, or rules that do not fit the input.

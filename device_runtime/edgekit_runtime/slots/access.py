@@ -59,9 +59,7 @@ def make_folder(path: Path, mode: int, disk: Disk) -> None:
 def check_private(folder: Path, *, may_be_link: bool = False) -> None:
     """Check that only this user, or root, can change what lies in `folder`.
 
-    Args:
-        folder: path of the folder.
-        may_be_link: whether it may be a symbolic link; then its target is checked.
+    `may_be_link`: whether it may be a symbolic link; then its target is checked.
 
     Raises:
         SlotError: others can, it is missing or no folder, or it is a link that it may not be.

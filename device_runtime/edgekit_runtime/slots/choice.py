@@ -34,8 +34,7 @@ class Choice:
     Attributes:
         model, version: name and version of the package.
         sha256: digest of the package's manifest.
-        package: the verified package, open; an installation may remove its file later, so open the model from
-            this.
+        package: verified and open; an installation may remove its file later, so open the model from this.
         health: `unproven` on trial, `healthy`, or `rejected` where every better version is damaged: open a
             rejected version last, if possible in a separate process.
         begun: number of starts without a confirmation, with this one if it was counted.
@@ -77,11 +76,7 @@ def open_first(
 ) -> Choice:
     """Verify candidates in turn and return the first whose package is whole, open; nothing is recorded.
 
-    Args:
-        folder: folder of the model.
-        state: state of the model.
-        candidates: entries of `state`, best first.
-        problem: what is wrong with the state file, for the choice's `why`; or None.
+    `candidates`: best first. `problem`: what is wrong with the state file, for the choice's `why`; or None.
 
     Raises:
         NothingToOpenError: none is whole; the message says why for each.

@@ -79,13 +79,7 @@ class ModelFolder:
     __slots__ = ("_disk", "_read", "model", "path")
 
     def __init__(self, path: Path, read: "Callable[[Path], OpenedPackage]", disk: Disk) -> None:
-        """Use the folder at `path`; nothing is made or read yet.
-
-        Args:
-            path: path of the folder, named after the model.
-            read: verifies the package in a file and returns it, open.
-            disk: carries changes out.
-        """
+        """Use the folder at `path`, named after the model; `read` verifies and opens a package file."""
         self.path = path
         self.model = path.name
         self._read = read

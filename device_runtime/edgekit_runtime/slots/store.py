@@ -168,9 +168,7 @@ class Slots:
     def open(self, model: str, sha256: str) -> "OpenedPackage":
         """Return the verified package of an installed version, open, also of a rejected one; record nothing.
 
-        Args:
-            model: name of the model.
-            sha256: digest of the package's manifest.
+        `sha256`: digest of the package's manifest.
 
         Raises:
             SlotError: no such model or version, or its package cannot be opened; the message says why.

@@ -117,7 +117,7 @@ class Engine:
         open_model: opens the content of a model (bytes or a view) by options as in a manifest, and a number
             of threads or None. None if the engine opens models of packages only.
         open: opens a package's model if its artifact alone does not do, see `sessions.OpenBackend`.
-        tuning_options: returns the sets of options to try for some numbers of threads; none may change
+        tuning_options: returns sets of options to try for some numbers of threads; no option may change
             results.
         builds_for_s: longest time to build a model on the device before it can run, seconds; 0 for none.
         on_gpu: whether it computes on a GPU, whose kernels no run on a processor predicts.

@@ -28,8 +28,7 @@ class MachineFacts:
         engine: name and release of the engine.
         date: date and time in UTC, in ISO 8601.
         gpu: GPU that ran the graphs, and by what, such as `NVIDIA L4 by CUDA`; empty for the processor.
-        usual_s: speed of the processor, as seconds of a fixed piece of work (`SpeedGate`); None if not
-            measured.
+        usual_s: speed of the processor, as seconds of a fixed piece of work (`SpeedGate`); None if unknown.
     """
 
     cpu: str

@@ -30,8 +30,7 @@ class EngineExecutor:
     """A `Session` of one engine; `run` may be called from several threads, which then wait for one another.
 
     Attributes:
-        inputs: inputs of `run`; a dimension that the optimization profile leaves free is named as in
-            `image_0`.
+        inputs: inputs of `run`; a dimension that the profile leaves free is named as in `image_0`.
         outputs: specifications of the outputs of `run`.
     """
 

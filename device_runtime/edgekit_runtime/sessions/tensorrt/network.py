@@ -55,8 +55,7 @@ def parse(trt: Any, log: Any, network: Any, model: bytes) -> None:
     """Fill `network` from an ONNX model.
 
     Raises:
-        ParseError: the parser does not understand something; its messages have operator, node name and
-            reason.
+        ParseError: the parser does not understand something; messages have operator, node name and reason.
     """
     parser = trt.OnnxParser(network, log)
     if not parser.parse(model):
