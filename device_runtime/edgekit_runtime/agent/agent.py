@@ -88,10 +88,7 @@ class AgentOptions:
 
     @property
     def fixed(self) -> dict[str, str]:
-        """Settings that the command line fixes, as decimal text: `month-mb` (megabytes) and `cap-kbit-s`.
-
-        A key is missing if its option is None.
-        """
+        """Settings that the command line fixes, as decimal text: `month-mb`, `cap-kbit-s`, or neither."""
         month, cap = self.month_bytes, self.bytes_per_s
         numbers = {
             "month-mb": None if month is None else month / 1e6,
@@ -172,9 +169,6 @@ class Agent:
         """Work until `stop` is set, or until a new certificate or fleet requires a new connection.
 
         At the end it publishes its own last will, which the broker sends only for a lost connection.
-
-        Returns:
-            `renewed` if the caller must begin a new `Agent` for a new certificate or fleet, else `stopped`.
         """
         self.connect()
         last_s = time.monotonic()
@@ -205,11 +199,10 @@ class Agent:
         """Take received messages, decide, begin a step, report; `run` calls it repeatedly.
 
         Args:
-            elapsed_s: seconds since the last turn.
+            elapsed_s: time since the last turn.
 
         Returns:
-            False if it could not finish, such as on a full disk: the error is logged, and the next turn tries
-            again.
+            False if it could not finish, such as on a full disk: the next turn tries again.
         """
         self._receive(0.0)
         try:

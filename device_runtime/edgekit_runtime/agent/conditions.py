@@ -77,8 +77,7 @@ class Obstacle:
     """A condition that keeps an update from starting or continuing.
 
     Attributes:
-        code: short and stable name, such as `disk-full`.
-        reason: one sentence for people.
+        code, reason: the same fields as in `Execution`.
         may_pass: whether the update waits for the end of the condition; else it is refused.
     """
 
@@ -92,14 +91,7 @@ def find_obstacle(
 ) -> Obstacle | None:
     """Return an obstacle to beginning or continuing the download of `desired_model`, or None.
 
-    Its window is no obstacle here, unless it is malformed: it limits the switch of versions, see
-    `check_window`.
-
-    Args:
-        desired_model: the model's entry in the desired document.
-        view: the model as it is on the device.
-        conditions: current conditions of the device.
-        done_bytes: bytes of the package that are on the disk already.
+    Its window is no obstacle unless it is malformed. `done_bytes`: bytes of the package that are on the disk.
     """
     rejection = view.find_rejection(desired_model.manifest_sha256)
     if rejection is not None and not desired_model.is_return:
@@ -150,27 +142,21 @@ def _find_shortage(
 
 
 def has_power(conditions: DeviceConditions) -> bool:
-    """Return whether the battery allows work that can wait.
-
-    It does if there is none, if it is being charged, or if its charge is at least `MIN_BATTERY`.
-    """
+    """Return whether work that can wait may run: without a battery, charging, or from `MIN_BATTERY` on."""
     battery = conditions.battery
     return battery is None or battery >= MIN_BATTERY or conditions.is_charging
 
 
 def is_window(text: str) -> bool:
-    """Return whether a text is a range of local time such as `01:00-04:00`, whose begin is not its end."""
+    """Return whether a text is a range of local time of day, such as `01:00-04:00`, that is not empty."""
     match = _WINDOW.fullmatch(text)
     return match is not None and match.group(1, 2) != match.group(3, 4)
 
 
 def check_window(window: str | None, conditions: DeviceConditions) -> Obstacle | None:
-    """Return an obstacle to switching versions now, or None if it is allowed.
+    """Return an obstacle to switching versions now, or None inside the window, which may span midnight.
 
-    Args:
-        window: local time of day in which it is allowed, such as `22:00-04:00`, which may span midnight; None
-            for always.
-        conditions: current conditions of the device; without a known local time, every window is an obstacle.
+    A `window` of None allows all times; without a known local time, any other window is an obstacle.
     """
     if window is None:
         return None

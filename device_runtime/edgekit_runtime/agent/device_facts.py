@@ -31,8 +31,7 @@ class DeviceFacts:
         runtime: version of edgekit.
         os, kernel: operating system and kernel, each with its release.
         python: version of the Python that runs edgekit.
-        engines: Python distribution of each installed engine -> its version.
-        memory_bytes: the machine's whole memory.
+        engines: installed distribution of an engine -> its version.
         free_bytes: free space on the disk of the program's working folder.
         clock: governor and highest clock of the first processor, and the power mode of a Jetson, as far as
             the device reports them; or empty.
@@ -50,10 +49,7 @@ class DeviceFacts:
     clock: str = ""
 
     def has_engine(self, named: str) -> bool:
-        """Return whether an engine is installed in an exact version, named such as `onnxruntime 1.24.4`.
-
-        An installed `onnxruntime-gpu` counts as `onnxruntime`.
-        """
+        """Return whether an engine is there, such as `onnxruntime 1.24.4`; `onnxruntime-gpu` counts too."""
         return named in {f"{name.removesuffix('-gpu')} {release}" for name, release in self.engines.items()}
 
 

@@ -44,7 +44,7 @@ ENDED: Final[frozenset[ExecutionState]] = frozenset(
 
 
 def topic(device: str, kind: Kind) -> str:
-    """Return the MQTT topic of all documents of one kind from or to `device`."""
+    """Return the topic of documents of this kind of `device`."""
     return f"ek/v1/d/{device}/{kind}"
 
 

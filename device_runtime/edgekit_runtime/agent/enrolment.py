@@ -87,7 +87,7 @@ def enrol(
     trusted by hand stay.
 
     Args:
-        code: address of the fleet, and the secret.
+        code: code of the fleet.
         config: folder of this device's configuration; its folders `fleet` and `keys` get the files.
         facts: the same field as in `Reported`.
         disk: carries changes out.
@@ -95,7 +95,7 @@ def enrol(
             time before this release counts.
 
     Raises:
-        EnrolmentError: the fleet refuses, or its answer is not understood.
+        EnrolmentError: the fleet refuses.
         SignatureError: the server is not the one that the code names.
         TransportError: the server cannot be reached.
         OutputError: a key or the answer cannot be stored.
@@ -147,12 +147,8 @@ def renew(config: Path, disk: Disk = DISK, *, trusted_time: TrustedTime | None =
 
     Package keys and the first TUF root, which leads to the manager's keys, stay as they were at the
     enrolment. Otherwise an attacker in control of the fleet's server could make the device trust any package
-    and obey any manager. A fleet that named none of them then may name them once.
-
-    Args:
-        config: folder of this device's configuration.
-        disk: carries changes out.
-        trusted_time: tells whether the server's certificate has expired; without it the clock does.
+    and obey any manager. A fleet that named none of them then may name them once. Without `trusted_time` the
+    clock alone tells the time.
 
     Raises:
         EnrolmentError: the fleet refuses, or this device is in none.
@@ -191,10 +187,7 @@ def _make_key(folder: Path, disk: Disk) -> Ed25519PrivateKey:
 
 
 def make_csr(key: Ed25519PrivateKey) -> str:
-    """Return a certificate signing request for `key`, in PEM.
-
-    Its subject is the same for all devices, since the fleet names the device.
-    """
+    """Return a certificate signing request for `key`, in PEM; its subject is the same for all devices."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "device")])
     request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, None)
     return request.public_bytes(Encoding.PEM).decode()

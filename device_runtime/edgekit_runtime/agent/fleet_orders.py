@@ -54,10 +54,7 @@ class WishFile:
             self._content = None
 
     def write(self, wishes: Mapping[str, Any] | Sequence[Any]) -> None:
-        """Replace the file's content by `wishes` if they have changed.
-
-        A failure, such as on a full disk, is logged, and the next call tries again.
-        """
+        """Replace the file if `wishes` have changed; a failure is logged, and the next call tries again."""
         content = encode_json({self._field: wishes})
         if content == self._content or (self._content is None and not wishes):
             return
@@ -139,12 +136,7 @@ class DeviceSettings:
         return float(text) if text else None
 
     def list_states(self, socket_path: Path | None, now_s: float) -> dict[str, str]:
-        """Return key -> why a setting of the fleet has no effect; an empty text if it has one.
-
-        Args:
-            socket_path: socket of the service, which is asked every 10 s; None without one.
-            now_s: time of the monotonic clock.
-        """
+        """Return key -> why a setting has no effect, or empty; `now_s` is the time of the monotonic clock."""
         desired = self._desired or {}
         if any(key in SETTINGS and SETTINGS[key].reader != "agent" for key in desired) and (
             now_s - self._service_s >= _ASK_S
@@ -175,15 +167,7 @@ class DeviceLogs:
         self._answer: Logs | None = None
 
     def take(self, request: LogRequest, socket_path: Path | None) -> Logs | None:
-        """Begin to answer a new request; return its answer at the first call after it is ready, else None.
-
-        Args:
-            request: the request in the desired document; one that was answered is ignored.
-            socket_path: socket of the service, or None without one.
-
-        Returns:
-            The answer, to which the caller gives its `sequence`, or None.
-        """
+        """Begin to answer a new request; return its answer at the first call after it is ready, else None."""
         if self._thread is not None:
             if self._thread.is_alive():
                 return None
@@ -210,11 +194,7 @@ class DeviceLogs:
 
 
 def pack_lines(lines: Sequence[str], count: int) -> str:
-    """Return the last lines as one text, deflated (zlib), in base64.
-
-    There are at most 2 · `count` of them, `count` each of service and agent, and fewer if a document cannot
-    hold that many.
-    """
+    """Return the last `count` lines each of service and agent, or as many as fit, deflated, in base64."""
     recent = list(lines)[-2 * count :]
     while True:
         packed = base64.b64encode(zlib.compress("\n".join(recent).encode(), 9))
@@ -224,7 +204,7 @@ def pack_lines(lines: Sequence[str], count: int) -> str:
 
 
 def unpack_lines(text: str, max_bytes: int) -> str:
-    """Return the text that `pack_lines` packed, cut off after `max_bytes` bytes.
+    """Return the text that `pack_lines` packed, at most `max_bytes` of it.
 
     Raises:
         ValueError: it is malformed.

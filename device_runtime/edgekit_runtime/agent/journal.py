@@ -40,7 +40,6 @@ class Progress:
     """Progress of this device with one execution.
 
     Attributes:
-        report: the execution as the device reports it.
         manifest_sha256: manifest digest of the package.
         age_s: seconds that it was under way while the agent ran, independent of changes of the clock.
         failures: failures of its current step in a row.
@@ -71,7 +70,7 @@ class Progress:
         return replace(self, report=report, failures=0, same_failures=0, retry_age_s=self.age_s)
 
     def fail_once(self, code: str, reason: str, delay_s: float) -> "Progress":
-        """Return the execution after a temporary failure; the step is tried again `delay_s` seconds later."""
+        """Return the execution after a temporary failure; the step is tried again after `delay_s`."""
         return replace(
             self,
             report=replace(self.report, code=code, reason=reason),
@@ -92,8 +91,7 @@ class JournalRecord:
     Attributes:
         desired: the newest envelope that was accepted, as text, or empty.
         sequence_bound: upper bound of the numbers of sent documents: all of them are lower.
-        month: the last month in which bytes were counted, such as `2026-11` (UTC).
-        metered_bytes: bytes received and sent by steps in that month.
+        month, metered_bytes: the last month in which steps moved bytes (`2026-11`, UTC), and how many.
         known_time_s: the newest time in a verified document; an earlier clock is wrong.
         executions: for each model the execution under way or the last one.
         logs_request: the last request for lines of the logs that was answered.
@@ -109,11 +107,7 @@ class JournalRecord:
 
 
 class Journal:
-    """The journal of one device; one process uses it, and one thread of it.
-
-    Attributes:
-        record: the content that is on the disk; an empty one without a readable file.
-    """
+    """The journal of one device, for one thread of one process; `record` is the content on the disk."""
 
     def __init__(self, path: Path, disk: Disk = DISK, clock: Callable[[], float] = time.time) -> None:
         """Read the journal at `path`, or begin a new one if it is missing or damaged.
@@ -160,10 +154,7 @@ class Journal:
         return self.record.metered_bytes if self.record.month == month else 0
 
     def raise_sequence(self, used: int) -> bool:
-        """Let the next document have a higher number than `used`; return whether that changed anything.
-
-        It does not if the next number is higher already, or `used` is implausible: 2^52 or more.
-        """
+        """Raise the next number above `used`; return False if it is already, or `used` is 2^52 or more."""
         if not self._sequence <= used < _MOST_TAKEN:
             return False
         self._sequence = used + 1
@@ -186,7 +177,7 @@ def hold_journal(folder: Path, wait_s: float) -> Iterator[None]:
     """Create the agent's folder, and lock it in the context, so that only this process acts for the fleet.
 
     Raises:
-        JournalError: another process holds the lock for longer than `wait_s` seconds.
+        JournalError: another process holds the lock for longer than `wait_s`.
         OutputError: the folder cannot be made.
     """
     make_folders(folder, 0o700)
@@ -202,7 +193,7 @@ def hold_journal(folder: Path, wait_s: float) -> Iterator[None]:
 
 
 def is_held(folder: Path) -> bool:
-    """Return whether a process, such as the agent, holds the lock of the agent's folder now."""
+    """Return whether another process acts for the fleet now."""
     if not folder.is_dir():
         return False
     try:

@@ -37,7 +37,7 @@ _FIRST_ASK_S: Final = 5.0  # after a refusal; then twice as long each time
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """The result of an attempt to renew the certificate.
+    """The end of an attempt to renew the certificate.
 
     Attributes:
         is_new: whether there is a new certificate.
@@ -119,12 +119,10 @@ class Presence:
         self._sequence = self._journal.next_sequence()
 
     def publish_hello(self, desired_version: int, *, is_new_connection: bool) -> None:
-        """Publish a hello, and set the last will of the next connection.
+        """Publish a hello with the document's `$version`, 0 without one; set the next connection's will.
 
-        Args:
-            desired_version: `$version` of the document that the device holds; 0 without one.
-            is_new_connection: whether it is the first hello of this connection; then the will that the link
-                has now is the last will of this connection.
+        `is_new_connection`: whether it is the first one on this connection, whose will is then the one that
+        the link has.
         """
         if is_new_connection:
             self._will = self._link.will
@@ -142,10 +140,7 @@ class Presence:
         self.prepare()
 
     def publish_will(self) -> None:
-        """Publish this connection's last will, which the broker sends only for a lost connection.
-
-        Without a connection nothing is published.
-        """
+        """Publish the own last will, which the broker sends only for a lost connection."""
         if self._will and self._link.is_connected:
             self._link.put("hello", self._will, is_retained=True)
 
@@ -172,10 +167,7 @@ class LinkWatch:
         self._status = read_link_status(folder) or LinkStatus()
 
     def note_link(self, now: float) -> None:
-        """Write to `link.json` whether there is a link, and why not, if that has changed.
-
-        `now` is in seconds since 1970. A failure to write is ignored.
-        """
+        """Write whether there is a link, and why not, if that has changed; `now` is in seconds since 1970."""
         is_connected, problem = self._link.is_connected, self._link.problem
         text = "" if problem is None else problem.text
         if is_connected:

@@ -57,14 +57,7 @@ class EnrolmentError(EdgekitError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """This device in its fleet.
-
-    Attributes:
-        enrolment: the fleet's last answer to an enrolment or a renewal.
-        key: the device's private key.
-        folder: folder of key, certificate and answer.
-        stamp: see `read_stamp`.
-    """
+    """This device in its fleet; `folder` holds key, certificate and answer; for `stamp` see `read_stamp`."""
 
     enrolment: Enrolment
     key: Ed25519PrivateKey
@@ -72,19 +65,12 @@ class Membership:
     stamp: tuple[int, int] | None = None
 
     def make_context(self, trusted_time: TrustedTime | None = None) -> ssl.SSLContext:
-        """Return a TLS context with this device's certificate, which trusts only the fleet's authority.
-
-        `trusted_time` tells whether a server's certificate has expired; without it the clock does.
-        """
+        """Return a TLS context with this device's certificate, see the function of this name."""
         certificate, key = self.folder / CERTIFICATE, self.folder / KEY
         return make_context(self.enrolment.authority, str(certificate), str(key), trusted_time=trusted_time)
 
     def make_download_context(self, trusted_time: TrustedTime | None = None) -> ssl.SSLContext:
-        """Return a TLS context for downloads of packages, which are signed themselves.
-
-        It trusts public authorities too if the packages are not on the fleet's own web server: a CDN may have
-        them. `trusted_time` tells whether a server's certificate has expired; without it the clock does.
-        """
+        """Return a TLS context for packages, which are signed: public authorities count if a CDN has them."""
         context = self.make_context(trusted_time)
         if not self.enrolment.artifacts.startswith(f"{self.enrolment.web}/"):
             context.load_default_certs()
@@ -105,9 +91,7 @@ class Membership:
         return TrustedTime(self.enrolment.certificate, folder, clock, monotonic)
 
     def read_time(self, folder: Path, clock: Callable[[], float] = time.time) -> TrustedTime:
-        """Return the trusted time, bounded by what the agent's folder `folder` holds.
-
-        `clock` gives seconds since 1970.
+        """Return the trusted time, as the agent's folder bounds it; `clock` gives seconds since 1970.
 
         Raises:
             JournalError: the journal is damaged or cannot be read.
@@ -139,10 +123,7 @@ def read_membership(config: Path) -> Membership:
 
 
 def read_stamp(folder: Path) -> tuple[int, int] | None:
-    """Return a stamp that changes at each enrolment and renewal; None while the device is in no fleet.
-
-    `folder` is that of `Membership`.
-    """
+    """Return a stamp that changes at each enrolment and renewal; None while the device is in no fleet."""
     try:
         status = (folder / ENROLMENT).stat()
     except OSError:
@@ -174,8 +155,7 @@ class ResumingContext(ssl.SSLContext):
 
     Attributes:
         trusted_time: see `TrustedTime`.
-        authority_end_s: end of the fleet's authority in seconds since 1970; infinity where public ones count
-            as well.
+        authority_end_s: end of the fleet's authority, in s since 1970; infinity where public ones count too.
         failure: the TLS error at which the last connection ended, or None. The alert of a broker that refuses
             comes after the handshake, and paho drops it.
     """
@@ -191,10 +171,7 @@ class ResumingContext(ssl.SSLContext):
             self._session = connection.session or self._session
 
     def wrap_socket(self, *args: Any, **options: Any) -> ssl.SSLSocket:
-        """Return the socket over TLS, as `ssl.SSLContext.wrap_socket` does, with the last session offered.
-
-        `failure` becomes None.
-        """
+        """Return the socket over TLS, with the last session offered; `failure` becomes None."""
         self.failure = None
         is_checked_here = self.authority_end_s < math.inf or self.trusted_time.is_clock_behind
         flags = self.verify_flags & ~_NO_CHECK_TIME

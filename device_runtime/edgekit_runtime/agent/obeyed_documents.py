@@ -40,10 +40,7 @@ class ObeyedDocuments:
         self._next_s, self._pause_s = now_s, _PAUSE_S
 
     def read_held(self, envelope: str) -> Desired | None:
-        """Return the verified document in the journal's field `desired`, or None.
-
-        It is None if the field is empty, or the document is not signed by a key that counts now.
-        """
+        """Return the document that the journal holds; None if there is none, or its key counts no more."""
         return read_held(envelope, self._keys)
 
     def unseal(self, payload: bytes, now_s: float, width_s: float) -> Desired | None:
@@ -54,8 +51,7 @@ class ObeyedDocuments:
         Args:
             payload: the envelope.
             now_s: time of the monotonic clock.
-            width_s: seconds over which the devices of the fleet spread the refresh for the first such
-                document.
+            width_s: time over which the devices of the fleet spread the refresh for the first such document.
 
         Raises:
             SignatureError: it is malformed, or forged, as far as the last refresh has shown.

@@ -57,7 +57,6 @@ class NextSteps:
         superseded: executions that others have replaced.
         steps: possible steps, the most urgent first; a model's `unload` may come before its next step, which
             need not wait if the `unload` is refused.
-        models: state of each model, to report.
         status, because: status to report, and its reason.
     """
 
@@ -72,10 +71,7 @@ class NextSteps:
 def accept_desired(desired: Desired, previous: Desired | None, device: str) -> bool:
     """Return whether a document with a verified signature replaces the held one: False if they are equal.
 
-    Args:
-        desired: the document that was received.
-        previous: the newest document that was accepted before, or None.
-        device: identifier of this device.
+    `previous`: the newest document that was accepted before, or None.
 
     Raises:
         SignatureError: it is for another device, older, or has the same version with other content.
@@ -100,7 +96,7 @@ def reconcile(
     views: Mapping[str, ModelView],
     conditions: DeviceConditions,
 ) -> NextSteps:
-    """Return the next steps, the executions to record before them, and what to report.
+    """Return the next steps.
 
     Args:
         desired: the newest accepted document, or None.

@@ -31,7 +31,7 @@ class SampleUploads:
         self._failures = 0
 
     def look(self, now_s: float) -> bool:
-        """Return whether samples wait to be sent; their folder is read every 10 s."""
+        """Return whether samples wait; the folder is read every few seconds."""
         if now_s - self._listed_s >= _LIST_S:
             self._listed_s, self._waiting = now_s, self._folder.list_samples()
         return bool(self._waiting)
@@ -45,11 +45,7 @@ class SampleUploads:
     ) -> bool:
         """Return whether there is something to send now, and the service says that the owner allows it.
 
-        Args:
-            now_s: time of the monotonic clock.
-            orders: ids of the orders whose samples must wait, as `list_held` returns them.
-            conditions: power and budget of the device.
-            stated: what the service states of samples, see `read_samples`.
+        `orders`: result of `list_held`. `stated`: what the service states of samples, see `read_samples`.
         """
         return (
             stated.get("allowed") is True
@@ -70,13 +66,7 @@ class SampleUploads:
     def report(
         self, orders: Sequence[SampleOrder], stated: Mapping[str, Any], now: float
     ) -> Mapping[str, ReportedSamples]:
-        """Return order id -> state of its samples.
-
-        Args:
-            orders: the orders in the desired document.
-            stated: what the service states of samples, see `read_samples`.
-            now: seconds since 1970.
-        """
+        """Return order id -> state of its samples; `now` is in seconds since 1970."""
         counts: Counter[str] = Counter()
         sizes: Counter[str] = Counter()
         for sample in self._waiting:

@@ -43,7 +43,7 @@ def _own_id(key: Ed25519PrivateKey) -> str:
 
 
 def seal(document: object, kind: Kind, key: Ed25519PrivateKey) -> bytes:
-    """Return the signed envelope of a document, which is a dataclass, as bytes of JSON.
+    """Return the signed envelope of a document.
 
     Raises:
         ValueError: the envelope would be larger than `MAX_DOCUMENT_BYTES`.
@@ -52,11 +52,7 @@ def seal(document: object, kind: Kind, key: Ed25519PrivateKey) -> bytes:
 
 
 def seal_payload(payload: bytes, kind: Kind, key: Ed25519PrivateKey) -> bytes:
-    """Return the signed envelope of a document that is JSON already.
-
-    Raises:
-        ValueError: the envelope would be larger than `MAX_DOCUMENT_BYTES`.
-    """
+    """Return the envelope of a document that is JSON already, see `seal`."""
     signature = key.sign(_encode_signed(kind, payload))
     envelope = b'{"payload":"%b","payloadType":"%b","signatures":[{"keyid":"%b","sig":"%b"}]}' % (
         base64.b64encode(payload),

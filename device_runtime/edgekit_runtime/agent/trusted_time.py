@@ -73,7 +73,7 @@ class TrustedTime:
 
     @property
     def now_s(self) -> float:
-        """The clock's time, or the bound if that is later, in seconds since 1970."""
+        """The clock, or the bound if that is later."""
         return max(self._clock(), self.least_s)
 
     @property
@@ -83,10 +83,7 @@ class TrustedTime:
 
     @property
     def stated_s(self) -> float:
-        """The bound that document or repository state, in seconds since 1970; 0 if neither does.
-
-        It leaves out the device's certificate, whose issuer's clock may have been ahead.
-        """
+        """The bound without the device's certificate, whose issuer's clock may have been ahead; or 0."""
         limit_s = max(RELEASED_S, self._clock(), self._begin_s) + MAX_LEAD_S
         stated_s = min(self._issued_s or self._signed_s, limit_s)
         return stated_s + self._passed_s if stated_s else 0.0
@@ -97,10 +94,7 @@ class TrustedTime:
         return self._clock() < self.least_s - TOLERATED_S
 
     def outgrows(self, stored_s: float) -> bool:
-        """Return whether the clock is behind, and `stated_s` is over `TOLERATED_S` later than `stored_s`.
-
-        Then the journal, which holds `stored_s`, should store the new one.
-        """
+        """Return whether the bound is far later than the one in the journal, and the clock is behind it."""
         return self.is_clock_behind and self.stated_s > stored_s + TOLERATED_S
 
     @property

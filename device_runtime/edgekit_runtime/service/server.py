@@ -46,7 +46,6 @@ class Service:
         registry: loads, swaps and unloads the models.
         http: the HTTP server with its connections.
         pool: the threads of models that do not run on the loop.
-        metrics: counters of the whole service.
         answers: answers requests with photographs and sound.
         workers: the worker processes of isolated models.
     """
@@ -65,8 +64,7 @@ class Service:
             config: configuration of the service.
             source: where packages lie.
             regions: shared memory of clients, registered by the caller; None to make it here.
-            tries_in_child: whether a package is opened in a child process first, so that an engine that ends
-                its process ends only the child.
+            tries_in_child: whether a child process opens packages first, since engines may end their process.
         """
         loop = asyncio.get_running_loop()
         self._config = config
@@ -122,7 +120,7 @@ class Service:
         """Answer the requests under way, then free everything.
 
         Returns:
-            True if all work has ended; False if a load or an inference goes on until the process ends.
+            whether all work has ended; the rest continues on its threads until the process ends.
         """
         self._listening.begin_stop()
         if self._monitor is not None:
@@ -167,7 +165,7 @@ class Service:
         ).encode()
 
     def find_streams(self) -> "StreamsHandler":
-        """Return the handler of streams; the first call creates it, since most services have no streams."""
+        """Return the handler of streams, created at its first use: most services have no streams."""
         if self._streams is None:
             from edgekit_runtime.service.api.streams import open_streams
 

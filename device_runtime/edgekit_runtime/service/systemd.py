@@ -91,9 +91,7 @@ class Notifier:
         self._timer: asyncio.TimerHandle | None = None
 
     def notify_starting(self) -> None:
-        """Ask systemd to wait while models are loaded, and repeat that while the event loop turns.
-
-        `notify_ready` or `notify_stopping` ends the repetition.
+        """Ask systemd to wait while models are loaded, for as long as the event loop turns.
 
         Each load has a limit of its own; building a TensorRT engine takes longer than systemd would wait.
         """
@@ -132,5 +130,5 @@ class Notifier:
 
 
 def write_unit() -> str:
-    """Return the text of systemd's unit `edgekit.service`, which runs `edgekit-device` beside this Python."""
+    """Return the text of `edgekit.service`, which runs the `edgekit-device` beside this Python."""
     return _UNIT.format(command=Path(sys.executable).parent / "edgekit-device")

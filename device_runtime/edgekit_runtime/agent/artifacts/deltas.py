@@ -46,13 +46,11 @@ class RunKind:
 
     Attributes:
         number: number of the kind in the delta file.
-        width: bytes of a word, the unit in which the run is coded.
+        width: bytes of a word.
         has_base: whether the run starts from bytes of the base.
         has_channels: whether the run states a number of channels, and a multiplier for each.
-        has_step: whether the run states a number, such as a float32 step or a zero point; each kind uses it
-            in its own way.
-        is_float: whether the residual of a word is the new word with its sign bit last, rather than a
-            difference folded as `unfold` undoes it.
+        has_step: whether the run states a number, such as a float32 step or a zero point.
+        is_float: whether the delta stores each word with its sign bit last, rather than folded.
         residual_width: bytes of the residual of a word in the delta; -1 stands for `width`.
     """
 
@@ -115,10 +113,7 @@ _LEAST_S: Final = 60.0
 
 
 def list_lzma_filters(model: int) -> list[dict[str, Any]]:
-    """Return filters of raw LZMA for the module `lzma`, with lc, lp and pb as `model` states them.
-
-    Args:
-        model: (pb · 5 + lp) · 9 + lc, as in the first byte of a file of LZMA.
+    """Return the filters of raw LZMA whose literal model is the byte (pb · 5 + lp) · 9 + lc.
 
     Raises:
         PackageError: there is no such model.
@@ -131,11 +126,7 @@ def list_lzma_filters(model: int) -> list[dict[str, Any]]:
 
 
 def read_words() -> bytes:
-    """Return a raw LZMA stream of text that most packages contain, packed with `WORDS_LZMA_MODEL`.
-
-    A stream of the model `WORDS_MODEL` continues it, so its reader decodes these bytes first and drops the
-    `WORDS_BYTES` that they yield.
-    """
+    """Return `WORDS_BYTES` of text that most packages contain, as raw LZMA; a packed stream continues it."""
     return files(__package__).joinpath("words.lzma").read_bytes()
 
 
@@ -240,15 +231,10 @@ def _make_reader(pieces: Iterator[bytes]) -> Callable[[int], bytes]:
 def rebuild(delta: BinaryIO, base: Buffer, size_bytes: int, stop: threading.Event) -> Iterator[bytes]:
     """Yield the content of the package in pieces; the caller checks the digest of the whole.
 
-    Args:
-        delta: content of the delta; nothing in it is trusted.
-        base: content of the installed package; empty for a coded file.
-        size_bytes: size of the wanted package.
-        stop: set to stop.
+    `base` is the content of the installed package; it is empty for a coded file.
 
     Raises:
-        PackageError: the delta is damaged, for another base, makes another size, takes too long, or was
-            stopped.
+        PackageError: the delta is damaged, for another base or size, too slow to apply, or was stopped.
     """
     give_up_s = time.monotonic() + _LEAST_S + size_bytes / _BYTES_PER_S
     left_bytes = size_bytes
@@ -451,7 +437,7 @@ def multiply_step(counts: NDArray[np.int16], bits: int) -> NDArray[np.uint8]:
 
     Args:
         counts: int16 [n].
-        bits: the float32 step as an integer of its 32 bits.
+        bits: the float32 step as its 32 bits.
     """
     with np.errstate(all="ignore"):  # as in `multiply`
         step = np.array([bits], "<u4").view("<f4").astype(np.float64)
@@ -459,14 +445,12 @@ def multiply_step(counts: NDArray[np.int16], bits: int) -> NDArray[np.uint8]:
 
 
 def add_steps(old: NDArray[np.uint8], steps: NDArray[np.int16], bits: int) -> NDArray[np.uint8]:
-    """Return uint8 [2 n], the bytes of float16 [n]: `old` plus `steps` times a step.
-
-    It is computed in double precision and rounded once.
+    """Return uint8 [2 n], float16 [n] as bytes: `old` plus `steps` times a step, in doubles, rounded once.
 
     Args:
-        old: uint8 [2 n], float16 words of the base.
-        steps: int16 [n]; where it is 0 the word stays the same, even NaN.
-        bits: the float32 step as an integer of its 32 bits.
+        old: uint8 [2 n], words of the base.
+        steps: int16 [n]; at 0 the word stays the same, even NaN.
+        bits: the float32 step as its 32 bits.
     """
     words = old.view("<f2")
     with np.errstate(all="ignore"):  # as in `multiply`
@@ -484,9 +468,8 @@ def add_residual(
         old: uint8 [n], the predicted bytes; zeros without a prediction.
         residual: uint8 [n / kind.width * kind.residual_width], folded so that small differences of both signs
             are small. Of words it holds first all lowest bytes, then all next ones.
-        kind: kind of the run; it says whether the residual holds differences, numbers of steps, or the new
-            words themselves.
-        step: for a kind that counts in steps, the float32 step as an integer of its 32 bits; else ignored.
+        kind: kind of the run.
+        step: float32 step of a kind that counts in steps, as an integer of its 32 bits; else ignored.
     """
     if kind.width == 1:
         return np.asarray(old + unfold(residual))
@@ -503,6 +486,6 @@ def add_residual(
 
 
 def unfold(folded: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
-    """Return the integers whose signs were folded: 0, 1, 2, 3 ... become 0, -1, 1, -2 ... modulo the type."""
+    """Undo the folding of signs: 0, 1, 2, 3 ... become 0, -1, 1, -2 ... (modulo the type)."""
     unit = folded.dtype.type(1)
     return np.asarray((folded >> unit) ^ (np.zeros_like(folded) - (folded & unit)))

@@ -33,11 +33,7 @@ _OK, _PARTIAL, _OUT_OF_RANGE = 200, 206, 416
 
 
 class HttpStatusError(TransportError):
-    """The server answered with an error of HTTP.
-
-    Attributes:
-        status: status code of the answer, such as 404.
-    """
+    """The server answered with an error of HTTP, whose code is `status`."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -61,9 +57,8 @@ class DownloadLimits:
     """Limits of downloads.
 
     Attributes:
-        bytes_per_s: cap of the bandwidth, in bytes a second; None for no cap.
-        least_bytes_per_s, slow_s: a download that is slower than this over `slow_s` seconds ends by
-            `SlowError`.
+        bytes_per_s: cap of the bandwidth; None for no cap.
+        least_bytes_per_s, slow_s: a download slower than this for so many seconds ends by `SlowError`.
         timeout_s: longest wait for the connection or the next byte.
     """
 
@@ -74,10 +69,7 @@ class DownloadLimits:
 
 
 class RateCap:
-    """Keeps a download or upload below its cap, and ends it by `SlowError` if it is too slow.
-
-    Its user calls `count` after each piece; `count` waits as long as the cap requires.
-    """
+    """Keeps a download or upload below its cap, by waits in `count`; ends a slow one by `SlowError`."""
 
     def __init__(self, limits: DownloadLimits) -> None:
         self._limits = limits
@@ -127,17 +119,16 @@ class Downloader:
         """Download `url` to `path`, over as many connections as needed; resume a partial file.
 
         Args:
-            url: address of the file, over https.
+            url: address of the file.
             path: path of the file; an incomplete one is beside it.
             size_bytes: expected size of the file; not one byte more is read.
             sha256: expected digest of the file; a file with another one is removed.
             count: called with the number of bytes received, discarded bytes included.
             stop: set to stop.
-            most_bytes: limit of the bytes that may come, discarded ones included; None for no limit.
+            most_bytes: limit of the bytes that may come, or None.
 
         Raises:
-            TransportError: there is no connection, it brings no more bytes or too few a second, or the server
-                answers with an error.
+            TransportError: there is no connection, an error of HTTP, or it brings too few bytes a second.
             DigestError: the file has another digest.
             DownloadLimitError: more than `most_bytes` came.
             DownloadStoppedError: `stop` was set.
@@ -220,12 +211,7 @@ class Downloader:
                     file.flush()
 
     def read(self, url: str, timeout_s: float, count: Callable[[int], None]) -> Iterator[bytes]:
-        """Yield the content of a small file in pieces, whose total the caller must bound.
-
-        Args:
-            url: address of the file, over https.
-            timeout_s: limit of the whole download.
-            count: called with the number of bytes of each piece.
+        """Yield the content of a small file; the caller bounds its size, `count` gets the bytes received.
 
         Raises:
             TransportError: there is no connection, an error of HTTP, or it takes longer than `timeout_s`.
@@ -265,13 +251,7 @@ class Downloader:
 
 
 def connect(host_and_port: tuple[str, int], limits: DownloadLimits) -> socket.socket:
-    """Return a TCP connection.
-
-    Under a cap below 64 KiB a second the kernel receives about the bytes of one second in advance.
-
-    Args:
-        host_and_port: address of the server.
-        limits: their `timeout_s` becomes the connection's timeout.
+    """Return a TCP connection; under a cap below 64 KiB/s the kernel buffers the bytes of about a second.
 
     Raises:
         OSError: no address can be reached.

@@ -91,10 +91,9 @@ class RepositoryClient:
 
         Args:
             path: `CLASS/NAME`.
-            target: device class of this device; a path of another class gives None, without a look at the
-                metadata.
+            target: device class of this device, the only class whose files it takes.
             known_time_s: lower bound of the time in seconds since 1970, whatever the clock shows.
-            count: called with the number of bytes of metadata received.
+            count: called with the number of bytes received.
 
         Raises:
             RepositoryAttackError: the metadata is refused.

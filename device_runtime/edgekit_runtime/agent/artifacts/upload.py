@@ -26,12 +26,7 @@ _GO_ON: Final = (202, 204, 409)
 
 
 class UploadReply(NamedTuple):
-    """The manager's answer to a request of an upload.
-
-    Attributes:
-        status: HTTP status.
-        offset: header `Upload-Offset`, the number of bytes from which to go on; None without that header.
-    """
+    """HTTP status of the manager's answer, and its `Upload-Offset` in bytes, or None without that header."""
 
     status: int
     offset: int | None
@@ -53,20 +48,12 @@ def send_samples(
     stop: threading.Event,
     most_bytes: int | None = None,
 ) -> int:
-    """Send samples one after the other, and delete each that the manager has taken or will never take.
+    """Send samples one after the other; return how many the manager has stored.
 
-    Args:
-        samples: samples to send; one whose file is gone is passed over.
-        folder: folder of the samples.
-        ask: sends a request to the fleet's web server.
-        stop: set to stop after the part that is being sent.
-        most_bytes: limit of the bytes to send; None for no limit.
-
-    Returns:
-        Number of samples that the manager has stored, without those that it refused for ever.
+    Each that it has stored, or refused for ever, is deleted. If `stop` is set, the present part is the last.
 
     Raises:
-        UploadBudgetError: the next part would exceed `most_bytes`.
+        UploadBudgetError: the next part would exceed `most_bytes` in all.
         TransportError: there is no connection, or the manager takes none now.
         OutputError: a sample cannot be deleted.
     """
@@ -106,7 +93,7 @@ def send_samples(
 
 
 class SampleLink:
-    """Sends requests to the fleet's web server over one connection, no faster than the cap of its limits."""
+    """Asks the fleet's web server over one connection, below the cap."""
 
     def __init__(
         self,

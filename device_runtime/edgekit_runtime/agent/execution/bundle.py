@@ -46,11 +46,7 @@ _PIECE_BYTES: Final = 1 << 20
 
 
 class Bundle:
-    """An open bundle. Its structure is checked; its contents are not trusted yet.
-
-    Attributes:
-        path: path of the bundle.
-    """
+    """An open bundle. Its structure is checked; its contents are not trusted yet."""
 
     def __init__(self, path: Path) -> None:
         """Open it.
@@ -69,7 +65,7 @@ class Bundle:
         }
 
     def read(self, name: str) -> memoryview | None:
-        """Return a view of the content of a member of the archive, or None if it is missing."""
+        """Return a member of the archive, or None if it is missing."""
         member = self._members.get(name)
         return None if member is None else self._view[member.payload_offset : member.end_offset]
 
@@ -103,11 +99,7 @@ class BundleDownloader(Downloader):
         self._bundle, self._root = bundle, f"{urlsplit(member.enrolment.artifacts).path.rstrip('/')}/"
 
     def read(self, url: str, timeout_s: float, count: Callable[[int], None]) -> Iterator[bytes]:  # noqa: ARG002
-        """Yield the whole content of the bundle's file that stands for `url`; `count` is not called.
-
-        Raises:
-            HttpStatusError: the bundle has no such file; status 404.
-        """
+        """Yield the whole content of the bundle's file for `url`; raises `HttpStatusError` if it has none."""
         yield bytes(self._find(url))
 
     def fetch(
@@ -149,7 +141,6 @@ class BundleLink:
     Attributes:
         received, will, reconnect_s, problem: the same attributes as in `MqttLink`.
         report: the last report made with the bundle's document or a newer one; None before.
-        events: events of the agent so far.
     """
 
     def __init__(self, member: Membership, payload: bytes, version: int, stop: threading.Event) -> None:
@@ -166,7 +157,7 @@ class BundleLink:
 
     @property
     def is_connected(self) -> bool:
-        """True: the agent can always report."""
+        """Whether reports are accepted."""
         return True
 
     def start(self) -> None:
@@ -178,11 +169,7 @@ class BundleLink:
         """Do nothing: there is no connection."""
 
     def put(self, kind: Kind, payload: bytes, *, key: str = "", is_retained: bool = False) -> None:  # noqa: ARG002
-        """Keep the last report and each event for the file of results, and drop all other kinds.
-
-        An event of an attack, and a report that the work for the bundle's document is over, set the event
-        that stops the agent.
-        """
+        """Keep reports and events for the results; an attack or the end of the work stops the agent."""
         if kind == "event":
             event = unseal(payload, "event", Event, self._keys, "event")
             self.events.append(event)
@@ -237,8 +224,7 @@ def apply_bundle(
         member: this device in its fleet.
         folder: the agent's folder.
         installer: the models of the device.
-        timeout_s: seconds after which it stops waiting; unfinished steps go on when the bundle is applied
-            again.
+        timeout_s: stop waiting after this time; unfinished steps go on when the bundle is applied again.
         clock: seconds since 1970.
 
     Raises:

@@ -77,11 +77,7 @@ class DeviceObserver:
         """Return the figures of all versions, as the service last stated them; empty before the first time.
 
         They are read anew every 10 s while an execution is under way and for an hour after it, else every 5
-        minutes.
-
-        Args:
-            now_s: time of the monotonic clock.
-            is_under_way: whether an execution is under way.
+        minutes. `now_s` is the time of the monotonic clock.
         """
         if is_under_way:
             self._busy_s = now_s
@@ -96,10 +92,7 @@ class DeviceObserver:
     def read_streams(
         self, now_s: float, desired: Mapping[str, StreamOptions]
     ) -> Mapping[str, ReportedStream]:
-        """Return the state of each stream in `desired`, by name; `missing` if no service runs it.
-
-        The service is asked every 3 s; `now_s` is the time of the monotonic clock.
-        """
+        """Return each desired stream's state; `missing` if no service runs it. `now_s` is monotonic time."""
         if desired and now_s >= self._streams_s:
             self._streams_s = now_s + _SERVICE_S
             socket_path = self._installer.find_service() if self._service[0] else None
@@ -107,10 +100,9 @@ class DeviceObserver:
         return {name: _read_stream(settings, self._streams.get(name)) for name, settings in desired.items()}
 
     def read_samples(self, now_s: float, *, is_needed: bool) -> Mapping[str, Any]:
-        """Return what the service states of samples, asked every 3 s: `allowed`, and `orders` by their ids.
+        """Return what the service states of samples: `allowed`, and `orders` by their ids.
 
-        It is empty if `is_needed` is false, or no service answers. `now_s` is the time of the monotonic
-        clock.
+        It is empty if not `is_needed`, or no service answers. `now_s` is the time of the monotonic clock.
         """
         if not is_needed:
             return {}

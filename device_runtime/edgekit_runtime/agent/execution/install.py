@@ -104,9 +104,9 @@ class Installer:
             write_key_file(path, key_id, desired_model.wrapped_key, self.slots.disk)
 
     def load(self, desired_model: DesiredModel) -> None:
-        """Let the service load the active version, on trial if `desired_model` says so.
+        """Let the service, if one runs, load the active version, on trial if `desired_model` says so.
 
-        Without a service it does nothing. With the order `old-first` the service unloads the model before.
+        With the order `old-first` the service unloads the model before.
 
         Raises:
             SlotError: the service refused, or did not answer.
@@ -149,10 +149,7 @@ class Installer:
         return True, read_index(socket_path)
 
     def fingerprint(self) -> Mapping[str, int]:
-        """Return model -> a number that changes with the model's state in the slots; cheaper than `view`.
-
-        The number is 0 for a model without a state, such as while its first package is being written.
-        """
+        """Return model -> a number that changes with its state (0 without one); cheaper than `view`."""
         models = self.slots.folder / "models"
         try:
             return {folder.name: _fingerprint(folder / "state.json") for folder in models.iterdir()}
@@ -216,10 +213,7 @@ def _fingerprint(path: Path) -> int:
 
 
 def describe_service(index: ServiceIndex, model: str) -> tuple[tuple[str, ...], str, str]:
-    """Return the versions of a model that the service serves, the version on trial or '', and a remark.
-
-    The remark is the service's description of the trial; without one, why versions are not ready, or ''.
-    """
+    """Return the versions of a model that the service serves, the one on trial or '', and a remark or ''."""
     lines = index.get(model, [])
     served = tuple(line["version"] for line in lines if line["state"] == "READY" and line["version"])
     on_trial = [line for line in lines if line["version"] and line["reason"].startswith(_TRIALS)]

@@ -45,8 +45,7 @@ class StepPlaces:
         state: folder of the slots; the agent's folder is below it.
         keys: folder of the keys whose packages are trusted.
         socket_path: socket of the service, or None for the one that runs, if any.
-        bytes_per_s: cap of downloads and uploads, in bytes a second, unless the order has one; None for no
-            cap.
+        bytes_per_s: cap of the bandwidth unless the order has one; None for no cap.
     """
 
     config: str
@@ -63,7 +62,7 @@ class StepNews:
     Attributes:
         received_bytes: bytes that came since the last report.
         notes: kinds and texts of events since then.
-        result: the step's result in the last report, else None.
+        result: the step's result, at its end.
     """
 
     received_bytes: int

@@ -24,8 +24,8 @@ class StepOrder:
         step: the step that `reconcile` returned.
         most_bytes: limit of the bytes that a download may receive or an upload send, or None.
         known_time_s: lower bound of the time in seconds since 1970, whatever the clock shows.
-        bytes_per_s: cap in bytes a second; None for the cap of the agent's command line.
-        held_orders: ids of orders whose samples an upload does not send yet.
+        bytes_per_s: cap of the bandwidth, or None for that of the agent's command line.
+        held_orders: orders of samples that an upload leaves here for now.
     """
 
     step: Step
@@ -43,9 +43,8 @@ class StepResult:
         outcome: `unchanged` leaves the execution as it is, `installed` leads it to its trial, `retry` tries
             the step again, the others end it.
         code, reason: the same fields as in `Execution`.
-        wait_s: seconds before the step is tried again; None for a random time that grows with the failures.
-        max_failures: number of failures with the same code in a row after which the execution fails; None for
-            no limit.
+        wait_s: wait before the step is tried again; None for a random time that grows with the failures.
+        max_failures: failures with the same code in a row after which the execution fails; None for no limit.
     """
 
     outcome: Literal["unchanged", "installed", "retry", "refused", "failed"] = "unchanged"

@@ -84,17 +84,16 @@ class StepRunner:
         return ended
 
     def take_events(self) -> list[tuple[str, str]]:
-        """Return kind and text of each event since the last call; they are to be reported at once."""
+        """Return kind and text of the events to report at once."""
         results = []
         while not self._events.empty():
             results.append(self._events.get())
         return results
 
     def take_counts(self) -> tuple[str, int, int]:
-        """Return an execution, bytes moved since the last call, and the bytes of its package on the disk.
+        """Return the execution of the last download, bytes moved since the last call, and bytes on the disk.
 
-        The execution is that of the last download, also after its end; it is '', and the last number 0, if
-        the bytes are those of a `refresh` or an `upload`.
+        For a `refresh` or an `upload` the execution is '', and the last number 0.
         """
         with self._lock:
             came_bytes, self._came_bytes = self._came_bytes, 0
@@ -113,12 +112,11 @@ class StepRunner:
         self._stop.set()
 
     def retain(self, downloading: set[str], under_way: set[str]) -> None:
-        """Ask the step to stop if it is no longer needed.
+        """Stop a step that is no longer needed.
 
         Args:
-            downloading: names of the executions that may download now; a download of another one is stopped.
-            under_way: names of the executions that have not ended; any other step of another one is stopped,
-                so that one that ended by its timeout does not block the next.
+            downloading: names of the executions that may download now.
+            under_way: names of those that have not ended; one ended by its timeout must not block the next.
         """
         step = self._step
         if step is None or step.desired_model is None:
@@ -135,10 +133,7 @@ class StepRunner:
         return frozenset(name for name in names if not name.endswith((".part", KEY_SUFFIX)))
 
     def close(self) -> None:
-        """Stop the step and wait for its end, 10 s at most.
-
-        A separate process is killed before the wait is over.
-        """
+        """Stop the step and wait for its end, 10 s at most; a separate process is killed before that."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_S)

@@ -103,14 +103,7 @@ class AnswerRequest:
         return self._decoded is not None or not self.decodes
 
     def run(self, run: Run) -> Answer:
-        """Make the inputs, run the model and decode its outputs, on one thread; raises nothing.
-
-        Args:
-            run: runs the model.
-
-        Returns:
-            The outputs, or the error of `prepare` or of the run; a failure to decode is in `error`.
-        """
+        """Make the inputs, run the model, decode its outputs, on a thread; raises nothing, sets `error`."""
         self.prepare()
         if self.error is not None:
             return self.error if isinstance(self.error, EdgekitError) else BackendError(str(self.error))
@@ -121,7 +114,7 @@ class AnswerRequest:
         return answer
 
     def prepare(self) -> None:
-        """Make the inputs of the file, on a thread; raises nothing: what goes wrong is then in `error`."""
+        """Make the inputs of the file, on a thread; raises nothing, but sets `error`."""
         assert self.data is not None  # noqa: S101  # for the type checker
         try:
             if self.is_unwanted():
@@ -208,7 +201,7 @@ class AnswerPath:
         self._begin(request, served)
 
     def close(self, timeout_s: float) -> bool:
-        """End the threads; return whether they have ended within `timeout_s`."""
+        """End the threads; return whether they have ended."""
         return self._threads is None or self._threads.close(timeout_s)
 
     def _begin(self, request: AnswerRequest, served: Served) -> None:

@@ -27,14 +27,7 @@ class AnswerHandler:
     def handle_request(
         self, name: str, version: str | None, connection: Connection, head: RequestHead, body: memoryview
     ) -> None:
-        """Respond later to a request whose body is a photograph or sound.
-
-        Args:
-            name: name of the model.
-            version: the version that is asked for, or None.
-            connection: takes the response.
-            head: head of the request; its query holds options of the task.
-            body: the file; valid until the response.
+        """Respond later to a request whose body, a photograph or sound, is valid until the response.
 
         Raises:
             EdgekitError: the response is this error.
@@ -66,9 +59,7 @@ class AnswerHandler:
 
 
 def parse_overrides(query: str) -> dict[str, JsonValue]:
-    """Return the options of a task in the query of a URL, such as `min_score=0.5&top=3`.
-
-    Values are read as JSON; what is not JSON is a text.
+    """Return a task's options in a URL's query, such as `min_score=0.5&top=3`, as JSON values or texts.
 
     Raises:
         RequestError: it is no list of names and values.

@@ -45,15 +45,11 @@ class CompressedBodies:
         self._threads: Threads | None = None  # made with the first long body: most services get none
 
     def decode(self, action: _Action) -> _Action:
-        """Return an action that decompresses the body, at once or on a thread, and calls `action` with it.
-
-        A body that cannot be decompressed, is too long or has to wait with too many others gets an error
-        response.
-        """
+        """Return an action that decompresses the body for `action`, or responds with an error."""
         return functools.partial(self._handle, action)
 
     def close(self, timeout_s: float) -> bool:
-        """End the thread; return whether it has ended within `timeout_s`."""
+        """End the thread; return whether it has ended."""
         return self._threads is None or self._threads.close(timeout_s)
 
     def _handle(self, action: _Action, connection: Connection, head: RequestHead, body: memoryview) -> None:

@@ -54,11 +54,7 @@ class FleetHandler:
         self._default_level = logging.getLogger("edgekit_runtime").level
 
     def look(self) -> None:
-        """Read the file of settings if it has changed, and apply them: log level and limits; sets `problems`.
-
-        Without the file the configuration holds again; one that cannot be read changes nothing, and is
-        logged.
-        """
+        """Apply the file of settings if it has changed, or the configuration without one; sets `problems`."""
         stamp = read_stamp(self._path)
         if stamp == self._stamp:
             return
@@ -95,7 +91,7 @@ class FleetHandler:
         return ""
 
     def find(self, parts: list[str]) -> tuple[tuple[str, ...], Any] | None:
-        """Return the allowed methods and the action of a path, given as its segments, or None."""
+        """Return the allowed methods and the action of a path, or None if the path does not exist."""
         match parts:
             case ["v2", "fleet", "settings"]:
                 return ("GET",), self._respond_settings

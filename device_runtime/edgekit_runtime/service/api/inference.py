@@ -68,14 +68,7 @@ class InferenceHandler:
     def handle_request(
         self, name: str, version: str | None, connection: Connection, head: RequestHead, body: memoryview
     ) -> None:
-        """Respond to a request for inference, now or later.
-
-        Args:
-            name: name of the model.
-            version: the version that is asked for, or None.
-            connection: takes the response.
-            head: head of the request.
-            body: JSON, with binary data behind it.
+        """Respond to a request for inference, now or later; the body is JSON, with binary data behind it.
 
         Raises:
             EdgekitError: the response is this error.

@@ -46,13 +46,7 @@ class SharedMemoryHandler:
         return self._regions.allows_posix
 
     def register(self, name: str, connection: Connection, _head: RequestHead, body: memoryview) -> None:
-        """Register a region, a memfd that arrived with the body or a POSIX segment, and respond.
-
-        A memfd is unregistered when the connection ends.
-
-        Raises:
-            EdgekitError: the response is this error.
-        """
+        """Register a POSIX segment, or, until the connection ends, a memfd that arrived with the body."""
         stated = load_small(body)
         key = stated.get("key")
         if not isinstance(key, str) or not 1 <= len(name) <= 256:

@@ -52,11 +52,7 @@ class StreamsHandler:
             self._fleet.look()
 
     def find(self, parts: list[str]) -> tuple[tuple[str, ...], Action] | None:
-        """Return the allowed methods and the action of a path about streams, or None.
-
-        Args:
-            parts: segments of the path.
-        """
+        """Return the allowed methods and the action of a path, or None if the path is not about streams."""
         match parts:
             case ["v2", "streams"]:
                 return ("GET", "HEAD", "POST"), self._respond_streams
@@ -136,7 +132,7 @@ class StreamsHandler:
 def open_streams(
     config: ServiceConfig, answers: AnswerPath, registry: Registry, http: HttpServer
 ) -> StreamsHandler:
-    """Return the handler of requests about streams; it has none yet, and starts none."""
+    """Return the handler of a service without streams yet."""
     live = config.live
     is_live = not config.listen.is_beyond_loopback if live.enabled is None else live.enabled
     calls = ModelCalls(answers, registry, http)

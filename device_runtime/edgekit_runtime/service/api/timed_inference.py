@@ -22,7 +22,7 @@ from edgekit_runtime.service.serving.served_version import Served
 def make_inference_handler(
     models: Catalogue, when_loaded: WhenLoaded, slicer: Slicer, answers: AnswerPath, times: RunTimes | None
 ) -> InferenceHandler:
-    """Return the handler of inference requests; its responses state times, unless `times` is None."""
+    """Return a handler whose responses state times; the usual one if `times` is None."""
     if times is None:
         return InferenceHandler(models, when_loaded, slicer, answers)
     return TimedInferenceHandler(models, when_loaded, slicer, answers, times)

@@ -105,11 +105,7 @@ class Http2Stream:
 
 
 class HeadersReceived(NamedTuple):
-    """A request has begun; `stream.is_remote_open` says whether a body follows.
-
-    Attributes:
-        head: what the owner's `read_head` made of the request's fields.
-    """
+    """A request has begun with `head`; `stream.is_remote_open` says whether a body follows."""
 
     stream: Http2Stream
     head: Any

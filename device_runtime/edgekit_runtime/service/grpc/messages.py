@@ -120,13 +120,9 @@ _CONTAINERS: Final[Mapping[str, Callable[[], Any]]] = {"repeated": list, "map": 
 
 
 def read_message(message: str, data: "bytes | memoryview") -> dict[str, Any]:
-    """Return the fields of a message by name.
+    """Return the fields of a message, such as `ModelInferRequest`, by name.
 
     Missing scalars are their defaults, missing messages are left out, and unknown fields are skipped.
-
-    Args:
-        message: name of the message, such as `ModelInferRequest`.
-        data: its bytes.
 
     Raises:
         RequestError: `data` are no such message, or have too many fields.
@@ -188,12 +184,7 @@ def _read_value(kind: str, data: memoryview, budget: Iterator[int]) -> Any:
 
 
 def write_message(message: str, values: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a message; values without a field, which foreign JSON may hold, are left out.
-
-    Args:
-        message: name of the message.
-        values: field name -> value; fields that are missing or None are not written.
-    """
+    """Return the bytes of a message; None, and values without a field (in foreign JSON), are left out."""
     output = bytearray()
     for field in _FIELDS[message].values():
         number, kind, elements = field.number, field.kind, values.get(field.name)
@@ -269,7 +260,7 @@ def _split_fields(data: memoryview, budget: Iterator[int]) -> Iterator[tuple[int
 
 
 def read_varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Return the number at `at`, unsigned, 64 bits, in varint encoding, and the position behind it.
+    """Return the varint at `at`, and the position behind it.
 
     Raises:
         RequestError: it does not end.

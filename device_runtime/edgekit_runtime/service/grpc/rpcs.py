@@ -55,7 +55,7 @@ _logger = logging.getLogger(__name__)
 
 
 def encode_field(name: bytes, value: bytes) -> bytes:
-    """Return a header field in HPACK (RFC 7541, 6.2.2); it enters no dynamic table, and is not compressed."""
+    """Return a field that enters no dynamic table (RFC 7541, section 6.2.2), without Huffman coding."""
     block = b"\x00"
     for text in (name, value):
         size = len(text)
@@ -69,7 +69,7 @@ _NOT_GRPC: Final = encode_field(b":status", b"415")
 
 
 class Method:
-    """A method of the gRPC service.
+    """A method of the service.
 
     Attributes:
         is_stream: whether both sides send any number of messages.
@@ -86,7 +86,7 @@ class Method:
         raise NotImplementedError
 
     def encode_response(self, head: bytes, *body: Buffer) -> Sequence[Buffer]:
-        """Return the gRPC message, in parts, for a response over HTTP: its head, and its body in parts."""
+        """Return the gRPC message, in parts, for a response over HTTP."""
         raise NotImplementedError
 
     def encode_error(self, _error: EdgekitError) -> bytes | None:
@@ -192,12 +192,7 @@ class MessageResponder:
         return not self.rpc.is_open
 
     def respond(self, head: Buffer, *body: Buffer) -> None:
-        """Send the gRPC message for a response over HTTP; does nothing once the client has given up.
-
-        Args:
-            head: head of the response over HTTP.
-            body: its body in parts, which must not change until they are sent.
-        """
+        """Send the message for a response over HTTP, whose parts must not change until they are sent."""
         try:
             parts = self.rpc.method.encode_response(bytes(head), *body)
         except Exception as error:  # else the client would wait for ever
@@ -274,12 +269,7 @@ class Rpc:
         return len(self._responders) >= _MAX_AHEAD or self.stream.queued_bytes > STREAM_WINDOW_BYTES
 
     def receive_data(self, data: memoryview, *, ends_stream: bool) -> None:
-        """Take a piece of the client's messages, and begin those that are complete.
-
-        Args:
-            data: the piece; it may end within a message.
-            ends_stream: whether the client sends nothing more.
-        """
+        """Take a piece of the client's messages, which may end within one; begin those that are complete."""
         last = self._pieces[-1] if self._pieces else data
         if last is not data and len(last) < _SMALL_BYTES > len(data):  # else many would take much memory
             self._pieces[-1] = memoryview(bytes(last) + data)

@@ -61,8 +61,7 @@ def read_token(path: str) -> bytes:
     """Return the value that the header `Authorization` must have: `Bearer` and the token in a file.
 
     Raises:
-        ConfigError: the file cannot be read, or can be read by everybody; or the token is too short or has
-            spaces.
+        ConfigError: the file is unreadable or readable by everybody, or the token is short or has spaces.
     """
     try:
         with open(path, encoding="ascii") as file:  # noqa: PTH123  # one descriptor for content and mode

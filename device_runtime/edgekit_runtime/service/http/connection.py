@@ -66,7 +66,7 @@ class ConnectionOwner(Protocol):
 
 
 def ticks(seconds: float) -> int:
-    """Return after how many ticks at least `seconds` have passed; the tick under way counts as one."""
+    """Return the least number of ticks that last at least `seconds`."""
     return int(seconds / TICK_S) + 2
 
 
@@ -333,12 +333,7 @@ class Connection:
         self.respond_error(error)
 
     def respond_error(self, error: BaseException, fields: Mapping[str, str] | None = None) -> None:
-        """Respond with `error`, which is counted; one that is not ours is logged and becomes 500.
-
-        Args:
-            error: what went wrong.
-            fields: headers beside those that belong to the error.
-        """
+        """Respond with `error`, which is counted; one that is not ours is logged and becomes 500."""
         if not isinstance(error, EdgekitError):
             path = "an unknown path" if self._head is None else self._head.path
             _logger.error("a request to %s failed inside the service", path, exc_info=error)

@@ -16,7 +16,6 @@ class Lease:
 
     Attributes:
         states: one byte for each connection; written in place, since a call would double the cost.
-        index: position in `states` of the byte of this connection.
     """
 
     __slots__ = ("index", "states")

@@ -27,12 +27,7 @@ _ONE_OF_A_KIND: Final = frozenset(
 
 
 def find_end(data: bytes, start: int, max_bytes: int) -> int | None:
-    """Return where the head at the start of `data` ends, or None if its end has not arrived.
-
-    Args:
-        data: received bytes.
-        start: where the search begins; what is before holds no end.
-        max_bytes: limit of the head.
+    """Return where the head in `data` ends, searched from `start` on, or None if its end has not arrived.
 
     Raises:
         RequestError: the head is too long.
@@ -227,11 +222,7 @@ def is_from_page(fields: Mapping[bytes, bytes]) -> bool:
 
 
 def is_foreign_host(host: bytes | None) -> bool:
-    """Return whether a host is a public name: its owner can point it to this machine (DNS rebinding).
-
-    Args:
-        host: value of the header `Host`, also with a port; None, as HTTP 1.0 may have it, is not foreign.
-    """
+    """Return whether `host` is a public name (None is not): its owner can point it here (DNS rebinding)."""
     if host is None:  # no browser speaks HTTP 1.0
         return False
     name = host.decode("latin-1").lower().rstrip(".")

@@ -41,12 +41,7 @@ def make_date_line() -> bytes:
 
 
 def make_json(value: Any, status: int = 200, fields: Mapping[str, str] | None = None) -> tuple[bytes, bytes]:
-    """Return head and body of a response with a JSON document.
-
-    Args:
-        value: the document.
-        status: HTTP status.
-        fields: further headers, see `make_head`.
+    """Return head and body of a response with a JSON document; `fields`: further headers.
 
     Raises:
         TypeError, ValueError: JSON cannot express `value`, such as a NaN.

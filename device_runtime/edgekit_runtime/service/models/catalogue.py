@@ -115,11 +115,7 @@ class Catalogue:
         self.is_listed = False
 
     def find(self, name: str, version: str | None) -> Served:
-        """Return a version of a model.
-
-        Args:
-            name: name of the model.
-            version: the version; None for the one that answers requests without a version.
+        """Return a version of a model; None stands for the one that answers requests without a version.
 
         Raises:
             EvictedError: the model was unloaded for others; `Registry.wait_for` loads it.
@@ -149,13 +145,10 @@ class Catalogue:
         return [] if model is None else list(model.versions)
 
     def describe(self, installed: Iterable[str]) -> list[Status]:
-        """Return the lines of the repository's index.
+        """Return the repository's index of all models, those that are `installed` and those that were loaded.
 
         Each version that is ready or was rolled back has a line, and each model that has no version or whose
         last load failed.
-
-        Args:
-            installed: names of the installed models; others that were loaded are listed, too.
         """
         lines = []
         for name in sorted({*installed, *self.by_name}):

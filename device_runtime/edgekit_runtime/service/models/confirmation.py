@@ -36,7 +36,7 @@ class Confirmations:
             self._confirm_after(served.loaded.manifest.name, served.version, self._source.confirm_after_s)
 
     def postpone(self, name: str, version: str) -> None:
-        """Restart the wait for the confirmation of a version, if it waits for one, since it has crashed."""
+        """Restart the wait before the confirmation of a version, since it has crashed."""
         if (name, version) in self._timers:
             self._timers[name, version].cancel()
             self._confirm_after(name, version, self._source.confirm_after_s)

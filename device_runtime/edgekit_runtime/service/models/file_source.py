@@ -76,13 +76,7 @@ class PackageFiles(Source):
         return policy.choose(name, list(self._list(name).values()))
 
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
-        """Verify the packages that `policy` chooses, and return the results of `load`, see `Source`.
-
-        A damaged file is ignored from now on, and the next best takes its place.
-
-        Raises:
-            EdgekitError: nothing can be served; nothing stays open.
-        """
+        """Verify the packages that `policy` chooses and `load` them; the next best replaces a damaged one."""
         loaded: list[Loaded] = []
         with contextlib.ExitStack() as packages, contextlib.ExitStack() as undo:
             opened = [packages.enter_context(package) for package in self._open_packages(name, policy)]
@@ -94,11 +88,7 @@ class PackageFiles(Source):
         return loaded
 
     def open_again(self, package: Servable, load: Load) -> Loaded:
-        """Verify a package that was served before, and return the result of `load`.
-
-        Raises:
-            EdgekitError: it cannot be opened any more.
-        """
+        """Verify a package that was served before, and return the result of `load`, see `Source`."""
         with open_listed(package, self._trust, self.limits) as opened:
             return load(opened)
 

@@ -66,16 +66,7 @@ class Lifecycle:
         self.confirmations = Confirmations(source, self._disk)
 
     async def open(self, name: str, options: ModelOptions, beside: Loaded | None = None) -> list[Served]:
-        """Open the versions of a model that are to be served, on a thread; no request finds them yet.
-
-        Args:
-            name: name of the model.
-            options: options of the model.
-            beside: a loaded version that goes on serving, see `load`.
-
-        Raises:
-            EdgekitError: as `Source.open`.
-        """
+        """Open the versions of a model to serve, see `Source.open` and `load`; no request finds them yet."""
         load_one = functools.partial(self._load, options=options, beside=beside)
         opened = await self.on_thread(self.source.open, name, VersionPolicy.of(options), load_one)
         return [self.make_served(loaded) for loaded in opened]
@@ -96,11 +87,7 @@ class Lifecycle:
     async def drain(self, served: Served, late: Callable[[], object] | None = None) -> bool:
         """Wait for the calls of a version, which accepts no more; return whether they end in time.
 
-        If they do not, that is counted and logged.
-
-        Args:
-            served: the version.
-            late: called once they end after all.
+        If they do not, that is counted and logged, and `late` is called once they end after all.
         """
         if served.cache is not None:
             served.cache.close()

@@ -84,26 +84,14 @@ class Registry:
         self.rollouts = RolloutController(self._lifecycle, self.metrics, self._start)
 
     def find_remote(self, name: str, version: str | None) -> IsolatedVersion | None:
-        """Return a version in worker processes; None if it runs in this process, is unknown or not ready.
-
-        Args:
-            name: name of the model.
-            version: the version; None for the one that answers requests without a version.
-        """
+        """Return a version in worker processes; None if it runs in this process, is unknown or not ready."""
         try:
             return self.models.find(name, version).loaded.remote
         except EdgekitError:
             return None
 
     def report_crash(self, name: str, version: str, reason: str, *, is_loop: bool) -> None:
-        """Restart the wait for the confirmation of a version that crashed.
-
-        Args:
-            name: name of the model.
-            version: its version.
-            reason: why it crashed.
-            is_loop: whether it crashes again and again: then it is given up in the background.
-        """
+        """Restart the wait for the confirmation of a version; replace it if it crashes in a loop."""
         self._lifecycle.confirmations.postpone(name, version)
         if is_loop:
             self._start(self.give_up(name, version, f"crash: {reason}"))
@@ -163,8 +151,7 @@ class Registry:
             for_others: whether other models may be unloaded for it; otherwise its first request loads it if
                 the memory cap leaves no room now.
             patience_s: longest wait for calls of models that must be unloaded.
-            rollout: how a new version takes over this time: `swap`, `canary` or `shadow`; None as its
-                installation requested, or else as the options say.
+            rollout: `swap`, `canary` or `shadow` this time; None as the installation or else the options say.
 
         Raises:
             EdgekitError: the model cannot be loaded; the message says why.
@@ -206,13 +193,7 @@ class Registry:
             await self._lifecycle.retire(model.withdraw())
 
     async def settle_trial(self, name: str, version: str, *, is_promoted: bool) -> None:
-        """End the trial of a version with a verdict from outside, if it is on trial.
-
-        Args:
-            name: name of the model.
-            version: the version on trial.
-            is_promoted: whether it replaces the version in use; otherwise it is unloaded.
-        """
+        """End the trial of a version with a verdict from outside: promote or unload it, if it is on trial."""
         model = self.models.by_name[name]
         async with model.lock:
             trial = model.trial

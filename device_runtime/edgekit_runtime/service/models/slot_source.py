@@ -39,11 +39,7 @@ class InstalledModels(Source):
         return self._slots.models()
 
     def find(self, name: str, policy: VersionPolicy) -> Sequence[Servable]:
-        """Return the packages that `open` would open now: the specific versions, or else the active one.
-
-        Raises:
-            EdgekitError: there is no such model or version, or nothing is installed.
-        """
+        """Return the packages that `open` would open now: the specific versions, or else the active one."""
         servables = []
         for version in policy.ordered() or (None,):
             candidates = self._slots.list_candidates(name, version, counted=self._begun)
@@ -52,11 +48,7 @@ class InstalledModels(Source):
         return servables
 
     def find_proven(self, name: str) -> Servable | None:
-        """Return the newest version that has proved itself, if the current one has not; otherwise None.
-
-        Raises:
-            SlotError: no such model, or its folder is open to other users.
-        """
+        """Return the newest version that has proved itself, if the current one has not; otherwise None."""
         state = self._slots.load(name).state
         if state.current is None or state.current.health != UNPROVEN:
             return None
@@ -79,12 +71,7 @@ class InstalledModels(Source):
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
         """Open the specific versions of `policy`, or else the best one; return the results of `load`.
 
-        Starts are counted. Of several versions the best is tried first; one that fails is rejected, and the
-        next best takes its place. Specific versions are all opened.
-
-        Raises:
-            UnavailableError: it cannot be opened now, which says nothing of the version.
-            EdgekitError: nothing can be served.
+        Starts are counted. Of several versions one that fails is rejected, and the next best replaces it.
         """
         if not policy.specific:
             return [self._open_active(name, load)]
@@ -97,21 +84,12 @@ class InstalledModels(Source):
         return opened
 
     def open_again(self, package: Servable, load: Load) -> Loaded:
-        """Verify a package that was served before, and return the result of `load`; counts no start.
-
-        Raises:
-            EdgekitError: it is not installed any more, or cannot be opened.
-        """
+        """Verify a package that was served before, and return the result of `load`; counts no start."""
         with self._slots.open(package.name, package.sha256) as opened:
             return load(opened)
 
     def confirm(self, name: str, version: str) -> None:
-        """Record that `version` is good.
-
-        Raises:
-            UnavailableError: it cannot be recorded now, such as on a full disk.
-            EdgekitError: it cannot be recorded.
-        """
+        """Record that `version` is good; raises `UnavailableError` if that cannot be recorded now."""
         try:
             self._slots.confirm(name, version)
         except RecordError as error:  # such as a full disk

@@ -47,11 +47,7 @@ class VersionPolicy:
         return tuple(sorted(self.specific, key=sort_key, reverse=True))
 
     def choose(self, name: str, installed: Sequence[Servable]) -> tuple[Servable, ...]:
-        """Return the packages to serve, the newest first.
-
-        Args:
-            name: name of the model, for messages.
-            installed: all packages of the model.
+        """Return what to serve of `installed`, the newest first.
 
         Raises:
             RequestError: nothing is installed, or not a version that is asked for.

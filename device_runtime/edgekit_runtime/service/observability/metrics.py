@@ -134,10 +134,7 @@ class LaneMetrics:
     def note_lone(self, seconds: float, now_s: float, rows: int = 1) -> None:
         """Count a call that ran at once and alone, and succeeded.
 
-        Args:
-            seconds: time in the engine, which was all that the call took.
-            now_s: time on the scheduler's clock.
-            rows: rows of the call.
+        `now_s`: time on the scheduler's clock.
         """
         index = bisect_left(LATENCY_BOUNDS_S, seconds)
         self.queue.counts[0] += 1
@@ -154,15 +151,7 @@ class LaneMetrics:
         self.last_s = now_s
 
     def note_run(self, calls: int, rows: int, merge_s: float, infer_s: float, split_s: float) -> None:
-        """Count a run of the engine; `note_success` and `note_failure` count its calls.
-
-        Args:
-            calls: number of calls that it served together.
-            rows: number of their rows.
-            merge_s: seconds to merge the calls into a batch.
-            infer_s: seconds in the engine.
-            split_s: seconds to split the outputs.
-        """
+        """Count a run of the engine that served `calls` of `rows` together; see `RunCount` for the times."""
         run = self._find_run(calls, rows)
         run.count += 1
         run.merge_s += merge_s

@@ -125,7 +125,7 @@ def lane_families(lanes: Iterable[LaneMetrics]) -> list[MetricFamily]:
 
 
 def service_families(service: ServiceMetrics) -> list[MetricFamily]:
-    """Return the metrics of the whole service, with the memory that this process has now."""
+    """Return the metrics of the whole service, with its present memory."""
     families = []
     for name, kind, text, field, labels in _SERVICE_METRICS:
         values: Mapping[tuple[str, ...], float] = getattr(service, field)
@@ -139,11 +139,7 @@ def service_families(service: ServiceMetrics) -> list[MetricFamily]:
 
 
 def read_memory(path: Path = _STATUS) -> dict[str, int]:
-    """Return the resident (`rss`) and the proportional (`pss`) memory of this process in bytes.
-
-    Args:
-        path: file in the form of `/proc/PID/smaps_rollup`; if it cannot be read, the result is empty.
-    """
+    """Return this process's resident (`rss`) and proportional (`pss`) memory in bytes; empty if unknown."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

@@ -88,11 +88,6 @@ class UtilizationMeter:
 
         It is a share of the time that `asker` leaves free: a client that is alone gets 0, however long its
         calls take. If the last measurement is longer ago, it is the mean since then.
-
-        Args:
-            list_lanes: returns the metrics of all lanes that use the slots; called once a quarter of a second
-                at most.
-            asker: the client as `note` knows it; by default nobody's calls are left out.
         """
         now_s = self._clock()
         elapsed_s = now_s - self._began_s

@@ -85,8 +85,7 @@ class Region:
         """Copy `array`, C-contiguous, to `offset_bytes`.
 
         Raises:
-            RequestError: it does not fit into the region, the region was unregistered, or the segment was
-                shrunk.
+            RequestError: it does not fit, the region was unregistered, or the segment was shrunk.
         """
         self.check_place(offset_bytes, array.nbytes)
         start = self.offset_bytes + offset_bytes
@@ -155,8 +154,7 @@ class Regions:
 
         Args:
             name: name of the region.
-            is_local: whether the client came over the Unix socket; only such clients find memfds, which come
-                over it.
+            is_local: whether the client came over the Unix socket; only such clients see what came over it.
 
         Raises:
             RequestError: there is none for this client.

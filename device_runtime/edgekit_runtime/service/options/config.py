@@ -168,15 +168,12 @@ class ServiceConfig:
         listen: where the service can be reached.
         http: bounds of the HTTP layer.
         grpc: where the service can be reached over gRPC.
-        shared_memory: bounds of the shared memory that clients register.
         inference: bounds of single requests.
         cache: bounds of the response cache, which models share.
         media: bounds of photographs and sound.
         drift: bounds of the drift statistics.
-        memory: the memory cap of all models.
         power: sensors and limits of the device.
         log: how log records are written.
-        models: options by the name of the model, for those that have some of their own.
         streams: streams by name, which run as long as the service.
         fleet_streams: whether the streams that the fleet wants run, too.
         samples: whether requests that the fleet orders are stored as samples.

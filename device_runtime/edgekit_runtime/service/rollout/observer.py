@@ -69,11 +69,7 @@ class Observer:
         _count(self.observed.current, latency_s)
 
     def count_candidate(self, latency_s: float | None) -> None:
-        """Count an answer of the candidate; after some dozens of them, judge.
-
-        Args:
-            latency_s: latency of a good answer; None for a failed one.
-        """
+        """Count an answer by its latency, None for a failed one; after some dozens of them, judge."""
         _count(self.observed.candidate, latency_s)
         if latency_s is not None:
             self.observed.failed_in_a_row = 0
@@ -109,10 +105,7 @@ class Observer:
         self.observed.current.energy.add(current_j)
 
     def look(self) -> None:
-        """Judge now, and have a verdict reported through `defer`; does nothing after the verdict.
-
-        The owner also calls this regularly: a trial whose time is up gets its verdict without a new answer.
-        """
+        """Judge now unless there is a verdict. The owner also calls this regularly, since time brings one."""
         self._until_look = max(_LOOK_EVERY, int(self.observed.candidate.answers * _LOOK_SHARE))
         if self.verdict is not None:
             return
@@ -133,14 +126,11 @@ class Observer:
             report(self.verdict)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return what was observed, for `/v2` statistics.
+        """Return what was observed, for `/v2` statistics; means without values are None.
 
-        Returns:
-            `verdict`: `promote`, `rollback` with the `gate` and the `reason`, or `continue` with the
-            `undecided` gates; number of pairs `compared` and their mean `agreement`, None without pairs;
-            `latency_ratio_p50`, the median of the candidate's time over that of the current version; for
-            `current` and `candidate` the number of `answers`, how many `failed`, and quantiles of latency and
-            energy, None without values.
+        `verdict` is `promote`, `rollback` (with `gate` and `reason`) or `continue` (with `undecided` gates);
+        `compared` counts pairs, `agreement` is their mean, `latency_ratio_p50` the median of candidate over
+        current; `current` and `candidate` count `answers` and `failed`, with quantiles of latency and energy.
         """
         observed = self.observed
         verdict = self.verdict or judge(observed, self._gates)
@@ -161,7 +151,7 @@ class Observer:
 
 
 def is_of_model(failed: Answer) -> bool:
-    """Return True if an error may be the model's fault, not that of a queue, a deadline or a closed lane."""
+    """Whether a failed answer may be the model's fault, not that of a queue, a deadline or a closed lane."""
     return isinstance(failed, BackendError | DataError) or not isinstance(failed, EdgekitError)
 
 

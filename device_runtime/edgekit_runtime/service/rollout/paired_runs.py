@@ -43,7 +43,7 @@ class Pair:
 
     Attributes:
         agreement: agreement of their answers, 0..1.
-        current_s, candidate_s: seconds that the run of each version took.
+        current_s, candidate_s: how long the versions took.
     """
 
     agreement: float
@@ -65,8 +65,7 @@ def run_pair(
 ) -> Pair | None:
     """Run both versions in random order; return None if one fails or answers NaN or infinity.
 
-    If both runs together are shorter than 2 ms they are repeated, and only the repetition counts: the model
-    with fewer calls is no longer in the processor's caches.
+    Runs that take less than 2 ms together are repeated, and only the repetition counts.
 
     Args:
         current: session of the version in use.
@@ -153,7 +152,7 @@ class PairedRuns:
         self._has_thread = self._is_over = False
 
     def may_start(self) -> bool:
-        """Return True if real calls leave room for a pair now.
+        """Return whether real calls leave room for a pair now.
 
         How the two versions fare plays no part, so that it cannot bias the comparison.
         """
@@ -177,7 +176,7 @@ class PairedRuns:
             self._alarm = self._defer(self._max_run_s, self._stop)
 
     def close(self) -> None:
-        """Start no more pairs. The pair under way is stopped and not reported, then the thread ends."""
+        """Make no more pairs. The pair under way is stopped and not reported, then the thread ends."""
         self._is_over = True
         self._queue.put(None)
         self._stop()

@@ -37,8 +37,8 @@ class ShadowLane(Lane):
     """Answers with the current version, and lets the candidate try in quiet moments.
 
     Attributes:
-        under_way: number of real calls without an answer yet.
-        dropped: number of copies that were not made, or waited too long, since real calls came first.
+        under_way: real calls without an answer yet.
+        dropped: copies that were not made, or waited too long, since real calls came first.
     """
 
     __slots__ = (

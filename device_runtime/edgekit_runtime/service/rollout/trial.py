@@ -103,13 +103,10 @@ class _LocalTrialRunner:
 
 
 def find_difference(current: Manifest, candidate: Manifest) -> str | None:
-    """Return the first difference that keeps two versions from sharing calls, or None if they can.
+    """Return the first difference that keeps two versions from sharing calls, or None.
 
     The version in use prepares and decodes the calls of both, so tensors, states, preprocessing, labels and
-    task must be equal.
-
-    Returns:
-        text for a message, `PART VALUE instead of VALUE`: first the candidate's value, then the current one.
+    task must be equal. The text states the candidate's value first.
     """
     old_parts, new_parts = _describe_parts(current), _describe_parts(candidate)
     return next(

@@ -41,16 +41,10 @@ class _Orders:
 
 
 class FleetSamples:
-    """Gives a sampler to each version whose model has orders; used on the thread of the loop."""
+    """Gives each version whose model has orders its sampler, on the thread of the loop."""
 
     def __init__(self, options: SampleOptions, models: Catalogue, loop: AbstractEventLoop) -> None:
-        """Sample nothing yet: the first `look` reads the orders.
-
-        Args:
-            options: name the file of orders, and say whether samples are allowed here.
-            models: the models that are served.
-            loop: the event loop.
-        """
+        """Sample nothing yet: the first `look` reads the file of orders that `options` name."""
         self._options, self._models, self._loop = options, models, loop
         self._path = Path(options.file or os.devnull)
         self._folder = SampleFolder(self._path.parent / SAMPLES_FOLDER)
@@ -61,11 +55,7 @@ class FleetSamples:
         self._scan_s = 0.0
 
     def look(self) -> None:
-        """Read the file of orders if it changed, and give new versions their samplers; called each second.
-
-        Every 10 s the thread of the writer also deletes the stored samples beyond the limits of age and size,
-        or all of them where samples are forbidden.
-        """
+        """Read the file of orders if it changed, give new versions samplers, delete samples over limits."""
         if not self._options.file:
             return
         stamp = read_stamp(self._path)
@@ -86,11 +76,7 @@ class FleetSamples:
             self._writer.put(0, lambda: self._scan(shares))
 
     def keep(self, model: str, request_id: str | None) -> str:
-        """Store a recent request of `model` as a sample, see `ModelSampler.keep`; return the sample's id.
-
-        Raises:
-            RequestError: there is no such model, or as `ModelSampler.keep`.
-        """
+        """Store a recent request, see `ModelSampler.keep`; raises `RequestError` for an unknown model."""
         self._models.find(model, None)
         return self._samplers.get(model, self._make(model)).keep(request_id)
 

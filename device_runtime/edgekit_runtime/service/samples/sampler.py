@@ -37,10 +37,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Writer:
-    """A thread that stores the samples of all models of a process.
-
-    Its queue has room for 8 jobs and 32 MiB; jobs beyond that are dropped.
-    """
+    """A thread that stores the samples of a process; jobs beyond 8 or 32 MiB in its queue are dropped."""
 
     def __init__(self) -> None:
         """Make the queue; the first job starts the thread."""
@@ -49,7 +46,7 @@ class Writer:
         self._thread: threading.Thread | None = None
 
     def put(self, size_bytes: int, job: Callable[[], None]) -> bool:
-        """Queue a job that holds `size_bytes` of memory until it ends; return False if it is dropped."""
+        """Queue a job that needs `size_bytes` of memory; return False if it is dropped."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="edgekit-samples", daemon=True)
             self._thread.start()
@@ -85,11 +82,7 @@ class Writer:
 
 
 class ModelSampler:
-    """Samples of one model; used on the thread of the loop, while jobs of its `Writer` judge and store.
-
-    Attributes:
-        draws: decides which requests are drawn, and has a line for each trigger of an order.
-    """
+    """Samples of one model; used on the thread of the loop, except by `Writer`."""
 
     __slots__ = (
         *("_clock", "_dropped", "_folder", "_largest_bytes", "_loop", "_max_bytes", "_model", "_options"),
@@ -174,15 +167,11 @@ class ModelSampler:
             self._put(request, draw)
 
     def keep(self, request_id: str | None) -> str:
-        """Have a recent request stored, because the application asks for it; return the sample's id.
-
-        Args:
-            request_id: identifier that the client gave the request; None for the last request.
+        """Store a recent request for the application, the last one by default; return the sample's id.
 
         Raises:
-            RequestError: no order wants what applications keep (status 409); the request is not among the
-                last few (404); the orders have enough samples or no room (429); the writer's queue is full
-                (503).
+            RequestError: no order wants that (409), the request is forgotten (404), the orders have enough
+                samples or no room (429), or the writer's queue is full (503).
         """
         if self._recent is None:
             raise RequestError(409, f"the fleet has no order for kept samples of {self._model}")
@@ -202,17 +191,12 @@ class ModelSampler:
         self.draws.refresh(self._clock())
 
     def note_sizes(self, sizes: Mapping[tuple[str, str], int]) -> None:
-        """Learn how many bytes of samples wait on the disk, by the order's id and the trigger's kind."""
+        """Learn how many bytes of samples wait, by order and kind."""
         self._sizes = sizes
         self._note_room()
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return what came of each order, by its id, for the statistics.
-
-        Returns:
-            `triggers`: number of samples stored by each kind of trigger; `dropped`: number of samples that
-            were lost; `error`: why triggers cannot decide, empty if all can.
-        """
+        """Return order id -> `triggers` (samples stored by kind), `dropped` and `error`, for statistics."""
         orders: dict[str, JsonValue] = {}
         for order in self._orders:
             lines = [line for line in self.draws.lines if line.order.id == order.id]
@@ -309,12 +293,7 @@ def _judge(observation: Observation, line: Line) -> bool | None:
 
 
 def copy_borrowed(arrays: Mapping[str, Array], own: str | None) -> Mapping[str, Array]:
-    """Return arrays that stay valid: those that borrow their memory, which others may write to, are copied.
-
-    Args:
-        arrays: arrays by name.
-        own: name of an array that is not copied, though it borrows, since nobody else writes there; or None.
-    """
+    """Return arrays that stay valid: copies of all whose memory others may write to, except `own`."""
     return {
         name: array if name == own or array.flags.owndata else array.copy() for name, array in arrays.items()
     }

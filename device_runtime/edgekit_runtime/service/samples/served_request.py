@@ -81,15 +81,7 @@ class ServedRequest:
         )
 
     def seal(self, selection: Selection, sample_id: str) -> bytes:
-        """Return the file of the sample, encrypted for the public key of one order.
-
-        Args:
-            selection: lines that take the sample, all of this order, and the probability of selection.
-            sample_id: id of the sample, 32 hexadecimal digits.
-
-        Raises:
-            EdgekitError, ValueError: the order's public key is wrong.
-        """
+        """Return the sample, encrypted for one order; raises EdgekitError or ValueError for a wrong key."""
         from edgekit_runtime.encryption.key_wrapping import seal  # cryptography: where a sample is stored
 
         order, manifest = selection.lines[0].order, self.served.loaded.manifest
@@ -179,11 +171,9 @@ class ServedRequest:
 
 
 def write_wav(samples: bytes, parameters: Mapping[str, str]) -> bytes:
-    """Return a WAV file of raw sound.
+    """Return a WAV file of sound of the type `audio/x-raw`.
 
-    Args:
-        samples: samples of all channels in turns, as `audio/x-raw` has them.
-        parameters: `rate` in hertz; `channels`, 1 by default; `format`, `S16LE` by default, or `F32LE`.
+    `parameters`: `rate` in hertz; `channels`, 1 by default; `format`, `S16LE` by default, or `F32LE`.
     """
     tag, width = _WAV_TAGS[parameters.get("format", "S16LE")]
     rate, channels = int(parameters["rate"]), int(parameters.get("channels", "1"))

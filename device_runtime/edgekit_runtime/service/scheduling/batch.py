@@ -44,8 +44,8 @@ class BatchResult:
         answers: outputs or error of each call, in the order of the calls.
         began_s: when it began, on the clock of the batch.
         merge_s, infer_s, split_s: seconds of merging the calls, of the engine, and of splitting the outputs.
-            For a call with `work` of its own, `merge_s` is its preparation and `split_s` what follows the
-            engine.
+            For a call with `work` of its own, its preparation is in the first and what follows the engine in
+            the last.
         is_apart: whether the calls of a batch ran one by one, since the batch failed.
         is_refused: whether the `work` of a call ended before the engine ran: its inputs are wrong, or it was
             stopped.
@@ -68,7 +68,6 @@ class Batch:
 
     Attributes:
         session: session to run; used by this batch alone until it ends.
-        queued: the calls, at least one.
         estimate_s: how long it is expected to take.
         ran: result of the run; not set before `run` ends.
         stop_error: the answer to its calls if it was stopped, or None.
@@ -120,10 +119,7 @@ class Batch:
         return self.ran.merge_s + self.ran.infer_s + self.ran.split_s
 
     def run(self) -> None:
-        """Run all calls, set `ran`, and free the memory that a large run leaves behind; raises nothing.
-
-        Where the calls cannot run together, each runs on its own.
-        """
+        """Run all calls, set `ran`, and free the memory that a large run leaves behind; raises nothing."""
         self._run()
         if self._trim is not None:
             self._trim(self.session)

@@ -17,7 +17,7 @@ Run: TypeAlias = Callable[[Mapping[str, Array]], Answer]
 
 
 class Reused(Mapping[str, Array]):
-    """Outputs that were computed for another call: they say nothing about the version that is tried."""
+    """Outputs that were computed for another call, and so no evidence about a version."""
 
     __slots__ = ("_outputs",)
 
@@ -94,7 +94,7 @@ class Lane(Protocol):
         return None
 
     def takes_work(self, inputs: Mapping[str, Array]) -> bool:  # noqa: ARG002  # of a lane that never does
-        """Return True if a call with inputs of these shapes may do its `work` on a thread now."""
+        """Return whether a call with inputs of these shapes may do its `work` on a thread now."""
         return False
 
 

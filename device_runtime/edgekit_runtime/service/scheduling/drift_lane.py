@@ -23,10 +23,7 @@ _logger = logging.getLogger(__name__)
 def make_drift(
     manifest: Manifest, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], limits: DriftLimits
 ) -> Drift | None:
-    """Return the drift statistics of a version; None, with a warning in the log, if they cannot be kept.
-
-    That is so if what its manifest says about the model's data is wrong.
-    """
+    """Return the drift statistics of a version; None, with a warning, if its manifest is wrong about data."""
     try:
         return Drift(inputs, outputs, manifest.figures, limits.window)
     except ManifestError as error:

@@ -25,7 +25,7 @@ _LOOK_S: Final = 0.25  # between two looks at the runs under way
 
 
 class Threads:
-    """Threads that run functions and report back to the event loop; each is started when it is first needed.
+    """Threads, started when they are first needed.
 
     They get work through a `SimpleQueue`, and hand results back through a deque and an eventfd that the loop
     watches: `call_soon_threadsafe` writes to a socket and makes a handle for each call.
@@ -61,13 +61,10 @@ class Threads:
         self._work.put((work, finish))
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Finish the work under way and end the threads; nothing may be called afterwards.
-
-        Args:
-            timeout_s: seconds to wait for them; None to wait as long as it takes.
+        """Finish the work under way, and end the threads; nothing may be called afterwards.
 
         Returns:
-            True if all threads have ended; one that hangs ends with the process.
+            whether all threads have ended; one that hangs ends with the process.
         """
         for _ in self._threads:
             self._work.put(None)
@@ -107,21 +104,13 @@ class Flow(Protocol):
     used_s: float
 
     def take(self) -> Batch | None:
-        """Return a batch to run now, or None if the model has none."""
+        """Return a batch to run now, or None."""
 
     def finish(self, batch: Batch) -> Callable[[], None]:
-        """Count a batch that has run; return a function that answers its calls."""
+        """Count a batch that has run; returns a function that answers its calls."""
 
     def look(self, batch: Batch, seconds: float) -> bool:
-        """Stop a batch that runs too long, or whose clients have gone.
-
-        Args:
-            batch: a batch under way.
-            seconds: how long it has run.
-
-        Returns:
-            True if the pool may run another batch meanwhile, on one thread more.
-        """
+        """Stop a batch that runs too long or without clients; return True if the pool may run another now."""
 
 
 class Pool:

@@ -30,7 +30,7 @@ def miss(call: Call, metrics: LaneMetrics) -> None:
 
 
 def shed(call: Call, metrics: LaneMetrics, waiting: int, wait_s: float) -> None:
-    """Refuse a call since `waiting` calls wait already, which will take `wait_s` seconds."""
+    """Refuse a call since `waiting` calls wait already, which will take `wait_s`."""
     metrics.shed += 1
     message = f"{metrics.model}: {waiting} calls wait already; try again in {wait_s:.3g} s"
     reply(call, OverloadedError(message, wait_s))

@@ -27,7 +27,7 @@ _REPEATS: Final = 8.0  # times the runs that are due, for a model that keeps fre
 
 
 def move_mean(mean_s: float, seconds: float) -> float:
-    """Return the moving mean in seconds after one more value; `mean_s` is 0 before the first."""
+    """Return the moving mean in seconds after one more value; a mean of 0 means that there were none."""
     return mean_s + (seconds - mean_s) * (_WEIGHT if mean_s else 1.0)
 
 
@@ -36,7 +36,7 @@ class RunPlacement:
 
     Attributes:
         short: whether the next run may be on the loop.
-        mean_s: moving mean of the time of a run, 0 before the first.
+        mean_s: moving mean over the runs, 0 before the first.
     """
 
     __slots__ = (
@@ -54,7 +54,7 @@ class RunPlacement:
         """Make a placement without measurements, on threads.
 
         Args:
-            limit_s: runs shorter than so many seconds may be on the loop; 0 allows none.
+            limit_s: shorter runs may be on the loop; 0 allows none.
         """
         self.short = False
         self.mean_s = 0.0
@@ -76,7 +76,7 @@ class RunPlacement:
             self._leave(0.0)
 
     def note_on_thread(self, seconds: float) -> None:
-        """Count a run on a thread; after several, the shortest of them sets `short`."""
+        """Count a run on a thread; after several, the shortest decides where the next runs take place."""
         self.mean_s = move_mean(self.mean_s, seconds)
         if seconds >= self._freeze_s:  # it would have frozen the loop
             due = min(self._patience, math.ceil(seconds / _SAVED_S))

@@ -23,7 +23,6 @@ class Queued:
         since_s: when it came, on the scheduler's clock.
         level: priority level, from 1, the highest.
         rows: size of the first dimension of its inputs; 1 where calls are not batched.
-        size_bytes: size of its inputs.
         kind: calls of one kind may run in one batch; a call of kind None runs alone.
     """
 
@@ -40,8 +39,7 @@ class PriorityQueue:
 
     Attributes:
         rows: number of rows in all calls that wait.
-        next_deadline_s: lower bound of the deadlines of all waiting calls, infinite if none has a deadline;
-            `expire` makes it exact once it has passed.
+        next_deadline_s: lower bound of all waiting calls' deadlines, or infinity; `expire` updates it.
     """
 
     __slots__ = ("_levels", "_max_bytes", "_max_passes", "_passes", "next_deadline_s", "rows")
@@ -140,12 +138,7 @@ class PriorityQueue:
         return unwanted
 
     def displace(self, level: int) -> Queued | None:
-        """Remove and return the youngest call of the lowest level that has one, to make room for another.
-
-        Args:
-            level: level of the new call. Only calls of lower levels, with larger numbers, give way to it;
-                without any the result is None.
-        """
+        """Remove and return the youngest call of the lowest level below `level`, or None."""
         for index in range(len(self._levels) - 1, level - 1, -1):
             if self._levels[index]:
                 queued = self._levels[index].pop()

@@ -37,12 +37,11 @@ class ResponseCache:
     """Cached answers of all models; the least recently used are dropped first.
 
     Attributes:
-        limits: limits of its size and of the size of inputs.
         held_bytes: size of all stored answers.
-        hits: number of calls that were answered from it at once.
-        joined: number of calls that waited for an equal call under way, with or without success.
-        misses: number of calls that were computed.
-        passed: number of calls that were not looked up, since their inputs are too large.
+        hits: calls that were answered from it at once.
+        joined: calls that waited for an equal call under way, with or without success.
+        misses: calls that were computed.
+        passed: calls that were not looked up, since their inputs are too large.
     """
 
     __slots__ = (
@@ -75,7 +74,7 @@ class ResponseCache:
         }
 
     def digest(self, inputs: Mapping[str, Array]) -> bytes:
-        """Return a keyed hash of inputs, their names, dtypes and shapes; the key is of this cache alone."""
+        """Return a keyed hash of inputs, their names, dtypes and shapes."""
         state = hashlib.blake2b(digest_size=_KEY_BYTES, key=self._secret)
         for name in sorted(inputs):
             array = inputs[name]
@@ -95,14 +94,7 @@ class ResponseCache:
         return answer[0]
 
     def keep(self, key: _Key, answer: Reused) -> None:
-        """Add an answer, and drop the least recently used ones until all fit.
-
-        An answer that is larger than the whole cache is not stored.
-
-        Args:
-            key: number of the lane and digest of the inputs; nothing is stored under it yet.
-            answer: outputs to which nobody writes.
-        """
+        """Store an answer, unless it is larger than the cache; drop the least recently used until all fit."""
         size_bytes = sum(array.nbytes for array in answer.values()) + _ENTRY_BYTES
         if size_bytes > self.limits.max_bytes:
             return
@@ -189,7 +181,7 @@ class CacheLane(Lane):
         }
 
     def close(self) -> None:
-        """Drop the stored answers of this version; calls under way are answered, but not stored."""
+        """Forget the answers of this version; calls under way are answered, but not kept."""
         self._is_closed = True
         self._cache.drop_lane(self._number)
 

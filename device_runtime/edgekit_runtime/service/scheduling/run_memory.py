@@ -52,7 +52,7 @@ class RunMemory:
         return max(int(allowed_bytes / max(self.bytes_per_input_byte, 1.0)), self.usual_bytes)
 
     def should_trim(self, size_bytes: int, max_batch: int) -> bool:
-        """Return True if a run with inputs of `size_bytes` leaves so much memory in use that `trim` pays.
+        """Return whether to `trim` after a run with inputs of `size_bytes`: it leaves much memory in use.
 
         Args:
             size_bytes: size of all inputs.
@@ -62,10 +62,7 @@ class RunMemory:
         return is_unusual and size_bytes * self.bytes_per_input_byte > _KEPT_BYTES
 
     def trim(self, session: Session) -> None:
-        """Free the memory that a session keeps beyond a run with the usual inputs, if it has `trim`.
-
-        That method runs the model once, on zeros; a model that refuses them keeps its memory.
-        """
+        """Free what a session keeps beyond a run of the usual size, by a run on zeros, if it has `trim`."""
         give_back: Callable[[Mapping[str, object]], None] | None = getattr(session, "trim", None)
         if give_back is not None:
             try:
@@ -77,10 +74,7 @@ class RunMemory:
 
 
 def estimate_run_memory(manifest: Manifest, variant: str) -> RunMemory:
-    """Return the memory of a run of a variant, as the package states it.
-
-    A package that does not state it is taken to need 64 times the size of its golden inputs and outputs.
-    """
+    """Return the memory of a run, as the package states it, or 64 times the size of its golden data."""
     chosen = next(candidate for candidate in manifest.all_variants if candidate.name == variant)
     usual = {tensor.name: (tensor.dtype, tensor.shape) for tensor in chosen.golden.inputs}
     stated = _stated_ratio(chosen.figures)
@@ -92,12 +86,10 @@ def estimate_run_memory(manifest: Manifest, variant: str) -> RunMemory:
 
 
 def allowed_run_bytes(stated: int | None, max_model_bytes: int | None) -> int:
-    """Return how much memory one inference may take, in bytes.
+    """Return how much memory one inference may take.
 
-    Args:
-        stated: the option `max_run_bytes`; None for the default: 1 GiB, but at most a quarter of the
-            machine's memory, and at most `max_model_bytes`.
-        max_model_bytes: memory limit of all models together, or None.
+    `stated`: the option `max_run_bytes`; by default 1 GiB, but at most a quarter of the machine's memory
+    and `max_model_bytes`, the memory limit of all models together, if there is one.
     """
     if stated is not None:
         return stated

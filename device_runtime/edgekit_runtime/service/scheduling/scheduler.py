@@ -144,12 +144,7 @@ class Scheduler(Lane):
         return is_free and not self._find_placement(find_shapes(inputs)).short
 
     def learn(self, shapes: Shapes, seconds: float) -> None:
-        """Count a run that was measured before there was traffic; see `warm_up`.
-
-        Args:
-            shapes: shapes of its inputs.
-            seconds: how long it took.
-        """
+        """Count a run that was measured before there was traffic; see `warm_up`."""
         self._find_placement(shapes).note_on_thread(seconds)
 
     def _find_placement(self, shapes: Shapes) -> RunPlacement:
@@ -247,10 +242,7 @@ class Scheduler(Lane):
             self._answer(batch)
 
     def take(self) -> Batch | None:
-        """Remove the next batch from the queue and return it; None if none may run now. The pool calls this.
-
-        Calls whose deadline has passed, or whose clients have gone, are refused instead.
-        """
+        """Return the next batch to run, or None; refuse calls that are late or whose clients have gone."""
         if late := self._waiting.expire(self._clock()):
             # Not from here: whom they answer may submit more, in the middle of what the pool decides.
             self._late += late
@@ -294,13 +286,9 @@ class Scheduler(Lane):
             self._loop.call_soon(self._answer_dropped)  # later, for the same reason as what is late
 
     def look(self, batch: Batch, seconds: float) -> bool:
-        """Stop a batch that runs too long, or whose clients have gone; the pool calls this every 0.25 s.
+        """Stop a batch that runs too long or without clients; the pool calls this several times a second.
 
         A batch that does not stop in about 2 s is abandoned: its calls are refused while it still runs.
-
-        Args:
-            batch: a batch under way.
-            seconds: how long it has run.
 
         Returns:
             True if the run may never end, so that the pool gives other batches one thread more.
@@ -460,10 +448,7 @@ def _share(instances: Sequence[Session]) -> list[Session]:
 
 
 def run_one(session: Session, inputs: Mapping[str, Array]) -> Answer:
-    """Return a session's outputs for one call, or the error that it raised; raises nothing.
-
-    An error that is no `EdgekitError` becomes a `BackendError`.
-    """
+    """Return a session's outputs for one call, or its error as an `EdgekitError`; raises nothing."""
     try:
         return session.run(inputs)
     except EdgekitError as error:

@@ -38,7 +38,7 @@ class SequenceLimits(NamedTuple):
     Attributes:
         max_sequences: most sequences at one time.
         max_bytes: size limit of all their states.
-        idle_s: seconds without a request after which a sequence ends.
+        idle_s: a sequence without a request for so long ends.
         max_waiting: most calls that wait for an earlier call of their sequence, over all sequences.
     """
 
@@ -70,12 +70,7 @@ class _Sequence:
 
 
 class SequenceLane(Lane):
-    """Adds the states of a sequence to the inputs of its calls, and stores those in the answers.
-
-    Attributes:
-        started: number of sequences that began.
-        expired: number of sequences that ended because no request came for too long.
-    """
+    """Adds the states of a sequence to the inputs of its calls, and stores those in the answers."""
 
     __slots__ = (
         *("_clock", "_held_bytes", "_lane", "_limits", "_metrics", "_sequences", "_states", "_waiting"),
@@ -100,10 +95,7 @@ class SequenceLane(Lane):
         self.started = self.expired = 0
 
     def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":
-        """Return the answer of the lane behind to a call outside of any sequence, or None if it has none.
-
-        States that the inputs lack are zeros.
-        """
+        """Let the lane behind attempt a call outside of any sequence, with zeros for missing states."""
         return self._lane.attempt(self._states.complete(inputs))
 
     def submit(self, call: Call) -> None:
@@ -128,10 +120,7 @@ class SequenceLane(Lane):
         return sequence_id in self._sequences
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return how many sequences are active, started and expired, for `/v2` statistics.
-
-        `held_bytes` is the size of their states. Sequences that were idle for too long are dropped first.
-        """
+        """Drop sequences that are over; return how many are active, started and expired, and `held_bytes`."""
         self._expire(self._clock())
         return {
             "active": len(self._sequences),

@@ -25,14 +25,12 @@ class Alarm:
         self._at_s = math.inf
 
     def set(self, action: Callable[[], None], at_s: float, now_s: float, *, is_exact: bool) -> None:
-        """Call `action` at `at_s`; does nothing if the timer is already set to an earlier time, or the same.
-
-        It goes off once: if more is to be done later, `action` sets it again.
+        """Call `action` at `at_s`. An earlier time that is set stays; the owner sets a new one then.
 
         Args:
             action: what to call, always the same.
-            at_s: when, on the owner's clock; infinite for never.
-            now_s: time now on that clock.
+            at_s: when; infinite for never.
+            now_s: time on the same clock.
             is_exact: whether to wait for the last millisecond in turns of the loop, which keep a core busy;
                 otherwise the call may be a millisecond late.
         """

@@ -11,14 +11,12 @@ def load_tested(
     open_remote: OpenRemote | None = None,
     beside: Loaded | None = None,
 ) -> Loaded:
-    """Do what `load` does, after `check_first_opening` if the package gets no process of its own.
-
-    That opens the package in a child first: an engine that ends its process ends only the child.
+    """Do what `load` does; a package that gets no process of its own must pass `check_first_opening` first.
 
     Raises:
         BackendError: as `load`, or the engine ended the child.
         SlowOpeningError: the child did not end in time.
-        UnavailableError: as `load`, or the child was killed or cannot be started, as for want of memory.
+        UnavailableError: as `load`, or there was no memory for the child.
     """
     if not options.isolated or beside is not None:
         from edgekit_runtime.sessions.opening.package_opening import check_first_opening  # not in a worker

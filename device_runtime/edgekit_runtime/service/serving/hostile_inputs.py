@@ -42,8 +42,7 @@ class Hazard(NamedTuple):
 
     Attributes:
         reason: what the model does, a predicate that follows its name: `has a loop, in which …`.
-        max_data_bytes: limit to set on the memory of that process (`RLIMIT_DATA`), if the model may take any
-            amount; else None.
+        max_data_bytes: limit on the memory of that process, if the model may take any amount; else None.
     """
 
     reason: str
@@ -123,8 +122,7 @@ def can_trap(package: OpenedPackage, machine: str | None = None) -> bool:
 
     Args:
         package: verified package of one model.
-        machine: architecture as `platform.machine` names it, by default of this machine. The answer is False
-            for all but x86, whose processors raise a signal there.
+        machine: architecture as `platform.machine` names it, by default of this machine; only x86 gives True.
     """
     if (machine or platform.machine()).lower() not in _TRAPPING_MACHINES:
         return False

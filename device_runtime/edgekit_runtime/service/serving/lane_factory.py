@@ -28,17 +28,13 @@ class LaneFactory:
     """Puts lanes in front of a loaded version.
 
     Attributes:
-        times: times of the call that is answered next, for the header `Server-Timing`; None if that is off.
+        times: the times of the call that is answered next, where responses state them; or None.
     """
 
     def __init__(self, loop: AbstractEventLoop, pool: Pool, regions: Regions, config: ServiceConfig) -> None:
         """Make the response cache, which all models share.
 
-        Args:
-            loop: event loop on whose thread all lanes work.
-            pool: pool of threads, shared by all models.
-            regions: shared memory of clients.
-            config: configuration of the service.
+        `pool`: pool of threads, shared by all models.
         """
         self._loop, self._pool, self._regions, self._config = loop, pool, regions, config
         self._cache = ResponseCache(config.cache)
@@ -46,7 +42,7 @@ class LaneFactory:
         self._max_run_bytes = allowed_run_bytes(config.inference.max_run_bytes, config.memory.max_bytes)
 
     def make(self, loaded: Loaded) -> Served:
-        """Return `loaded` with its lanes, or with the lane of its worker; call it on the loop's thread."""
+        """Return `loaded` with its lanes, on the thread of the loop."""
         manifest, remote = loaded.manifest, loaded.remote
         options = self._config.models.get(manifest.name) or ModelOptions()
         metrics = self._make_metrics(manifest.name, manifest.version) if remote is None else remote.metrics

@@ -32,8 +32,7 @@ class LoadAttempt(Generic[Result]):
 
         Args:
             description: what is loaded, for messages.
-            work: returns what it loaded, on a thread of its own; it gets this object, and calls `note` with
-                each session that it opens.
+            work: loads it and returns the result; it calls `note` with each session that it opens.
             discard: frees a result that comes too late.
         """
         self._thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
@@ -44,9 +43,6 @@ class LoadAttempt(Generic[Result]):
 
     def result_within(self, limit_s: float) -> Result:
         """Start the work, wait for it and return its result; call it once.
-
-        Args:
-            limit_s: seconds, after which the load is abandoned and its sessions are interrupted.
 
         Raises:
             BackendError: it took longer than `limit_s`.
@@ -62,7 +58,7 @@ class LoadAttempt(Generic[Result]):
         return self._future.result()
 
     def note(self, session: Session) -> Session:
-        """Return `session`, which is interrupted if this load is abandoned later.
+        """Return `session`, and interrupt it if this load is abandoned.
 
         Raises:
             BackendError: the load was abandoned already; the session is closed.

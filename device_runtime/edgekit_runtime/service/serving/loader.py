@@ -51,13 +51,10 @@ class Loaded:
     """A version whose sessions are open, tested and warm, in this process or in workers.
 
     Attributes:
-        manifest: manifest of the package.
-        path: path of the package.
         scheduling: how its calls are scheduled; without batches where rows change each other's answers.
-        settings: ways to run it in this process, the usual one first; a governor chooses among several.
-            Empty for a version in worker processes.
+        settings: ways to run it here, the usual one first; a governor chooses among several.
         answerer: its preprocessing and task; None if it has neither, or runs in worker processes.
-        remote: the version in worker processes; None for one in this process.
+        remote: the version in worker processes, if there are no `settings`; or None.
         memory_bytes: about how much memory all of it takes.
         sessions_counted: number of sessions that `memory_bytes` counts, for each process with the model.
     """
@@ -83,7 +80,7 @@ class Loaded:
 
     @property
     def platform(self) -> str:
-        """The format of its model, such as `onnx_onnxv1`, as the Open Inference Protocol names it."""
+        """The format of its model, as the Open Inference Protocol names it."""
         name = self.manifest.backend.name
         engine = get_engine(name)
         return (engine and engine.platform) or f"edgekit_{name}"
@@ -113,16 +110,13 @@ class Loaded:
 
 @contextlib.contextmanager
 def map_exceptions(description: str) -> Iterator[None]:
-    """Turn every exception of the block that is no `EdgekitError` into one.
+    """Turn every other exception of the block into an `EdgekitError`: engines and plug-ins raise anything.
 
-    Engines and plug-ins raise anything, and could end the loop that serves all models.
-
-    Args:
-        description: what the block loads, for messages.
+    Without this, they could end the loop that serves all models.
 
     Raises:
         UnavailableError: there is no memory or no descriptor for it now.
-        BackendError: the block raised any other exception; the log has its traceback.
+        BackendError: any other exception that is not an `EdgekitError`; the log has its traceback.
     """
     try:
         yield
@@ -217,10 +211,7 @@ def _isolate_hostile(package: OpenedPackage, options: ModelOptions) -> ModelOpti
 
 
 def find_limit(package: OpenedPackage, options: ModelOptions) -> float:
-    """Return how many seconds the load of a package may take.
-
-    That is `load_timeout_s` of the options, or else 120 s and the time in which engines may build its models.
-    """
+    """Return the seconds that a load may take: `load_timeout_s`, or 120 s and the time to build engines."""
     if options.load_timeout_s is not None:
         return options.load_timeout_s
     return _LOAD_TIMEOUT_S + sum(map(_count_build_s, (package, *package.list_members().values())))
@@ -263,10 +254,7 @@ def _load_here(package: OpenedPackage, options: ModelOptions, attempt: LoadAttem
 
 
 def trim_after_start() -> None:
-    """Give the memory that the start no longer needs back to the system; called once, after the start.
-
-    Python's garbage collector does not look at the remaining objects any more.
-    """
+    """Free the memory that starting left, and exempt what stays from garbage collection."""
     gc.collect()
     gc.freeze()
     trim_memory()

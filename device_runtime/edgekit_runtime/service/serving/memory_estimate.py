@@ -16,10 +16,7 @@ _PER_PACKAGE_BYTE: Final = 3  # weights, their packed copy, activations; see doc
 
 
 def needed_bytes(packages: Iterable[Path]) -> int:
-    """Return about how many bytes of memory packages take: three times their sizes.
-
-    Packages that cannot be read count 0.
-    """
+    """Return about how many bytes of memory packages take, 3 times their sizes; 0 for unreadable ones."""
     return sum(map(find_size, packages)) * _PER_PACKAGE_BYTE
 
 
@@ -32,8 +29,7 @@ def count_sessions(manifest: Manifest, options: ModelOptions) -> int:
 def model_bytes(manifest: Manifest, path: Path, options: ModelOptions, sessions: int) -> int:
     """Return about how many bytes of memory a model takes, over all its processes and sessions.
 
-    The package states that for a session; without a statement it is three times the package's size. The
-    states of all sequences that may be active count, too.
+    The package states that for a session, or it is three times its size; sequences' states count, too.
 
     Args:
         manifest: manifest of the package.
@@ -45,7 +41,7 @@ def model_bytes(manifest: Manifest, path: Path, options: ModelOptions, sessions:
 
 
 def sequence_bytes(manifest: Manifest, options: ModelOptions) -> int:
-    """Return the size of the states of all sequences that may be active, in bytes."""
+    """Return the memory of the states of all sequences that may be active."""
     return options.max_sequences * count_state_bytes(manifest.states, manifest.golden)
 
 

@@ -14,16 +14,16 @@ class TrialRunner(Protocol):
     """Runs two versions side by side, in this process or in the worker of the version in use."""
 
     def begin(self, report: Callable[[Any], None]) -> None:
-        """Pass the verdict (`Promote` or `Rollback`) to `report` once there is one, maybe at once."""
+        """Pass the verdict (`Promote` or `Rollback`) to `report`; at once if there is one already."""
 
     def look(self) -> None:
-        """Judge now: a trial whose time is up needs a verdict without new answers."""
+        """Judge now; a verdict may depend on time alone."""
 
     def add_energy(self, candidate_j: float, current_j: float) -> None:
-        """Count the energy of one request to each version, in joules."""
+        """Count the energy of a request to each version, in joules."""
 
     def take_over(self) -> bool:
-        """Use the candidate from now on; return False if it no longer runs: then another verdict follows."""
+        """Use the candidate from now on; return whether it still runs. If not, another verdict follows."""
 
     def end(self) -> None:
         """Send no more calls to the candidate; those under way there are answered."""
@@ -46,21 +46,16 @@ class IsolatedVersion(DrainingLane, Protocol):
         """The trial in which this version is the candidate, or None."""
 
     def lend(self, connection: Connection, *, is_default: bool) -> bool:
-        """Pass `connection` to a worker that answers its present request; return False if none can.
+        """Let a worker answer the present request of `connection`; returns whether one does.
 
-        Args:
-            connection: a connection whose request has arrived.
-            is_default: whether the request names no version.
+        `is_default`: whether the request names no version.
         """
 
     def refuse(self) -> EdgekitError:
         """Count a request that no worker can take now, and return why."""
 
     def to_json(self) -> Mapping[str, JsonValue]:
-        """Return what a worker reported last beyond its counts, such as its number of `sessions`.
-
-        It is empty until the first report arrives.
-        """
+        """Return what a worker reported beyond its counts, such as `sessions`; empty before a report."""
 
     def close(self) -> None:
-        """End the worker processes; it may be called on any thread."""
+        """End the worker processes; from any thread."""

@@ -36,15 +36,9 @@ class Sampler(Protocol):
         file: "tuple[bytes | memoryview, MediaType | None, Placement | None] | None" = None,
         answer: Mapping[str, JsonValue] | None = None,
     ) -> None:
-        """Count a request, and copy it if it is drawn as a sample; called before its answer is sent.
+        """Count a request, and copy it if drawn, before its answer is sent and while its inputs are valid.
 
-        Args:
-            served: the version that answered.
-            inputs: inputs of the model, valid until this returns.
-            outputs: outputs of the model.
-            request_id: identifier that the client gave the request.
-            file: content, media type and placement of the file that the request had, or None for tensors.
-            answer: answer of the task, or None if it was not decoded.
+        `file`: content, media type and placement of the file that the request had, or None for tensors.
         """
 
     def to_json(self) -> dict[str, JsonValue]:
@@ -57,7 +51,6 @@ class Served:
 
     Attributes:
         loaded: the loaded version with its sessions.
-        codec: reads its requests and writes its responses.
         metrics: counts and times of its calls.
         own_lane: the lane at its sessions or workers, which drains before the version is unloaded.
         stack: `own_lane`, behind its cache, drift statistics and states of sequences if it has them.
@@ -89,10 +82,10 @@ class Served:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of this version, in bytes: an estimate, for as many sessions as its worker reports.
+        """Memory of this version, in bytes: an estimate by the number of sessions that its worker opened.
 
-        It counts at most one session a processor, as many as `tune` opens: a faulty worker that reports more
-        could otherwise push out all other models.
+        `tune` opens at most one session a processor. More do not count: a faulty worker could otherwise push
+        out all other models.
         """
         loaded = self.loaded
         reported = None if loaded.remote is None else loaded.remote.to_json().get("sessions")
@@ -142,7 +135,6 @@ class Trial:
 
     Attributes:
         current: the version in use; its calls go through the trial until `end`.
-        candidate: the new version.
         options: options of the model, with those of the trial.
         runner: compares the two, here or in a worker.
     """
@@ -171,7 +163,7 @@ class Trial:
 
     @property
     def is_guessing(self) -> bool:
-        """Whether answers are compared in a way guessed from an output's shape: the package states none."""
+        """Whether only the shape of an output decided how answers are compared."""
         comparison = self.to_json().get("comparison")
         return isinstance(comparison, Mapping) and comparison["guessed"] is True
 

@@ -171,7 +171,7 @@ def _confine() -> None:
 
 
 def main() -> None:
-    """Read the source of one stream and send its frames to the service, until the source or the service ends.
+    """Read the source of one stream and send its frames to the service, until either ends.
 
     The first argument of the command line is the descriptor of a socket; over it the service sends the
     options and the descriptor of the memory for frames. A failure is sent as `error`, not raised.

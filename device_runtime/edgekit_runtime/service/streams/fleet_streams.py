@@ -51,11 +51,7 @@ class FleetStreams:
         self._faults: dict[str, str] = {}
 
     def look(self) -> None:
-        """Follow the file of streams if it has changed, and start streams whose names are free by now.
-
-        A file that cannot be read is logged, and all streams go on. A stream that cannot start is logged and
-        stated by `to_json`.
-        """
+        """Follow the file of streams if it changed, start those whose names are free, and log failures."""
         stamp = read_stamp(self._path)
         if stamp != self._stamp:
             self._stamp = stamp
@@ -71,12 +67,7 @@ class FleetStreams:
                     _logger.warning("stream %s of the fleet: %s", name, self._faults[name])
 
     def to_json(self) -> dict[str, dict[str, Any]]:
-        """Return each stream that the fleet wants, by name.
-
-        Returns:
-            `model`; `state`, which is `failed` for one that could not start; `fps`, answers a second;
-            `error`, empty for none.
-        """
+        """Return model, state, answers in a second and error of each stream that the fleet wants, by name."""
         entries = {}
         for name, options in sorted(self._desired.items()):
             error = "the service's configuration or a client has a stream of this name"

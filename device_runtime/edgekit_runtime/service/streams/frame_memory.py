@@ -33,11 +33,7 @@ class FrameMemory:
         self._map = mmap.mmap(descriptor, SLOTS * (frame_bytes + PICTURE_BYTES))
 
     def frame(self, slot: int, shape: Sequence[int]) -> NDArray[Any]:
-        """Return a view of the frame in a slot: uint8 [height, width, 3] in RGB, or float32 [samples].
-
-        Args:
-            slot: number of the slot, from 0.
-            shape: shape of the frame; one axis is a window of sound.
+        """Return the frame in a slot: uint8 [height, width, 3] in RGB, or float32 [samples].
 
         Raises:
             ValueError: there is no such slot, or the frame does not fit into one.
@@ -64,11 +60,7 @@ class FrameMemory:
 
 
 def create_frame_file(frame_bytes: int) -> int:
-    """Return the descriptor of a new memfd for the slots, whose size nobody can change; the caller closes it.
-
-    Args:
-        frame_bytes: size limit of a frame.
-    """
+    """Return a new memfd for the slots, whose size nobody can change; the caller closes it."""
     descriptor = os.memfd_create("edgekit-frames", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, SLOTS * (frame_bytes + PICTURE_BYTES))

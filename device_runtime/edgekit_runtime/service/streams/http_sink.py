@@ -21,10 +21,7 @@ class HttpSink(Sink):
     max_batch = 1
 
     def __init__(self, text: str) -> None:
-        """Read the address; `write` connects.
-
-        Args:
-            text: URL `http://…` or `https://…`; a user and password in it become HTTP basic authentication.
+        """Read the URL, whose user and password become HTTP basic authentication; `write` connects.
 
         Raises:
             ConfigError: the address names no host.

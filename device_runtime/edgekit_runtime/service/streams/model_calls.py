@@ -40,7 +40,7 @@ class ModelCalls:
         self._loopback.close()
 
     def has_states(self, model: str) -> bool | None:
-        """Return True if a model keeps states between frames, False if not; None while it is not loaded.
+        """Return whether a model keeps states between frames; None while it is not loaded.
 
         Raises:
             RequestError: there is no such model.
@@ -60,10 +60,9 @@ class ModelCalls:
         return None if entry is None or entry.trial is None else entry.trial.candidate.version
 
     def submit(self, call: FrameCall) -> None:
-        """Submit one frame or window of sound, whose `reply` takes the answer or an error.
+        """Submit one frame or window; load the model first if it was unloaded for others.
 
-        A model that was unloaded for others is loaded first. If the model no longer knows the sequence, as
-        after a swap, the frame starts it anew.
+        A sequence that the model no longer knows, as after a swap, starts anew.
 
         Raises:
             EdgekitError: it is refused at once; `reply` is not called then.

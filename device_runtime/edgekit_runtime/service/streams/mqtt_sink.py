@@ -30,9 +30,7 @@ class MqttSink(Sink):
     def __init__(self, text: str, name: str) -> None:
         """Read the address; `write` connects.
 
-        Args:
-            text: URL `mqtt://HOST[:PORT][/TOPIC]` or `mqtts://…`, which may have a user and password.
-            name: name of the stream, for the topic `edgekit/streams/NAME` if the URL has none.
+        `text`: `mqtt://HOST[:PORT][/TOPIC]` or `mqtts://…`; the topic is `edgekit/streams/NAME` by default.
 
         Raises:
             ConfigError: the address names no host or a topic with wildcards, or paho-mqtt is not installed.
@@ -57,11 +55,7 @@ class MqttSink(Sink):
         self._problem = ""
 
     def write(self, lines: Sequence[bytes]) -> None:
-        """Publish answers, and wait until the broker has acknowledged them.
-
-        Raises:
-            OSError: it did not within 5 s, or refused the connection; the next call connects again.
-        """
+        """Publish answers; raises OSError if the broker does not acknowledge them in 5 s, or refuses."""
         self._guard(lambda: self._publish(self._topic, [line.rstrip() for line in lines]))
 
     def rest(self) -> None:

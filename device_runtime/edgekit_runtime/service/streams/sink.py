@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 
 
 class UndeliverableError(Exception):
-    """Raised by a sink that does not take an answer, and would not take it later either."""
+    """A sink that does not take an answer, and would not take it later either."""
 
 
 class Sink:
@@ -45,11 +45,7 @@ class Sink:
         raise NotImplementedError
 
     def rest(self) -> None:
-        """Called every 5 s while there is no answer to write, to keep a connection alive.
-
-        Raises:
-            OSError: the sink cannot be reached; it is called again after a pause.
-        """
+        """Called every few seconds without answers; raises OSError as `write`."""
 
     def close(self) -> None:
         """Free everything; nothing is called afterwards."""
@@ -60,8 +56,8 @@ class QueuedSink:
 
     Attributes:
         written: number of answers that the sink has taken.
-        dropped: number of answers that the sink never got.
-        error: why the last attempt failed; empty if it did not.
+        dropped: number of answers that it never got.
+        error: why the last attempt failed, or empty.
     """
 
     def __init__(self, text: str, sink: Sink, max_queued: int) -> None:

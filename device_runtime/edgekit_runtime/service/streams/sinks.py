@@ -17,12 +17,7 @@ from edgekit_runtime.service.streams.source_kinds import AddressKind, find_kind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkKind(AddressKind):
-    """A kind of sinks.
-
-    Attributes:
-        open: returns a sink that is not connected yet, for the sink's text, the name of the stream and its
-            options; raises ConfigError or ValueError for a malformed text.
-    """
+    """A kind of sinks; `open` takes its text, the name of the stream and its options, and connects later."""
 
     open: Callable[[str, str, StreamOptions], Sink]
 
@@ -113,15 +108,10 @@ SINKS: Final = (
 
 
 def open_sink(text: str, name: str, options: StreamOptions) -> QueuedSink:
-    """Return a sink of a stream with its queue; its thread starts now, and connects for the first answer.
-
-    Args:
-        text: address of the sink, of a form in `SINKS`.
-        name: name of the stream.
-        options: options of the stream.
+    """Start the sink of the stream `name` with its queue and thread, which connects for the first answer.
 
     Raises:
-        ConfigError: `text` is of no such form, or malformed.
+        ConfigError: `text` is of no kind, or malformed.
     """
     kind = find_kind(SINKS, text)
     try:

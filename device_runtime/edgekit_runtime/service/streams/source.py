@@ -48,12 +48,7 @@ _logger = logging.getLogger(__name__)
 
 
 def find_pause_s(failures: int, most_s: float = _MAX_PAUSE_S) -> float:
-    """Return the pause before the next attempt, in seconds; 0 after the first failure.
-
-    Args:
-        failures: number of failures in a row, at least 1.
-        most_s: the longest pause.
-    """
+    """Return the pause in seconds after `failures` in a row, at least 1; the first has none."""
     return min(most_s, _FIRST_PAUSE_S * _GROWTH ** min(failures - 2, 99)) if failures > 1 else 0.0
 
 
@@ -67,8 +62,7 @@ class Frame:
         array: uint8 [height, width, 3] in RGB, or float32 [samples].
         rate: samples in a second, or 0 for a picture.
         picture: its JPEG if somebody looks at the stream, else empty.
-        release: gives the slot back to the capture process; the receiver calls it once, and does not read
-            `array` afterwards.
+        release: gives the slot back; called once, after the last use of `array`.
     """
 
     number: int
@@ -85,7 +79,7 @@ class SourceOwner(Protocol):
     def on_opened(self) -> None: ...
 
     def on_frame(self, frame: Frame) -> None:
-        """Receive a frame; the owner calls its `release`."""
+        """Receive a frame, which the owner releases."""
 
     def on_read(self, number: int) -> None:
         """Called now and then with the number of the frame read last, while frames are left out."""
@@ -188,13 +182,7 @@ class FrameSource:
                 raise ValueError(f"a document of the kind {kind!r:.40}")
 
     def fail(self, reason: str, *, is_final: bool = False) -> None:
-        """End the capture process, which ended, stalls or sends garbage, and tell the owner.
-
-        Args:
-            reason: what happened, for people.
-            is_final: whether the source is not opened again; else another process starts after a pause that
-                grows with the failures in a row.
-        """
+        """End the capture process, which ended, stalls or sends garbage; start another unless it is final."""
         self._drop()
         self._failures += 1
         delay_s = None if is_final else find_pause_s(self._failures)

@@ -24,7 +24,7 @@ _MICROPHONE: Final = "microphone"
 
 
 class CaptureError(Exception):
-    """Raised for a source that cannot be opened or read, where opening it again cannot help."""
+    """A source that cannot be opened or read; opening it again cannot help."""
 
 
 class Capture(Protocol):
@@ -39,11 +39,9 @@ class Capture(Protocol):
     rate: int
 
     def read(self) -> NDArray[Any] | None:
-        """Wait for the next frame or window of sound and return it; None at the end.
+        """Return the next frame or window of sound; None at the end.
 
-        Returns:
-            uint8 [height, width, 3] in OpenCV's order BGR, uint8 [height, width] of grey, or float32
-            [samples].
+        It is uint8 [height, width, 3] in OpenCV's BGR, uint8 [height, width] of grey, or float32 [samples].
         """
 
 
@@ -53,7 +51,7 @@ class AddressKind:
 
     Attributes:
         form: how its addresses are written, for documents and messages.
-        matches: returns whether a text is an address of this kind.
+        matches: whether a text is an address of this kind.
         writes_files: whether it can write any file of the service's user.
     """
 
@@ -67,10 +65,6 @@ AnyKind = TypeVar("AnyKind", bound=AddressKind)
 
 def find_kind(kinds: Sequence[AnyKind], text: str) -> AnyKind:
     """Return the first kind that the address of a source or sink matches.
-
-    Args:
-        kinds: `SOURCES` or `SINKS`.
-        text: the address, as in a stream's options.
 
     Raises:
         ConfigError: it matches none.
@@ -90,7 +84,7 @@ class SourceKind(AddressKind):
         open: opens the source of the options, in the capture process; raises `CaptureError` if that can never
             succeed, and any other error if it may later.
         is_endless: whether its end is a failure, after which it is opened again.
-        waits: whether it waits for the model, so that no frame is left out, unless the options say otherwise.
+        waits: whether it waits for the model unless the options say otherwise.
     """
 
     open: Callable[[StreamOptions], Capture]
@@ -98,7 +92,7 @@ class SourceKind(AddressKind):
     waits: bool = False
 
     def keeps_all(self, options: StreamOptions) -> bool:
-        """Return True if a source with these options waits for the model, so that no frame is left out."""
+        """Whether a source waits for the model, so that no frame is left out."""
         stated = self.waits if options.all_frames is None else options.all_frames
         return stated and not self.is_endless
 

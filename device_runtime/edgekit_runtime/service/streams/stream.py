@@ -50,7 +50,6 @@ class FrameCall:
     Attributes:
         version: the version that answers; None for the one in use.
         array: uint8 [height, width, 3] in RGB, or float32 [samples].
-        rate: samples a second of sound; 0 for a picture.
         sequence: where it stands in the stream, for models that keep states.
         reply: gets the answer once, maybe before `Calls.submit` returns.
     """
@@ -76,16 +75,14 @@ class Calls(Protocol):
 
 
 class Stream:
-    """One stream: passes frames of its source to a model, and the answers to sinks and viewers.
-
-    Everything happens on the thread of the loop.
+    """Passes frames of one source to a model, and answers to sinks and viewers, on the loop's thread.
 
     Attributes:
         state: `waiting` is between two attempts to open the source; `failed` is for good.
         error: what is wrong with source or model now, or empty.
         last_error: the last error, also if all is well by now.
-        counts: numbers of frames that were `read`, and that were `answered`, `replaced` by a newer one or
-            `failed`; number of `restarts` of the source.
+        counts: frames that were `read`, and that were `answered`, `replaced` by a newer one or `failed`;
+            `restarts` of the source.
     """
 
     def __init__(
@@ -354,11 +351,7 @@ class Stream:
         return (len(recent) - 1) / max(recent[-1] - recent[0], 1e-3) if recent else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry in the list of streams.
-
-        `times_ms` has the mean of each stage over the last 64 answers, and `total` from the capture of a
-        frame to its answer. `frames` counts frames by what became of them.
-        """
+        """Return the entry in the list of streams; `times_ms` has means over the last 64 answers."""
         times: dict[str, list[float]] = {}
         for _, times_ms in self._recent:
             for stage, value in times_ms.items():
@@ -383,13 +376,12 @@ class Stream:
 
 
 def fit_windows(options: StreamOptions, calls: Calls) -> StreamOptions | None:
-    """Return options whose windows of sound suit the model; None while the model is not loaded.
+    """Return options with windows of sound that suit the model; None while it is not loaded.
 
-    Windows must not overlap for a model that keeps states between them: `hop_s` becomes `window_s`. For other
-    models the options stay as they are.
+    For a model that keeps states `hop_s` becomes `window_s`: windows must not overlap.
 
     Raises:
-        RequestError: there is no such model, or it keeps states and the options state windows that overlap.
+        RequestError: there is no such model, or the stated windows overlap and it keeps states between them.
     """
     has_states = calls.has_states(options.model)
     if not has_states:
@@ -404,10 +396,7 @@ def fit_windows(options: StreamOptions, calls: Calls) -> StreamOptions | None:
 
 
 def drop_low_scores(answer: Mapping[str, Any], min_score: float | None) -> dict[str, Any]:
-    """Return an answer without those entries of its lists whose `score` is below `min_score`.
-
-    Entries without a score stay, and with None all of them.
-    """
+    """Return an answer without the entries of its lists whose score is lower; None leaves all."""
 
     def keep(entry: Any) -> bool:
         score = entry.get("score") if isinstance(entry, Mapping) else None

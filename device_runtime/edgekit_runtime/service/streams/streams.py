@@ -25,7 +25,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Streams:
-    """The streams by name; used on the thread of the loop.
+    """The streams by name, on the thread of the loop.
 
     Attributes:
         max_pixels: most pixels of a frame, for streams that state no limit.
@@ -38,14 +38,7 @@ class Streams:
         live: LiveOptions,
         media: MediaLimits | None = None,
     ) -> None:
-        """Begin without streams.
-
-        Args:
-            loop: the event loop of the service.
-            calls: submits frames to models.
-            live: limits of the viewers.
-            media: limits of the pictures that models get; by default `MediaLimits()`.
-        """
+        """Begin without streams; `media` limits the pictures that models get, `live` the viewers."""
         self.max_pixels = min((media or MediaLimits()).max_pixels, MAX_PIXELS)
         self._loop, self._calls, self._live = loop, calls, live
         self._streams: dict[str, Stream] = {}
@@ -54,7 +47,7 @@ class Streams:
         self._is_closed = False
 
     def add(self, name: str, options: StreamOptions) -> Stream:
-        """Start a stream and return it.
+        """Start a stream.
 
         Raises:
             ConfigError: its source or a sink is of no kind or malformed, the name is taken, empty or has a
@@ -107,10 +100,10 @@ class Streams:
         return name in self._streams
 
     def find(self, name: str) -> Stream:
-        """Return the stream of this name.
+        """Return a stream.
 
         Raises:
-            RequestError: there is none (status 404).
+            RequestError: there is none of this name.
         """
         stream = self._streams.get(name)
         if stream is None:
@@ -122,8 +115,7 @@ class Streams:
         """Refuse a stream that its model cannot answer; a model that is not loaded yet passes.
 
         Raises:
-            RequestError: there is no such model, or it keeps states and the stream's windows of sound
-                overlap.
+            RequestError: there is no such model, or its windows must not overlap.
         """
         fit_windows(options, self._calls)
 
@@ -150,7 +142,7 @@ class Streams:
         Args:
             stream: the stream.
             connected: socket of the client; owned here from now on.
-            head: head of the response, which is sent first.
+            head: head of the response.
             view: whether the client sees lines of answers, pictures, or pictures with answers of a trial.
             on_close: called once when the client has gone. It is stated for the client that started the
                 stream, which does not count as a viewer.
@@ -181,7 +173,7 @@ class Streams:
         return [self._streams[name].to_json() for name in sorted(self._streams)]
 
     def families(self) -> Iterator[MetricFamily]:
-        """Yield the metrics of all streams for Prometheus."""
+        """Yield the metrics of all streams."""
         stated = self.to_json()
 
         def gather(read: Callable[[Mapping[str, Any]], float]) -> tuple[tuple[dict[str, str], float], ...]:

@@ -12,11 +12,7 @@ _MAX_HEAD_BYTES: Final = 16 << 10  # of an answer in the head of a part
 
 
 class Viewer:
-    """One client, and the chunks that wait for it; the oldest are dropped if there are too many.
-
-    Attributes:
-        is_open: whether the connection is open.
-    """
+    """One client; messages that it does not read in time are dropped, the oldest first."""
 
     def __init__(
         self,
@@ -34,7 +30,7 @@ class Viewer:
             connected: socket of the client.
             max_queued: most chunks that wait.
             timeout_s: a client that reads nothing for so long is disconnected.
-            on_close: called once with this viewer when the connection has ended.
+            on_close: called once when the connection has ended.
         """
         self._loop, self._socket, self._timeout_s, self._on_close = loop, connected, timeout_s, on_close
         self._queued: deque[bytes] = deque(maxlen=max_queued)
@@ -102,13 +98,11 @@ class Viewer:
 
 
 def write_part(picture: bytes, answer: bytes) -> bytes:
-    """Return a part of a response of `PICTURES_TYPE`: a picture, or the answer alone where there is none.
-
-    The answer to a picture is in the field `Edgekit-Answer` of the part's head, unless it is over 16 KiB.
+    """Return a part of `PICTURES_TYPE`: a picture with its answer in the head, or the answer alone.
 
     Args:
         picture: a JPEG, or empty.
-        answer: one line of JSON in ASCII, without the line's end.
+        answer: one line of JSON in ASCII; left out beside a picture if it is over 16 KiB.
     """
     kind, body = (b"image/jpeg", picture) if picture else (b"application/json", answer)
     field = b"Edgekit-Answer: %b\r\n" % answer if picture and len(answer) <= _MAX_HEAD_BYTES else b""

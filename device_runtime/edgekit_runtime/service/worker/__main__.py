@@ -249,10 +249,9 @@ def _end(_reason: str) -> None:
 
 
 def main() -> None:
-    """Serve the model that the service sends, until the channel to the service ends; then the process exits.
+    """Serve the model that the service sends, until the channel to the service ends.
 
-    The first argument of the command line is the descriptor of the channel, a socket. Its first message
-    passes descriptors of a `WorkerSpec` as JSON, the package, and the memory of the leases.
+    The first argument is the descriptor of the channel, which passes `WorkerSpec` (JSON), package and leases.
     """
     connected = open_channel()
     room = socket.CMSG_SPACE(_DESCRIPTORS * array("i").itemsize)

@@ -13,11 +13,7 @@ _OOM_SCORE: Final = Path("/proc/self/oom_score_adj")
 
 
 def confine(isolation: Isolation) -> list[str]:
-    """Limit the memory and priority of this process, and have it ignore SIGINT, SIGTERM and SIGHUP.
-
-    Returns:
-        a line for a message about each limit that the system did not allow; empty if it allowed all.
-    """
+    """Limit memory and priority, ignore signals to stop; return a line for each limit that was refused."""
     # A crash prints its Python stack and writes no core file: that takes seconds, in which the service does
     # not see that the process has ended. The limit is 1 byte, since 0 does not hold where cores are piped to
     # a program, see core(5).

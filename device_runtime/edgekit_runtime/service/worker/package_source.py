@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 class ReceivedPackages(Source):
-    """A `Source` of packages of one model, which reads only the files that the service passed.
-
-    The service itself records successes and failures.
-    """
+    """A `Source` of packages of one model; the service itself records successes and failures."""
 
     __slots__ = ("_local_keys", "_name", "_packages", "limits")
 
@@ -35,7 +32,7 @@ class ReceivedPackages(Source):
         return tuple(self._packages)
 
     def add(self, package: VerifiedPackage, descriptor: int) -> None:
-        """Add a package whose file is open as `descriptor`, which this source owns from now on."""
+        """Add a package whose file is open as `descriptor`; this source owns it from now on."""
         path = Path(f"/proc/self/fd/{descriptor}")
         version = package.version
         if package.local_key is not None:
@@ -63,11 +60,7 @@ class ReceivedPackages(Source):
         return [self.open_again(package, load) for package in self.find(name, policy)]
 
     def open_again(self, package: Servable, load: Load) -> Loaded:
-        """Load the model of a package that this source has with `load`, and return it.
-
-        Raises:
-            EdgekitError: the package is not the one that the service verified, or `load` failed.
-        """
+        """Return the model of a package, which must be unchanged."""
         with open_listed(package, KnownDigest(package.sha256), self.limits) as opened:
             opened.local_key = self._local_keys.get(package.version)
             return load(opened)

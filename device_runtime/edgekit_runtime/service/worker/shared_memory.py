@@ -12,10 +12,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ForwardedRegions(Regions):
-    """Regions that the service registers and passes on.
-
-    The message about a region may still lie in the channel, where `find` looks for it.
-    """
+    """Regions that the service registers; its message about one may still lie in the channel."""
 
     __slots__ = ("_channel", "_missing")
 
@@ -26,12 +23,10 @@ class ForwardedRegions(Regions):
         self._missing: dict[str, bool] = {}  # name -> is_mapped
 
     def receive(self, payload: bytes, descriptors: list[int]) -> None:
-        """Register a region that the service sent; if this process cannot open it now, `find` says so.
+        """Register a region of the service; without its memory if this process cannot open it now.
 
-        Args:
-            payload: the message, `REGION` with the name and the key behind it.
-            descriptors: the descriptor of the region's file, owned here from now on; empty if this process
-                had none free for it.
+        `payload`: the message as the service packs it. `descriptors`: that of the file, or none if it could
+        not come.
         """
         offset_bytes, size_bytes, is_mapped, length = REGION.unpack_from(payload)
         words = payload[REGION.size :]
@@ -58,11 +53,10 @@ class ForwardedRegions(Regions):
                 self.remove(region)
 
     def find(self, name: str, *, is_local: bool) -> Region:
-        """Return the region `name`, see `Regions.find`; a region that is unknown here may arrive meanwhile.
+        """Return the region `name`, see `Regions.find`.
 
         Raises:
-            UnavailableError: the service has it, and this process had no descriptor or memory for it.
-            EdgekitError: there is no such region for this client.
+            UnavailableError: the service has it, and this process could not take it.
         """
         try:
             return super().find(name, is_local=is_local)

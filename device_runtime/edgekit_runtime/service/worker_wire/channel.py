@@ -51,17 +51,14 @@ Handle: TypeAlias = Callable[[Kind, bytes, list[int]], None]
 
 
 class Passed(Protocol):
-    """The owner of a descriptor to send with a message.
-
-    A message may wait in a queue; if the owner closes the descriptor meanwhile, it goes without.
-    """
+    """The owner of a descriptor to send with a message; it may close the descriptor before that."""
 
     def fileno(self) -> int:
         """Return its descriptor, or -1 once it is closed."""
 
 
 class ChannelError(TransportError):
-    """Raised if the other process broke the protocol."""
+    """The other process broke the protocol."""
 
 
 class Channel:
@@ -152,17 +149,14 @@ class Channel:
                 return
 
     def receive_rest(self) -> None:
-        """Handle everything that the other process sent before it ended."""
+        """Handle everything that a process sent before it ended."""
         for _ in range(_MAX_REST // _PACKETS_AT_ONCE):
             if not self._is_open:
                 return
             self.receive()
 
     def close(self) -> None:
-        """Close the channel, which ends it for the other process too; a second call does nothing.
-
-        Messages that wait are dropped.
-        """
+        """Close the channel for both processes, and drop what waits; a second call does nothing."""
         if not self._is_open:
             return
         self._is_open = False

@@ -29,8 +29,8 @@ class VerifiedPackage:
         version: version of the model.
         manifest_sha256: SHA-256 of the signed manifest, which the worker compares when it opens the package.
         submodel: the part of the package that is the model; None if the whole package is.
-        local_key: key, as text, with which the worker encrypts what it derives from an encrypted package and
-            stores; None for a plain package. The worker gets the content of the package decrypted.
+        local_key: `local_key` of the package, as text, for what the worker derives and stores; None for a
+            plain package. The worker gets the content decrypted.
     """
 
     version: str
@@ -46,8 +46,6 @@ class WorkerSpec:
     Attributes:
         config: configuration of the service in the worker, which does not listen.
         isolation: limits of this process.
-        name: name of the model.
-        package: the package that the worker loads first.
         limits: limits of reading packages.
         token: the token that clients over TCP must send, or None.
         connections: how many connections may be lent to the worker at one time.
@@ -70,12 +68,10 @@ class TrialReport:
     """A worker's report on a version that it tries.
 
     Attributes:
-        version: the version on trial.
         outcome: `tried` once its trial has begun, `refused` if it cannot be loaded, `unavailable` if the
-            machine lacks memory or descriptors for it now; after `tried`, the verdict `promote` or
-            `rollback`.
-        gate: the gate that was missed, if it is rolled back; else empty.
-        reason: why it is rolled back, or not tried; else empty.
+            machine lacks memory or descriptors for it now; after `tried`, `promote` or `rollback`.
+        gate: the gate that was missed, if it is rolled back.
+        reason: why it is rolled back, or not tried.
     """
 
     version: str

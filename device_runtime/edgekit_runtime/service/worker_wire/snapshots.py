@@ -27,7 +27,7 @@ class Snapshot:
 
     Attributes:
         counted: counts since the worker's start.
-        details: result of `Served.to_json` in the worker, without its `rollout`.
+        details: result of `Served.to_json` in the worker, without the rollout.
         rollout: what `Served.to_json` states as `rollout`, the trial that the version takes part in; or None.
     """
 
@@ -37,7 +37,7 @@ class Snapshot:
 
 
 def write_snapshots(versions: Iterable[Served]) -> bytes:
-    """Return the figures on all `versions` as one message, which `read_snapshots` reads."""
+    """Return the figures on all `versions`, as one message."""
     document = {version.version: [_write(version.metrics), version.to_json()] for version in versions}
     return json.dumps(document, separators=(",", ":")).encode("ascii")
 
@@ -59,10 +59,7 @@ def read_snapshots(payload: bytes) -> dict[str, Snapshot]:
 
 
 def add_up(into: LaneMetrics, parts: Sequence[LaneMetrics]) -> None:
-    """Set the counts and times of `into` to the sums over `parts`, of which there is at least one.
-
-    Its number of waiting calls becomes that of the last part, and `last_s` the latest of all.
-    """
+    """Set `into` to the sums of `parts`; its queue length is that of the last part, `last_s` the latest."""
     for name in _COUNTS:
         setattr(into, name, sum(getattr(part, name) for part in parts))
     for name in _HISTOGRAMS:

@@ -43,16 +43,15 @@ _logger = logging.getLogger(__name__)
 
 
 class IsolatedModel(IsolatedVersion):
-    """A version in worker processes; everything but `close` is called on the thread of the loop.
+    """A version in worker processes; all of it on the thread of the loop but `close`.
 
     A version on trial has no workers of its own: it runs in one of the version in use, its host, and takes
     that worker over if it is promoted.
 
     Attributes:
-        manifest: manifest of the version.
-        spec: the order with which each worker is started.
-        opened: done once a worker is ready or, for a version on trial, once it gets calls; holds an error if
-            that fails; `end` cancels it.
+        spec: what each worker is started with.
+        opened: done once a worker is ready or the candidate gets calls; holds an error if that fails; `end`
+            cancels it.
         hosted: the trial of another version in one of its workers, or None.
         workers: the workers that run or start; the ready ones are in the order in which they became so.
         metrics: the sums over all workers.
@@ -172,18 +171,13 @@ class IsolatedModel(IsolatedVersion):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is under way in any of its workers, whether for this version or one on trial."""
+        """Whether no request is under way in any of its workers, whichever version it is for."""
         return all(worker.is_idle for worker in self.ready)
 
     def lend(self, connection: Connection, *, is_default: bool) -> bool:
-        """Pass `connection` to the worker that has the fewest, which answers its present request.
+        """Let the worker with the fewest connections answer the present request of `connection`.
 
-        Args:
-            connection: a connection whose request has arrived.
-            is_default: whether the request names no version.
-
-        Returns:
-            False if no worker can take it; the connection stays the caller's then.
+        `is_default`: whether the request names no version. Returns whether a worker answers.
         """
         answering = [] if self._is_draining else self.ready[: self.spec.isolation.processes]
         return any(
@@ -227,7 +221,7 @@ class IsolatedModel(IsolatedVersion):
             self._loop.call_soon_threadsafe(self.end)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return what the first ready worker reported last beyond its counts; empty before its report."""
+        """Return the first worker's statistics other than counts; empty until a message arrives."""
         snapshot = self._snapshots.get(self.ready[0]) if self.ready else None
         return {} if snapshot is None else snapshot.details
 
@@ -269,10 +263,7 @@ class IsolatedModel(IsolatedVersion):
             trial.handle_message(message)
 
     def on_end(self, worker: WorkerHandle, end: End, reason: str) -> None:
-        """Forget a worker that has ended, and start another when the restart policy says.
-
-        The policy may give the version up instead. If the worker was trying a version, that one is blamed.
-        """
+        """Forget an ended worker, blame its candidate, and start another when the restart policy says."""
         ended = self._snapshots.pop(worker, None)
         if ended is not None:
             total = LaneMetrics("", "")
@@ -291,11 +282,7 @@ class IsolatedModel(IsolatedVersion):
     # As the host of a trial
 
     def promote(self, trial: "WorkerTrialRunner") -> bool:
-        """Put the candidate in use and end this version, with all workers but the candidate's.
-
-        Returns:
-            False, with nothing done, if the worker that tried the candidate no longer runs.
-        """
+        """Put the candidate in use, and end all workers but its own; return False if that one is lost."""
         if self.hosted is not trial or trial.worker is None:
             return False
         self.hosted = trial.report = None
@@ -306,7 +293,7 @@ class IsolatedModel(IsolatedVersion):
         return True
 
     def drop(self, trial: "WorkerTrialRunner") -> None:
-        """End the trial and the candidate, whose worker goes on with this version; nothing if it is over."""
+        """End the trial without the candidate; does nothing if it is over."""
         if self.hosted is not trial:
             return
         if trial.worker is not None:
@@ -387,11 +374,9 @@ class IsolatedModel(IsolatedVersion):
 class WorkerTrialRunner(TrialRunner):
     """The trial of a candidate in a worker of the version in use; it ends with that worker.
 
-    The worker judges the candidate and sends a verdict; the service checks it and acts on it. The candidate
-    gets calls once its `opened` is done.
+    The worker judges the candidate, the service decides. The candidate gets calls once it is `opened`.
 
     Attributes:
-        model: the candidate.
         host: the version in use.
         deadline_s: time by which the candidate must be open, on the clock of the loop.
         worker: the worker that tries it; None until one is ready.
@@ -422,7 +407,7 @@ class WorkerTrialRunner(TrialRunner):
             self.worker = worker
 
     def handle_message(self, message: TrialReport) -> None:
-        """Act on the worker's report on the candidate: it is open, cannot be opened, or has a verdict.
+        """Act on the worker's report on the candidate.
 
         Raises:
             ChannelError: such a report cannot come now, or its verdict contradicts the worker's own counts.
@@ -480,11 +465,11 @@ class WorkerTrialRunner(TrialRunner):
         return self.figures
 
     def take_over(self) -> bool:
-        """Go on with the candidate alone; return False if its worker is lost: a rollback is reported then."""
+        """Go on with the candidate alone; returns False if it is lost, which is reported, too."""
         return self.host.promote(self)
 
     def end(self) -> None:
-        """End the trial and the candidate; does nothing if it is over."""
+        """End the trial without the candidate."""
         self.host.drop(self)
 
     def _fail(self, error: EdgekitError) -> None:

@@ -32,7 +32,7 @@ class Crashes:
     count: int = 0
 
     def after(self, lived_s: float, isolation: Isolation) -> "Crashes":
-        """Return the count after one more crash, of a worker that had been ready for `lived_s` seconds."""
+        """Return the count after one more crash, of a worker that had been ready for `lived_s`."""
         return Crashes(1 if lived_s >= isolation.healthy_s else self.count + 1)
 
     def delay_s(self, isolation: Isolation) -> float:
@@ -42,7 +42,7 @@ class Crashes:
         return min(_FIRST_DELAY_S * 2.0 ** min(self.count - 2, 30), isolation.max_delay_s)
 
     def is_loop(self, isolation: Isolation) -> bool:
-        """Return True if there were so many crashes in a row that the version should be given up."""
+        """Return whether there were so many crashes in a row that the version should be given up."""
         return self.count >= isolation.max_crashes
 
 
@@ -62,11 +62,7 @@ class RestartDecision:
 
 
 class RestartPolicy:
-    """Decides when the workers of one model are started again, by why and how soon they ended.
-
-    Attributes:
-        has_started: whether a worker has ever loaded the model.
-    """
+    """Decides when the workers of one model are started again, by why and how soon they ended."""
 
     def __init__(self, isolation: Isolation) -> None:
         self._isolation = isolation
@@ -79,12 +75,7 @@ class RestartPolicy:
         self.has_started, self._refusals = True, 0
 
     def decide(self, end: End, lived_s: float = 0.0) -> RestartDecision:
-        """Count the end of a worker, and return when to start the next one, if at all.
-
-        Args:
-            end: why it ended, or did not start.
-            lived_s: for how many seconds it had been ready; 0 if it never was.
-        """
+        """Count the end of a worker, ready for `lived_s`; return when to start the next one, if at all."""
         isolation, is_first = self._isolation, not self.has_started
         if end is End.TRIAL:
             return RestartDecision()

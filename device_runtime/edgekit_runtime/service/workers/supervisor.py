@@ -40,26 +40,14 @@ class Versions(Protocol):
     """The versions that the service serves."""
 
     def find_remote(self, name: str, version: str | None) -> IsolatedVersion | None:
-        """Return a version in worker processes; None if there is none that is loaded, or it runs here.
-
-        Args:
-            name: name of the model.
-            version: the version, or None for the model's default one.
-        """
+        """Return a version in worker processes, or None if it is not ready or not there."""
 
     def report_crash(self, name: str, version: str, reason: str, *, is_loop: bool) -> None:
-        """Take note of a crash: a version that waits for its confirmation begins to wait anew.
-
-        Args:
-            name: name of the model.
-            version: the version that crashed.
-            reason: what happened, for people.
-            is_loop: whether it keeps crashing, so that it is rejected and another version replaces it.
-        """
+        """Restart the wait for the confirmation of a version; replace it if it crashes in a loop."""
 
 
 class Supervisor:
-    """The isolated models of one service; used on the thread of its loop, except for `open`."""
+    """The isolated models of one service; on the thread of its loop, except for `open`."""
 
     def __init__(
         self,
@@ -94,9 +82,7 @@ class Supervisor:
         return tuple(model for model in self._models if model.is_in_use)
 
     def open(self, package: OpenedPackage, options: ModelOptions, beside: Loaded | None) -> "IsolatedModel":
-        """Load the model of `package` in a process of its own, wait for that, and return it.
-
-        It must not be called on the thread of the loop.
+        """Load the model of `package` in a process of its own, and wait for that, off the loop's thread.
 
         Args:
             package: the verified package.
@@ -127,13 +113,9 @@ class Supervisor:
             raise _unavailable(manifest, "the service, or the version in use, is ending") from None
 
     def pass_on(self, connection: Connection, head: RequestHead) -> bool:
-        """Pass a request with its connection to a worker if it is for an isolated model.
+        """Pass a request with its connection to a worker; return False if this process has to answer.
 
-        If its path is for none, that is noted in `head`, so that equal requests need not be looked at
-        again.
-
-        Returns:
-            True if a worker answers; False if this process has to.
+        It clears `head` if no request with it can be for an isolated model.
         """
         target = parse_infer_path(head.path)
         if target is None or target[0] not in self._names:
@@ -143,7 +125,7 @@ class Supervisor:
         return remote is not None and remote.lend(connection, is_default=target[1] is None)
 
     def begin_stop(self) -> None:
-        """Request all connections back from the workers, and open nothing more; does not wait."""
+        """Request all connections back, and open nothing more."""
         self._is_over = True
         for model in self.models:
             model.drain(lambda: None)
@@ -156,7 +138,7 @@ class Supervisor:
             await asyncio.sleep(_POLL_S)
 
     def count_restarts(self) -> "MetricFamily":
-        """Return how often workers of each version were started again after a loss, for Prometheus."""
+        """Return how often workers were started after a crash, for Prometheus."""
         from edgekit_runtime.service.observability.prometheus import MetricFamily  # which no worker needs
 
         return MetricFamily(

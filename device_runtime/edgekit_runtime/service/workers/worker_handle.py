@@ -70,13 +70,7 @@ class WorkerOwner(Protocol):
         """
 
     def on_end(self, worker: "WorkerHandle", end: End, reason: str) -> None:
-        """Called once the process has ended and its connections are back; nothing is called afterwards.
-
-        Args:
-            worker: the worker.
-            end: why it ended.
-            reason: what happened, for people.
-        """
+        """Called once the process has ended and its connections are back; it is the last call."""
 
 
 class WorkerHandle:
@@ -84,7 +78,6 @@ class WorkerHandle:
 
     Attributes:
         owner: is called back.
-        channel: channel to the process.
         is_ready: whether it has loaded its model.
     """
 
@@ -127,7 +120,7 @@ class WorkerHandle:
 
     @property
     def lent(self) -> int:
-        """How many connections are lent to it."""
+        """How many connections it has."""
         return len(self._lent)
 
     @property
@@ -136,14 +129,12 @@ class WorkerHandle:
         return all(self._states[index] == IDLE for index in self._lent)
 
     def lend(self, connection: Connection, *, is_default: bool) -> bool:
-        """Pass `connection` to the worker, which answers its present request and those after it.
+        """Let the worker answer on `connection` from its present request on.
 
-        Args:
-            connection: a connection whose request has arrived.
-            is_default: whether that request names no version.
+        `is_default`: whether that request names no version.
 
         Returns:
-            False, with nothing done, if the worker can take no more connections.
+            False, with nothing done, if it can accept no more.
         """
         if self._is_killed or self.channel.is_full or not (self._free or self._unused):
             return False
@@ -175,18 +166,13 @@ class WorkerHandle:
 
         Args:
             candidate: the candidate's package, as the service verified it.
-            package: owner of the descriptor of that package's file; the descriptor stays the owner's.
+            package: file of the candidate's package, which stays the caller's.
         """
         self._tried.add(candidate.version)
         self.channel.send(Kind.MAIN_TRY, json.dumps(to_plain(candidate)).encode("ascii"), package)
 
     def end_trial(self, version: str, *, is_promoted: bool) -> None:
-        """Make the worker end its trial, and go on with the candidate `version` alone or without it.
-
-        Args:
-            version: the candidate.
-            is_promoted: whether the candidate replaces the version in use.
-        """
+        """Make the worker end its trial; it continues with `version` alone if promoted, else without it."""
         self.channel.send(Kind.MAIN_SETTLE, SETTLED.pack(is_promoted) + version.encode())
 
     def check_heartbeat(self) -> None:
