@@ -42,7 +42,6 @@ class ChannelAxis:
     """Where the channels of a group lie in a tensor.
 
     Attributes:
-        axis: axis of the tensor along which the channels lie.
         channels: the channel at each index of the axis, or `FOREIGN` for what is not of the group.
     """
 
@@ -63,7 +62,6 @@ class ChannelGroup:
 
     Attributes:
         name: output of the first layer that makes the channels.
-        size: number of channels.
         producers: layers that make the channels, in the order of the graph.
         depthwise: layers that filter each channel for itself.
         consumers: layers that mix the channels.

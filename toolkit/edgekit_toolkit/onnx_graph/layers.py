@@ -100,10 +100,7 @@ class Layer:
     def patches(self, values: NDArray[Any], count: int, rng: np.random.Generator) -> Patches:
         """Return the patches of the input at some positions of the output, [positions, groups, columns].
 
-        Args:
-            values: input of one inference.
-            count: most positions; if the output has more, they are drawn at random.
-            rng: generator that draws them.
+        `count`: most positions; if the output has more, they are drawn at random.
         """
         if self.node.op_type != "Conv":
             if self.node.op_type == "Gemm" and attribute(self.node, "transA", 0):

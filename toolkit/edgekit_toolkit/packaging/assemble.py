@@ -83,12 +83,7 @@ def golden_reference(
 ) -> Reference:
     """Generate the golden inputs of a model, and run it on them.
 
-    Args:
-        floats: the optimised float model.
-        dims: sizes of the free dimensions.
-        ranges: input name -> smallest and largest value to generate.
-        seed: seed of the generated values.
-        rows: seeds of the further golden rows; None to choose them.
+    `ranges`: input -> smallest and largest value to generate. `rows`: seeds of further rows; None to choose.
 
     Raises:
         BackendError: the model does not run on the golden inputs.
@@ -237,10 +232,7 @@ def combine(first: PackageDraft, others: Mapping[str, PackageDraft], recipe: Rec
 
     All variants share the golden inputs. A size of an input or output that one of them fixes is fixed.
 
-    Args:
-        first: package that holds the default variant.
-        others: name of the variant -> its package, assembled from the same `Reference` as `first`.
-        recipe: recipe of the whole package.
+    `others`: name of the variant -> its package, assembled from the same `Reference` as `first`.
 
     Raises:
         DataError: a variant has other inputs or outputs.

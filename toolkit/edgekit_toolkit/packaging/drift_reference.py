@@ -66,7 +66,7 @@ class _Values:
 
 
 def drift_reference(model: Model, calibration: Part, *, says_classes: bool = False) -> dict[str, Any] | None:
-    """Return `figures.reference` of a manifest: statistics of tensors on samples; None without the user's.
+    """Return `figures.reference` of a manifest, statistics of tensors on samples; None without user samples.
 
     Args:
         model: the float model; it is run on one thread, so that the same samples give the same figures.

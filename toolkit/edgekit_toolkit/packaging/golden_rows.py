@@ -101,12 +101,8 @@ def golden_rows(
 ) -> tuple[GoldenRows | None, dict[str, bytes]]:
     """Return further golden rows, None if no row can be compared, and the artifacts that hold their outputs.
 
-    Args:
-        run: the packaged model, in a session that has run the first row alone.
-        first: inputs of the first row.
-        floats: seed of a further row -> outputs of the float model, in the order of `names`.
-        names: names of the outputs.
-        integer: whether the model computes in codes.
+    `run` is in a session that has run the first row alone. `floats`: seed of a further row -> outputs of the
+    float model, in the order of `names`. `integer`: whether the model computes in codes.
     """
     jitters = [off_by_codes(first, turn) for turn in range(JITTERS)] if integer else []
     outputs_by_seed: dict[int, Outputs] = {}

@@ -89,10 +89,7 @@ def count_costs(
 ) -> list[StageCosts]:
     """Return the costs of the stages with models, in their order.
 
-    Args:
-        stages: the stages of a pipeline, each behind those that it needs.
-        packages: stage -> package of its member.
-        evidence: stage -> predicate of the evidence of its member, where there is one.
+    `evidence`: stage -> predicate of the evidence of its member, where there is one.
     """
     counts = {SOURCE: 1}
     costs = []
@@ -141,13 +138,7 @@ def assemble_pipeline(
 ) -> PackageDraft:
     """Return the package of a pipeline; its members are run here on a generated picture.
 
-    Args:
-        identity: name, version and target.
-        stages: as in its manifest, without engines.
-        output: stages whose answers are shown.
-        packages: the member of each stage with a model.
-        budget: limits that the user asked for.
-        costs: results of `count_costs`.
+    `identity`: name, version and target. `stages` have no engines. `output`: stages whose answers are shown.
 
     Raises:
         DataError: a member is a pipeline, for another target, or the stages of an ensemble have other labels.

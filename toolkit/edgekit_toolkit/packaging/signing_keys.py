@@ -142,11 +142,7 @@ def trust_key(source: Path, name: str, folder: Path | None = None) -> KeyInfo:
 def register_uri(name: str, uri: str, public_key_path: Path, folder: Path | None = None) -> KeyInfo:
     """Register a key that is held elsewhere (HSM, KMS): `folder` gets its public key and its URI.
 
-    Args:
-        name: name of the key here.
-        uri: URI as for securesystemslib's `Signer.from_priv_key_uri`.
-        public_key_path: PEM file with the public key.
-        folder: folder of the keys.
+    `uri` is as for securesystemslib's `Signer.from_priv_key_uri`; `public_key_path` is a PEM file.
 
     Raises:
         SignatureError: the URI cannot be used with that public key, or another key has the name.

@@ -74,8 +74,7 @@ def compare(
         reference: reference outputs: name -> array, any shape.
         outputs: outputs of the candidate.
         tolerance: default: `Tolerance()`.
-        axes: name of an output whose number of rows depends on the data -> the axis of the rows. Its rows are
-            compared as a set; their number must be the same.
+        axes: output whose number of rows depends on the data -> axis of its rows, compared as a set.
     """
     tolerance = tolerance or Tolerance()
     if list(reference) != list(outputs):

@@ -69,9 +69,8 @@ def compress(
 ) -> None:
     """Add compressed candidates to `candidate_set` for the limits that bind.
 
-    `drafts`: plain forms, whose packages show how many bytes travel with another model in them. `binding`:
-    names of the limits that together exclude every plain form. `max_drop` (infinite for no limit) and what
-    `measure_drops` returns for float models are in points.
+    `drafts`: plain forms, whose packages show how many bytes travel with another model. `binding`: limits
+    that together exclude every plain form. `max_drop` (infinite for none) and `measure_drops` are in points.
     """
     if not isinstance(prepared.floats, OnnxModel):
         candidate_set.dropped.append("compressed forms: they are made of ONNX models, and this is a .tflite")

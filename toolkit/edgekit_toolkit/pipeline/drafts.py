@@ -51,14 +51,7 @@ def draft_packages(
     scores: Scores,
     signer: StatementSigner,
 ) -> list[Draft]:
-    """Assemble a recipe and a package for each candidate, and return these drafts in order.
-
-    Args:
-        request: the request, with the limits in force in its budget.
-        prepared: model and samples behind the candidates.
-        candidates: the candidates.
-        scores: scores of the candidates, in order.
-        signer: signs packages, whose size counts.
+    """Assemble a recipe and a package for each candidate, with the limits in force in the request's budget.
 
     Raises:
         BackendError: a model does not run on the golden inputs.

@@ -118,12 +118,8 @@ def activation_reader(
 ) -> ReadActivations:
     """Return a function that runs `model` on a sample, and yields name and values of each activation.
 
-    Args:
-        model: float model.
-        names: activations; graph inputs may be among them.
-        first: a sample, on which the sizes of the activations are measured.
-        threads: number of threads of the engine.
-        group_bytes: bytes of activations that are fetched in one run; several runs fetch them all.
+    `first`: a sample, on which the sizes of activations are measured. `group_bytes`: bytes of activations
+    that are fetched in one run; several runs fetch them all.
 
     Raises:
         BackendError: the model does not run on the sample.
@@ -168,12 +164,8 @@ def gather(
     neither has one that never has elements, nor a vector whose length depends on the data: it may be empty,
     and onnxruntime with several threads ends the process over a quantized sum or product of empty vectors.
 
-    Args:
-        samples: makes a new stream of samples.
-        read: runs the model on one sample, and yields name and values of each activation.
-        progress: called after each sample.
-        axis: axis of the channels, which have extremes of their own; None for the tensor as a whole.
-        unsized: activations that are known to have a shape that depends on the data.
+    `axis`: axis of the channels, which have extremes of their own; None for the tensor as a whole. `unsized`:
+    activations that are known to have a shape that depends on the data.
 
     Raises:
         DataError: there are no samples.
@@ -202,10 +194,7 @@ def count_values(
 ) -> dict[str, Histogram]:
     """Return a histogram of each activation over its range, by name; a constant activation has none.
 
-    Args:
-        samples: some of the samples that gave the ranges.
-        read: runs the model on one sample, and yields name and values of each activation.
-        ranges: (low, high) by name; values beyond count in the first or last bin.
+    `ranges`: (low, high) by name; values beyond count in the first or last bin.
     """
     histograms: dict[str, Histogram] = {}
     for feeds in samples:

@@ -308,14 +308,7 @@ def mixed_plans(
     """Measure and yield plans, each with one more block in float than the last.
 
     Each time the best of the three noisiest blocks is added, until one more removes under 1 % of noise.
-
-    Args:
-        write: writes the model with a plan.
-        plan: all kernels quantized.
-        noises: the noise of each block alone.
-        fidelity: measures the whole model.
-        max_blocks: most blocks to run in float.
-        expired: returns True when no further plan is to be made.
+    `noises`: noise of each block alone. `max_blocks`: most blocks in float. `expired`: True ends the plans.
     """
     total = sum(item.noise for item in noises if np.isfinite(item.noise))
     remaining = sorted(

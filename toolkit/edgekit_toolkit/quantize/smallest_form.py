@@ -20,11 +20,7 @@ def check_smallest_form(
 ) -> None:
     """Check that at least one form of the model may fit into a limit on the package's size.
 
-    Args:
-        quantizer: quantizer of the float model.
-        max_bytes: the limit in bytes.
-        prunable: float model that may lose channels; None if it may lose none.
-        dims: sizes of the free dimensions of `prunable`.
+    `max_bytes`: limit on the package. `prunable`: float model that may lose channels, or None.
 
     Raises:
         BudgetError: the weights alone exceed the limit in every form, so no search can succeed.

@@ -29,11 +29,7 @@ def describe(
 ) -> dict[str, Any]:
     """Return the report document of a run, as `report.schema.json` describes it.
 
-    Args:
-        run: the run.
-        command: the command line of the run, to repeat it.
-        published: the package and the files beside it; None after a refusal, which writes none.
-        samples: answers on a few samples; empty without a task.
+    `published` is None after a refusal, which writes no file; `samples` is empty without a task.
     """
     return {
         "schema": SCHEMA_ID,

@@ -134,7 +134,7 @@ def _advise_on_sizes(free: Sequence[str], settled: Mapping[str, int], batch: Seq
 
 
 def advise_on_integers(inputs: Sequence[TensorSpec], ranges: Mapping[str, tuple[float, float]]) -> str:
-    """Return advice for a model that may refuse generated integers, after a space; empty if none go in."""
+    """Return advice, with a space before it, for a model that takes integers; empty if it takes none."""
     integers = [spec for spec in inputs if DTYPES[spec.dtype].kind in "iu"]
     if not integers:
         return ""

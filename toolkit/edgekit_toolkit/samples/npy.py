@@ -76,8 +76,7 @@ def read_npy(path: Path) -> StoredArray:
     """Return what the header of a `.npy` file says; `StoredArray.rows` reads the values.
 
     Raises:
-        DataError: no such file, not a `.npy` file, truncated, an object or structured array, or Fortran
-            order.
+        DataError: no such file, no `.npy` file, truncated, an object or structured array, or Fortran order.
     """
     with _opened(path, None) as stream:
         array = _described(stream, path, None)
@@ -90,8 +89,7 @@ def read_npz(path: Path, needed: frozenset[str]) -> tuple[dict[str, StoredArray]
     """Return the headers of arrays `needed` that an `.npz` has, by name, and the names of all its arrays.
 
     Raises:
-        DataError: not an `.npz` file, truncated or corrupt, a name twice, or an array that `read_npy`
-            refuses.
+        DataError: no `.npz` file, truncated or corrupt, a name twice, or an array that `read_npy` refuses.
     """
     with _translated(str(path)), zipfile.ZipFile(path) as archive:
         sizes = {entry.filename: entry.file_size for entry in archive.infolist()}

@@ -110,9 +110,7 @@ class SequenceSamples:
 
         Only some steps, spread evenly, are taken: as many as a range needs, with states, without labels.
 
-        Args:
-            part: samples of `specs`.
-            run: runs the float model on all its inputs.
+        `part`: samples of `specs`.
         """
         chosen: list[Feeds] = []
         every, size_bytes, number = 1, 0, 0

@@ -93,7 +93,7 @@ def pareto_front(candidates: Sequence[CandidateFigures]) -> frozenset[str]:
 def rank_further(candidates: Sequence[CandidateFigures], budget: Budget) -> list[CandidateFigures]:
     """Return candidates worth carrying beside the choice: the most accurate first, among equals the fastest.
 
-    It must keep all limits, and no other that does may match it in latency, size and drop and beat it in one;
+    Each keeps all limits, and no other that does matches it in latency, size and drop and beats it in one;
     latencies within their uncertainty count as equal. The choice is the fastest, so the others have better
     accuracy or size, and a device with power to spare wants accuracy.
 
@@ -317,7 +317,7 @@ class FloatRatio:
         modelled: ratio modelled for the target; None if one latency cannot be modelled, or if latency here
             holds for the target.
         uncertainty: factor by which `modelled` may be off.
-        here: the same against the engine's float candidate, measured in turns on this machine.
+        here: multiple of the engine's float candidate, measured in turns on this machine.
         here_to_source: the same against the source model.
     """
 

@@ -62,7 +62,7 @@ class HeldDrop:
         return state == "over" or (strict and state != "ok")
 
     def samples_needed(self, limit_points: float) -> int | None:
-        """Return about how many samples would show that the drop keeps a limit; None if no number would."""
+        """Return about how many samples would show that the drop keeps a limit; None for far too many."""
         count = self.drop.samples_for(limit_points, self.confidence)
         return None if count is None else max(LEAST_TO_HOLD_BACK, math.ceil(count / CONFIRMATION_SHARE))
 
@@ -131,13 +131,8 @@ def choose_confirmed(
 ) -> ConfirmedChoice:
     """Return the choice that the held-back samples do not contradict.
 
-    Args:
-        measured: candidates, at least one.
-        scores: scores of the candidates, in the same order.
-        limits: limits that candidates must keep, see `limits_in_force`.
-        choose: chooses among candidates by their figures; called again after each candidate that is rejected.
-        has_data: whether there are real samples to judge by.
-        strict: whether to compare the interval's upper end with the limit, instead of the estimate.
+    `limits`: see `limits_in_force`. `choose` is called again after each candidate that is rejected. `strict`:
+    compare the upper end of the drop's interval with the limit, instead of the estimate.
     """
     if not has_data:
         unknown = {_LIMIT: math.inf} if strict else {}

@@ -10,9 +10,7 @@ _POSITIONS: Final = ("box", "point")
 def list_entries(answer: Mapping[str, Any], *, with_places: bool) -> list[str]:
     """Return a text for each entry of an answer, such as a class with its score.
 
-    Args:
-        answer: answer of any task, as its `decode` returns it.
-        with_places: whether the texts contain boxes and points.
+    `with_places`: whether the texts contain boxes and points.
     """
     names = _FIGURES + (_POSITIONS if with_places else ())
     entries: list[str] = []

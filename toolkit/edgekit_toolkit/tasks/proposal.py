@@ -91,9 +91,7 @@ def decide_task(requested: str, evidence: Evidence) -> TaskDecision:
 
     A requested task takes options that it leaves out from the proposal, if that is the same task and layout.
 
-    Args:
-        requested: `auto`, `none`, or a task as for `parse_task`.
-        evidence: outputs of the source model on samples, and what is known of them.
+    `requested`: `auto`, `none`, or a task as for `parse_task`.
 
     Raises:
         DataError: the requested task is unknown or cannot read the outputs; the message says what can.
@@ -139,7 +137,7 @@ def _try(choice: TaskChoice, evidence: Evidence) -> None:
 
 
 def first_row(outputs: Outputs, count: int) -> Outputs:
-    """Return the outputs of the first of `count` samples; those not `count` long on axis 0 stay whole."""
+    """Return outputs of the first of `count` samples, [1, ...]; an output of another length stays whole."""
     if count == 1:
         return outputs
     return {name: value[:1] if value.shape[:1] == (count,) else value for name, value in outputs.items()}

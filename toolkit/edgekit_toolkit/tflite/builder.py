@@ -177,7 +177,7 @@ class Builder:
         return self.operator("RESHAPE", [tensor, sizes], [(shape, tensor.dtype)], options)[0]
 
     def transpose(self, tensor: Tensor, order: Sequence[int]) -> Tensor:
-        """Return the tensor with axes in `order`, those of `tensor`, by a TRANSPOSE or a new constant."""
+        """Return the tensor with its axes in another order, `order`: by a TRANSPOSE, or as a new constant."""
         shape = tuple(tensor.shape[axis] for axis in order)
         if tensor.data is not None:
             return self.constant(tensor.data.transpose(order), tensor.name)

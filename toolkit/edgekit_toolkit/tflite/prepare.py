@@ -32,7 +32,7 @@ def prepare(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProto:
     a mapping are lowered, and all shapes are recorded.
 
     Raises:
-        ConversionError: a free dimension has no size, the model is too large, shapes or opset not supported.
+        ConversionError: a free dimension has no size, the model is too large, or has unknown shapes or opset.
     """
     if model.ByteSize() > MAX_MODEL_BYTES:
         raise ConversionError(

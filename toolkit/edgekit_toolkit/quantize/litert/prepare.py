@@ -81,9 +81,7 @@ def _read(graph: SubGraph) -> set[int]:
 def finish(content: bytes | bytearray, prepared: bytes) -> bytes:
     """Return a smaller file with equal results: short inner names, no recorded ranges, no value twice.
 
-    Args:
-        content: the `.tflite` that ai-edge-quantizer made.
-        prepared: model from which it was made; outputs get the names that they have there.
+    `prepared`: model from which ai-edge-quantizer made `content`; outputs get the names that they have there.
     """
     model = parse(bytes(content))
     for graph, source in zip(model.subgraphs, parsed(prepared).subgraphs, strict=True):

@@ -53,11 +53,7 @@ class Emitter:
     ) -> str:
         """Add a DequantizeLinear; return the name of its output.
 
-        Args:
-            codes: codes to dequantize.
-            stem: beginning of the node's name.
-            axis: axis of the channels if each has its own scale.
-            output: name of its output; None for a new one that begins with `stem`.
+        `stem`: beginning of new names. `axis`: axis of the channels if each has its own scale.
         """
         name = fresh_name(self._index, f"{stem}_dq")
         node = helper.make_node(
@@ -95,19 +91,12 @@ class Emitter:
         *,
         axis: int | None = None,
     ) -> str:
-        """Store codes of a constant and add their DequantizeLinear; a repeated call adds nothing.
+        """Store codes of a constant and their DequantizeLinear, once; return the name of its output.
 
         8-bit codes get a zero point although it is 0. onnxruntime's integer Gemm needs it, and releases up to
         1.24 abort without it in the exact mode for x86 without VNNI (ADR 0018).
 
-        Args:
-            name: name of the constant in the float model.
-            values: codes of the constant.
-            params: their scale and zero point.
-            axis: axis of the channels if each has its own scale.
-
-        Returns:
-            The name of the dequantized constant.
+        `name`: of the constant in the float model. `axis`: axis of the channels if each has its own scale.
         """
         key = (name, axis, values.dtype.str, params.scale.tobytes())
         if key not in self._constants:

@@ -127,8 +127,7 @@ def propagate(
         threads: threads of one inference.
 
     Raises:
-        BackendError: onnxruntime fails on the graph with its backward pass, or its activations take too much
-            memory. Other errors of a graph without backward pass are in `ODD_GRAPH`.
+        BackendError: onnxruntime fails on the backward pass, or lacks memory for it; others: `ODD_GRAPH`.
     """
     first = fidelity.samples[0]
     shapes = measure_shapes(model, first, threads=threads)

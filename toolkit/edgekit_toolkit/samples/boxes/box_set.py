@@ -59,9 +59,7 @@ class PictureBoxes:
     def in_input(self, placement: Placement, numbers: Mapping[str | int, int]) -> TrueBoxes:
         """Return the boxes in pixels of the model's input, cut at its edges; those outside are left out.
 
-        Args:
-            placement: where the picture lies in the input.
-            numbers: class of a box -> its number in the model, as `BoxSet.number_classes` returns it.
+        `numbers`: class of a box -> its number in the model, as `BoxSet.number_classes` returns it.
 
         Raises:
             DataError: the picture has another shape than the data set states, or a box lies outside of it.

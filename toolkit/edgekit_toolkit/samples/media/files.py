@@ -81,12 +81,8 @@ def are_recordings(names: Sequence[str]) -> bool:
 def find_media(path: Path, *, labelled: bool = True, texts: bool = False) -> MediaFiles:
     """Return the files under `path`, sorted by name, with their labels.
 
-    Files that a list of labels leaves out, or has no label for, are not returned; a note counts them.
-
-    Args:
-        path: a file, a list of labels, or a folder.
-        labelled: whether to take labels; if not, sub-folders are only folders.
-        texts: whether to take labels from the column `text` of a list, where it has one.
+    Files that a list of labels leaves out, or has no label for, are not returned; a note counts them. If not
+    `labelled`, sub-folders are only folders. `texts`: take labels from the column `text` of a list, if any.
 
     Raises:
         DataError: there is no file, there are both images and recordings, or a list of labels is wrong.

@@ -100,17 +100,9 @@ def fully_connected(
     bias: NDArray[Any] | None,
     activation: str = NO_ACTIVATION,
 ) -> Tensor:
-    """Add FULLY_CONNECTED: `tensor` times the transposed `weights`, plus `bias`.
+    """Add FULLY_CONNECTED: `tensor` [..., K] times the transposed `weights` [N, K], plus `bias` [N] or zeros.
 
-    Args:
-        step: step of the node that is written.
-        tensor: float32 [..., K].
-        weights: float32 [N, K].
-        bias: float32 [N], or None for zeros.
-        activation: fused activation that the operator applies to its result.
-
-    Returns:
-        float32 [..., N].
+    Return float32 [..., N], after the fused `activation`.
 
     Raises:
         RefusedError: `tensor` or `weights` are not float32; TFLite's kernel takes integers for codes.

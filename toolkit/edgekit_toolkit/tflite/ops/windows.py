@@ -74,12 +74,8 @@ def windows(
 ) -> Windows:
     """Return the windows of an ONNX node, with their padding as numbers of elements.
 
-    Args:
-        sizes: sizes of the input's spatial axes.
-        kernel: sizes of a window, without dilation.
-        attributes: the node's attributes.
-        outputs: spatial sizes of the result, as shape inference found them; with `ceil_mode` the last window
-            may lie beyond the padding that the model states.
+    `kernel` is without dilation. `outputs`: spatial sizes of the result, as shape inference found them; with
+    `ceil_mode` the last window may lie beyond the padding that the model states.
 
     Raises:
         RefusedError: the padding is negative, or there are more windows than in the ONNX standard and
