@@ -39,11 +39,7 @@ FOREIGN: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class ChannelAxis:
-    """Where the channels of a group lie in a tensor.
-
-    Attributes:
-        channels: the channel at each index of the axis, or `FOREIGN` for what is not of the group.
-    """
+    """Where the channels of a group lie in a tensor: the channel at each index of `axis`, or `FOREIGN`."""
 
     axis: int
     channels: NDArray[np.int64]

@@ -90,10 +90,7 @@ class DeviceEngine:
 def prove(
     package: PackageDraft, engine: str, signer: StatementSigner, show: Callable[[str], None]
 ) -> EngineProof:
-    """Self-test `package` in a child process with the engine release that devices run.
-
-    `show`: called with a sentence before that release is downloaded.
-    """
+    """Self-test `package` in a child process with the devices' engine release; tell `show` of a download."""
     pinned_engine = find_device_engine(engine, show)
     device = f"{pinned_engine.name} {pinned_engine.release}"
     own = f"{pinned_engine.name} {_find_own_release(pinned_engine.name)}"

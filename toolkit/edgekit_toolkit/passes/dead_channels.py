@@ -39,12 +39,7 @@ _OUTPUT_ERROR: Final = 1e-7
 
 @dataclass(frozen=True, slots=True)
 class SlicedModel:
-    """A float model without some channels.
-
-    Attributes:
-        channels: group that loses channels -> the channels that stay.
-        model: the model without the other channels, with changed weights.
-    """
+    """A float model without some channels; `channels`: group that loses some -> channels that stay."""
 
     channels: Mapping[str, tuple[int, ...]]
     model: onnx.ModelProto

@@ -66,12 +66,7 @@ _NUDGE: Final = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class WrongRewrites:
-    """Rewrites that are off for a model because they change its results.
-
-    Attributes:
-        names: onnxruntime's names of the rewrites, or `WHOLE_OPTIMISER`.
-        reason: how the outputs differ if the rewrites are on.
-    """
+    """Rewrites (onnxruntime's names or `WHOLE_OPTIMISER`) that are off for a model, and what they change."""
 
     names: tuple[str, ...]
     reason: str

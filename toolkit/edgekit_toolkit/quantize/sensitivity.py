@@ -199,7 +199,7 @@ def _comparable(value: NDArray[Any], softmax_axis: int | None) -> NDArray[np.flo
 
 
 def decibel(noise: float) -> float:
-    """Return signal to noise in dB from noise over signal power: at most 200; -200 if it is not finite."""
+    """Return the signal-to-noise ratio in dB of noise over signal power: at most 200, -200 if not finite."""
     return min(200.0, -10 * float(np.log10(max(noise, 1e-20)))) if np.isfinite(noise) else -200.0
 
 

@@ -41,7 +41,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def show_number(value: float, digits: int = 3) -> str:
-    """Return `value` with thousands separated and at least `digits` digits; exponents only below 1e-6."""
+    """Return `value`, thousands separated, with `digits` significant digits or more; exponent below 1e-6."""
     if value == 0:
         return "0"
     if abs(value) < 1e-6:
@@ -122,7 +122,7 @@ def _estimate_is_over(line: BudgetLine) -> bool:
 
 
 def headroom(line: BudgetLine) -> str:
-    """Return how much of the limit is left, `12 % headroom`, or `3.1 % over`, or why nothing is compared."""
+    """Return the distance from the limit, `12 % headroom` or `3.1 % over`, or why nothing is compared."""
     value, limit = against_limit(line), line["max"]
     if line["state"] == "not checked":
         return "not checked: no data"

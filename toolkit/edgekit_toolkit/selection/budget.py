@@ -33,11 +33,7 @@ _NUMBER = re.compile(r"([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,3})?)\s*([A-Za-zµ%]*
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The limits that a package must keep at once.
-
-    Attributes:
-        limits: name of a figure -> largest value allowed, in the unit that `UNITS` gives it.
-    """
+    """Limits that a package must keep at once: figure -> largest value allowed, in its unit of `UNITS`."""
 
     limits: Mapping[str, float]
 

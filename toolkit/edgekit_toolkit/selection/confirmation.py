@@ -52,10 +52,7 @@ class HeldDrop:
         return "ok" if self.held_back and self.interval.high <= limit_points else "not resolved"
 
     def exceeds(self, limit_points: float | None, *, strict: bool) -> bool:
-        """Return True if the drop is over the limit, or, if `strict`, is not shown to be within it.
-
-        `limit_points`: the limit; None for no limit, which nothing exceeds.
-        """
+        """Return True if the drop is over the limit (None: never) or, if `strict`, not shown to keep it."""
         if limit_points is None:
             return False
         state = self.state(limit_points)

@@ -119,7 +119,7 @@ class Builder:
         return tensor
 
     def constant(self, value: NDArray[Any], name: str = "") -> Tensor:
-        """Return the tensor of a constant; equal ones share one and its name. Raises as `tensor` does."""
+        """Return the tensor of a constant; equal ones share one tensor and name. Raises as `tensor` does."""
         value = np.array(value, order="C")  # a copy that keeps rank 0, which ascontiguousarray does not
         key = (value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).digest())
         if key not in self._constants:

@@ -71,11 +71,7 @@ def _converted(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def check_operators(nodes: Iterable[Node]) -> None:
-    """Check that the operator of every node can be written as TFLite.
-
-    Raises:
-        ConversionError: some cannot; the message names all of them.
-    """
+    """Raise ConversionError, which names them all, if operators of nodes cannot be written as TFLite."""
     supported = OPERATORS.keys() | LOWERINGS.keys() | CONSTANT_OPERATORS
     refusals = tuple(
         Refusal(node.operator, node.place, NO_MAPPING)

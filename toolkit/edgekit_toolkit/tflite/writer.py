@@ -53,11 +53,7 @@ def write(
 
 
 def check_size(builder: Builder) -> None:
-    """Check that the constants of a graph are small enough for one TFLite file.
-
-    Raises:
-        ConversionError: they are too large.
-    """
+    """Raise ConversionError if the constants of a graph are too large for one TFLite file."""
     stored = [tensor for tensor in builder.tensors if tensor.data is not None]
     total = sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in stored)
     if total > MAX_DATA_BYTES:

@@ -47,12 +47,7 @@ _MAX_RECENT: Final = 4  # a step of the search tries three plans, and builds the
 
 
 class CompressedFloats(NamedTuple):
-    """A compressed float model.
-
-    Attributes:
-        content: bytes of its `.tflite` file.
-        scales: scales of the weights that are codes times a scale, as `weight_bounds` takes them.
-    """
+    """A compressed `.tflite`, and the scales of weights that are codes, as `weight_bounds` takes them."""
 
     content: bytes
     scales: Mapping[str, NDArray[np.float32]]

@@ -65,10 +65,7 @@ class Emitter:
         return output or name
 
     def clip(self, codes: str, stem: str, low: int | None, high: int | None) -> str:
-        """Add a Clip of uint8 codes; return the name of its result, or `codes` where both limits are None.
-
-        `low`, `high`: smallest and largest code; None for no limit.
-        """
+        """Add a Clip of uint8 codes; return the name of its result, or `codes` where both limits are None."""
         if low is None and high is None:
             return codes
         limits = ["" if value is None else self._code(value) for value in (low, high)]

@@ -31,11 +31,9 @@ __all__ = [
 
 
 def lower(model: onnx.ModelProto) -> bool:
-    """Replace nodes of the operators in `LOWERINGS` by others, in place; return whether any was replaced.
+    """Replace nodes of `LOWERINGS` in place, in a model with recorded shapes; return whether any was.
 
     A node that cannot be lowered stays, and gets the reason as attribute `REFUSED`.
-
-    `model`: a model whose shapes are recorded.
     """
     graph, version = graph_of(model), opset(model)
     nodes, is_changed = list[onnx.NodeProto](), False

@@ -24,7 +24,7 @@ class Sampling:
     half_pixel_centers: bool
 
     def places(self, size: int, length: int) -> NDArray[np.float64]:
-        """Return where each of `length` results lies on an axis of `size` elements, float64 [length]."""
+        """Return where each of `length` results samples an axis of `size` elements, float64 [length]."""
         scale = (size - 1) / (length - 1) if self.align_corners and length > 1 else size / length
         grid = np.arange(length, dtype=np.float64)
         return (grid + 0.5) * scale - 0.5 if self.half_pixel_centers else grid * scale
