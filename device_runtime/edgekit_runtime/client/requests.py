@@ -105,10 +105,10 @@ def make_template(
 
 
 def token_line(token: str | None) -> str:
-    """Return the header line that carries `token`, empty for none.
+    """Return the line `Authorization: Bearer TOKEN` with its line end; empty without a token.
 
     Raises:
-        DataError: it cannot stand in a header, which would end there or state something else.
+        DataError: the token holds a space, a line end or another character that no header may have.
     """
     if not token:
         return ""

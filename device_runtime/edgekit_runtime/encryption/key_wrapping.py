@@ -67,7 +67,13 @@ def unwrap_key(wrapped: str, key_id: str, exchange: Exchange, public_key: bytes)
 def seal(message: bytes, public_key: bytes, info: bytes) -> bytes:
     """Return `message` encrypted for the owner of `public_key`: the encapsulated key, then the ciphertext.
 
-    `info`: public text to which the message is bound, such as its purpose; `unseal` needs the same.
+    Args:
+        message: what to encrypt.
+        public_key: uncompressed point of P-256, 65 bytes.
+        info: public text to which the message is bound, such as its purpose; `unseal` needs the same.
+
+    Raises:
+        EncryptionError: `public_key` is no point of P-256.
     """
     from cryptography.hazmat.primitives.asymmetric import ec
 

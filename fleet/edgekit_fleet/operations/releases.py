@@ -87,8 +87,8 @@ def make_release(
         actor: who releases.
         name: name of the release; today's date and a number by default.
         note: note to show.
-        min_agreement: least agreement with the version before, for a release that disagrees by design; by
-            default as the packages' own evidence suggests.
+        min_agreement: least agreement with the version before, 0..1, for a release that disagrees by design;
+            by default what the packages' own evidence suggests.
         encrypt: whether to encrypt the packages; by default as the fleet's settings say.
         allow_plain: release plain packages of models of which an encrypted version was released.
 

@@ -17,7 +17,7 @@ _INSTALLED: Final = re.compile(r"Inst (\S+) \((\S+) .*\[(\S+)\]\)")
 
 @dataclass(frozen=True, slots=True)
 class DebianArchive:
-    """apt for arm64, on folders below `folder`."""
+    """Finds and downloads Debian's packages for arm64, by an apt whose lists and cache are in `folder`."""
 
     folder: Path
 

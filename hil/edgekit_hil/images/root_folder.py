@@ -70,7 +70,10 @@ def find_python(root: Path) -> str:
 
 
 def compile_modules(root: Path, python: str) -> None:
-    """Compile the Python modules of a root, if this Python has the same version, for faster starts."""
+    """Compile the Python modules of a root, for faster starts.
+
+    `python`: version of the root's Python, such as `3.11`; does nothing if this Python has another.
+    """
     if python == f"{sys.version_info.major}.{sys.version_info.minor}":
         names = (f"usr/lib/python{python}", "usr/lib/python3", f"usr/local/lib/python{python}")
         words = [sys.executable, "-m", "compileall", "-q", "-j", "0", "-s", str(root), "-p", "/"]

@@ -59,7 +59,7 @@ class SplitModels:
         head: model for the device; None if the inputs are sent as they are.
         sent: tensors that cross the link: the tail's inputs.
         coded: names of the model's tensors that cross, before coding.
-        codes: tensor -> the values that the head can code; tensors of which it can code all are missing.
+        codes: tensor -> the values that the head can code; a tensor without an entry may have any values.
         decoder: model for the device that restores outputs from codes in a reply; None if none is coded.
     """
 

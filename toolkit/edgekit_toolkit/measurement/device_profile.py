@@ -47,8 +47,14 @@ def add_times(
         engine: name and release of the engine there.
         seconds: name of a calibration network -> seconds of one inference of it.
         power: power of the device; None keeps that of the target.
-        source: source of these figures, under the key `SOURCE`.
+        source: source of these figures, whose `key` is `SOURCE`; replaces the target's source of this key.
         is_real: whether a real device was measured, not an emulated one.
+
+    Raises:
+        TargetError: there is no time, or one cannot be that of a device, or the power at rest is above that
+            while it runs.
+        EngineMissingError: no engine of this name is registered.
+        ValueError: `power` is given, and the target has several power modes.
     """
     status: Status = "measured" if is_real else "estimated"
     figures = {name: Figure(time_s, "s", status, SOURCE) for name, time_s in seconds.items()}

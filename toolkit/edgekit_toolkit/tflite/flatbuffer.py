@@ -76,7 +76,11 @@ Tensor = Any
 
 
 def parse(content: bytes) -> Model:
-    """Return a `.tflite` file as a mutable object, with buffers that lie behind the flatbuffer read in."""
+    """Return a `.tflite` file as a mutable object.
+
+    Buffers stored after the flatbuffer, as in files above 2 GB, become data of the object like all others.
+    Damaged content raises whatever the generated reader does; `read_model` of the importer screens it.
+    """
     model = schema.ModelT.InitFromPackedBuf(content, 0)
     for buffer in model.buffers or []:
         if buffer.offset > 1:  # 0 and 1 mean that there are none

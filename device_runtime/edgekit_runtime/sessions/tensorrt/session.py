@@ -107,7 +107,10 @@ class TensorRtSession:
 
     @property
     def alone(self) -> contextlib.AbstractContextManager[object]:
-        """A context manager that keeps other threads' runs on the engine waiting, so that one is timed."""
+        """A context manager that keeps other threads' runs waiting, so that a run inside can be timed.
+
+        Only runs on the engine wait; those on the fallback do not.
+        """
         alone: contextlib.AbstractContextManager[object] = getattr(
             self._serving[0], "alone", contextlib.nullcontext()
         )
