@@ -76,6 +76,7 @@ _ENVIRONMENT: Final = dict(
 )  # of this process while no test has changed it: all its tests share a server
 _ROOT: Final = Path(__file__).parents[1]
 _FOLDERS: Final = ("device_runtime", "host", "toolkit", "offload", "fleet", "hil")
+_IMPORTED: Final = {"/", str(_ROOT), *(str(_ROOT / folder) for folder in _FOLDERS)}
 _prctl = ctypes.CDLL(None).prctl
 _STARTING: Final = threading.Lock()  # orphans become children of a process, whichever server it asks
 
