@@ -49,13 +49,8 @@ _HOST_PRELOADED: Final = (
     *("edgekit_cli.cli", "edgekit_cli.package_request", "edgekit_toolkit.pipeline.run"),
     *("edgekit_toolkit.report.files", "edgekit_toolkit.report.terminal", "edgekit_toolkit.report.page"),
     *("edgekit_toolkit.importers.pt2_child", "edgekit_cli.fleet.up", "edgekit_fleet.operations.running"),
-    *(
-        "edgekit_fleet.manager.control_loop",
-        "edgekit_fleet.web.server",
-        "edgekit_fleet.web.app",
-        "edgekit_fleet.broker.mosquitto",
-    ),
-    *("edgekit_hil.benches.opening", "onnx", "onnxruntime", "pytest"),
+    *("edgekit_fleet.manager.control_loop", "edgekit_fleet.web.server", "edgekit_fleet.web.app"),
+    *("edgekit_fleet.broker.mosquitto", "edgekit_hil.benches.opening", "onnx", "onnxruntime", "pytest"),
 )
 _COPIED: Final = ("edgekit_runtime.", "tests.")  # the toolkit measures the memory of its children
 _NO_COPIES: Final = "edgekit_toolkit.measurement."  # which measures its own memory
@@ -71,12 +66,11 @@ _OPTIONS: Final = {
 _READ_AT_START: Final = ("PYTHON", "LANG", "LC_", "LD_", "MALLOC_", "OMP_", "OPENBLAS_", "MKL_", "TZ")
 _RESTORED: Final = frozenset((signal.SIGPIPE, signal.SIGXFSZ))  # by `subprocess`
 _LIMITS: Final = tuple(value for name, value in vars(resource).items() if name.startswith("RLIMIT_"))
-_ENVIRONMENT: Final = dict(
-    os.environ
-)  # of this process while no test has changed it: all its tests share a server
+# Of this process while no test has changed it: all its tests share a server.
+_ENVIRONMENT: Final = dict(os.environ)
 _ROOT: Final = Path(__file__).parents[1]
 _FOLDERS: Final = ("device_runtime", "host", "toolkit", "offload", "fleet", "hil")
-_IMPORTED: Final = {"/", str(_ROOT), *(str(_ROOT / folder) for folder in _FOLDERS)}
+_IMPORTED: Final = {"/", str(_ROOT), *(str(_ROOT / folder) for folder in _FOLDERS)}  # "/" as for our children
 _prctl = ctypes.CDLL(None).prctl
 _STARTING: Final = threading.Lock()  # orphans become children of a process, whichever server it asks
 
@@ -126,10 +120,8 @@ class ForkServer:
             command.pop(0)
         is_module = command[:2] == [_PYTHON, "-m"] and not command[2].startswith(_NO_COPIES)
         folder = os.path.abspath(options.get("cwd") or os.getcwd())  # noqa: PTH100, PTH109
-        is_other = _read_at_start(variables) != self._variables or (
-            folder != str(_ROOT) and _may_matter(folder)
-        )
-        if not is_module or is_other:
+        is_other = folder not in _IMPORTED and _may_matter(folder)
+        if not is_module or is_other or _read_at_start(variables) != self._variables:
             return _Popen(arguments, **options)
         return _ForkedPopen(self, command, **{**options, "env": variables})
 
