@@ -52,9 +52,7 @@ def test_step_without_a_delta_imports_no_numpy():
     assert imported.isdisjoint({"numpy", "tuf", "edgekit_runtime.agent.artifacts.deltas"})
 
 
-def test_running_agent_updates_and_follows_the_exchange_of_the_managers_key_and_imports_nothing_for_it(
-    site,  # noqa: F811
-):
+def test_agent_imports_nothing_for_updates_and_for_a_new_key_of_the_manager(site):  # noqa: F811
     """Neither agent nor manager is started again."""
     site.enrol()
     process = subprocess.Popen(

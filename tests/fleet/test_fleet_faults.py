@@ -18,7 +18,7 @@ PARTS = ("steps", "manager", "torn")
 
 
 def test_fault_leaves_no_device_without_a_model_and_no_manager_that_cannot_go_on(tmp_path, is_long):
-    most = 20 if is_long else 2
+    most = 20 if is_long else 4
     if sys.platform != "linux" or ctypes.util.find_library("sqlite3") is None:
         pytest.skip("SQLite's functions are replaced in its shared library, on Linux")
     out = tmp_path / "out.json"
