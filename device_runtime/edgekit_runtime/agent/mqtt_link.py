@@ -68,7 +68,7 @@ class MqttLink:
     Attributes:
         received: queue of received messages; see `LinkMessage`.
         will: payload of the last will of the next connection; the agent replaces it after each.
-        reconnect_s: width of the time window, in seconds, over which reconnects are spread at random.
+        reconnect_s: width of the time over which reconnects are spread.
         problem: why there is no connection, or why the last one ended; None if neither is known.
     """
 

@@ -57,7 +57,7 @@ class SampleUploads:
         )
 
     def note_end(self, result: StepResult, now_s: float) -> None:
-        """Note the end of an upload; after failures in a row the next one waits, from a minute to an hour."""
+        """Wait longer after each upload that failed: a minute to an hour."""
         self._listed_s = float("-inf")
         self._failures = self._failures + 1 if result.outcome == "retry" else 0
         pause_s = min(_MAX_AGAIN_S, _AGAIN_S * 2.0 ** min(self._failures - 1, 10)) if self._failures else 0.0

@@ -1,8 +1,7 @@
 """Times settings of a package side by side in several fresh processes.
 
-The speed of a setting depends on the place of the process's threads and memory (by a quarter for two threads
-of a model of 0.03 ms), and does not change within one process. So each process counts once, with the lower
-quartile of its turns.
+The speed of a setting depends on the place of the process's threads and memory, and does not change within
+one process. So each process counts once, with the lower quartile of its turns.
 """
 
 import time
@@ -55,7 +54,7 @@ class RunSetting:
         return ", ".join(parts) or "as packaged"
 
     def find_choice(self, manifest: Manifest) -> BackendChoice:
-        """Return the backend that the package names, with these options over its own, and no fallback."""
+        """Return the backend with its options and without its fallbacks."""
         choice = manifest.select(self.variant).backend.chain[self.chain_index]
         return replace(choice, options={**choice.options, **dict(self.options)}, fallback=None)
 
@@ -72,7 +71,7 @@ class MeasureOrder:
         package: absolute path of the package.
         manifest_sha256: digest of the verified package, which must not have changed.
         keys: folder of the trusted keys.
-        threads: threads of one inference; None for the number in the backend's options.
+        threads: threads of one inference, or None for the options' number.
         end_s: time on the monotonic clock; no round but the first starts later.
         seed: seed of the random orders.
     """
@@ -111,9 +110,9 @@ def measure_afresh(package: OpenedPackage, keys: Path, threads: int | None = Non
     """Return a function that measures settings of `package`, in a new process at each call.
 
     Args:
-        package: the verified package.
+        package: verified.
         keys: folder of the trusted keys.
-        threads: threads of one inference, or None for the number in the backend's options.
+        threads: threads of one inference, or None for those of the options.
     """
     digest = package.manifest.sha256
 
@@ -282,7 +281,7 @@ def _find_culprits(
 
 
 def rank(times: Mapping[RunSetting, float], manifest: Manifest) -> list[RunSetting]:
-    """Return the settings, best first: those within 2 % of the fastest by thread count, the rest by time.
+    """Return the settings, best first: those within 2 % of the fastest by threads, the others by time.
 
     Args:
         times: times of one contest in any unit, preferred settings first.

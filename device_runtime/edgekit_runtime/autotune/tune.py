@@ -56,9 +56,9 @@ class SettingResult:
     Attributes:
         latency: seconds per row, one per process, of the last contest that it took part in; None if it failed
             or was not measured.
-        ratio: `latency` as a share of that of the package's own setting in that contest; None without it.
+        ratio: ratio of `latency` to the package's own setting in that contest; None without it.
         processes: number of processes of all contests.
-        reason: why it failed, else None.
+        reason: why it failed, or None.
     """
 
     setting: RunSetting
@@ -96,8 +96,7 @@ def list_settings(
         choice: the backend, with its options in the package.
         objective: objective of the search.
         processors: number of processors that may be used.
-        may_batch: whether the rows of a batch are independent; only then, and for throughput, settings with
-            batches are among them.
+        may_batch: whether rows are independent; only then, and for throughput, batches are tried.
     """
     most = min(processors, MAX_THREADS)
     counts = sorted({1, *(1 << power for power in range(most.bit_length())), most})
@@ -127,10 +126,10 @@ def tune(
     """Search for the options with which a backend of a package runs best here.
 
     Args:
-        package: the verified package.
+        package: verified.
         own: the package's own setting: variant and place of the backend.
         keys: folder of the trusted keys.
-        objective: `latency` for the time of a lone run, `throughput` for rows a second with all processors.
+        objective: time of a lone run, or rows a second with all processors.
         seconds: time limit, kept approximately: a process that has begun goes on to its end.
         report: called with lines on the progress.
 
@@ -162,10 +161,7 @@ def search(
     clock: Callable[[], float] = time.monotonic,
     report: Callable[[str], None] = lambda _: None,
 ) -> Tuning:
-    """Measure `settings` against each other, and return the results with the best one.
-
-    `settings` are those to try, the package's own first; they must fit `objective`. `end_s`: approximate end
-    on `clock`.
+    """Measure `settings`, the package's own first, until about `end_s` on `clock`; return the results.
 
     Raises:
         BackendError: the package's own setting does not run, or every process dies or hangs.

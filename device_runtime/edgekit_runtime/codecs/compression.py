@@ -32,7 +32,7 @@ _OUTPUT_BYTES: Final = 256 << 10
 
 
 def list_codings() -> tuple[str, ...]:
-    """Return the content codings that can be read here, the best first, such as `zstd`."""
+    """Return the content codings that can be read here, the best first."""
     return (ZSTD, *_WINDOW_BITS) if find_zstd() is not None else tuple(_WINDOW_BITS)
 
 
@@ -56,7 +56,6 @@ def read_size(data: "bytes | memoryview", coding: str) -> int | None:
 
     Raises:
         RequestError: 400, `data` do not begin as the coding requires; 415, the coding is unknown.
-        BackendError: the coding is zstd, and zstandard is not installed.
     """
     if coding in _WINDOW_BITS:
         return None

@@ -59,10 +59,10 @@ class MediaCodec:
     def parse(cls, text: str) -> "MediaCodec":
         """Return the codec that a string such as `jpeg:90` or `opus:24@16000` names.
 
-        What is left out is 90 for `jpeg`, 80 for `webp`, 24 kbit/s and 16,000 samples a second for `opus`.
+        Defaults: `jpeg:90`, `webp:80`, `opus:24@16000`.
 
         Raises:
-            DataError: the string names no codec, or a value is out of range.
+            DataError: the string names no codec.
         """
         match = _CODEC.fullmatch(text)
         if match is None or (match["rate"] and match["name"] != "opus"):

@@ -85,7 +85,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Run the agent until SIGTERM or Ctrl-C; with `--print-unit` only return a systemd unit."""
+    """Run until told to stop; with `--print-unit` only return a systemd unit."""
     if arguments.print_unit:
         unit = _UNIT.format(command=Path(sys.executable).parent / "edgekit-device")
         return Outcome({"unit": unit}, unit.splitlines())
@@ -139,8 +139,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
 def renew_certificate(config: Path, is_refused: bool, stated_s: float) -> "Renewal":
     """Fetch and store a new certificate if it is time; return whether it did, and why the fleet refuses.
 
-    It runs in a process of its own, since only this needs x509. If the broker refuses this device
-    (`is_refused`), the web server is asked in any case. `stated_s`: see `TrustedTime.stated_s`.
+    If the broker refuses this device (`is_refused`), the web server is asked in any case. `stated_s`: see
+    `TrustedTime`.
     """
     from edgekit_runtime.agent.link_watch import Renewal
     from edgekit_runtime.system.child_process import ChildProcess

@@ -31,7 +31,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Hold the tournament and keep its winner; raise BackendError if no engine of the package runs here."""
+    """Hold the tournament and keep its winner."""
     from edgekit_runtime.autotune.tournament import hold_tournament
     from edgekit_runtime.sessions.local_results import keep_winner
 

@@ -29,7 +29,7 @@ _HKDF_SHA256: Final = b"\x00\x01"
 
 @dataclass(frozen=True, slots=True)
 class Aead:
-    """The cipher of the message: its number in HPKE, 2 bytes, and the size of its key."""
+    """The cipher of the message, as HPKE numbers it."""
 
     id: bytes
     key_bytes: int
@@ -67,13 +67,8 @@ def unwrap_key(wrapped: str, key_id: str, exchange: Exchange, public_key: bytes)
 def seal(message: bytes, public_key: bytes, info: bytes) -> bytes:
     """Return `message` encrypted for the owner of `public_key`: the encapsulated key, then the ciphertext.
 
-    Args:
-        message: what to encrypt.
-        public_key: uncompressed point of P-256, 65 bytes.
-        info: public text to which the message is bound, such as its purpose; `unseal` needs the same.
-
-    Raises:
-        EncryptionError: `public_key` is no point of P-256.
+    `public_key`: uncompressed point of P-256, 65 bytes. `info`: public text to which the message is bound,
+    such as its purpose; `unseal` needs the same.
     """
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -118,7 +113,7 @@ def unseal(
 
 
 def make_exchange(private: "EllipticCurvePrivateKey") -> Exchange:
-    """Return the key exchange of a private key in memory, which raises `EncryptionError` for a bad point."""
+    """Return the exchange of a private key in memory; it raises `EncryptionError` for a malformed point."""
 
     def exchange(point: bytes) -> bytes:
         from cryptography.hazmat.primitives.asymmetric import ec

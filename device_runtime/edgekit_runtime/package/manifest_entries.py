@@ -20,7 +20,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise `ManifestError` with `message`, behind the manifest's name, unless `condition` holds."""
+    """Raise `ManifestError` with `message` unless `condition` holds."""
     if not condition:
         raise ManifestError(f"{MANIFEST_NAME}: {message}")
 
@@ -34,7 +34,7 @@ def require_token(value: object, field: str) -> None:
 
 
 def require_object(value: object, field: str) -> None:
-    """Raise `ManifestError` unless `value` is a mapping with string keys; `field` names it in the message."""
+    """Raise `ManifestError` unless `value` is a mapping with string keys."""
     is_object = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
     require(is_object, f"{field} must be an object with string keys, got {name_kind(value)}")
 
@@ -116,7 +116,7 @@ class BackendChoice(Record):
         name: name of the backend, such as `ort`.
         artifact: path of the model artifact.
         options: options that the backend defines.
-        fallback: the choice to try if this engine is missing, or None; a chain has at most `MAX_BACKENDS`.
+        fallback: the next choice, or None; at most `MAX_BACKENDS` in all.
 
     Raises:
         ManifestError: a field has the wrong type or value.

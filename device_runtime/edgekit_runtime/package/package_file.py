@@ -21,12 +21,12 @@ Decrypt: TypeAlias = Callable[[Path, int], "Decrypted"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackageFile:
-    """The file of a package, mapped into memory.
+    """A mapped file.
 
     Attributes:
         stored: the bytes as they lie in the file.
-        content: the bytes of the package: the same, or what they decrypt to.
-        decrypted: the plaintext with its keys, or None where the file is not encrypted.
+        content: the package in them.
+        decrypted: the plaintext with its keys, or None if it is not encrypted.
     """
 
     stored: memoryview
@@ -37,13 +37,12 @@ class PackageFile:
 def map_file(path: Path, max_bytes: int, decrypt: Decrypt | None = None) -> PackageFile:
     """Map the file of a package; an encrypted one is decrypted into memory.
 
-    `max_bytes` limits the file and what it decrypts to. After an encrypted one, no crash of this process
-    writes its memory to the disk.
+    After an encrypted one, no crash of this process writes its memory to the disk.
 
     Raises:
-        PackageError: the file is unreadable, empty, no regular file, or over `max_bytes`; or it is encrypted,
-            and damaged or not for this device.
-        UnavailableError: the machine lacks memory or descriptors, or this device's key cannot be used now.
+        PackageError: unreadable, empty, no regular file, or over `max_bytes`; or encrypted, and damaged or
+            not for this device.
+        UnavailableError: it cannot be read now.
     """
     try:
         # Not blocking, since opening a FIFO for reading would wait for a writer.

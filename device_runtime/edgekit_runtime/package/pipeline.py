@@ -34,7 +34,7 @@ _RESERVED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition(Record):
-    """Limits a stage to some entries of the answer of its input, such as the boxes of cars.
+    """Which entries of the input's answer a stage runs for.
 
     Attributes:
         label: labels that count; empty for all.
@@ -102,26 +102,26 @@ class Stage(Record):
 
     @property
     def selection(self) -> tuple[object, ...]:
-        """The fields that select the stage's pictures; stages with equal ones take the same pictures."""
+        """The fields that select pictures; stages with equal fields take the same pictures."""
         return (self.input, self.crop, self.margin, self.max_crops, self.when)
 
     @property
     def folder(self) -> str:
-        """Folder of the stage's member in the package: `members/NAME/`."""
+        """Its member's folder in the package: `members/NAME/`."""
         return member_folder(self.name)
 
     @property
     def manifest_path(self) -> str:
-        """Path in the package of the manifest of the stage's member."""
+        """Path of its member's manifest in the package."""
         return f"{self.folder}{MANIFEST_NAME}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline(Record):
-    """Stages, each after the stages that it needs, and the names of those whose answers are shown.
+    """The stages, each after those that it needs, and the names of those whose answers are shown.
 
     Raises:
-        ManifestError: the stages do not fit together, see `find_stages_problem`, or are in another order.
+        ManifestError: they do not fit together, or are in another order.
     """
 
     stages: tuple[Stage, ...] = field(metadata={"most": MAX_STAGES})
@@ -147,8 +147,7 @@ def sort_stages(stages: Iterable[Stage]) -> tuple[Stage, ...]:
     """Return stages in an order in which each follows the stages that it needs.
 
     Raises:
-        CycleError: stages need each other in a circle.
-        KeyError: a stage needs one that is not among `stages`.
+        CycleError: there is none.
     """
     named = {stage.name: stage for stage in stages}
     sorter = TopologicalSorter({stage.name: _list_needs(stage) for stage in named.values()})

@@ -66,7 +66,7 @@ class Submodel(Record):
         )
 
     def list_figures(self, artifacts: Mapping[str, Artifact]) -> dict[str, JsonValue]:
-        """Return the submodel's figures (bytes, and whether it divides integers) under a model's names."""
+        """Return the submodel's figures in the form of a model's figures."""
         figures: dict[str, JsonValue] = {SUBMODEL_BYTES_FIGURE: self._count_bytes(artifacts)}
         if self.divides_integers is not None:
             figures[INTEGER_DIVISION_FIGURE] = self.divides_integers
@@ -109,7 +109,7 @@ def served_name(model: str, submodel: Submodel, artifacts: Mapping[str, Artifact
 
 
 def check_submodels(submodels: tuple[Submodel, ...]) -> None:
-    """Check that these submodels can stand in one package.
+    """Check that these can stand in one package.
 
     Raises:
         ManifestError: there are too many, or a name stands twice.

@@ -52,8 +52,7 @@ class PipelineMember:
         """Return the answer to each picture or piece of sound.
 
         Args:
-            media: of the kind that the preprocessing takes, each with x and y of its upper left corner in the
-                source's picture, (0, 0) for sound.
+            media: of the kind that the preprocessing takes, each with x and y in the source (sound: 0, 0).
             all_entries: whether the answers also hold entries that the task's options leave out.
 
         Raises:
@@ -87,10 +86,8 @@ class PipelineMember:
 def open_member(name: str, package: OpenedPackage, threads: int | None = None) -> PipelineMember:
     """Open the model of a package as the member of a pipeline; errors name the stage.
 
-    The model runs a few times, to see whether samples in one batch get the same answers as alone.
-
     Raises:
-        EdgekitError: as `open_preferred` and `open_answerer`; or the package has no task or preprocessing.
+        EdgekitError: as `open_preferred` and `open_answerer`; or it has no task or preprocessing.
     """
     with naming_stage(name):
         answerer = open_answerer(package)

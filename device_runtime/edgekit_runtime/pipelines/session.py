@@ -118,7 +118,7 @@ class PipelineSession:
         return shared
 
     def cancel_runs(self) -> None:
-        """End the runs under way with an error, before their next crop at the latest; later runs work."""
+        """End the runs under way with an error; later runs work."""
         self._stops += 1
         for session in self.sessions.values():
             cancel_runs(session)

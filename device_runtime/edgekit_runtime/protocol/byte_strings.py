@@ -15,13 +15,13 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 def serialize_strings(array: Array) -> Array:
-    """Return byte strings (dtype object) as binary data, each behind its length, uint8 [bytes]."""
+    """Return byte strings (dtype object) as uint8 [bytes], each behind its length."""
     parts = (part for string in array.reshape(-1).tolist() for part in (_LENGTH.pack(len(string)), string))
     return np.frombuffer(b"".join(parts), np.uint8)
 
 
 def take_string(data: Array, where: str) -> Array:
-    """Return the only byte string in binary data, uint8 [bytes], as a view without its length.
+    """Return the only byte string in uint8 [bytes], without a copy.
 
     Raises:
         RequestError: there is not exactly one.
@@ -34,7 +34,7 @@ def take_string(data: Array, where: str) -> Array:
 
 
 def size_on_wire(array: Array) -> int:
-    """Return how many bytes a tensor takes as binary data; byte strings (dtype object) with their lengths."""
+    """Return the bytes that a tensor takes as binary data, strings with their lengths."""
     if array.dtype.kind != "O":
         return array.nbytes
     return sum(_LENGTH.size + len(string) for string in array.reshape(-1).tolist())

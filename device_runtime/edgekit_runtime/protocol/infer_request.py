@@ -53,7 +53,7 @@ class SharedPlace(NamedTuple):
     size_bytes: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return the parameters that state the place in a tensor of a request or response."""
+        """Return the parameters that name the place."""
         return {
             "shared_memory_region": self.region,
             "shared_memory_offset": self.offset_bytes,

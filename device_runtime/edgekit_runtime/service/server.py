@@ -64,7 +64,7 @@ class Service:
             config: configuration of the service.
             source: where packages lie.
             regions: shared memory of clients, registered by the caller; None to make it here.
-            tries_in_child: whether a child process opens packages first, since engines may end their process.
+            tries_in_child: whether packages are opened in a child first, which an engine may end.
         """
         loop = asyncio.get_running_loop()
         self._config = config
@@ -222,11 +222,10 @@ async def serve(
         announce: called with the addresses and the names of all models once these are loaded.
 
     Returns:
-        True if all work has ended, see `Service.stop`.
+        whether all has ended, see `Service.stop`.
 
     Raises:
         TransportError: an address is in use or cannot be used.
-        ConfigError: gRPC is to be served, and its package is not installed.
     """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()

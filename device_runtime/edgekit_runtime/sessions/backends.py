@@ -34,7 +34,7 @@ def open_session(
 
     Args:
         package: path of a package, which is then verified first, or an opened package, which stays open.
-        variant: name of the variant; by default the one that is best here, see `open_preferred`.
+        variant: name of the variant; by default the choice of `open_preferred`.
         trust: the verifier whose packages are accepted; by default the keys in `find_keys_folder()`.
         limits: limits of reading the package.
         threads: threads of one inference; by default as the manifest's options say.
@@ -81,7 +81,7 @@ def open_preferred(package: OpenedPackage, threads: int | None = None) -> tuple[
     installed, the first other variant with an installed engine.
 
     Args:
-        package: the verified package.
+        package: verified.
         threads: threads of one inference, or None for the options' number.
 
     Raises:
@@ -108,12 +108,12 @@ def open_choice(package: OpenedPackage, choice: BackendChoice, threads: int | No
     """Return a session of `choice`, or of its next fallback with an installed engine.
 
     Args:
-        package: the verified package.
+        package: verified.
         choice: a backend with its artifact, options and fallbacks.
         threads: threads of one inference, or None for the options' number.
 
     Raises:
-        EngineMissingError: no engine of `choice` and its fallbacks is installed; the message says why.
+        EngineMissingError: no engine of them is installed; the message has every reason.
         BackendError: the first engine that is installed refused the model or an option.
     """
     try:
@@ -192,6 +192,6 @@ def check_engines(manifest: Manifest) -> None:
 
 
 def list_backends(manifest: Manifest) -> tuple[str, ...]:
-    """Return the names of the backends in all variants of a manifest, each once, in their order."""
+    """Return the names of the backends in the variants of a manifest, each once."""
     choices = [choice.name for variant in manifest.all_variants for choice in variant.backend.chain]
     return tuple(dict.fromkeys(choices))

@@ -21,7 +21,7 @@ def open_instances(open_one: Callable[[], Session], count: int) -> tuple[Session
 
     Args:
         open_one: opens a session.
-        count: number of runs at once, at least 1.
+        count: at least 1.
 
     Raises:
         EdgekitError: `open_one` failed; sessions opened before are closed.
@@ -42,7 +42,7 @@ def open_instances(open_one: Callable[[], Session], count: int) -> tuple[Session
 
 @dataclass(frozen=True, slots=True)
 class WarmRun:
-    """The measurement of a run before there was traffic: shapes and size of its inputs, and its time."""
+    """The measurement of a run before there was traffic."""
 
     shapes: Shapes
     size_bytes: int
@@ -56,14 +56,14 @@ def warm_up(
     max_batch: int = 1,
     runs: int = 4,
 ) -> list[WarmRun]:
-    """Run each session before there is traffic; return the runs, from which `Scheduler.learn` takes times.
+    """Run each session before there is traffic, and return the last runs of each size, to `learn` from.
 
     Args:
         instances: sessions of one model; one that occurs several times runs once.
         inputs: inputs, such as the golden ones.
-        max_batch: the most rows of a batch. If the first dimension of all inputs is free, batches of as many
-            rows as the powers of two up to it run too, where that is more rows than `inputs` have.
-        runs: runs of each session with each number of rows, at least 1; the first of several is not returned.
+        max_batch: the most rows of a batch; if rows are free, the powers of two up to it run too.
+        runs: runs of each session with each size, at least 1; the first of each is not returned if there are
+            more.
 
     Raises:
         DataError: the inputs do not fit.
@@ -102,7 +102,7 @@ class LoadedSetting:
     """A variant that is open with a number of threads, for a governor to choose.
 
     Attributes:
-        threads: threads of one run; 0 for the number in the model's options, or else the package's.
+        threads: threads of one run; 0 for the model's or the package's number.
         instances: its sessions, which passed the self-test.
         warm_runs: runs measured before there was traffic.
         figures: figures of the variant, from the manifest.

@@ -34,14 +34,14 @@ _PROCESSOR_LINES: Final = ("model name", "flags", "Features", "CPU part")  # of 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The best options that `tune` found for a backend of a package on this machine.
+    """The best options that were found.
 
     Attributes:
         objective: `latency` or `throughput`.
         options: options of the backend that tuning may set and that differ from the package's.
         instances: number of instances that run at once.
-        batch: rows in one run.
-        figures: measured figures by name, to show; None for none.
+        batch: rows per run.
+        figures: name -> measured figure, to show; or None.
     """
 
     objective: str
@@ -52,7 +52,7 @@ class Tuned:
 
 
 def keep_tuned(manifest: Manifest, choice: BackendChoice, tuned: Tuned) -> Path:
-    """Store `tuned` for exactly this package, engine release and number of processors; return the path.
+    """Store `tuned` for exactly this package, engine release and processor count; return the path.
 
     Raises:
         OutputError: the cache folder cannot be created or written.
@@ -73,7 +73,7 @@ def keep_tuned(manifest: Manifest, choice: BackendChoice, tuned: Tuned) -> Path:
 
 
 def recall_tuned(manifest: Manifest, choice: BackendChoice) -> Tuned | None:
-    """Return the options stored for a backend with this engine release and processor count, or None."""
+    """Return the stored options for a backend of a package, or None."""
     try:
         document: Any = json.loads(_find_tuned(manifest, choice).read_bytes())
         if document["engine"] != _engine_version(choice.name) or document["processors"] != count_cores():
@@ -89,7 +89,7 @@ def recall_tuned(manifest: Manifest, choice: BackendChoice) -> Tuned | None:
 
 
 def apply_tuned(manifest: Manifest, choice: BackendChoice) -> BackendChoice:
-    """Return `choice` with the options that `tune` stored for it, and each of its fallbacks likewise."""
+    """Return `choice` with its stored options, and each of its fallbacks likewise."""
     tuned = recall_tuned(manifest, choice)
     options = choice.options if tuned is None else {**choice.options, **tuned.options}
     fallback = None if choice.fallback is None else apply_tuned(manifest, choice.fallback)
@@ -97,12 +97,12 @@ def apply_tuned(manifest: Manifest, choice: BackendChoice) -> BackendChoice:
 
 
 def keep_winner(manifest: Manifest, variant: str, chain_index: int) -> Path:
-    """Store a backend as the first choice for exactly this package here; return the file's path.
+    """Store a backend as the first choice for exactly this package here; return the path.
 
     Args:
         manifest: manifest of the package.
         variant: name of the variant.
-        chain_index: position of the backend in the variant's chain, from 0; its name may occur there twice.
+        chain_index: position of the backend in the variant's chain; its name alone may stand there twice.
 
     Raises:
         OutputError: the cache folder cannot be created or written.
@@ -111,10 +111,9 @@ def keep_winner(manifest: Manifest, variant: str, chain_index: int) -> Path:
 
 
 def recall_order(manifest: Manifest) -> tuple[Variant, ...]:
-    """Return the variants of `manifest` in the order to try.
+    """Return the variants of `manifest` in the order to try, that of the stored winner first.
 
-    If `keep_winner` stored a backend, its variant is first and has it as first backend, with the others as
-    fallbacks. The rest is in the order of the manifest.
+    In it the winner is the first backend. The other variants follow in their order.
     """
     variants = manifest.all_variants
     if len(variants) == len(manifest.backend.chain) == 1:
@@ -132,10 +131,10 @@ def recall_order(manifest: Manifest) -> tuple[Variant, ...]:
 
 
 def keep_opening(package: OpenedPackage, variants: Sequence[str]) -> Path:
-    """Store that the engines here have opened a package and passed its self-test; return the file's path.
+    """Store that the engines here have opened a package and passed its self-test; return the path.
 
     Args:
-        package: the verified package.
+        package: verified.
         variants: names of the variants that were opened; empty for the preferred one.
 
     Raises:

@@ -31,12 +31,12 @@ _LEAST, _MOST = 1e-7, 1e4
 
 
 def log_evidence(total: float, count: int, share: float) -> float:
-    """Return the natural logarithm of the martingale against `share`; log(1 / alpha) or more refutes `share`.
+    """Return the logarithm of the martingale against `share`; log(1 / alpha) or more refutes it.
 
     Args:
         total: sum of the observations; each is in 0..1, and by convexity need not be 0 or 1.
         count: number of observations.
-        share: supposed mean of the observations, in 0..1, the ends excluded.
+        share: their supposed mean, in 0..1, the ends excluded.
     """
     missed = max(count - total, 0.0)  # sums of fractions are rounded
     mixed = math.lgamma(total + _PRIOR) + math.lgamma(missed + _PRIOR) - math.lgamma(count + 2 * _PRIOR)
@@ -44,12 +44,12 @@ def log_evidence(total: float, count: int, share: float) -> float:
 
 
 def share_interval(total: float, count: int, alpha: float) -> tuple[float, float]:
-    """Return low and high end of the confidence sequence for the mean; 0 and 1 without observations.
+    """Return the interval of shares that the observations do not refute; 0 and 1 without any.
 
     Args:
         total: sum of the observations, as for `log_evidence`.
         count: number of observations.
-        alpha: highest probability that the true mean is ever outside, over all looks.
+        alpha: probability that the true mean is ever outside.
     """
     if not count:
         return 0.0, 1.0
@@ -77,12 +77,12 @@ def _edge(refutes: Callable[[float], bool], outside: float, inside: float) -> fl
 
 
 def rank_interval(count: int, quantile: float, alpha: float) -> tuple[int, int]:
-    """Return the least and the greatest number of values that may lie at or below the true quantile.
+    """Return bounds of how many of `count` values lie at or below the true quantile.
 
     Args:
-        count: number of values, at least 1.
-        quantile: which quantile, in 0..1, the ends excluded.
-        alpha: highest probability that the true number is ever outside, over all looks.
+        count: at least 1.
+        quantile: 0..1, the ends excluded.
+        alpha: probability that the true number is ever outside.
     """
     limit, middle = -math.log(alpha), round(quantile * count)
     low = _first(0, middle, lambda rank: log_evidence(rank, count, quantile) < limit)
@@ -108,7 +108,7 @@ def share_is_above(total: float, count: int, share: float, alpha: float) -> bool
         total: sum of the observations, as for `log_evidence`.
         count: number of observations.
         share: share in 0..1, the ends excluded.
-        alpha: highest probability that the wrong side is ever shown, over all looks.
+        alpha: probability that the wrong side is ever shown.
     """
     if not count or log_evidence(total, count, share) < -math.log(alpha):
         return None
@@ -121,7 +121,7 @@ class LogHistogram:
 
     Attributes:
         count: number of values.
-        buckets: bucket -> number of values in it. Bucket b begins at 1.02 ** b, where the one before it ends.
+        buckets: bucket -> values in it; bucket b begins at 1.02 ** b.
     """
 
     count: int = 0
@@ -134,13 +134,11 @@ class LogHistogram:
         self.count += 1
 
     def quantile_interval(self, quantile: float, alpha: float) -> tuple[float, float]:
-        """Return low and high end of the confidence sequence for the true quantile.
-
-        While the values say too little, the low end is 0 or the high end infinite.
+        """Return the interval of the true quantile; an end that is still open is 0 or infinite.
 
         Args:
-            quantile: which quantile, in 0..1, the ends excluded.
-            alpha: highest probability that the true quantile is ever outside, over all looks.
+            quantile: 0..1, the ends excluded.
+            alpha: probability that it is ever outside.
         """
         if not self.count:
             return 0.0, math.inf

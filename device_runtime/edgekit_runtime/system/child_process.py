@@ -1,8 +1,7 @@
 """Child processes: one of our modules in a separate process, from its start to its end.
 
 Only this module starts them: workers of isolated models, verification of signatures, contests, builds of
-TensorRT engines, and work of the toolkit that may crash, hang or take all memory. One function runs another
-program, for measurements on another machine.
+TensorRT engines, and work of the toolkit that may crash, hang or take all memory.
 """
 
 import contextlib
@@ -79,13 +78,13 @@ def run_program(
     """Run a program to its end, and return how it ended.
 
     Args:
-        argv: path or name of the program, and its arguments.
-        sent: content of its standard input, in parts.
-        limit_s: seconds after which it is killed.
+        argv: its path or name, and its arguments.
+        sent: its standard input, in parts.
+        limit_s: it is killed after this time.
         max_output_bytes: limit of the returned output; only the end of a longer one is returned.
 
     Raises:
-        OSError: the program cannot be started.
+        OSError: it cannot be started.
     """
     with _open_unnamed() as source, _open_unnamed() as output, _open_unnamed() as errors:
         source.writelines(sent)
@@ -127,8 +126,7 @@ class ChildProcess:
             module: name of one of our modules.
             arguments: arguments of the command line.
             folder: working folder. Python looks there first for modules, so nobody else may write into it.
-            output: handling of its standard output: `drop` it, `keep` it for the property `output`, or `log`:
-                it and the standard error go to this process's standard error.
+            output: `drop` its standard output, `keep` it for `output`, or `log` it to our standard error.
             variables: variables of the environment, in addition to this process's.
             channel: the child's end of a socket pair, whose descriptor it gets before `arguments`, see
                 `open_channel`; stays the caller's.
@@ -165,7 +163,7 @@ class ChildProcess:
         self.close()
 
     def wait(self, limit_s: float) -> int | None:
-        """Wait up to `limit_s` seconds for the end; return the exit code, negative for a signal, or None."""
+        """Return its exit code, negative for a signal, or None if it has not ended within `limit_s`."""
         if self._pidfd is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(limit_s)
@@ -229,7 +227,7 @@ class ChildProcess:
 
     @property
     def output(self) -> bytes:
-        """Its standard output so far if it was started with `keep`, else empty."""
+        """Its standard output so far, if that is kept, else empty."""
         return b"" if self._output is None else _read_tail(self._output, None)
 
     @property
@@ -248,7 +246,7 @@ class JsonChild(ChildProcess):
     """A child that exchanges lines of JSON with this process on its channel.
 
     Attributes:
-        descriptors: descriptors that came with documents; the code that removes one closes it.
+        descriptors: those that came with documents; the code that removes one closes it.
     """
 
     def __init__(
@@ -280,26 +278,26 @@ class JsonChild(ChildProcess):
         self.descriptors: list[int] = []  # received with documents; the code that removes one closes it
 
     def send(self, document: Any, limit_s: float) -> None:
-        """Send one document of JSON.
+        """Send one document.
 
         Raises:
-            TimeoutError: the child did not read all of it within `limit_s` seconds.
+            TimeoutError: the child did not read all of it within `limit_s`.
             OSError: the child has ended.
         """
         self._near.settimeout(limit_s)
         self._near.sendall(f"{json.dumps(document)}\n".encode("ascii"))
 
     def receive(self, limit_s: float, most_bytes: int | None = None) -> Any:
-        """Wait for the next document of JSON and return it; add what came with it to `descriptors`.
+        """Return the next document; add what came with it to `descriptors`.
 
         Args:
-            limit_s: seconds to wait for all of it; after a time-out, another call continues to wait.
-            most_bytes: largest size of a document, or None.
+            limit_s: how long to wait for all of it; after a time-out, another call continues to wait.
+            most_bytes: largest size, or None.
 
         Raises:
-            TimeoutError: the document did not come within `limit_s`.
+            TimeoutError: it did not come within `limit_s`.
             EOFError: the child has ended.
-            OSError: the child has ended before it read everything.
+            OSError: it has ended before it read everything.
             ValueError: the document is not JSON, or too long.
         """
         end_s, received_count = time.monotonic() + limit_s, 0
@@ -320,7 +318,7 @@ class JsonChild(ChildProcess):
         return json.loads(line)
 
     def close(self) -> None:
-        """Kill the process, and close the channel and the descriptors that remain."""
+        """Kill the process and free its resources here."""
         super().close()
         self._near.close()
         while self.descriptors:
@@ -328,10 +326,9 @@ class JsonChild(ChildProcess):
 
 
 def open_channel() -> socket.socket:
-    """Return this process's end of the channel to its parent, for a `ChildProcess` with a channel.
+    """Return this process's end of the channel to its parent.
 
-    Its descriptor is the first argument of the command line. From now on the kernel kills this process when
-    the parent ends; if the parent has ended already, this process exits.
+    From now on the kernel kills this process when the parent ends; if it has ended already, this one exits.
     """
     end_with_parent()
     channel = socket.socket(fileno=int(sys.argv[1]))

@@ -15,11 +15,11 @@ _TYPES: Final = ("tmpfs", "devtmpfs", "ramfs")
 
 @contextlib.contextmanager
 def open_memory_folder(prefix: str, memory: Path = MEMORY) -> Iterator[Path]:
-    """Yield a new folder in memory, which is removed with all its files when the block ends.
+    """Yield a new folder in memory, which ends with the block.
 
     Args:
-        prefix: begin of the folder's name.
-        memory: folder around it, on a file system in memory.
+        prefix: begin of its name.
+        memory: where to make it.
 
     Raises:
         UnavailableError: this machine has no such file system in memory, or it cannot be written.

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Tasks:
-    """Runs coroutines as tasks of the event loop, and keeps a reference to each until it ends."""
+    """Coroutines under way."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -15,7 +15,7 @@ class Tasks:
     def start(
         self, work: Coroutine[Any, Any, None], on_error: Callable[[BaseException], None]
     ) -> "asyncio.Task[None]":
-        """Start `work` as a task of the running loop; if it fails, call `on_error` with its exception."""
+        """Start `work` as a task; `on_error` gets its exception."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(functools.partial(self._finish, on_error))

@@ -24,12 +24,12 @@ def read_output(
     Args:
         outputs: outputs of one sample.
         name: empty for the first output.
-        expected: what the output must be, for the error message.
+        expected: what it must be, for the message.
         ranks: numbers of axes that it may have without the first.
-        is_finite: whether infinity is refused like NaN.
+        is_finite: whether infinity is refused too.
 
     Raises:
-        DataError: there is no such output, or it is empty, has another rank, or holds NaN or no numbers.
+        DataError: there is no such output, it is empty, of another rank, or holds NaN or no numbers.
     """
     name = name or next(iter(outputs), "")
     if name not in outputs:

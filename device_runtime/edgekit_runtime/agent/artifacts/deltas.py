@@ -47,11 +47,10 @@ class RunKind:
     Attributes:
         number: number of the kind in the delta file.
         width: bytes of a word.
-        has_base: whether the run starts from bytes of the base.
-        has_channels: whether the run states a number of channels, and a multiplier for each.
-        has_step: whether the run states a number, such as a float32 step or a zero point.
+        has_base: whether they are made from bytes of the base.
+        has_channels, has_step: whether the run states multipliers of channels, or a step or zero point.
         is_float: whether the delta stores each word with its sign bit last, rather than folded.
-        residual_width: bytes of the residual of a word in the delta; -1 stands for `width`.
+        residual_width: bytes of the residual of a word; -1 stands for `width`.
     """
 
     number: int
@@ -231,10 +230,10 @@ def _make_reader(pieces: Iterator[bytes]) -> Callable[[int], bytes]:
 def rebuild(delta: BinaryIO, base: Buffer, size_bytes: int, stop: threading.Event) -> Iterator[bytes]:
     """Yield the content of the package in pieces; the caller checks the digest of the whole.
 
-    `base` is the content of the installed package; it is empty for a coded file.
+    `base`: the installed package; empty for a coded file.
 
     Raises:
-        PackageError: the delta is damaged, for another base or size, too slow to apply, or was stopped.
+        PackageError: see `apply_delta`.
     """
     give_up_s = time.monotonic() + _LEAST_S + size_bytes / _BYTES_PER_S
     left_bytes = size_bytes
@@ -466,10 +465,10 @@ def add_residual(
 
     Args:
         old: uint8 [n], the predicted bytes; zeros without a prediction.
-        residual: uint8 [n / kind.width * kind.residual_width], folded so that small differences of both signs
-            are small. Of words it holds first all lowest bytes, then all next ones.
+        residual: uint8 [n / kind.width * kind.residual_width], folded so that small ones of both signs are
+            small; for words, first all low bytes, then all next ones.
         kind: kind of the run.
-        step: float32 step of a kind that counts in steps, as an integer of its 32 bits; else ignored.
+        step: float32 step as its 32 bits, for a kind that counts in steps.
     """
     if kind.width == 1:
         return np.asarray(old + unfold(residual))

@@ -77,7 +77,7 @@ class Bundle:
             keys: key id -> public key of the manager.
 
         Raises:
-            SignatureError: it is not in the bundle, is for another device, or is not signed by one of `keys`.
+            SignatureError: it is not in the bundle, for another device, or not signed by one of `keys`.
         """
         data = self.read(f"desired/{device}.json")
         if data is None:
@@ -99,7 +99,7 @@ class BundleDownloader(Downloader):
         self._bundle, self._root = bundle, f"{urlsplit(member.enrolment.artifacts).path.rstrip('/')}/"
 
     def read(self, url: str, timeout_s: float, count: Callable[[int], None]) -> Iterator[bytes]:  # noqa: ARG002
-        """Yield the whole content of the bundle's file for `url`; raises `HttpStatusError` if it has none."""
+        """Yield a small file, see `Downloader`."""
         yield bytes(self._find(url))
 
     def fetch(
@@ -113,13 +113,7 @@ class BundleDownloader(Downloader):
         stop: threading.Event,  # noqa: ARG002
         most_bytes: int | None = None,  # noqa: ARG002
     ) -> None:
-        """Copy the bundle's file that stands for `url` to `path`; `count`, `stop`, `most_bytes` are ignored.
-
-        Raises:
-            HttpStatusError: the bundle has no such file; status 404.
-            DigestError: the file has another size or digest.
-            OutputError: the copy cannot be written.
-        """
+        """Copy a file, see `Downloader`; `count`, `stop` and `most_bytes` are ignored."""
         content = self._find(url)
         if len(content) != size_bytes or hashlib.sha256(content).hexdigest() != sha256:
             raise DigestError(f"{self._bundle.path}: {url} is damaged; copy the bundle again")
@@ -161,7 +155,7 @@ class BundleLink:
         return True
 
     def start(self) -> None:
-        """Hand the agent the note of a connection and the bundle's document, as a broker would."""
+        """Hand the document over."""
         self.received.put(LinkMessage("hello"))
         self.received.put(LinkMessage("desired", self._payload))
 
@@ -230,7 +224,6 @@ def apply_bundle(
     Raises:
         PackageError: the bundle is malformed or cut off.
         SignatureError: it is from another fleet, not for this device, or older than the device's document.
-        JournalError: the agent's journal is damaged or cannot be read.
         OutputError: the results cannot be written.
     """
     bundle = Bundle(path)

@@ -45,7 +45,7 @@ class StepPlaces:
         state: folder of the slots; the agent's folder is below it.
         keys: folder of the keys whose packages are trusted.
         socket_path: socket of the service, or None for the one that runs, if any.
-        bytes_per_s: cap of the bandwidth unless the order has one; None for no cap.
+        bytes_per_s: cap of the bandwidth, or None.
     """
 
     config: str
@@ -99,11 +99,7 @@ class ChildSteps:
         note: Callable[[NoteKind, str], None],
         count: Callable[[int], None],
     ) -> StepResult:
-        """Carry out a step in a new process, see `StepCarrier`.
-
-        If the process hangs, or ends without a result, the outcome is `retry` with the code `internal`; after
-        `MAX_FAILURES` of these in a row the execution fails.
-        """
+        """Carry out a step in a new process, see `StepCarrier`; `retry` if that hangs or gives no result."""
         try:
             with JsonChild(self._module, own_session=True) as child:
                 child.lower_priority()

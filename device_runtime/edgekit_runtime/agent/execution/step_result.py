@@ -54,10 +54,7 @@ class StepResult:
     max_failures: int | None = None
 
     def apply(self, progress: Progress) -> Progress:
-        """Return the execution after the step; unchanged if it has ended meanwhile.
-
-        For a `retry` without `wait_s` it draws the wait at random.
-        """
+        """Return the execution after the step; unchanged if it has ended meanwhile."""
         if self.outcome == "unchanged" or progress.has_ended:  # it has ended meanwhile, by its timeout
             return progress
         if self.outcome == "installed":
@@ -72,7 +69,7 @@ class StepResult:
 
 
 class StepCarrier(Protocol):
-    """Carries out the steps `download`, `install`, `refresh` and `upload`, on the thread of its caller."""
+    """Downloads, installs, refreshes and uploads, on the thread of its caller."""
 
     def carry_out(
         self,

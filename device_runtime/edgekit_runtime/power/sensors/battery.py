@@ -26,10 +26,7 @@ def find_sensors(sysfs: Sysfs) -> Family:
 
 
 def read_battery() -> tuple[float | None, bool]:
-    """Return the charge of the device's battery, 0 to 1, and whether it charges; None, False without one.
-
-    A charge that cannot be read is None. Every state but `Discharging`, such as `Full`, counts as charging.
-    """
+    """Return the battery's charge, 0 to 1, or None, and whether it charges: any state but `Discharging`."""
     sysfs = Sysfs()
     charges = [probe for probe in find_sensors(sysfs).probes if probe.quantity == "charge"]
     if not charges:

@@ -2,8 +2,7 @@
 
 A body that is one short frame is decompressed at once, and any other one on a thread, since the loop serves
 others meanwhile. Only one long body is decompressed at a time, and the others wait compressed. So bombs take
-the memory of one of them, however many clients send one. The clients that wait take turns, so one that sends
-many bombs delays each body of the others by one of them.
+the memory of one of them, however many clients send one. Clients that wait take turns.
 """
 
 import asyncio

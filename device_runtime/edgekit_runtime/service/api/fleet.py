@@ -54,7 +54,7 @@ class FleetHandler:
         self._default_level = logging.getLogger("edgekit_runtime").level
 
     def look(self) -> None:
-        """Apply the file of settings if it has changed, or the configuration without one; sets `problems`."""
+        """Apply the file of settings if it changed, or the configuration without one; sets `problems`."""
         stamp = read_stamp(self._path)
         if stamp == self._stamp:
             return

@@ -80,11 +80,7 @@ class SharedMemoryHandler:
     def respond_status(
         self, name: str | None, connection: Connection, _head: RequestHead, _body: memoryview
     ) -> None:
-        """Respond with the registration of the region `name`, or of all that this client can use for None.
-
-        Raises:
-            RequestError: there is no such region.
-        """
+        """Respond with the registration of one region, or of all that this client can use."""
         is_local = connection.is_local
         regions = self._regions.of(is_local=is_local)
         selected = regions if name is None else [self._regions.find(name, is_local=is_local)]

@@ -20,7 +20,7 @@ _Pair: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Loopback:
-    """A client with the rights of a local client, or of the client over TCP at `address`."""
+    """A client with the rights of a local client, or of a certain address."""
 
     def __init__(self, server: HttpServer, *, is_local: bool = True, address: str = "") -> None:
         self._server, self._is_local, self._address = server, is_local, address
@@ -38,7 +38,7 @@ class Loopback:
         """Send a request; return fields, by their names in lower case, and body of the response.
 
         Raises:
-            RequestError: the status is not 200; the error has it, and the message of the response.
+            RequestError: the status is not 200.
             UnavailableError: the connection ended first.
         """
         while self._idle:

@@ -66,7 +66,7 @@ class ChunkedBody:
         """Receive `data`; return its unused end: part of a line, or what follows the body.
 
         Raises:
-            RequestError: the body is malformed, or longer than allowed.
+            RequestError: malformed, or longer than allowed.
         """
         at = 0
         while True:

@@ -78,7 +78,7 @@ class RequestParser:
         """Return a head, then its request, or None if more bytes are needed.
 
         Raises:
-            RequestError: the request is malformed, or over a limit; where the next begins is not known then.
+            RequestError: malformed, or over a limit. Where the next request begins is not known then.
             MemoryError: there is no memory for a body.
         """
         head = self._head

@@ -41,11 +41,7 @@ def make_date_line() -> bytes:
 
 
 def make_json(value: Any, status: int = 200, fields: Mapping[str, str] | None = None) -> tuple[bytes, bytes]:
-    """Return head and body of a response with a JSON document; `fields`: further headers.
-
-    Raises:
-        TypeError, ValueError: JSON cannot express `value`, such as a NaN.
-    """
+    """Return head and body of a response with a JSON document; `fields`: further headers."""
     body = json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
     return make_head(status, JSON_TYPE, len(body), fields), body
 

@@ -115,10 +115,10 @@ class Catalogue:
         self.is_listed = False
 
     def find(self, name: str, version: str | None) -> Served:
-        """Return a version of a model; None stands for the one that answers requests without a version.
+        """Return a version of a model; None for the default one.
 
         Raises:
-            EvictedError: the model was unloaded for others; `Registry.wait_for` loads it.
+            EvictedError: it was unloaded for others; see `Registry.wait_for`.
             RequestError: there is no such model, no such version, or it is not ready.
         """
         model = self.by_name.get(name)
@@ -145,10 +145,10 @@ class Catalogue:
         return [] if model is None else list(model.versions)
 
     def describe(self, installed: Iterable[str]) -> list[Status]:
-        """Return the repository's index of all models, those that are `installed` and those that were loaded.
+        """Return the state of all models, those that are `installed` and those that were loaded.
 
-        Each version that is ready or was rolled back has a line, and each model that has no version or whose
-        last load failed.
+        Each version that is ready or was rolled back has a line; so has a model without any, or whose last
+        load failed.
         """
         lines = []
         for name in sorted({*installed, *self.by_name}):

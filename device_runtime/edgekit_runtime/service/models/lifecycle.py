@@ -72,7 +72,7 @@ class Lifecycle:
         return [self.make_served(loaded) for loaded in opened]
 
     async def open_again(self, package: Servable, options: ModelOptions) -> Served:
-        """Open a version that was served before, as `Source.open_again`, on a thread."""
+        """Return a version that was served before."""
         load_one = functools.partial(self._load, options=options)
         return self.make_served(await self.on_thread(self.source.open_again, package, load_one))
 
@@ -87,7 +87,7 @@ class Lifecycle:
     async def drain(self, served: Served, late: Callable[[], object] | None = None) -> bool:
         """Wait for the calls of a version, which accepts no more; return whether they end in time.
 
-        If they do not, that is counted and logged, and `late` is called once they end after all.
+        If they do not, that is logged, and `late` is called once they end after all.
         """
         if served.cache is not None:
             served.cache.close()

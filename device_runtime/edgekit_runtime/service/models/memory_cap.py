@@ -45,7 +45,7 @@ class LoadPlan:
     """A plan for loading one model.
 
     Attributes:
-        order: `availability` loads the new version first, `resource` unloads the old one first.
+        order: order of a swap, see `SwapOrder`.
         needed_bytes: memory that the model to load needs; 0 without a cap.
         for_others: whether others may be unloaded for it.
     """

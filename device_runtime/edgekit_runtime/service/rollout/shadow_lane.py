@@ -3,9 +3,8 @@
 Real answers come first. Inputs are copied while the model runs, or just before the reply if it has run;
 large inputs are not copied. The candidate is asked only while no real call is under way or was just answered,
 and copies that wait too long are dropped. So nothing is compared under steady load; use a `CanaryLane` then.
-Answers and latency are compared by running both versions once more, since the real call ran elsewhere and at
-another time. The candidate's own lane should run it on a thread, so that a call that arrives meanwhile does
-not wait for it. Answers from a cache are not counted.
+Answers and latency are compared by running both versions once more. The candidate's own lane should run it on
+a thread, so that a call that arrives meanwhile does not wait for it. Answers from a cache are not counted.
 """
 
 import time
@@ -66,7 +65,7 @@ class ShadowLane(Lane):
             pairs: runs both versions with the same inputs.
             options: when calls are copied.
             defer: calls a function on the loop's thread, after so many seconds.
-            clock: returns the time in seconds.
+            clock: the clock of the deadlines.
         """
         self._current = current
         self._candidate = candidate
@@ -190,7 +189,7 @@ class ShadowLane(Lane):
         return False
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return what `Observer.to_json` does, and how many copies were `dropped` and are `waiting`."""
+        """Return what was observed, with the copies `dropped` and `waiting`."""
         return {
             **self._observer.to_json(),
             "dropped": self.dropped,

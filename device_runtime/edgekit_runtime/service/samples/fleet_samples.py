@@ -44,7 +44,7 @@ class FleetSamples:
     """Gives each version whose model has orders its sampler, on the thread of the loop."""
 
     def __init__(self, options: SampleOptions, models: Catalogue, loop: AbstractEventLoop) -> None:
-        """Sample nothing yet: the first `look` reads the file of orders that `options` name."""
+        """Take nothing yet; `options` name the file."""
         self._options, self._models, self._loop = options, models, loop
         self._path = Path(options.file or os.devnull)
         self._folder = SampleFolder(self._path.parent / SAMPLES_FOLDER)
@@ -76,7 +76,7 @@ class FleetSamples:
             self._writer.put(0, lambda: self._scan(shares))
 
     def keep(self, model: str, request_id: str | None) -> str:
-        """Store a recent request, see `ModelSampler.keep`; raises `RequestError` for an unknown model."""
+        """See `ModelSampler.keep`."""
         self._models.find(model, None)
         return self._samplers.get(model, self._make(model)).keep(request_id)
 
@@ -88,7 +88,7 @@ class FleetSamples:
         return {"allowed": self._options.allow, "orders": stated}
 
     def close(self) -> bool:
-        """Store the queued samples; return False if that was not done in time, see `Writer.close`."""
+        """See `Writer.close`."""
         return self._writer.close()
 
     def _set_orders(self, models: Set[str]) -> None:

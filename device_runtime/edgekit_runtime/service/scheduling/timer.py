@@ -1,8 +1,6 @@
 """One timer of a lane, which goes off at the earliest time that it was set to.
 
-It refers to its lane only while it is set. So a lane that has ended is freed at once, with the model behind
-it, and not when the garbage collector next looks for cycles: in an idle service, that is after hundreds of
-swaps.
+It refers to its lane only while it is set. So a lane that has ended is freed at once, and its model.
 """
 
 import math
@@ -14,7 +12,7 @@ TIMER_S: Final = 1e-3  # what epoll counts in
 
 
 class Alarm:
-    """A timer that calls a function once, on the thread of the loop."""
+    """Calls back once, on the thread of the loop."""
 
     __slots__ = ("_at_s", "_loop", "_timer")
 

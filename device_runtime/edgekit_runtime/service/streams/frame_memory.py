@@ -1,8 +1,8 @@
 """Memory of frames that a capture process writes and the service reads: a few slots in a memfd.
 
 A slot holds a frame and, if somebody looks at the stream, its picture as JPEG. The service frees a slot once
-the model has answered; the capture process writes to free slots only. So no queue grows: with one frame in
-the model and one that waits, the third slot takes the next frame, which replaces the one that waits.
+the model has answered; the capture process writes to free slots only. With one frame in the model and one
+that waits, the third slot takes the next.
 """
 
 import fcntl
@@ -36,7 +36,7 @@ class FrameMemory:
         """Return the frame in a slot: uint8 [height, width, 3] in RGB, or float32 [samples].
 
         Raises:
-            ValueError: there is no such slot, or the frame does not fit into one.
+            ValueError: there is no such slot, or the frame does not fit.
         """
         dtype = np.dtype(np.uint8 if len(shape) > 1 else np.float32)
         count = int(np.prod(shape, dtype=np.int64))

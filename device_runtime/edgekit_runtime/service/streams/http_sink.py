@@ -21,11 +21,10 @@ class HttpSink(Sink):
     max_batch = 1
 
     def __init__(self, text: str) -> None:
-        """Read the URL, whose user and password become HTTP basic authentication; `write` connects.
+        """Read the URL, whose user and password become basic authentication; `write` connects.
 
         Raises:
-            ConfigError: the address names no host.
-            ValueError: it is malformed, such as its port.
+            ConfigError, ValueError: the address names no host, or is malformed.
         """
         parts = urlsplit(text)
         if not parts.hostname:

@@ -75,7 +75,7 @@ class Calls(Protocol):
 
 
 class Stream:
-    """Passes frames of one source to a model, and answers to sinks and viewers, on the loop's thread.
+    """One stream, on the thread of the loop.
 
     Attributes:
         state: `waiting` is between two attempts to open the source; `failed` is for good.
@@ -118,7 +118,7 @@ class Stream:
         self._tried_number = 0  # of the last that it got
 
     def start(self) -> None:
-        """Open the source, which ends after `seconds` of the options if they are stated."""
+        """Open the source."""
         with contextlib.suppress(RequestError):  # of the model, which each frame states
             self._source.options = fit_windows(self.options, self._calls) or self.options
         self._source.start()
@@ -131,7 +131,7 @@ class Stream:
             self.on_end()
 
     async def stop(self) -> None:
-        """End source, sinks and viewers, and wait until the capture process and the sinks have ended."""
+        """End source, sinks and viewers, and wait for their end."""
         if self._end_timer is not None:
             self._end_timer.cancel()
         self._change("stopped", self.error)
@@ -155,7 +155,7 @@ class Stream:
             viewer.put(chunk)
 
     def add_viewer(self, viewer: Viewer, view: View) -> None:
-        """Send a client what `view` says from now on; if the stream is over, its last state at most."""
+        """Let a client see the stream from now on."""
         self._viewers[viewer] = view
         if view == "lines":
             viewer.put(_to_line(self._describe_state()))
@@ -345,13 +345,13 @@ class Stream:
 
     @property
     def fps(self) -> float:
-        """Answers a second, over the last 5 s and at most the last 64 answers."""
+        """Answers a second, over the last 5 s and at most 64 answers."""
         now_s = self._loop.time()
         recent = [at_s for at_s, _ in self._recent if at_s > now_s - _RECENT_S]
         return (len(recent) - 1) / max(recent[-1] - recent[0], 1e-3) if recent else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry in the list of streams; `times_ms` has means over the last 64 answers."""
+        """Return the entry in the list of streams; `times_ms` are means of 64 answers."""
         times: dict[str, list[float]] = {}
         for _, times_ms in self._recent:
             for stage, value in times_ms.items():
@@ -378,7 +378,7 @@ class Stream:
 def fit_windows(options: StreamOptions, calls: Calls) -> StreamOptions | None:
     """Return options with windows of sound that suit the model; None while it is not loaded.
 
-    For a model that keeps states `hop_s` becomes `window_s`: windows must not overlap.
+    If it keeps states, `hop_s` becomes `window_s`.
 
     Raises:
         RequestError: there is no such model, or the stated windows overlap and it keeps states between them.

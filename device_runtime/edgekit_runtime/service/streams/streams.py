@@ -38,7 +38,7 @@ class Streams:
         live: LiveOptions,
         media: MediaLimits | None = None,
     ) -> None:
-        """Begin without streams; `media` limits the pictures that models get, `live` the viewers."""
+        """Begin without streams; `media` limits what models get, `live` the viewers."""
         self.max_pixels = min((media or MediaLimits()).max_pixels, MAX_PIXELS)
         self._loop, self._calls, self._live = loop, calls, live
         self._streams: dict[str, Stream] = {}
@@ -50,8 +50,7 @@ class Streams:
         """Start a stream.
 
         Raises:
-            ConfigError: its source or a sink is of no kind or malformed, the name is taken, empty or has a
-                slash, there are `MAX_STREAMS` already, or the service stops.
+            ConfigError: source, sink or name is malformed, the name is taken, or there are too many.
         """
         if name in self._streams or not name or "/" in name or not name.isprintable():
             raise ConfigError(f"streams: the name {name[:60]!r} is taken, or holds a slash or nothing")
@@ -81,7 +80,7 @@ class Streams:
                 raise ConfigError(f"streams.{name}: {cause}") from cause
 
     def remove(self, name: str) -> None:
-        """Begin to stop the stream of this name, if there is one; the name is free at once."""
+        """Begin to stop the stream of this name, if any; the name is free at once."""
         stream = self._streams.pop(name, None)
         if stream is not None:
             task = self._loop.create_task(stream.stop())
@@ -112,7 +111,7 @@ class Streams:
         return stream
 
     def check_model(self, options: StreamOptions) -> None:
-        """Refuse a stream that its model cannot answer; a model that is not loaded yet passes.
+        """Refuse a stream that its model cannot answer, if that is loaded.
 
         Raises:
             RequestError: there is no such model, or its windows must not overlap.
@@ -120,10 +119,10 @@ class Streams:
         fit_windows(options, self._calls)
 
     def check_room(self) -> None:
-        """Refuse a client that wants to look at a stream if `max_viewers` do already.
+        """Refuse one more viewer where there are too many.
 
         Raises:
-            RequestError: they do (status 503).
+            RequestError: there are.
         """
         if self._viewers >= self._live.max_viewers:
             raise RequestError(503, f"{self._viewers} clients look at streams, the limit", retry_after_s=5)
@@ -143,9 +142,9 @@ class Streams:
             stream: the stream.
             connected: socket of the client; owned here from now on.
             head: head of the response.
-            view: whether the client sees lines of answers, pictures, or pictures with answers of a trial.
-            on_close: called once when the client has gone. It is stated for the client that started the
-                stream, which does not count as a viewer.
+            view: what it sees.
+            on_close: of the client that started the stream, which does not count as a viewer; called once
+                it has gone.
         """
         counted = int(on_close is None)
 

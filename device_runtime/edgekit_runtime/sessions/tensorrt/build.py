@@ -28,8 +28,8 @@ class BuiltEngines:
 
     Attributes:
         plans: precision (`int8`, `fp16` or `fp32`) -> serialized engine.
-        refused: precision -> why there is no engine; `model` -> why TensorRT cannot parse the model.
-        timing: TensorRT's timing cache after the build, or None.
+        refused: precision -> why there is none; `model` -> why it cannot be parsed.
+        timing: TensorRT's timing cache, or None.
     """
 
     plans: Mapping[str, bytes]
@@ -51,15 +51,14 @@ def build_engines(
     Args:
         model: the whole ONNX model.
         options: options of the build.
-        timings: TensorRT's timing caches to start from.
-        stop: event that the caller sets when the engines are not needed any more.
+        timings: timing caches to start from.
+        stop: set when the engines are not needed any more.
         library: name of the TensorRT module.
         compute_capability: such as `SM86`, for TensorRT-RTX on a machine without a GPU; None for this GPU.
 
     Raises:
         StoppedError: `stop` was set.
-        BackendError: the process died or took too long, or this machine has no folder in memory for it. An
-            engine that TensorRT refuses is no error: the reason is in `refused`.
+        BackendError: the process died or took too long; a refusal is no error, but is in `refused`.
     """
     with _work_folder() as folder:
         (folder / "model.onnx").write_bytes(model)

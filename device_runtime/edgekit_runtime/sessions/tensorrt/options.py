@@ -26,7 +26,7 @@ class TensorRtOptions:
             first is free, batches of 1 to 8 are the default.
         workspace_bytes: most GPU memory for building, or None for TensorRT's choice (all of it).
         timing_cache: path of an artifact with TensorRT's timing cache, or None.
-        threads: number of threads of the fallback, which runs until the engine is ready; the engine has none.
+        threads: for the session that runs until the engine is ready; the engine has none.
 
     Raises:
         ValueError: `precisions` is empty, or shapes do not rise.
@@ -48,7 +48,7 @@ class TensorRtOptions:
             )
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the options that a built engine depends on: `precisions`, `shapes` and `workspace_bytes`."""
+        """Return `precisions`, `shapes` and `workspace_bytes`, on which the engine depends."""
         stated = to_plain(self)
         return {name: stated[name] for name in ("precisions", "shapes", "workspace_bytes")}
 

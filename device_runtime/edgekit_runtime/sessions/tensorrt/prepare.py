@@ -30,7 +30,7 @@ _logger = logging.getLogger(__name__)
 
 class RunnableEngine(Session, Protocol):
     def accepts(self, inputs: Mapping[str, Array]) -> bool:
-        """Return True if the engine was built for the shapes of `inputs`."""
+        """Return whether the engine was built for these shapes."""
 
 
 class BuildEngines(Protocol):
@@ -70,8 +70,8 @@ class BuildJob:
         model: the whole ONNX model.
         golden: tensors that an engine must reproduce before it takes traffic.
         inputs, outputs: inputs and outputs of the package's manifest.
-        timings: TensorRT's timing caches in the package.
-        local_key: encrypts the engine in the cache if the package is encrypted; None for a plain package.
+        timings: timing caches in the package.
+        local_key: encrypts the engine in the cache; None for a plain package.
     """
 
     key: EngineKey
@@ -105,8 +105,8 @@ class _WrongError(BackendError):
 def prepare(job: BuildJob, machine: Machine, stop: threading.Event) -> PreparedEngine:
     """Return the engine for `job`, from the cache, or newly built and then stored there.
 
-    Of several precisions the fastest one is returned that reproduces the golden outputs. If TensorRT refuses
-    the model, or all engines compute wrong values, that is stored too, and the next call raises at once.
+    It is the fastest that reproduces the golden outputs. That TensorRT refuses the model, or all engines
+    compute wrong values, is stored too.
 
     Raises:
         StoppedError: `stop` was set.
