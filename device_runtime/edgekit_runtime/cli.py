@@ -39,9 +39,7 @@ _INTERRUPTED_EXIT_CODE: Final = 130  # 128 + SIGINT, as shells report it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command, print its result or its error, and return its exit code.
-
-    If threads of the command are still at work afterwards, it ends the process with that code instead.
+    """Run one command and return its exit code; end the process with it if threads are still at work.
 
     Args:
         argv: the arguments after the program's name; None takes those of the process.

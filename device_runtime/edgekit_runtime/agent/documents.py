@@ -429,10 +429,10 @@ class EnrolmentCode:
 
     @classmethod
     def parse(cls, text: str) -> "EnrolmentCode":
-        """Return the code that a text states, of the form `HOST:PORT/DIGEST/SECRET`.
+        """Return the code in a text `HOST:PORT/DIGEST/SECRET`.
 
         Raises:
-            ConfigError: the text has another form.
+            ConfigError: it has another form.
         """
         match = _CODE.fullmatch(text.strip())
         if match is None:

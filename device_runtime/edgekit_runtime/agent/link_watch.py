@@ -67,7 +67,7 @@ class RefusalPause:
     ends_s: float = 0.0
 
     def begin(self, now_s: float) -> None:
-        """Count a question to the web server, and begin a pause: 5 s, then twice the last one, up to 6 h."""
+        """Count a question, and begin a pause: 5 s, then twice the last one, up to 6 h."""
         self.ends_s = now_s + min(_FIRST_ASK_S * 2.0**self.questions, _RENEWAL_S)
         self.questions += 1
 
@@ -108,7 +108,7 @@ class Presence:
         self.last_report = 0
 
     def prepare(self) -> None:
-        """Take the number of the next hello, and give the link the last will of its next connection."""
+        """Renew the number of the hello, and give the link the will of its next connection."""
         self.renew_number()
         device = self._member.enrolment.device
         will = Hello(device=device, sequence=self._sequence, online=False, runtime=__version__)
@@ -184,18 +184,18 @@ class LinkWatch:
             self._write(LinkStatus(is_connected=is_connected, since_at=since_at, problem=text))
 
     def note_end(self, now: float) -> None:
-        """Write to `link.json` that the agent has stopped; `now` is in seconds since 1970."""
+        """Write that the agent has stopped; `now` is in seconds since 1970."""
         self._write(LinkStatus(since_at=now if self._status.is_connected else self._status.since_at))
 
     def has_renewed(self, now_s: float, stated_s: float) -> bool:
         """Renew the certificate if it is time, and return whether there is a new one.
 
-        There is one too if this device was enrolled again meanwhile. It is time every 6 h, and where the
-        broker refuses the device: then the web server may renew, or say why it does not.
+        There is one too if this device was enrolled again. It is time every 6 h, and where the broker refuses
+        the device.
 
         Args:
             now_s: time of the monotonic clock.
-            stated_s: see `TrustedTime.stated_s`.
+            stated_s: see `TrustedTime`.
         """
         if read_stamp(self._member.folder) != self._member.stamp:
             self._pause.ends_s = 0.0

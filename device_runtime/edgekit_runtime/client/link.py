@@ -172,11 +172,7 @@ class Link:
         self.first_read = (0.0, 0)
 
     def connect(self, timeout_s: float) -> None:
-        """Connect unless that is done.
-
-        Raises:
-            TransportError: the service cannot be reached.
-        """
+        """Connect unless that is done."""
         if self._socket is None:
             self._socket = open_connection(self.address, timeout_s)
             self._was_used = False
@@ -376,9 +372,6 @@ def open_connection(address: Address, timeout_s: float) -> socket.socket:
     Args:
         address: address of the service.
         timeout_s: time limit of all together: finding the addresses of a name, trying them, and TLS.
-
-    Raises:
-        TransportError: it cannot be reached.
     """
     try:
         if address.path is not None:

@@ -54,7 +54,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run_list(arguments: argparse.Namespace) -> Outcome:
-    """Return the names and ids of the trusted keys."""
+    """Show the keys."""
     folder = find_keys(arguments)
     keys = list_trusted(folder)
     lines = [f"{key.name}  {key.key_id}" for key in keys] or [
@@ -70,12 +70,12 @@ def run_trust(arguments: argparse.Namespace) -> Outcome:
 
 
 def run_remove(arguments: argparse.Namespace) -> Outcome:
-    """Stop trusting the key of a name; return its name and id."""
+    """Stop trusting a key."""
     return _describe(remove_key(arguments.name, find_keys(arguments)), "is trusted no more", arguments)
 
 
 def run_device(arguments: argparse.Namespace) -> Outcome:
-    """Return the public key of this device, made at the first call; print its id on standard error."""
+    """Return the public key of this device; make it at the first call."""
     from edgekit_runtime.encryption.device_key import make_device_key
 
     key = make_device_key(holder=arguments.holder or "")

@@ -98,20 +98,20 @@ class Header(Record):
 
     @property
     def head(self) -> bytes:
-        """The begin of the file up to its chunks: magic, length and header."""
+        """The file before its chunks."""
         content = encode_json(self.to_json())
         _require(len(content) <= _MAX_HEADER_BYTES, f"is over {_MAX_HEADER_BYTES} bytes")
         return MAGIC + _LENGTH.pack(len(content)) + content
 
     @property
     def file_bytes(self) -> int:
-        """Size of the whole encrypted file, head and tags included."""
+        """Size of the encrypted file."""
         return len(self.head) + self.plain_bytes + _TAG_BYTES * self.chunk_count
 
 
 @dataclass(frozen=True, slots=True)
 class ContentKey:
-    """A key that encrypts files, such as those of a release: 32 bytes, and a public id of 32 hex digits."""
+    """A key of files (32 bytes), such as that of a release, and its public id, 32 hex digits."""
 
     key_id: str
     secret: bytes = field(repr=False)
@@ -120,7 +120,7 @@ class ContentKey:
         _require(_is_hex(self.key_id, 16) and len(self.secret) == KEY_BYTES, "the content key is malformed")
 
     def to_text(self) -> str:
-        """Return `KEY_ID:SECRET` in hexadecimal digits for another process of this device; it is a secret."""
+        """Return `KEY_ID:SECRET`, hexadecimal, for another process of this device."""
         return f"{self.key_id}:{self.secret.hex()}"
 
     @classmethod
@@ -136,7 +136,7 @@ def make_content_key() -> ContentKey:
 def make_header(
     content_key: ContentKey, plain_bytes: int, recipients: Mapping[str, str] | None = None
 ) -> Header:
-    """Return the header of a new file, with a random salt; `recipients`: see `Header`."""
+    """Return the header of a new file, with a salt of its own."""
     return Header(
         key_id=content_key.key_id,
         salt=os.urandom(32).hex(),
@@ -184,12 +184,7 @@ def parse_head(file: BinaryIO, where: str) -> Header:
 
 
 def encrypt(source: BinaryIO, sink: BinaryIO, content_key: ContentKey, header: Header) -> None:
-    """Write the encrypted file of `source` to `sink`; see `encrypt_chunks`.
-
-    Raises:
-        EncryptionError: the plaintext does not have the size or `content_key` the id that `header` states.
-        OSError: reading or writing failed.
-    """
+    """Write the encrypted file of `source` to `sink`; see `encrypt_chunks`."""
     sink.writelines(encrypt_chunks(source.read, content_key, header))
 
 
@@ -254,7 +249,7 @@ def decrypt_chunks(path: Path, content_key: ContentKey) -> Iterator[bytes]:
 
 
 def read_chunks(file: BinaryIO, header: Header, content_key: ContentKey, where: str) -> Iterator[bytes]:
-    """Yield the plaintext of `file`, which is at its first chunk, behind `header`; see `decrypt_chunks`."""
+    """Yield the plaintext of `file`, which is at its first chunk; see `decrypt_chunks`."""
     from cryptography.exceptions import InvalidTag
 
     _check_key(content_key, header, where)

@@ -221,7 +221,7 @@ def as_sent(plan: OffloadPlan, conditions: Conditions) -> OffloadPlan:
 
 
 def transfer_s(size_bytes: float, bits_per_s: float, rtt_s: float, window_bytes: float) -> float:
-    """Return the seconds that a body takes on the link, without the half round trip of its last byte.
+    """Return the time of a body beyond the half round trip of its last byte.
 
     TCP sends a window, waits a round trip for the acknowledgement, and doubles the window, until the window
     fills the link. From then on only the bandwidth matters.
@@ -254,5 +254,5 @@ def wire_bytes(message_bytes: float, *, is_tls: bool = True) -> float:
 
 
 def payload_bytes(sealed_bytes: int) -> int:
-    """Return the size of the message that `sealed_bytes` of TLS records carry."""
+    """Return the bytes of a message in `sealed_bytes` of TLS."""
     return sealed_bytes - _SEAL_BYTES * math.ceil(sealed_bytes / (_RECORD_BYTES + _SEAL_BYTES))

@@ -67,7 +67,7 @@ class OffloadOptions:
 
 
 def read_token(path: Path) -> str:
-    """Return the token of a server in the file at `path`, without white space around it.
+    """Return the token in the file at `path`, without white space around it.
 
     Raises:
         ConfigError: the file cannot be read, or is empty.
@@ -105,11 +105,7 @@ def read_offload_options() -> OffloadOptions | None:
 
 
 def write_offload_options(options: OffloadOptions | None) -> Path:
-    """Store the options, or remove the file for None; return its path.
-
-    Raises:
-        OutputError: the folder cannot be written.
-    """
+    """Store the options, None to remove them; return the path."""
     path = find_options_file()
     if options is None:
         path.unlink(missing_ok=True)

@@ -86,7 +86,7 @@ def write_package(
         path: path of the package file; an earlier file there stays intact until the new file is complete.
         manifest: names each artifact with size and digest.
         artifacts: path -> content, exactly those that the manifest names.
-        sign: takes the payload, an in-toto statement, and returns the canonical bytes of its DSSE envelope.
+        sign: returns the canonical DSSE envelope of a payload, an in-toto statement.
 
     Raises:
         ManifestError: the artifacts are not those that the manifest names.
@@ -173,11 +173,7 @@ class OpenedPackage:
             raise PackageError(f"{self.path}: '{artifact_path}' was asked for after close()") from cause
 
     def copy_to(self, file: BinaryIO) -> None:
-        """Write the package as it is stored to `file`, even if `path` holds another file by now.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """Write the opened package to `file`, even if `path` holds another file by now."""
         file.writelines(parts(self._file.stored))
 
     @property
@@ -190,11 +186,7 @@ class OpenedPackage:
         return self.local_key is not None
 
     def open_content(self) -> int:
-        """Return a descriptor of the package, not encrypted, that nobody changes; it is the caller's.
-
-        Raises:
-            OSError: it cannot be opened.
-        """
+        """Return a descriptor of the package, not encrypted, that nobody changes; it is the caller's."""
         if self._file.decrypted is not None:
             return os.dup(self._file.decrypted.memory.descriptor)
         return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -248,7 +240,7 @@ class OpenedPackage:
 
     @property
     def signed_sha256(self) -> str:
-        """sha256 in hexadecimal digits of the signed manifest, whatever part of the package this shows."""
+        """Digest of the manifest that was signed, whatever part of the package this shows."""
         return self._signed.sha256
 
     def _show(self, manifest: Manifest, submodel: str | None) -> "OpenedPackage":

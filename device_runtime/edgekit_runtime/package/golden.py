@@ -151,7 +151,7 @@ class Codes(Record):
         """Return the shape of the codes for values of `shape`.
 
         Raises:
-            DataError: `repeat` has another rank than `shape`, or does not divide a size.
+            DataError: `repeat` has another rank, or does not divide a size.
         """
         if self.repeat is None:
             return shape
@@ -167,7 +167,7 @@ class Codes(Record):
     def decode(
         self, data: bytes | memoryview, shape: tuple[int, ...], name: str
     ) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return the values that the codes in `data` stand for, float32 of `shape`.
+        """Return the values that `data` stands for, float32 of `shape`.
 
         Raises:
             DataError: `data` has another size, or `repeat` does not fit `shape`; `name` is for the message.
@@ -189,9 +189,6 @@ class GoldenInput(Record):
         name, dtype, shape: those of the session's input; no size is free.
         path: path of the artifact with the values.
         codes: their coding, or None when the values are stored in `dtype`.
-
-    Raises:
-        DataError: a field has the wrong type or value.
     """
 
     _error: ClassVar = DataError
@@ -226,7 +223,7 @@ class GoldenInput(Record):
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
     def decode(self, data: bytes | memoryview) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return the input as an array of `dtype` and `shape`, its codes decoded.
+        """Return the input, dtype and shape as stated.
 
         Raises:
             DataError: `data` has another size.
@@ -250,9 +247,6 @@ class GoldenOutput(Record):
             `row_sets`. None for other outputs.
         loose: how many of the stored rows may be without a counterpart, half of them at most.
         count_atol: how many rows more or fewer there may be, half of them at most.
-
-    Raises:
-        DataError: a field has the wrong type or value.
     """
 
     _error: ClassVar = DataError
@@ -305,13 +299,13 @@ class GoldenOutput(Record):
         return self.stored_count * DTYPES[self.dtype].itemsize
 
     def pick(self, output: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return the values of an output that the artifact stores, too, in C order, [stored_count]."""
+        """Return the stored values of an output, in C order, [stored_count]."""
         if self.axis is None:
             return output.reshape(-1)[:: self.every]
         return output.take(np.arange(0, self.shape[self.axis], self.every), self.axis).reshape(-1)
 
     def decode(self, data: bytes | memoryview) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return the values that the artifact holds, of `stored_shape`.
+        """Return the stored values, of `stored_shape`.
 
         Raises:
             DataError: `data` has another size.
@@ -357,9 +351,6 @@ class GoldenRows(Record):
     Attributes:
         seeds: seed of each row for `resample`.
         outputs: their expected values, for some or all of the golden outputs.
-
-    Raises:
-        DataError: a field has the wrong type or value.
     """
 
     _error: ClassVar = DataError
@@ -398,8 +389,7 @@ class Golden(Record):
         """Return for each output of the further rows one `GoldenOutput` a row, which says how it is compared.
 
         Raises:
-            DataError: an entry names no golden output or one with an axis, two entries name the same one, or
-                a field is wrong.
+            DataError: an entry is no golden output without axis, or there twice, or a field is wrong.
         """
         if self.rows is None:
             return []
@@ -420,8 +410,7 @@ class Golden(Record):
     def artifact_sizes(self) -> list[tuple[str, str, int, tuple[int, ...]]]:
         """Return for each tensor its name, the path and the size in bytes of its artifact, and its shape.
 
-        Outputs of the further rows have an entry of their own: one artifact holds all rows, and the shape is
-        that of one row.
+        Outputs of the further rows have entries, too: an artifact holds all rows, the shape is that of one.
 
         Raises:
             DataError: as for `row_outputs`.
@@ -433,7 +422,7 @@ class Golden(Record):
         return sizes
 
     def check(self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
-        """Check that each input and at least one output of a model has a golden tensor, and that all fit.
+        """Check that each input and at least one output has a golden tensor, and that all fit.
 
         Raises:
             DataError: a tensor is missing, unknown, there twice, or of another dtype or shape; or the decoded

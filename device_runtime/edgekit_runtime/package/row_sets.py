@@ -42,8 +42,7 @@ class AlignedRows:
 def row_axes(feeds: Sequence[Arrays], runs: Sequence[Arrays]) -> dict[str, int]:
     """Return the outputs whose number of rows depends on the data, each with the axis of its rows.
 
-    Such an output differs in size along exactly one axis among the runs whose inputs, in `feeds`, have the
-    sizes of the first run's. `feeds` and `runs` hold arrays by name.
+    Such an output differs along one axis among the runs whose `feeds` have the sizes of the first.
     """
     axes: dict[str, int] = {}
     sizes = [[array.shape for array in feed.values()] for feed in feeds]
@@ -90,9 +89,8 @@ def align_rows(outputs: Arrays, reference: Arrays, axes: Mapping[str, int]) -> A
 def row_similarity(outputs: Arrays, reference: Arrays, axes: Mapping[str, int]) -> dict[str, float]:
     """Return output -> how alike its rows are as a set, 0..1; NaN where neither side has rows.
 
-    The result is a mean over the rows. A row of floats scores 1 - |difference| / |row|, at least 0, by
-    Euclidean norms; a row of integers 1 if it is equal, else 0. A row without a counterpart, on either side,
-    scores 0.
+    The result is a mean: a row of floats scores 1 - |difference| / |row|, at least 0, by Euclidean norms; a
+    row of integers 1 if it is equal, else 0; a row without a counterpart, on either side, 0.
 
     Args:
         outputs: as for `align_rows`.

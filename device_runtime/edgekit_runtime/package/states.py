@@ -25,7 +25,7 @@ _OBJECT_BYTES: Final = 2048  # about, of Python's objects around the states of a
 
 @dataclass(frozen=True, slots=True)
 class RecurrentState(Record):
-    """The names of an output and of the input that takes its value in the next run.
+    """An output whose value is the input of the next run.
 
     Raises:
         ManifestError: a field has the wrong type.
@@ -44,7 +44,7 @@ class RecurrentState(Record):
 def find_states_problem(
     states: Sequence[RecurrentState], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
 ) -> str | None:
-    """Return why a model with these inputs and outputs cannot have these states, or None if it can."""
+    """Return why a model with these inputs and outputs cannot have these states, or None."""
     by_side = {"input": {spec.name: spec for spec in inputs}, "output": {spec.name: spec for spec in outputs}}
     names = [(side, getattr(state, side)) for state in states for side in by_side]
     for side, name in names:
@@ -115,9 +115,7 @@ class StateInputs:
     def complete(
         self, inputs: Mapping[str, Array], stored: Mapping[str, Array] | None = None
     ) -> dict[str, Array]:
-        """Return all inputs of a run: `inputs`, and for each missing state the stored value, or zeros.
-
-        `stored` is what `take` returned after the run before; it is None or empty at the begin of a sequence.
+        """Return all inputs of a run: `inputs`, and missing states from `stored` (see `take`), else zeros.
 
         Raises:
             DataError: a stored state was made for other sizes.
@@ -139,7 +137,7 @@ class StateInputs:
         return complete
 
     def pick(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the states among the complete inputs of a run, by the name of the input."""
+        """Return the states among the inputs of a run, by input name."""
         return {name: inputs[name] for name, _, _ in self._plans}
 
     def take(self, outputs: Mapping[str, Array]) -> dict[str, Array]:

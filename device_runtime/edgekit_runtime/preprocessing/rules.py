@@ -83,10 +83,7 @@ def read_rules(preprocessing: Mapping[str, Any], spec: TensorSpec) -> MediaRules
 
 
 def example_for(inputs: Sequence[TensorSpec], kind: str) -> str | None:
-    """Return an example of a preprocessing file for `image` or `audio`, JSON on one line.
-
-    It is None if the model has several inputs, or one that takes no such media.
-    """
+    """Return a preprocessing file for `image` or `audio`, JSON on one line; None if none fits the inputs."""
     if len(inputs) != 1:
         return None
     spec = inputs[0]

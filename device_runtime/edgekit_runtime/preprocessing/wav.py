@@ -44,7 +44,7 @@ def read_wav(source: Path | bytes, max_s: float | None = None) -> tuple[Floats, 
         max_s: only so many seconds are read; None reads all.
 
     Raises:
-        DataError: the file is no WAV file, of another coding, damaged, or empty.
+        DataError: no WAV file, of another coding, damaged, or empty.
     """
     name = str(source) if isinstance(source, Path) else "the recording"
     with _naming(name):
@@ -91,7 +91,7 @@ class WavFile:
         """Return the next frames, channels averaged, float32 [frames], fewer at the end; None reads the rest.
 
         Raises:
-            DataError: the file is cut short, or holds a NaN, infinity or far too large numbers.
+            DataError: the file is cut short, or holds NaN, infinity or huge numbers.
         """
         form = self._format
         frames = self._frames_left if frames is None else min(frames, self._frames_left)

@@ -32,7 +32,7 @@ class StoredSample:
     Attributes:
         order, kind: identifier of its order, and kind of the trigger that drew it.
         size_bytes: size of the sealed file.
-        stored_at: when it was stored, in seconds since 1970.
+        stored_at: seconds since 1970.
     """
 
     path: Path
@@ -56,7 +56,7 @@ class SampleFolder:
         self.path, self._disk = path, disk
 
     def list_samples(self) -> list[StoredSample]:
-        """Return all samples, the oldest first; deletes temporary files that an earlier run left behind."""
+        """Return all samples, the oldest first; delete temporary files of an earlier run."""
         samples: list[StoredSample] = []
         with contextlib.suppress(OSError):
             for folder in os.scandir(self.path):
@@ -86,11 +86,7 @@ class SampleFolder:
                     )
 
     def write(self, model: str, share: tuple[str, str], sample_id: str, sealed: bytes) -> None:
-        """Store a sample of order and kind `share`; it survives a power cut.
-
-        Raises:
-            OutputError: it cannot be written, such as on a full disk.
-        """
+        """Store a sample of order and kind `share`; it survives a power cut."""
         folder = self.path / model
         make_folders(folder, 0o700, self._disk)
         with write_atomically(folder / ".".join((*share, sample_id)), mode=0o600, disk=self._disk) as file:
@@ -115,8 +111,8 @@ class SampleFolder:
 
         Args:
             oldest_at: in seconds since 1970; older samples go.
-            max_bytes: limit of all samples together.
-            shares: (order, kind) -> limit of its samples in bytes; others have only `max_bytes`.
+            max_bytes: limit of all.
+            shares: (order, kind) -> its limit in bytes, if any.
         """
         samples = self.list_samples()
         waiting, sizes, total_bytes = [], dict(shares), 0

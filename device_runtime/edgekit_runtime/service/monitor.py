@@ -63,7 +63,7 @@ class Monitor:
         self._timer = loop.call_later(power.period_s, self._tick)
 
     def limit_power(self, power: Power) -> None:
-        """Replace the governor's limits from the next tick on; requests under way are not affected."""
+        """Replace the limits; requests under way are not affected."""
         self._power = power
         if self._governor is not None:
             self._governor.limits = power.limits(self._begun_s)

@@ -25,7 +25,7 @@ def read_options(
         kind: a dataclass whose fields are the options.
         backend: name of the backend, for the message.
         options: the `backend.options` of a manifest.
-        threads: threads of one inference, in place of those in `options`; None leaves them.
+        threads: in place of those in `options`; None leaves them.
 
     Raises:
         BackendError: an option is unknown or has a wrong value.

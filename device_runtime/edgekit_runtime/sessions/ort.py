@@ -126,12 +126,12 @@ class OrtSession:
             model: content or path of an ONNX model.
             options: options of onnxruntime for the model; by default `OrtOptions()`.
             weights: content of the artifact `options.weights`; not needed after this returns.
-            provider: `cpu`, or the provider of a GPU; where that does not work, the processor runs the model.
+            provider: where to run it; the processor if that does not work.
 
         Raises:
             EngineMissingError: onnxruntime is not installed.
             BackendError: onnxruntime refused the model, or an input or output is not a plain tensor.
-            UnavailableError: there is no memory or no descriptor for the model now.
+            UnavailableError: there is no memory or no descriptor now.
         """
         session = _load(model, options or OrtOptions(), weights, provider)
         self.provider = provider if len(session.get_providers()) > len(ON_PROCESSOR) else PROCESSOR
@@ -301,9 +301,9 @@ def with_weights(
 
     Args:
         path: path of the graph.
-        name: path by which the graph refers to its external data.
-        weights: content of the external data.
-        settings: settings of the session to create in the block; changed in place.
+        name: name by which the graph refers to its external data.
+        weights: the external data.
+        settings: options of the session; changed in place.
 
     Raises:
         BackendError: the name leads outside the folder of the graph.
@@ -328,7 +328,7 @@ def with_weights(
 
 
 def make_settings(options: OrtOptions) -> "onnxruntime.SessionOptions":
-    """Return onnxruntime's settings of a session with these options, all but its rewrites and weights.
+    """Return the settings of a session with these options, but for its rewrites and weights.
 
     Raises:
         ImportError: onnxruntime is not installed.
@@ -377,7 +377,7 @@ def create_session(
         path: path of an ONNX model.
         settings: see `make_settings`; changed in place.
         options: options of the model; `settings` have been made of them.
-        provider: `cpu`, or the provider of a GPU; where that does not work, the processor runs the model.
+        provider: where to run it; the processor if that does not work.
 
     Raises:
         Exception: an error of onnxruntime; its errors have no other common base.

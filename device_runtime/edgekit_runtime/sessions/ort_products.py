@@ -62,11 +62,9 @@ def open_exact(
     """Return `create(settings)`, with exact 8-bit products if this processor's saturate.
 
     Args:
-        settings: settings of the session; changed in place.
-        create: makes a session of settings; called a second time, with fewer optimisations, if the engine has
-            no kernel for the exact form.
-        is_narrow: whether the codes of the weights have 7 bits, with which nothing saturates: 255 * 63 * 2 is
-            32,130, which 16 bits hold.
+        settings: changed in place.
+        create: makes a session; called again if the engine has no kernel for the exact form.
+        is_narrow: whether the codes of the weights have 7 bits, with which nothing saturates.
 
     Raises:
         Exception: an error that `create` raised.

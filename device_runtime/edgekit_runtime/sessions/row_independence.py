@@ -25,9 +25,7 @@ def has_free_rows(model: Session | Manifest) -> bool:
 def rows_are_independent(session: Session, inputs: Mapping[str, Array]) -> bool:
     """Return True if a session gives rows the same answers alone and beside much larger and smaller rows.
 
-    False is also the answer if the first dimensions are not free, an input has no row, or the engine refuses
-    the batch.
-
+    False too if the first dimensions are not free, an input has no row, or the engine refuses the batch.
     Rows of another size reveal a scale, a norm or an extreme that is computed over the whole batch. Integers
     and bools stay within the values of the given rows, as they may be indices. Float outputs may differ by
     0.1 % of the largest value of their own row, because engines choose other kernels for other numbers of
@@ -39,7 +37,6 @@ def rows_are_independent(session: Session, inputs: Mapping[str, Array]) -> bool:
             others beside it.
 
     Raises:
-        DataError: the inputs do not fit.
         BackendError: the engine failed on a single row.
     """
     if not has_free_rows(session) or any(len(array) == 0 for array in inputs.values()):
@@ -106,5 +103,5 @@ def _largest(array: Array) -> float:
 
 
 def concatenate(rows: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """Return the inputs of several calls as one batch, in their order; the first axis counts rows."""
+    """Return the inputs of several calls as one batch, in their order."""
     return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}

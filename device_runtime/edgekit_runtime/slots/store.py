@@ -53,10 +53,10 @@ class Place:
     """One installed package of a model.
 
     Attributes:
-        name: its place: `active`, `spare` or `factory`.
+        name: `active`, `spare` or `factory`.
         installed: its entry in the state.
-        path: path of its file.
-        problem: why it cannot be opened; None if it was verified.
+        path: where the package lies.
+        problem: why it cannot be opened, or None.
     """
 
     name: str
@@ -70,7 +70,8 @@ class Slots:
     """The installed models below one folder.
 
     If this machine has no free descriptors or memory now, each function raises `UnavailableError`: that is no
-    fault of any version, and is not recorded.
+    fault of any version, and is not recorded. If there is no such model, its folder is open to other users,
+    or a change cannot be recorded, it raises `SlotError`.
 
     Attributes:
         folder: the folder that `find_state_folder` names; it need not exist.
@@ -105,21 +106,11 @@ class Slots:
             raise SlotError(f"{self._models}: cannot be read: {cause.strerror}") from cause
 
     def load(self, model: str) -> FoundState:
-        """Return the recorded state of `model`, or one rebuilt from its packages if the record is damaged.
-
-        Nothing is written.
-
-        Raises:
-            SlotError: no such model, or its folder is open to other users.
-        """
+        """Return the recorded state of `model`, or if it is damaged a rebuilt one; write nothing."""
         return self._find(model).load()
 
     def examine(self, model: str) -> tuple[FoundState, tuple[Place, ...]]:
-        """Verify the packages of `model`; return its state, and each package with what is wrong with it.
-
-        Raises:
-            SlotError: no such model, or its folder is open to other users.
-        """
+        """Verify the packages of `model`; return its state, and each package with what is wrong with it."""
         folder = self._find(model)
         loaded = folder.load()
         return loaded, tuple(_examine(folder, loaded.state))
@@ -129,12 +120,11 @@ class Slots:
 
         Args:
             model: name of the model.
-            version: the only version that may be chosen; None for the active one or, if that is damaged or
-                rejected, the best one whose package is whole.
+            version: the only one that may be chosen; None for the active one or, if that is damaged or
+                rejected, the best that is whole.
 
         Raises:
-            SlotError: no such model or version, the version was rejected, or no package can be opened; the
-                message says why for each.
+            SlotError: no version can be opened; says why for each.
         """
         folder = self._find(model)
         for _ in range(_READS):
@@ -156,7 +146,7 @@ class Slots:
         For `version` see `choose`, for `counted` see `begin_start`.
 
         Raises:
-            SlotError: no such model or version, or nothing is installed.
+            SlotError: no such version, or nothing is installed.
         """
         folder = self._find(model)
         state = transitions.give_up(folder.load().state, self.max_begun, counted)
@@ -171,7 +161,7 @@ class Slots:
         `sha256`: digest of the package's manifest.
 
         Raises:
-            SlotError: no such model or version, or its package cannot be opened; the message says why.
+            SlotError: no such version, or its package cannot be opened; says why.
         """
         folder = self._find(model)
         loaded = folder.load()
@@ -194,14 +184,11 @@ class Slots:
 
         Args:
             model: name of the model.
-            version: the same as for `choose`.
-            counted: digests of the manifests of versions whose start this process has counted already: a
-                crash ends the process, so a version that it opens again has not crashed.
-            without: digests of the manifests of versions that this device cannot open, such as for a missing
-                engine; they are skipped and stay as they are.
-
-        Raises:
-            SlotError: as `choose`.
+            version: as for `choose`.
+            counted: sha256 of manifests of versions whose start this process has counted: a crash ends the
+                process, so a version that it opens again has not crashed.
+            without: sha256 of manifests of versions that this device cannot open, as for a missing engine;
+                skipped and left as they are.
         """
 
         def decide(state: ModelState) -> tuple[ModelState, tuple[Installed, ...]]:
@@ -211,19 +198,11 @@ class Slots:
         return begin(self._find(model), decide, counted)
 
     def undo_start(self, model: str, version: str) -> None:
-        """Take back the count of a start that ended for a reason outside the version.
-
-        Raises:
-            SlotError: no such model, or the change cannot be recorded.
-        """
+        """Take back the count of a start that ended for a reason outside the version."""
         self._change(model, lambda state: transitions.undo_start(state, version))
 
     def confirm(self, model: str, version: str) -> None:
-        """Record that `version` passed its self-test and served; no effect if it is not installed any more.
-
-        Raises:
-            SlotError: no such model, or the change cannot be recorded.
-        """
+        """Record that `version` passed its self-test and served; no effect if it is no longer installed."""
         self._change(model, lambda state: transitions.confirm(state, version))
 
     def reject(
@@ -237,20 +216,18 @@ class Slots:
     ) -> Choice | None:
         """Record that `version` failed; return the version to open in its place, its start counted.
 
-        If the record cannot be written, that is only logged. The returned version is never a rejected one;
-        None is returned if no other one can be opened.
+        If the record cannot be written, that is only logged. None if no version can be opened that is not
+        rejected.
 
         Args:
             model: name of the model.
-            version: the version that failed; the active one or another.
+            version: the version that failed.
             reason: text to show, such as the finding of the self-test.
             counted: the same as for `begin_start`.
             without: the same as for `begin_start`.
 
         Raises:
-            SlotError: no such model.
-            UnavailableError: it cannot be found out now whether another version is whole; the failure is
-                recorded all the same.
+            UnavailableError: whether another version is whole is unknown now; the failure is recorded.
         """
 
         def decide(state: ModelState) -> tuple[ModelState, tuple[Installed, ...]]:
@@ -280,7 +257,7 @@ class Slots:
         """Reject the current version, make the previous one current, and return the new state.
 
         Raises:
-            SlotError: no such model, no previous version, or the change cannot be recorded.
+            SlotError: no previous version.
             PackageError: the package of the previous version is missing or damaged.
         """
 
@@ -295,11 +272,7 @@ class Slots:
         return self._change(model, change)
 
     def pin(self, model: str, pinned: bool) -> ModelState:
-        """Pin the model to its current version, or unpin it; return the new state.
-
-        Raises:
-            SlotError: no such model, or the change cannot be recorded.
-        """
+        """Pin the model to its current version, or unpin it; return the new state."""
         return self._change(model, lambda state: transitions.pin(state, pinned))
 
     def install(
@@ -315,15 +288,14 @@ class Slots:
 
         Args:
             path: path of a package; it is verified before anything is written.
-            allowed: changes to permit that are otherwise refused.
-            factory: whether to install it as the package that always remains, beside the slots.
-            check: raises an `EdgekitError` if this device cannot run the package; called before any writing.
+            allowed: changes that are otherwise refused.
+            factory: install it as the package that always remains, beside the slots.
+            check: raises an `EdgekitError` if this device cannot run a package, before anything is written.
             trial: how a service tries the version: `shadow`, `canary`, or empty for as it is configured.
 
         Raises:
             PackageError: the package is wrong; the subclass says how.
             SlotError: it is refused (`transitions.add`), for another target, or the folder cannot be written.
-            EdgekitError: `check` raised it.
         """
         with self._read(path) as package:
             if check is not None:
@@ -356,11 +328,7 @@ class Slots:
         return Receipt(model=model, version=new.version, active=active, state=state)
 
     def remove(self, model: str) -> None:
-        """Remove a model with all its packages and its state; after an interruption, call it again.
-
-        Raises:
-            SlotError: no such model, or a file cannot be removed.
-        """
+        """Remove a model with all its packages and its state; after an interruption, call it again."""
         folder = self._find(model)
         with hold(self._models), folder.lock():
             folder.remove_all()

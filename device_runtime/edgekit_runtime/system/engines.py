@@ -28,7 +28,7 @@ SettingsToTry = list[dict[str, JsonValue]]
 
 
 class EngineMissingError(BackendError):
-    """Raised if the engine of a backend is unknown or cannot be imported; another backend may be tried."""
+    """The engine of a backend is unknown or cannot be imported; another backend may be tried."""
 
 
 def _nothing_to_tune(_threads: Sequence[int]) -> SettingsToTry:
@@ -43,7 +43,7 @@ class Installation:
         modules: Python packages of the engine, of which one is enough.
         distributions: its names in package indexes, the usual one first.
         extra: extra of our distribution that installs the engine; empty if `advice` says how.
-        advice: how to install it if no extra does, as text for messages.
+        advice: how to install it if no extra does.
         host_extra: extra that installs what packages for it need on a host; empty if every host has it.
         pinned_list: file in `requirements/` that pins what a device installs; empty if pip does not.
     """
@@ -57,12 +57,12 @@ class Installation:
 
     @property
     def is_complete(self) -> bool:
-        """Whether one of the Python packages is installed; it is not imported, which may still fail."""
+        """Whether one of the Python packages is here; it may still fail to import."""
         return any(_is_there(module) for module in self.modules)
 
     @property
     def missing_text(self) -> str:
-        """What the engine needs and how to install it, to follow its name: `needs …; pip install …`."""
+        """What the engine needs and how to install it: `needs …; pip install …`."""
         from edgekit_runtime.system.install_hint import install_command  # only for this text
 
         return f"needs {' or '.join(self.modules)}; {self.advice or install_command(self.extra)}"
@@ -95,7 +95,7 @@ def _is_there(module: str) -> bool:
 
 
 def find_version(distributions: Sequence[str]) -> str:
-    """Return the version of the first of the distributions that is installed; empty if none is."""
+    """Return the version of the first distribution that is installed, or an empty text."""
     from importlib.metadata import PackageNotFoundError, version  # takes 10 ms and a megabyte
 
     for distribution in distributions:
@@ -117,8 +117,7 @@ class Engine:
         open_model: opens the content of a model (bytes or a view) by options as in a manifest, and a number
             of threads or None. None if the engine opens models of packages only.
         open: opens a package's model if its artifact alone does not do, see `sessions.OpenBackend`.
-        tuning_options: returns sets of options to try for some numbers of threads; no option may change
-            results.
+        tuning_options: returns the options to try for some numbers of threads; no option may change results.
         builds_for_s: longest time to build a model on the device before it can run, seconds; 0 for none.
         on_gpu: whether it computes on a GPU, whose kernels no run on a processor predicts.
         can_stop_runs: whether its sessions have `cancel_runs`.
@@ -158,7 +157,7 @@ def find_engine(name: str) -> Engine:
     """Return the record of an engine: a registered one, or that of another distribution's entry point.
 
     Raises:
-        EngineMissingError: there is no record of this name, or its module cannot be imported.
+        EngineMissingError: there is none, or its module cannot be imported.
     """
     if name in ENGINES:
         return ENGINES[name]
@@ -190,10 +189,10 @@ def get_engine(name: str) -> Engine | None:
 
 
 def parse_engine(release: str) -> Engine:
-    """Return the record of the engine of a release, such as `onnxruntime 1.24.4`; the number does not matter.
+    """Return the engine of a release, such as `onnxruntime 1.24.4`, whatever its number.
 
     Raises:
-        EngineMissingError: no registered engine has a distribution of this name.
+        EngineMissingError: no registered engine has such a package.
     """
     package = release.partition(" ")[0]
     for engine in ENGINES.values():

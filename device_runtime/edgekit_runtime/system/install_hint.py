@@ -9,9 +9,8 @@ _ROOT = Path(__file__).parents[3]
 def python_here() -> str:
     """Return a name of the running Python for a command: `.venv/bin/python` in a checkout of edgekit.
 
-    Another virtual environment is named by its path below the working folder, such as `env/bin/python`; any
-    other Python is `python`. The name contains no other folder of this machine, since messages end up in
-    reports.
+    Another environment is named by its path below the working folder, if any; any other Python is `python`.
+    No other folder of this machine is named, because messages end up in reports.
     """
     prefix = Path(sys.prefix)
     if prefix.resolve() == (_ROOT / ".venv").resolve():
@@ -24,9 +23,9 @@ def python_here() -> str:
 
 
 def install_command(extra: str, root: Path = _ROOT) -> str:
-    """Return the command that installs an extra of `edgekit` into the running Python, as text for messages.
+    """Return the command that installs an extra of `edgekit` into the running Python.
 
-    `root`: folder above the package; if it is a checkout, the command installs from it.
+    `root`: folder above the package, which may be a checkout.
     """
     if (root / "requirements" / "host.txt").is_file():  # a checkout, whose version no index has
         return f"{python_here()} -m pip install -e '.[{extra}]' (in the checkout)"

@@ -9,10 +9,7 @@ _CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
-    """Return the free memory of the machine in bytes, or what this process's control group may still take.
-
-    The lesser one counts; 2^62 is returned if the system states neither.
-    """
+    """Return the machine's free bytes or, if less, its control group's; 2^62 if both are unknown."""
     free_bytes = 1 << 62
     try:
         for line in meminfo.read_text().splitlines():

@@ -41,7 +41,7 @@ _KEY_BEGIN, _KEY_END = "-----BEGIN ", "-----END "
 
 
 class RecentLines(logging.Handler):
-    """A handler of logging that keeps the last `MAX_LINES` lines in memory, each cut to 500 characters."""
+    """Keeps the last `MAX_LINES` lines of the log, each cut to 500 characters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,18 +49,18 @@ class RecentLines(logging.Handler):
         self.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Append the lines of a record; those of its traceback are lines of their own."""
+        """Keep a record; its traceback makes lines of its own."""
         with contextlib.suppress(Exception):  # a malformed record must not end what it reports
             self.lines.extend(line[:_MAX_CHARS] for line in self.format(record).split("\n"))
 
 
 def keep_lines() -> None:
-    """Keep the last lines of all loggers of this process from now on, for `read_recent`."""
+    """Keep the last lines of all loggers of this process from now on."""
     logging.getLogger().addHandler(RecentLines())
 
 
 def read_recent(count: int) -> list[str]:
-    """Return the last `count` lines of this process, the oldest first; none without `keep_lines`."""
+    """Return the last `count` lines, the oldest first; none without `keep_lines`."""
     handlers = logging.getLogger().handlers
     lines = [line for handler in handlers if isinstance(handler, RecentLines) for line in handler.lines]
     return lines[-count:] if count else []

@@ -17,8 +17,7 @@ _RETRY_AFTER_S: Final = 1.0
 def is_lack(cause: BaseException) -> bool:
     """Return True if `cause` says that the machine lacks descriptors or memory.
 
-    For memory the answer is False if this process has a limit of its own (`RLIMIT_DATA`): data that does not
-    fit will not fit at the next start either.
+    False for memory if this process has its own limit: data will not fit at the next start either.
     """
     number = cause.errno if isinstance(cause, OSError) else None
     if isinstance(cause, MemoryError) or number == errno.ENOMEM:
@@ -45,13 +44,10 @@ def check_lack(cause: BaseException, doing: str) -> None:
 
 
 def check_descriptors(doing: str) -> None:
-    """Raise if this process has no descriptor free, which explains a failure without a stated reason.
+    """Raise `UnavailableError` if this process cannot open a file, which explains a failure without a reason.
 
     Args:
         doing: the failed action, for the message.
-
-    Raises:
-        UnavailableError: the process cannot open a file for want of descriptors or memory.
     """
     try:
         os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))

@@ -89,7 +89,7 @@ class Answerer:
         return Answerer(self._spec, rules=self.rules, task=self.task, options=options, labels=self.labels)
 
     def prepare(self, data: "bytes | memoryview", media_type: MediaType, max_pixels: int) -> Prepared:
-        """Return the inputs for a photograph or sound; a photograph of over `max_pixels` is refused.
+        """Return the inputs for a photograph or sound.
 
         Raises:
             DataError: it cannot be decoded, is too large, or does not fit the model.
@@ -134,13 +134,13 @@ class Answerer:
         """Return the answer that the outputs of one sample mean, as a JSON object.
 
         Args:
-            outputs: output name -> array, each with the first axis 1.
-            placement: as `prepare` returned it; without it, positions are those in the input.
-            overrides: options of the task that change for this answer alone.
+            outputs: output name -> array of batch 1.
+            placement: from `prepare`; without it, positions are those in the input.
+            overrides: options of the task for this answer alone.
 
         Raises:
             RequestError: the package has no task, or an option is wrong.
-            DataError: the outputs lack a tensor that the task reads, or it has another shape or holds NaN.
+            DataError: the outputs are not those of the task, or hold NaN.
         """
         if self.task is None:
             raise RequestError(400, "the package states no task; package it with --task")
@@ -157,8 +157,7 @@ class Answerer:
     def find_fault(self, inputs: Mapping[str, Array], outputs: Outputs) -> str | None:
         """Return why the task cannot decode outputs of the model; None if it can.
 
-        None also if there is nothing to decode: no task, or inputs that are not a batch of 1. A picture is
-        assumed to fill the input.
+        None also without a task or a batch of 1. A picture is assumed to fill the input.
         """
         array, rules = inputs.get(self._spec.name), self.rules
         if self.task is None or array is None or array.shape[:1] != (1,):

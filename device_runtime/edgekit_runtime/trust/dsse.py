@@ -63,7 +63,7 @@ class Statement:
 
     @classmethod
     def from_bytes(cls, payload: bytes, where: str) -> "Statement":
-        """Return the statement in a payload; error messages start with `where`.
+        """Return the statement in a payload.
 
         Raises:
             SignatureError: not a canonical in-toto statement v1 with one subject.
@@ -116,7 +116,7 @@ class Envelope:
         """Return the envelope in `data`; its signature is not verified.
 
         Args:
-            data: bytes of the envelope; the caller has bounded their size.
+            data: the caller has bounded its size.
             where: what the error message starts with.
 
         Raises:
@@ -146,7 +146,7 @@ class Envelope:
         """Return the statement inside.
 
         Args:
-            predicate_type: type that the predicate must have; a signature for another purpose does not count.
+            predicate_type: type of the predicate; a signature for another purpose does not count.
             where: what the error message starts with.
 
         Raises:
@@ -175,18 +175,17 @@ class Verifier(Protocol):
 
         Args:
             envelope: canonical bytes of a DSSE envelope; the caller has bounded their size.
-            predicate_type: type that the statement's predicate must have.
+            predicate_type: type that the predicate must have.
             where: what the error message starts with.
 
         Raises:
-            SignatureError: the envelope is malformed, its key is not trusted, its signature is wrong, or the
-                predicate has another type.
-            UnavailableError: the signature cannot be checked now; the same envelope may pass later.
+            SignatureError: it is malformed, wrong, by an untrusted key, or of another predicate type.
+            UnavailableError: it cannot be checked now.
         """
 
 
 class KnownDigest:
-    """A `Verifier` for one package whose signature another process has verified: it compares the digest."""
+    """A `Verifier` of the package with this digest, whose signature another process has verified."""
 
     def __init__(self, manifest_sha256: str) -> None:
         self._sha256 = manifest_sha256
@@ -195,8 +194,8 @@ class KnownDigest:
         """Return the statement of the envelope and the key id that it names, without checking the signature.
 
         Raises:
-            DigestError: the statement is about another package than the one whose digest is known.
-            SignatureError: the envelope is malformed, or the predicate has another type.
+            DigestError: it is about another package.
+            SignatureError: malformed, or of another predicate type.
         """
         statement, key_id = read_unverified(envelope, predicate_type, where)
         if statement.sha256 != self._sha256:
@@ -211,11 +210,11 @@ def read_unverified(data: bytes, predicate_type: str, where: str) -> tuple[State
 
     Args:
         data: canonical bytes of the envelope; the caller has bounded their size.
-        predicate_type: type that the statement's predicate must have.
+        predicate_type: type that the predicate must have.
         where: what the error message starts with.
 
     Raises:
-        SignatureError: the envelope is malformed, or the predicate has another type.
+        SignatureError: malformed, or of another predicate type.
     """
     envelope = Envelope.from_bytes(data, where)
     return envelope.read(predicate_type, where), envelope.key_id

@@ -33,7 +33,7 @@ _OK, _PARTIAL, _OUT_OF_RANGE = 200, 206, 416
 
 
 class HttpStatusError(TransportError):
-    """The server answered with an error of HTTP, whose code is `status`."""
+    """The server answered with an error."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -57,8 +57,8 @@ class DownloadLimits:
     """Limits of downloads.
 
     Attributes:
-        bytes_per_s: cap of the bandwidth; None for no cap.
-        least_bytes_per_s, slow_s: a download slower than this for so many seconds ends by `SlowError`.
+        bytes_per_s: cap of the bandwidth, or None.
+        least_bytes_per_s: a download that is slower over `slow_s` ends.
         timeout_s: longest wait for the connection or the next byte.
     """
 
@@ -69,7 +69,7 @@ class DownloadLimits:
 
 
 class RateCap:
-    """Keeps a download or upload below its cap, by waits in `count`; ends a slow one by `SlowError`."""
+    """Keeps a download or upload below its cap, and ends it if it is too slow."""
 
     def __init__(self, limits: DownloadLimits) -> None:
         self._limits = limits
@@ -128,7 +128,7 @@ class Downloader:
             most_bytes: limit of the bytes that may come, or None.
 
         Raises:
-            TransportError: there is no connection, an error of HTTP, or it brings too few bytes a second.
+            TransportError: no connection, an error of HTTP, or too few bytes a second.
             DigestError: the file has another digest.
             DownloadLimitError: more than `most_bytes` came.
             DownloadStoppedError: `stop` was set.

@@ -62,7 +62,7 @@ class JobGraph:
     Attributes:
         model: number of the blob with the model; None for a head that only codes its inputs.
         options: `OrtOptions` that differ from their defaults.
-        weights: location of external data in the model -> number of the blob.
+        weights: location of external data -> number of the blob.
         inputs: inputs of the run; if they are empty, values are generated, and free dimensions are 1.
         coding: coding that is timed with it; None for the graph alone.
     """
@@ -110,8 +110,7 @@ class Timing:
             kernel makes runs wait for a quota.
         spread: distance between the quartiles, as a share of the median.
         rounds: number of timed runs.
-        usual_s: speed of the processor at the runs that count, as seconds of a fixed piece of work
-            (`SpeedGate`); the same for all timings of a job, None for a node.
+        usual_s: seconds of a fixed piece of work (`SpeedGate`) at these runs, one for a job; None for a node.
     """
 
     seconds: _Seconds

@@ -22,7 +22,7 @@ class SensorFilter:
         patience: equal readings before a sensor may be called stuck.
         recent: the last five readings, of which two may be wrong.
         repeats: how often the last reading was repeated.
-        least_w, most_w: least and greatest power in watts that was expected while the last reading repeated.
+        least_w, most_w: range of the watts that were expected while it repeated.
     """
 
     patience: int
@@ -56,8 +56,8 @@ class SensorFilter:
     def latest(self, expected: float) -> float | None:
         """Return the last reading if it is within a factor of two of the median or of `expected`.
 
-        Otherwise it is a spike, and the median is returned; None without readings or if the sensor is stuck.
-        Unlike `value` it follows a change at once.
+        Else the median; None without readings or if the sensor is stuck. Unlike `value` it follows a change
+        at once.
         """
         middle = self.value
         if middle is None:

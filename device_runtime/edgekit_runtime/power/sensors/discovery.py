@@ -33,7 +33,7 @@ class Sensors:
     source: PowerSource | None
 
     def read(self, now_s: float) -> Readings:
-        """Read all sensors and return their readings at `now_s`, None for one that fails; raises nothing.
+        """Return a reading of each sensor, None for one that fails; raises nothing.
 
         Args:
             now_s: time on a monotonic clock; not before the time of the last call.

@@ -92,7 +92,7 @@ class GovernedLane(Lane):
             lane.drain(count)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return setting, share of the accepted calls, reason and changes, for the `/v2` statistics."""
+        """Return the setting in force, for the `/v2` statistics."""
         return {
             "variant": self.setting.variant,
             "batch": self.setting.batch,

@@ -76,7 +76,7 @@ class PackageFiles(Source):
         return policy.choose(name, list(self._list(name).values()))
 
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
-        """Verify the packages that `policy` chooses and `load` them; the next best replaces a damaged one."""
+        """Verify and `load` the packages that `policy` chooses; the next best replaces a damaged one."""
         loaded: list[Loaded] = []
         with contextlib.ExitStack() as packages, contextlib.ExitStack() as undo:
             opened = [packages.enter_context(package) for package in self._open_packages(name, policy)]
@@ -88,16 +88,12 @@ class PackageFiles(Source):
         return loaded
 
     def open_again(self, package: Servable, load: Load) -> Loaded:
-        """Verify a package that was served before, and return the result of `load`, see `Source`."""
+        """Verify and `load` a package that was served before."""
         with open_listed(package, self._trust, self.limits) as opened:
             return load(opened)
 
     def reject(self, name: str, version: str, _reason: str) -> bool:
-        """Ignore a version's file until it changes or the service restarts, if the model has another version.
-
-        Returns:
-            Whether it has; otherwise the version may be opened again.
-        """
+        """Ignore a version's file until it changes or the service restarts; return False for the only one."""
         packages = {key: package for key, package in self._read().items() if package.name == name}
         own = [key for key, package in packages.items() if package.version == version]
         self._opened.discard((name, version))

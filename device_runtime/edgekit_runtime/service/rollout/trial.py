@@ -31,7 +31,7 @@ def begin_trial(current: Served, candidate: Served, options: ModelOptions, settl
         current: the version in use.
         candidate: the one on trial.
         options: options of the model, which say how it is tried.
-        settle: takes the trial and its verdict, on the thread of the loop.
+        settle: takes the verdict, on the thread of the loop.
 
     Raises:
         SlotError: the two differ in what `find_difference` compares.

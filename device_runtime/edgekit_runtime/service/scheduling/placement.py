@@ -64,7 +64,7 @@ class RunPlacement:
         self._least_s = float("inf")
 
     def note_on_loop(self, seconds: float) -> None:
-        """Count a run on the loop; a mean over the limit, or a run that froze the loop, clears `short`."""
+        """Count a run on the loop; clear `short` if runs have become too long for it."""
         mean_s = self.mean_s
         if seconds > mean_s * _HICCUP:
             if seconds >= self._freeze_s:

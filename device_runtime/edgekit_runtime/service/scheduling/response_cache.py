@@ -41,7 +41,7 @@ class ResponseCache:
         hits: calls that were answered from it at once.
         joined: calls that waited for an equal call under way, with or without success.
         misses: calls that were computed.
-        passed: calls that were not looked up, since their inputs are too large.
+        passed: calls that were too large.
     """
 
     __slots__ = (
@@ -58,12 +58,12 @@ class ResponseCache:
         self.held_bytes = self.hits = self.joined = self.misses = self.passed = 0
 
     def add_lane(self) -> int:
-        """Return a new number, the first half of the keys under which a lane stores its answers."""
+        """Return a new number, under which a lane keeps its answers."""
         self._lanes += 1
         return self._lanes
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the number of stored `answers` and the counters under Attributes, for `/v2` statistics."""
+        """Return the number of `answers` and the counters, for `/v2` statistics."""
         return {
             "answers": len(self._answers),
             "held_bytes": self.held_bytes,
@@ -94,7 +94,7 @@ class ResponseCache:
         return answer[0]
 
     def keep(self, key: _Key, answer: Reused) -> None:
-        """Store an answer, unless it is larger than the cache; drop the least recently used until all fit."""
+        """Store an answer unless it is too large; drop the least recently used until all fit."""
         size_bytes = sum(array.nbytes for array in answer.values()) + _ENTRY_BYTES
         if size_bytes > self.limits.max_bytes:
             return

@@ -41,7 +41,7 @@ class Scheduler(Lane):
 
     Attributes:
         metrics: counts and times of its calls.
-        used_s: seconds of thread time that it has used, on the pool's virtual clock; the pool sets it.
+        used_s: time on the threads of the pool, kept by the pool.
     """
 
     __slots__ = (
@@ -242,7 +242,7 @@ class Scheduler(Lane):
             self._answer(batch)
 
     def take(self) -> Batch | None:
-        """Return the next batch to run, or None; refuse calls that are late or whose clients have gone."""
+        """Return the next batch to run, or None; refuse late calls and those without clients."""
         if late := self._waiting.expire(self._clock()):
             # Not from here: whom they answer may submit more, in the middle of what the pool decides.
             self._late += late
@@ -288,10 +288,10 @@ class Scheduler(Lane):
     def look(self, batch: Batch, seconds: float) -> bool:
         """Stop a batch that runs too long or without clients; the pool calls this several times a second.
 
-        A batch that does not stop in about 2 s is abandoned: its calls are refused while it still runs.
+        If it does not stop in about 2 s, its calls are refused while it still runs.
 
         Returns:
-            True if the run may never end, so that the pool gives other batches one thread more.
+            Whether the run may never end: the pool then has one thread more.
         """
         if batch.is_abandoned:
             return True
@@ -448,7 +448,7 @@ def _share(instances: Sequence[Session]) -> list[Session]:
 
 
 def run_one(session: Session, inputs: Mapping[str, Array]) -> Answer:
-    """Return a session's outputs for one call, or its error as an `EdgekitError`; raises nothing."""
+    """Return what a session answers to one call; raises nothing."""
     try:
         return session.run(inputs)
     except EdgekitError as error:

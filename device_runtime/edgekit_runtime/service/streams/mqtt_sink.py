@@ -30,11 +30,10 @@ class MqttSink(Sink):
     def __init__(self, text: str, name: str) -> None:
         """Read the address; `write` connects.
 
-        `text`: `mqtt://HOST[:PORT][/TOPIC]` or `mqtts://…`; the topic is `edgekit/streams/NAME` by default.
+        `text`: `mqtt[s]://HOST[:PORT][/TOPIC]`; the topic is `edgekit/streams/NAME` by default.
 
         Raises:
-            ConfigError: the address names no host or a topic with wildcards, or paho-mqtt is not installed.
-            ValueError: it is malformed, such as its port.
+            ConfigError, ValueError: the address is wrong, or paho-mqtt is not installed.
         """
         parts = urlsplit(text)
         if not parts.hostname:
@@ -55,11 +54,11 @@ class MqttSink(Sink):
         self._problem = ""
 
     def write(self, lines: Sequence[bytes]) -> None:
-        """Publish answers; raises OSError if the broker does not acknowledge them in 5 s, or refuses."""
+        """Publish answers; raise OSError if the broker does not acknowledge them in 5 s."""
         self._guard(lambda: self._publish(self._topic, [line.rstrip() for line in lines]))
 
     def rest(self) -> None:
-        """Exchange what keeps the connection alive; connect if there is none. Raises OSError as `write`."""
+        """Keep the connection alive, or connect; raise OSError if that fails."""
         self._guard(lambda: self._serve(lambda: True))
 
     def close(self) -> None:

@@ -108,7 +108,7 @@ SINKS: Final = (
 
 
 def open_sink(text: str, name: str, options: StreamOptions) -> QueuedSink:
-    """Start the sink of the stream `name` with its queue and thread, which connects for the first answer.
+    """Return a sink of the stream `name`, which connects for the first answer.
 
     Raises:
         ConfigError: `text` is of no kind, or malformed.

@@ -26,7 +26,7 @@ class Crashes:
     """Crashes of a model's workers in a row.
 
     Attributes:
-        count: number of crashes; one after a worker was ready for `healthy_s` begins a new row with 1.
+        count: number of crashes; one after `healthy_s` of service begins a new row.
     """
 
     count: int = 0
@@ -75,7 +75,7 @@ class RestartPolicy:
         self.has_started, self._refusals = True, 0
 
     def decide(self, end: End, lived_s: float = 0.0) -> RestartDecision:
-        """Count the end of a worker, ready for `lived_s`; return when to start the next one, if at all."""
+        """Return the decision after the end of a worker that had been ready for `lived_s`."""
         isolation, is_first = self._isolation, not self.has_started
         if end is End.TRIAL:
             return RestartDecision()

@@ -78,14 +78,14 @@ class Supervisor:
 
     @property
     def models(self) -> "tuple[IsolatedModel, ...]":
-        """The versions that have workers of their own; those on trial have none."""
+        """The versions with workers of their own, without those on trial."""
         return tuple(model for model in self._models if model.is_in_use)
 
     def open(self, package: OpenedPackage, options: ModelOptions, beside: Loaded | None) -> "IsolatedModel":
         """Load the model of `package` in a process of its own, and wait for that, off the loop's thread.
 
         Args:
-            package: the verified package.
+            package: verified.
             options: options of the model.
             beside: a version in use, whose process runs the trial of this version; or None.
 
@@ -113,7 +113,7 @@ class Supervisor:
             raise _unavailable(manifest, "the service, or the version in use, is ending") from None
 
     def pass_on(self, connection: Connection, head: RequestHead) -> bool:
-        """Pass a request with its connection to a worker; return False if this process has to answer.
+        """Return whether the request was passed to a worker, together with its connection.
 
         It clears `head` if no request with it can be for an isolated model.
         """

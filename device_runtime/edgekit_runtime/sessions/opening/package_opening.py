@@ -34,15 +34,15 @@ def check_first_opening(
     A package that an engine refuses passes: whoever opens it next gets that error.
 
     Args:
-        package: the verified package.
+        package: verified.
         variants: variants that will be opened; by default the preferred one.
         threads: threads of one inference, or None for the options' number.
-        limit_s: seconds after which the child is ended.
+        limit_s: seconds until the child is ended.
 
     Raises:
         BackendError: the engine ended the child, or the child cannot be started.
         SlowOpeningError: the child did not end within `limit_s`.
-        UnavailableError: the child was killed or cannot be started, as for want of memory.
+        UnavailableError: it was killed or cannot be started, as for want of memory.
     """
     if is_opening_kept(package, variants):
         return
@@ -66,19 +66,16 @@ def test_in_child(
 ) -> str:
     """Open and self-test `package` in a child, and return why that fails, or an empty text.
 
+    It raises what `check_first_opening` does.
+
     Args:
-        package: the verified package.
+        package: verified.
         variants: variants to open, those without an installed engine excepted; by default the preferred one.
         threads: threads of one inference, or None for the options' number.
-        limit_s: seconds after which the child is ended.
-        engines: folder whose Python packages the child prefers to those of this process, such as another
-            release of an engine; None for none.
-        is_kept: whether to store a success by `keep_opening`, so that the next opening need not be tried.
-
-    Raises:
-        BackendError: the engine ended the child, or the child cannot be started.
-        SlowOpeningError: the child did not end within `limit_s`.
-        UnavailableError: the child was killed or cannot be started, as for want of memory.
+        limit_s: seconds until the child is ended.
+        engines: folder of Python packages that precede those of this process, such as another release of an
+            engine; or None.
+        is_kept: whether to store a success, so that the next opening need not be tried.
     """
     request = {
         "package": str(package.path.absolute()),

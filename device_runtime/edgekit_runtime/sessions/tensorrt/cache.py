@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 
 
 class StoppedError(Exception):
-    """Raised if the session was closed before its engine was ready."""
+    """The session was closed before its engine was ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class EngineKey:
 
     @property
     def digest(self) -> str:
-        """Name of the entry: SHA-256 of all fields, in hexadecimal digits."""
+        """Name of the entry: SHA-256 of all fields, hexadecimal."""
         return _digest(asdict(self))
 
     @property
@@ -98,15 +98,12 @@ class CacheEntry:
 
 
 class EngineCache:
-    """The stored engines, at most eight, and timing caches in one folder.
-
-    The engine of an encrypted package is encrypted with its `local_key`.
-    """
+    """Engines, at most eight, and timing caches in one folder; with a `local_key` engines are encrypted."""
 
     __slots__ = ("root",)
 
     def __init__(self, root: Path) -> None:
-        """Use the folder `tensorrt` in the cache folder `root`; neither need exist."""
+        """Use `tensorrt` in the cache folder `root`; neither need exist."""
         self.root = root / "tensorrt"
 
     def read(self, key: EngineKey, local_key: "ContentKey | None" = None) -> CacheEntry | None:
@@ -134,9 +131,7 @@ class EngineCache:
             return None
 
     def write(self, key: EngineKey, entry: CacheEntry, local_key: "ContentKey | None" = None) -> None:
-        """Write `entry`, and remove all but the eight newest entries.
-
-        After a power cut there is the old one of `key`, the new one or none.
+        """Write `entry`; keep the eight newest. After a power cut there is the old one, the new one or none.
 
         Raises:
             OutputError: the folder cannot be written.
@@ -170,13 +165,11 @@ class EngineCache:
 
     @contextlib.contextmanager
     def only_one(self, key: EngineKey, stop: threading.Event) -> Iterator[None]:
-        """Hold the entry of `key` alone during the `with` block; wait while another process or thread does.
-
-        The system ends the lock of a process that crashes. A cache that cannot be written is not locked.
+        """Hold the entry of `key` alone in the `with` block, if the cache can be written; a crash unlocks it.
 
         Args:
             key: key of the entry.
-            stop: event that the caller sets when the entry is no longer wanted.
+            stop: set when the entry is no longer wanted.
 
         Raises:
             StoppedError: `stop` was set before the entry was free.
@@ -198,7 +191,7 @@ class EngineCache:
         (self.root / key.digest / _ENTRY).unlink(missing_ok=True)
 
     def read_timing(self, key: EngineKey) -> bytes | None:
-        """Return TensorRT's timing cache for the library, GPU and power mode of `key`, or None."""
+        """Return the timing cache for the machine of `key`, or None."""
         if not _is_private(self.root):
             return None
         try:
@@ -207,12 +200,7 @@ class EngineCache:
             return None
 
     def write_timing(self, key: EngineKey, timing: bytes) -> None:
-        """Store TensorRT's timing cache for the library, GPU and power mode of `key`.
-
-        Raises:
-            OutputError: the folder cannot be written.
-            OSError: the folder cannot be created.
-        """
+        """Store the timing cache for the machine of `key`."""
         _make_folder(self.root)
         with write_atomically(self._timing_path(key), mode=0o600) as file:
             file.write(timing)

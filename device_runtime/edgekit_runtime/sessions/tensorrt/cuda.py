@@ -126,19 +126,19 @@ class Cuda:
         return int(address.value)
 
     def free(self, address: int) -> None:
-        """Free the memory whose address `allocate` returned."""
+        """Free memory from `allocate`."""
         self._call("cuMemFree_v2", address)
 
     def copy_in(self, address: int, array: Array, stream: int) -> None:
-        """Queue a copy of a C-contiguous array to an address on the GPU; keep the array until `wait` ends."""
+        """Queue a copy of a C-contiguous array to the GPU; keep the array until `wait` returns."""
         self._call("cuMemcpyHtoDAsync_v2", address, array.ctypes.data, array.nbytes, stream)
 
     def copy_out(self, array: Array, address: int, stream: int) -> None:
-        """Queue a copy from an address on the GPU into a C-contiguous array, which is filled after `wait`."""
+        """Queue a copy from the GPU into a C-contiguous array, which is filled after `wait`."""
         self._call("cuMemcpyDtoHAsync_v2", array.ctypes.data, address, array.nbytes, stream)
 
 
 def contiguous(array: Array) -> Array:
-    """Return `array` in C order without gaps; it is copied only if it is not so already."""
+    """Return `array` in one piece (C order), copied only if it is not."""
     packed: Array = np.ascontiguousarray(array).reshape(array.shape)  # it gives an array without axes one
     return packed

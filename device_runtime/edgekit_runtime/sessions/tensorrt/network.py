@@ -24,7 +24,7 @@ class RefusedError(Exception):
 
 
 class ParseError(RefusedError):
-    """Raised if TensorRT's parser does not understand the model; `args` are the messages."""
+    """TensorRT's parser does not understand the model."""
 
 
 def make_log(trt: Any) -> Any:
@@ -112,11 +112,10 @@ def _layers(network: Any) -> Iterator[Any]:
 
 
 def remove_quantization(trt: Any, network: Any) -> list[Any]:
-    """Turn a quantized network into float, in place; return the new constants.
+    """Turn a quantized network into float, in place; return constants to keep until the engine is built.
 
-    TensorRT refers to them by address, so the caller keeps them until the engine is built. An activation
-    bypasses its pair of quantization and dequantization, and stored codes become float constants. This
-    network shows whether half precision is faster than int8 on this GPU.
+    An activation bypasses its Q/DQ pair, and stored codes become float constants. This network shows whether
+    half precision is faster than int8 on this GPU.
 
     Raises:
         RefusedError: a layer dequantizes something else, or codes that numpy does not have (int4).
