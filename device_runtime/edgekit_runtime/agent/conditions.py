@@ -74,11 +74,11 @@ class DeviceConditions:
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """A condition that keeps an update from starting or continuing.
+    """A condition that stops an update.
 
     Attributes:
         code, reason: the same fields as in `Execution`.
-        may_pass: whether the update waits for the end of the condition; else it is refused.
+        may_pass: whether the update waits for its end; else it is refused.
     """
 
     code: str
@@ -91,7 +91,7 @@ def find_obstacle(
 ) -> Obstacle | None:
     """Return an obstacle to beginning or continuing the download of `desired_model`, or None.
 
-    Its window is no obstacle unless it is malformed. `done_bytes`: bytes of the package that are on the disk.
+    Its window is no obstacle unless malformed. `done_bytes`: bytes of the package on the disk.
     """
     rejection = view.find_rejection(desired_model.manifest_sha256)
     if rejection is not None and not desired_model.is_return:
@@ -154,9 +154,9 @@ def is_window(text: str) -> bool:
 
 
 def check_window(window: str | None, conditions: DeviceConditions) -> Obstacle | None:
-    """Return an obstacle to switching versions now, or None inside the window, which may span midnight.
+    """Return an obstacle to switching now, or None inside the window, which may span midnight.
 
-    A `window` of None allows all times; without a known local time, any other window is an obstacle.
+    `window` None allows all times; without a known local time, any other is an obstacle.
     """
     if window is None:
         return None

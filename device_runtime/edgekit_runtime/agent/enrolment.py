@@ -81,24 +81,23 @@ def enrol(
     *,
     trusted_time: TrustedTime | None = None,
 ) -> Membership:
-    """Join the fleet of a code: make the keys, send the request, and store the answer.
+    """Join the fleet of a code.
 
     Package keys of another fleet, in which this device was before, are trusted no more. Those that somebody
     trusted by hand stay.
 
     Args:
         code: code of the fleet.
-        config: folder of this device's configuration; its folders `fleet` and `keys` get the files.
+        config: folder of the configuration; its folders `fleet` and `keys` get the files.
         facts: the same field as in `Reported`.
         disk: carries changes out.
-        trusted_time: tells whether the server's certificate has expired; without it the clock does, but no
-            time before this release counts.
+        trusted_time: tells whether certificates have ended; without it the clock does, from this release on.
 
     Raises:
         EnrolmentError: the fleet refuses.
         SignatureError: the server is not the one that the code names.
-        TransportError: the server cannot be reached.
-        OutputError: a key or the answer cannot be stored.
+        TransportError: it cannot be reached.
+        OutputError: a file cannot be written.
     """
     folder = config / "fleet"
     make_keys_folder(folder, 0o700)
@@ -128,13 +127,9 @@ def enrol(
 
 
 def is_renewal_due(enrolment: Enrolment, now_s: float) -> bool:
-    """Return whether it is time for a new certificate: less than a third of its life is left.
+    """Return whether less than a third of the certificate's life is left, or it is not valid yet.
 
-    It is also time if the certificate is not valid yet: the fleet's clock was ahead then.
-
-    Args:
-        enrolment: the fleet's answer, with the certificate.
-        now_s: seconds since 1970.
+    `now_s`: seconds since 1970.
     """
     certificate = x509.load_pem_x509_certificate(enrolment.certificate.encode())
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
@@ -146,13 +141,12 @@ def renew(config: Path, disk: Disk = DISK, *, trusted_time: TrustedTime | None =
     """Fetch and store a new certificate, and changed addresses of the fleet.
 
     Package keys and the first TUF root, which leads to the manager's keys, stay as they were at the
-    enrolment. Otherwise an attacker in control of the fleet's server could make the device trust any package
-    and obey any manager. A fleet that named none of them then may name them once. Without `trusted_time` the
-    clock alone tells the time.
+    enrolment, or are named once if there were none: otherwise an attacker in control of the fleet's server
+    could make the device trust any package and obey any manager.
 
     Raises:
         EnrolmentError: the fleet refuses, or this device is in none.
-        TransportError: the fleet's server cannot be reached.
+        TransportError: it cannot be reached.
         OutputError: the answer cannot be stored.
     """
     member = read_membership(config)
@@ -187,7 +181,7 @@ def _make_key(folder: Path, disk: Disk) -> Ed25519PrivateKey:
 
 
 def make_csr(key: Ed25519PrivateKey) -> str:
-    """Return a certificate signing request for `key`, in PEM; its subject is the same for all devices."""
+    """Return a certificate signing request for `key`, in PEM."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "device")])
     request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, None)
     return request.public_bytes(Encoding.PEM).decode()

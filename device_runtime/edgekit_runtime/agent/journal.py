@@ -40,7 +40,6 @@ class Progress:
     """Progress of this device with one execution.
 
     Attributes:
-        manifest_sha256: manifest digest of the package.
         age_s: seconds that it was under way while the agent ran, independent of changes of the clock.
         failures: failures of its current step in a row.
         same_failures: number of the last failures in a row that have the code of the report.
@@ -107,7 +106,7 @@ class JournalRecord:
 
 
 class Journal:
-    """The journal of one device, for one thread of one process; `record` is the content on the disk."""
+    """The journal of one device, for one thread of one process."""
 
     def __init__(self, path: Path, disk: Disk = DISK, clock: Callable[[], float] = time.time) -> None:
         """Read the journal at `path`, or begin a new one if it is missing or damaged.
@@ -164,7 +163,7 @@ class Journal:
         """Return the number of the next document; it is higher than all before, also after a restart.
 
         Raises:
-            OutputError: the journal cannot be written, and without it a restart could use the number again.
+            OutputError: it cannot be written, so that a restart could use the number again.
         """
         if self._sequence >= self.record.sequence_bound:
             self.write(replace(self.record, sequence_bound=self._sequence + _SEQUENCES))
@@ -174,7 +173,7 @@ class Journal:
 
 @contextlib.contextmanager
 def hold_journal(folder: Path, wait_s: float) -> Iterator[None]:
-    """Create the agent's folder, and lock it in the context, so that only this process acts for the fleet.
+    """Create and lock the agent's folder, so that only this process acts for the fleet.
 
     Raises:
         JournalError: another process holds the lock for longer than `wait_s`.

@@ -108,11 +108,9 @@ class ManagerKeys:
 
 
 def read_held(envelope: str, keys: Mapping[str, Ed25519PublicKey]) -> Desired | None:
-    """Return the verified document that the journal holds; None if there is none, or `keys` lacks its key.
+    """Return the verified document of the journal; None if there is none, or `keys` lacks its key.
 
-    Args:
-        envelope: the field `desired` of the journal.
-        keys: key id -> public key of the manager.
+    `envelope`: its field `desired`. `keys`: key id -> public key of the manager.
     """
     if not envelope:
         return None

@@ -43,7 +43,7 @@ class InferOptions(NamedTuple):
     """The model of an inference request, its priority, its time limit and its place in a sequence.
 
     Attributes:
-        name, version: name and version of the model; version None for the one that the service prefers.
+        version: None for the one that the service prefers.
         priority: 1 is the highest, 0 the model's default.
         timeout_s: time limit in which the call must begin, or None.
         sequence: see `SequenceStep`; None for a call of its own.
@@ -57,7 +57,7 @@ class InferOptions(NamedTuple):
 
 
 def make_request_head(method: str, path: str, fields: str, body_bytes: int = 0) -> bytes:
-    """Return the head of a request with the empty line; `fields` are header lines, each with its line end."""
+    """Return the head of a request, with the empty line; `fields` are whole lines."""
     return f"{method} {path} HTTP/1.1\r\n{fields}Content-Length: {body_bytes}\r\n\r\n".encode("latin-1")
 
 
@@ -75,7 +75,7 @@ def make_template(
     Args:
         options: which model to run, and when.
         inputs: input name -> array.
-        shared_places: place of each input in shared memory; None for one whose values are sent.
+        shared_places: place of each input in shared memory; None for one that is sent.
         outputs: the outputs that go to shared memory; none for all outputs as binary data.
         fields: header lines that every request has.
         prefix: what stands before the path.
@@ -108,7 +108,7 @@ def token_line(token: str | None) -> str:
     """Return the line `Authorization: Bearer TOKEN` with its line end; empty without a token.
 
     Raises:
-        DataError: the token holds a space, a line end or another character that no header may have.
+        DataError: it holds a character that no header may have.
     """
     if not token:
         return ""

@@ -18,7 +18,7 @@ class Outcome:
     Attributes:
         document: document for `--json`, one object.
         lines: the same as text.
-        has_ended: whether its work has ended on all threads; if not, the process ends without waiting.
+        has_ended: whether all its threads have; if not, the process ends without waiting.
     """
 
     document: dict[str, Any]
@@ -28,7 +28,7 @@ class Outcome:
 
 
 class Command(Protocol):
-    """What a module of this package offers to `cli`."""
+    """A module of this package."""
 
     def add_parser(self, commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
         """Add the command's parser; its default `run` is the function that takes the arguments.
@@ -38,7 +38,7 @@ class Command(Protocol):
 
 
 def count(text: str) -> int:
-    """Return the whole number in `text`, at least 1, for `type=` of an argument."""
+    """Return the whole number from 1 in `text`, for `type=` of an argument."""
     if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number of at least 1")
     return int(text)

@@ -31,12 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser, *, switches: bool = True) -> 
 
 
 def find_keys(arguments: argparse.Namespace) -> Path:
-    """Return the folder that `--keys` names, else the user's own folder of trusted keys."""
+    """Return the folder that `--keys` names, else the user's own."""
     return find_keys_folder() if arguments.keys is None else Path(arguments.keys)
 
 
 def open_slots(arguments: argparse.Namespace) -> Slots:
-    """Return the slots in the folder that `--state` names, else in the default one."""
+    """Return the slots that `--state` names, else the default ones."""
     from edgekit_runtime.trust.trust_store import TrustStore  # with libraries that the agent does without
 
     folder = find_state_folder() if arguments.state is None else arguments.state
@@ -47,8 +47,7 @@ def switch(arguments: argparse.Namespace, slots: Slots, model: str) -> bool:
     """Let the running service open the active version of `model`; return whether a service runs.
 
     Raises:
-        SlotError: the version failed in the service, which went back to the one before; or the service did
-            not answer.
+        SlotError: the version failed there, and the one before is back; or the service did not answer.
     """
     before = slots.load(model).state
     socket_path: Path | None = arguments.socket

@@ -23,7 +23,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Return the metrics of the running service, as text.
+    """Ask the running service.
 
     Raises:
         TransportError: no service runs, or it does not answer.

@@ -51,7 +51,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run_measure(_: argparse.Namespace) -> Outcome:
-    """Run the measurement job on the standard input, and return its result."""
+    """Measure the job on the standard input."""
     from edgekit_runtime.dataclass_json import to_plain
     from edgekit_runtime.offload.measurement.job import read_job
     from edgekit_runtime.offload.measurement.job_runner import measure
@@ -80,7 +80,7 @@ def run_server(arguments: argparse.Namespace) -> Outcome:
 
 
 def run_off(_: argparse.Namespace) -> Outcome:
-    """Remove the server of this device, so that models run here from their next start."""
+    """Remove the server; models run here from their next start."""
     from edgekit_runtime.offload.offload_options import write_offload_options
 
     path = write_offload_options(None)
@@ -88,7 +88,7 @@ def run_off(_: argparse.Namespace) -> Outcome:
 
 
 def run_status(_: argparse.Namespace) -> Outcome:
-    """Return the states of the sessions that offload, and the server that is set."""
+    """Return the sessions that offload, and the server."""
     from edgekit_runtime.offload.offload_options import read_offload_options
     from edgekit_runtime.offload.offload_status import read_statuses
 

@@ -44,7 +44,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Read the sensors twice, a period apart; with `--watch` print each further period until interrupted."""
+    """Read the sensors twice, or with `--watch` until interrupted."""
     sensors = discover() if arguments.sysfs is None else discover(Sysfs(arguments.sysfs))
     sensors.read(time.monotonic())
     time.sleep(arguments.period)

@@ -74,7 +74,7 @@ class Drift:
         self.not_finite = 0
 
     def pick_inputs(self, inputs: Mapping[str, Array], phase: float = 0.0) -> list[tuple[str, Array]]:
-        """Return (name, float32 copy of some values) of each counted input that is not empty; see `pick`."""
+        """Return (name, float32 copy of some values) of counted inputs; see `pick`."""
         return [(name, pick(inputs[name], phase)) for name in self._inputs if inputs[name].size]
 
     def judge(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
@@ -85,7 +85,7 @@ class Drift:
     def add(
         self, picked: Sequence[tuple[str, Array]], outputs: Mapping[str, Array], phase: float = 0.0
     ) -> None:
-        """Count a call: the values from `pick_inputs`, which it overwrites, and some outputs; see `pick`."""
+        """Count the values of `pick_inputs`, which it overwrites, and some outputs; see `pick`."""
         for name, values in picked:
             self._inputs[name].add(values)
         for name, sketch in self._outputs.items():
@@ -105,9 +105,9 @@ class Drift:
                 answers.halve()
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return a JSON object of at most `MAX_DOCUMENT_BYTES`; tensors that do not fit are left out.
+        """Return at most `MAX_DOCUMENT_BYTES` of JSON; tensors that do not fit are left out.
 
-        Its keys are `looked_at`, `looks`, `not_finite`, `inputs` and `outputs` (name -> JSON of its sketch).
+        `inputs` and `outputs` map a name to its sketch; the rest are the attributes.
         """
         inputs: dict[str, JsonValue] = {name: sketch.to_json() for name, sketch in self._inputs.items()}
         outputs: dict[str, JsonValue] = {name: sketch.to_json() for name, sketch in self._classes.items()}

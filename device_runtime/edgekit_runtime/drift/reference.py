@@ -48,10 +48,7 @@ class ValueReference:
 
     @property
     def bounds(self) -> tuple[float, ...]:
-        """`edges` between `low - margin` and `high + margin`: ascending, two more than `edges`.
-
-        Values below the first or above the last are outside the reference, and have no share.
-        """
+        """`edges` between `low - margin` and `high + margin`; values outside have no share."""
         margin = MARGIN * (self.high - self.low) or 1e-6 * max(1.0, abs(self.high))
         return (self.low - margin, *self.edges, self.high + margin)
 

@@ -75,8 +75,7 @@ class TailRequest:
     """A request for a model on the server.
 
     Attributes:
-        parts: the request, with its head, as bytes and arrays.
-        expected: the outputs that a reply must have.
+        parts: head and body, as bytes and arrays.
         id: id that a reply repeats; a reply with another id answers another request.
     """
 
@@ -91,8 +90,7 @@ class Reply:
     """The result of a request: outputs or an error.
 
     Attributes:
-        outputs: the outputs, or None.
-        error: why there are none, or None.
+        outputs, error: one of the two; the other is None.
         exchange: sizes and times; its `server_s` is 0, whatever `times` states.
         is_cut_off: whether this device aborted it while its body was being sent.
     """
@@ -198,8 +196,7 @@ class Pending:
     """A request that is under way.
 
     Attributes:
-        done: set once there is a reply.
-        reply: the reply, or None until then.
+        done: set once there is a `reply`, which is None until then.
         is_connected: whether it has a connection on which it can be sent.
     """
 
@@ -236,7 +233,7 @@ class Pending:
 
     @property
     def acked_s(self) -> float | None:
-        """Seconds for which a part of the request was on its way unacknowledged; None if unknown."""
+        """Seconds that a part of the request was unacknowledged; None if unknown."""
         busy_us = _read_counter(self._connection.link, _BUSY_AT)
         if self._base is None or busy_us is None or busy_us <= self._base[1]:
             return None
@@ -298,7 +295,7 @@ class OffloadServer:
     def send(
         self, request: TailRequest, timeout_s: float, finish: Callable[[Pending, Reply], None]
     ) -> Pending:
-        """Begin a request; `finish` is called with it and its reply, on another thread, before `done` is set.
+        """Begin a request; `finish` is called on another thread before `done` is set.
 
         `finish` may call `Pending.publish` itself, if it has work that must come after that.
         """
@@ -322,7 +319,7 @@ class OffloadServer:
         return pending
 
     def find_connect_s(self) -> float:
-        """Return the seconds that the next request takes to connect, as the last did; 0 if one is open."""
+        """Return the seconds to connect for the next request, as for the last; 0 if one is open."""
         with self._lock:
             return 0.0 if self._idle and self._idle[-1].check_open() else self._connect_s
 
@@ -339,9 +336,9 @@ class OffloadServer:
         return bool(slow)
 
     def measure_round_trip(self, timeout_s: float) -> tuple[float, float]:
-        """Return the round trip of the network and the time of a small request when connected, in seconds.
+        """Return seconds of the network's round trip and of a small request when connected.
 
-        It sends three requests and waits for their replies, at most `timeout_s` for each.
+        It waits for three replies, at most `timeout_s` for each.
 
         Raises:
             TransportError: the server cannot be reached, or does not speak the protocol.

@@ -18,7 +18,7 @@ _WINDOWS_DEVICES: Final = frozenset(
 
 
 def find_name_problem(name: str) -> str | None:
-    """Return why `name` may not stand in a package, as in "is 300 characters long", or None when it may."""
+    """Return why `name` may not stand in a package ("is 300 characters long"), or None when it may."""
     if not name or len(name) > MAX_NAME_BYTES:
         return f"is {len(name)} characters long, expected 1 to {MAX_NAME_BYTES}"
     for part in name.split("/"):
@@ -33,7 +33,7 @@ def find_name_problem(name: str) -> str | None:
 
 
 def find_names_problem(names: Iterable[str]) -> str | None:
-    """Return, as a clause for a message, why `names` may not stand in one package together; None if they may.
+    """Return why `names` may not stand in one package together, or None when they may.
 
     Refused are names that `find_name_problem` refuses, duplicates, two spellings that differ only in case,
     and a name that is also the folder of another.

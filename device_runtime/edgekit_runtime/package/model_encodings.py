@@ -15,7 +15,7 @@ _FIXED_SIZES: Final = {1: 8, 5: 4}
 
 
 def read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    """Return the protobuf varint at `position`, and the position behind it; raises one of `DAMAGED`."""
+    """Return the protobuf varint at `position`, and the position behind it."""
     value = shift = 0
     while True:
         byte = data[position]
@@ -53,24 +53,21 @@ def read_fields(data: memoryview, begin: int, end: int) -> Iterator[tuple[int, i
 
 
 def read_messages(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield number and content of those fields of a protobuf message that are bytes; raises one of `DAMAGED`.
-
-    A field that holds a number is passed over, as protobuf's libraries do where they expect bytes.
-    """
+    """Yield number and content of those fields of a protobuf message that are bytes; skips others."""
     for number, value, begin, end in read_fields(data, 0, len(data)):
         if value is None:
             yield number, data[begin:end]
 
 
 def unpack(data: memoryview, kind: str, position: int) -> int:
-    """Return the integer at `position`, whose format is `kind` in the words of `struct`, such as `<I`."""
+    """Return the integer at `position` in the format `kind` of `struct`."""
     if position < 0:
         raise ValueError("an offset is negative")
     return int(struct.unpack_from(kind, data, position)[0])
 
 
 def read_field(data: memoryview, table: int, number: int) -> int | None:
-    """Return where field `number`, from 0, of the FlatBuffers table at `table` begins; None if absent."""
+    """Return the position of field `number`, from 0, of a FlatBuffers table; None if absent."""
     vtable = table - unpack(data, "<i", table)
     if 4 + 2 * number + 2 > unpack(data, "<H", vtable):
         return None
@@ -79,12 +76,12 @@ def read_field(data: memoryview, table: int, number: int) -> int | None:
 
 
 def follow(data: memoryview, field: int | None) -> int | None:
-    """Return the position to which the offset at `field` refers, or None if `field` is None."""
+    """Return the position to which `field` refers, or None without one."""
     return None if field is None else field + unpack(data, "<I", field)
 
 
 def read_tables(data: memoryview, field: int | None) -> Iterator[int]:
-    """Yield the positions of the tables of the FlatBuffers vector at `field`; none if `field` is None."""
+    """Yield the position of each table of a FlatBuffers vector; none without `field`."""
     vector = follow(data, field)
     if vector is not None:
         for entry in range(vector + 4, vector + 4 + 4 * unpack(data, "<I", vector), 4):
@@ -92,7 +89,7 @@ def read_tables(data: memoryview, field: int | None) -> Iterator[int]:
 
 
 def read_numbers(data: memoryview, field: int | None) -> list[int]:
-    """Return the signed 32-bit integers of the FlatBuffers vector at `field`; none if `field` is None."""
+    """Return the signed 32-bit integers of a FlatBuffers vector; none without `field`."""
     vector = follow(data, field)
     if vector is None:
         return []

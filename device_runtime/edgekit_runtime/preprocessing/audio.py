@@ -31,8 +31,8 @@ class AudioRules:
         channel_axis: position of an axis of size 1 in the result, or None for none.
         resample: whether recordings of other rates are resampled.
         features: features of the sound, or None for amplitudes.
-        is_transposed: whether features are [values, frames] in the result, not [frames, values].
-        is_flat: whether features have one axis in the result: the values of one frame after the other.
+        is_transposed: whether features are [values, frames], not [frames, values].
+        is_flat: whether features have one axis: the values of one frame after the other.
     """
 
     sample_rate: Annotated[int, Range(1, 1 << 20)]
@@ -63,7 +63,7 @@ class AudioRules:
 
     @property
     def duration_s(self) -> float | None:
-        """Seconds of sound that each result covers; None for any length."""
+        """Seconds of sound in each result; None for any length."""
         return None if self.samples is None else self.samples / self.sample_rate
 
     @property
@@ -74,8 +74,7 @@ class AudioRules:
         """Return what `fit` makes of a WAV file, whose channels are averaged.
 
         Raises:
-            DataError: the file is no WAV file, damaged, empty, of another sample rate that is not resampled,
-                or too short for features.
+            DataError: no WAV file, damaged, empty, too short for features, or at a rate not resampled.
         """
         amplitudes, rate = read_wav(file, self._needed_s)
         try:
@@ -86,10 +85,10 @@ class AudioRules:
     def fit(self, amplitudes: Floats, rate: int) -> Floats:
         """Return amplitudes [T] of the stated rate and length, or features [frames, values] of them, float32.
 
-        `amplitudes` are float32 [T], -1..1; `rate` is their sample rate in Hz.
+        `amplitudes` are float32 [T], -1..1; `rate` is in Hz.
 
         Raises:
-            DataError: the rate is another one and not resampled, or the sound is too short for features.
+            DataError: the rate is not resampled, or the sound is too short for features.
         """
         if rate != self.sample_rate:
             if not self.resample:
@@ -107,7 +106,7 @@ class AudioRules:
         return amplitudes if self.features is None else self.features.compute(amplitudes, self.sample_rate)
 
     def finish(self, loaded: Array) -> Array:
-        """Return the sample, in `dtype`, for what `load` or `fit` returned; integers are rounded and cut."""
+        """Return the sample for what `load` or `fit` returned; integers are rounded and cut."""
         exact = (loaded.astype(np.float64) * self.scale - self.mean) / self.std
         dtype = DTYPES[self.dtype]
         if dtype.kind != "f":

@@ -54,7 +54,7 @@ class MediaType:
         """Return the type in a `Content-Type`.
 
         Raises:
-            RequestError: 415, this type is not supported.
+            RequestError: 415, unsupported.
         """
         name, *parts = (part.strip() for part in text.split(";"))
         pairs = (part.partition("=") for part in parts)
@@ -67,11 +67,11 @@ class MediaType:
         return self.name in _IMAGE_FILES or self.name == _RAW_FRAME
 
     def read_image(self, data: "bytes | memoryview", max_pixels: int) -> "Image.Image":
-        """Return the photograph in `data`, in RGB and upright by its EXIF data, or the frame, in RGB or grey.
+        """Return a photograph, in RGB and upright by its EXIF data, or a frame, in RGB or grey.
 
         Raises:
-            DataError: the file is damaged, of another format, or has more pixels; or Pillow is not installed.
-            RequestError: the bytes of a frame do not fit its stated size, or it has more pixels (413).
+            DataError: the file is damaged, of another format or has more pixels, or Pillow is missing.
+            RequestError: a frame does not fit its stated size, or has more pixels (413).
         """
         from edgekit_runtime.preprocessing.images import decode_image, take_image
 
@@ -95,7 +95,7 @@ class MediaType:
         """Return what `rules.fit` makes of a file or of raw samples.
 
         Raises:
-            DataError: the file is damaged, the sound has a NaN or is too short, or its rate is not resampled.
+            DataError: the file is damaged, has a NaN, is too short, or its rate is not resampled.
             RequestError: the bytes are no samples of the stated kind.
         """
         if self.name != _RAW_SOUND:

@@ -18,10 +18,10 @@ _dump = json.JSONEncoder(separators=(",", ":")).encode
 def encode_response(
     names: Mapping[str, str], request: InferRequest, arrays: Sequence[Array], limit_bytes: int
 ) -> Sliced[tuple[memoryview, int]]:
-    """Encode a response in slices; the result is its JSON, and the number of bytes of binary data behind it.
+    """Return the JSON of a response, and the number of bytes of binary data behind it.
 
     Args:
-        names: values of `model_name` and `model_version`.
+        names: `model_name` and `model_version`.
         request: the request to answer.
         arrays: the outputs that it names.
         limit_bytes: limit of the JSON.
@@ -78,7 +78,7 @@ def _describe(output: RequestedOutput, array: Array) -> dict[str, Any]:
 
 
 def decode_response(text: bytes) -> list[InferTensor]:
-    """Return the outputs that the JSON of a response describes, with their values if the JSON holds them.
+    """Return the outputs that the JSON of a response describes, with values if it has them.
 
     Raises:
         TransportError: the text is no response of the protocol.

@@ -85,7 +85,7 @@ class StreamOptions:
         return 4 * max(self.max_pixels, math.ceil(self.window_s * MAX_RATE))  # aligned for float32
 
     def to_json(self) -> dict[str, Any]:
-        """Return name -> value, as JSON has it, of the settings that differ from their defaults."""
+        """Return the settings that differ from their defaults."""
         plain: dict[str, Any] = to_plain(self)
         return {
             field.name: plain[field.name]
@@ -98,8 +98,7 @@ def check_fleet_streams(streams: Mapping[str, StreamOptions]) -> None:
     """Check names, texts, number and size of the streams of one device.
 
     Raises:
-        ValueError: a name or a text has characters that are not allowed, or there are more than
-            `MAX_FLEET_STREAMS` streams or `MAX_FLEET_STREAMS_BYTES` bytes of JSON.
+        ValueError: a text has bad characters, or a limit `MAX_FLEET_STREAMS*` is exceeded.
     """
     for name, options in streams.items():
         if not _NAME.fullmatch(name):
@@ -118,5 +117,5 @@ def check_fleet_streams(streams: Mapping[str, StreamOptions]) -> None:
 
 
 def hide_password(text: str) -> str:
-    """Return a text whose addresses have no user and password, and its queries no passwords or tokens."""
+    """Return a text without users and passwords in addresses, nor passwords and tokens in queries."""
     return _SECRET.sub(r"\1...", _LOGIN.sub("", text))

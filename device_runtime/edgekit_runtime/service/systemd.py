@@ -78,9 +78,7 @@ class Notifier:
     def __init__(self, loop: asyncio.AbstractEventLoop, *, extension_s: float = 60.0) -> None:
         """Take systemd's address out of the environment, so that no child process can notify it.
 
-        Args:
-            loop: the event loop of the service.
-            extension_s: seconds that systemd goes on waiting for the start after each `notify_starting`.
+        `extension_s`: how much longer systemd waits after each `notify_starting`.
         """
         self._loop, self._extension_s = loop, extension_s
         address = os.environ.pop("NOTIFY_SOCKET", "")

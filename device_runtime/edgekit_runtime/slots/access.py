@@ -26,18 +26,18 @@ _logger = logging.getLogger(__name__)
 
 
 class RecordError(SlotError):
-    """Raised if the state cannot be written or locked; the disk is unchanged."""
+    """The state cannot be written or locked; the disk is unchanged."""
 
 
 class ForeignFileError(SlotError):
-    """Raised if a file is a link, no regular file, too large or of another user."""
+    """A file is a link, no regular file, too large or of another user."""
 
 
 def make_folder(path: Path, mode: int, disk: Disk) -> None:
     """Make missing folders up to `path`, so that they survive a power cut; the umask applies to `mode`.
 
     Raises:
-        SlotError: a folder cannot be made.
+        SlotError: it cannot be made.
         UnavailableError: it cannot be made now.
     """
     missing = []
@@ -62,7 +62,7 @@ def check_private(folder: Path, *, may_be_link: bool = False) -> None:
     `may_be_link`: whether it may be a symbolic link; then its target is checked.
 
     Raises:
-        SlotError: others can, it is missing or no folder, or it is a link that it may not be.
+        SlotError: others can, or it is missing, no folder, or a link that it may not be.
         UnavailableError: it cannot be read now.
     """
     try:
@@ -85,15 +85,12 @@ def check_private(folder: Path, *, may_be_link: bool = False) -> None:
 def hold_for_service(folder: Path) -> Iterator[None]:
     """Lock a state folder during the `with` block: only one service may count starts and verdicts there.
 
-    Installations go on meanwhile: they lock folders of models. If the file system has no locks, a warning is
-    logged and the block runs without one.
-
-    Args:
-        folder: the state folder; it is made where it is missing.
+    The folder is made if missing. Installations go on: they lock folders of models. Without locks in the file
+    system, a warning is logged.
 
     Raises:
         SlotError: another service holds the lock, or the folder cannot be made or read.
-        UnavailableError: the folder cannot be made or opened now.
+        UnavailableError: it cannot be made or opened now.
     """
     make_folder(folder, 0o755, DISK)
     try:
@@ -138,9 +135,8 @@ def hold(folder: Path, wait_s: float = _LOCK_TIMEOUT_S) -> Iterator[None]:
     The folder itself is locked, so that no file needs to be made on a disk that is full.
 
     Raises:
-        RecordError: the folder is missing, its file system has no locks, or somebody else holds the lock for
-            longer than `wait_s`.
-        UnavailableError: the folder cannot be opened now.
+        RecordError: the folder is missing or has no locks, or somebody holds it for longer than `wait_s`.
+        UnavailableError: it cannot be opened now.
     """
     give_up_s = time.monotonic() + wait_s
     try:
@@ -173,8 +169,8 @@ def read_own_file(path: Path, max_bytes: int) -> bytes:
 
     Raises:
         OSError: it is missing or cannot be read.
-        ForeignFileError: it is a link, no regular file, of another user, or over `max_bytes`.
-        UnavailableError: it cannot be opened now, for want of memory or descriptors.
+        ForeignFileError: it is of another kind or user, or over `max_bytes`.
+        UnavailableError: it cannot be opened now.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -197,5 +193,5 @@ def read_own_file(path: Path, max_bytes: int) -> bytes:
 
 
 def belongs_to_us(status: os.stat_result) -> bool:
-    """Return True if a file or folder is of this user or root."""
+    """Return whether a file or folder is of this user or root."""
     return status.st_uid in (os.geteuid(), 0)

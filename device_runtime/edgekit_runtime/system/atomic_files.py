@@ -19,7 +19,7 @@ class Disk:
     __slots__ = ()
 
     def create(self, path: Path, mode: int) -> BinaryIO:
-        """Create a file at `path`, where none may be, and return it open for writing."""
+        """Return a new file at `path`, where none may be, open for writing."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         return os.fdopen(descriptor, "wb")
 
@@ -62,13 +62,10 @@ DISK: Final = Disk()
 def make_folders(path: Path, mode: int = 0o777, disk: Disk = DISK) -> None:
     """Create the folder `path` and its parents, if missing; on return they survive a power cut.
 
-    Args:
-        path: path of the folder.
-        mode: permissions of the folder, to which the umask applies; new parents get 0o777 less the umask.
-        disk: carries out the steps.
+    `mode` is before the umask; new parents get 0o777.
 
     Raises:
-        OutputError: a folder cannot be created.
+        OutputError: it cannot be created.
     """
     try:
         for folder in reversed([parent for parent in (path, *path.parents) if not parent.is_dir()]):
@@ -86,7 +83,7 @@ def check_target(path: Path) -> None:
     """Check that `write_atomically` can write `path`, before work that takes long.
 
     Raises:
-        OutputError: `path` is a folder, or the folder around it is missing or cannot be written.
+        OutputError: it is a folder, or its folder is missing or unwritable.
     """
     if path.is_dir():
         raise OutputError(f"cannot write {path}: it is a folder; name a file in it")
@@ -104,10 +101,7 @@ def write_atomically(path: Path, *, mode: int = 0o666, disk: Disk = DISK) -> Ite
     until then. Only a power cut or SIGKILL in mid-write leaves the temporary file, named `.NAME.<16
     digits>.tmp`.
 
-    Args:
-        path: path of the file to write; its folder must exist.
-        mode: permissions of the file; the umask applies.
-        disk: carries out the steps.
+    Its folder must exist; `mode` is before the umask.
 
     Raises:
         OutputError: the folder is missing or unwritable, the disk is full, or another OSError of writing.
@@ -145,7 +139,7 @@ def find_size(path: Path) -> int:
 
 
 def read_stamp(path: Path) -> tuple[int, ...]:
-    """Return time of modification, inode and size of a file, to compare; empty if it cannot be looked at."""
+    """Return a tuple that changes with the file; empty if it cannot be looked at."""
     try:
         status = path.stat()
     except OSError:

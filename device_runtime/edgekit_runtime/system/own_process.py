@@ -46,8 +46,8 @@ def count_cores() -> int:
 def forbid_dumps() -> None:
     """Let no crash of this process, or of children that it starts from now on, write memory to the disk.
 
-    This sets the size limit of core files to 1 byte: 0 does not hold if the kernel passes cores to a program.
-    In case a kernel ignores that limit, the filter of core files leaves out all memory, too.
+    The limit of core files is 1 byte: 0 does not hold if the kernel passes cores to a program. Should
+    a kernel ignore it, the filter leaves out all memory.
 
     Source: core(5).
     """

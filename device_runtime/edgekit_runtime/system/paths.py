@@ -14,10 +14,9 @@ _SOCKET_NAME: Final = "edgekit.sock"
 
 
 def find_state_folder() -> Path:
-    """Return the folder of the installed models; it need not exist.
+    """Return `$EDGEKIT_STATE`, else `/var/lib/edgekit` for root, else a folder of the user.
 
-    It is `$EDGEKIT_STATE`, else `/var/lib/edgekit` for root, else `edgekit` in `$XDG_STATE_HOME` or
-    `~/.local/state`.
+    That is `edgekit` in `$XDG_STATE_HOME` or `~/.local/state`.
     """
     if stated := os.environ.get("EDGEKIT_STATE"):
         return Path(stated)
@@ -27,19 +26,19 @@ def find_state_folder() -> Path:
 
 
 def find_cache_folder() -> Path:
-    """Return the cache folder: `$EDGEKIT_CACHE`, else `edgekit` in `$XDG_CACHE_HOME` or `~/.cache`."""
+    """Return `$EDGEKIT_CACHE`, else `edgekit` in `$XDG_CACHE_HOME` or `~/.cache`."""
     if stated := os.environ.get("EDGEKIT_CACHE"):
         return Path(stated)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgekit"
 
 
 def find_config_folder() -> Path:
-    """Return the configuration's folder, `$EDGEKIT_HOME`, else `~/.config/edgekit`; it need not exist."""
+    """Return `$EDGEKIT_HOME`, else `~/.config/edgekit`."""
     return Path(os.environ.get("EDGEKIT_HOME") or Path.home() / ".config" / "edgekit")
 
 
 def find_keys_folder() -> Path:
-    """Return the folder of the public keys whose packages are accepted: `keys` in `find_config_folder()`."""
+    """Return the folder of trusted public keys: `keys` in `find_config_folder()`."""
     return find_config_folder() / "keys"
 
 
@@ -49,10 +48,9 @@ def find_device_target() -> str | None:
 
 
 def find_socket() -> Path:
-    """Return the path at which a service listens by default, `edgekit.sock` in a folder.
+    """Return the default path of the service's Unix socket.
 
-    The folder is the first that is set of `$RUNTIME_DIRECTORY`, as by systemd, and
-    `$XDG_RUNTIME_DIR/edgekit`, else `/run/edgekit`.
+    It is in `$RUNTIME_DIRECTORY` (systemd's), else `$XDG_RUNTIME_DIR/edgekit`, else `/run/edgekit`.
     """
     if folders := os.environ.get("RUNTIME_DIRECTORY"):
         return Path(folders.split(":")[0]) / _SOCKET_NAME

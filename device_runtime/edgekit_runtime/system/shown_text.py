@@ -19,7 +19,7 @@ def clean(text: str) -> str:
 
 
 def clean_line(text: str, max_chars: int = 500) -> str:
-    """Return foreign text, cut and cleaned, as part of one line: line breaks are U+FFFD, tabs spaces."""
+    """Return foreign text, cut and cleaned, as part of one line, without line breaks and tabs."""
     return clean(text[:max_chars]).translate({ord("\n"): "\ufffd", ord("\t"): " "})
 
 
@@ -34,7 +34,7 @@ class LineFormatter(logging.Formatter):
 
 
 def log_lines(prefix: str = "") -> None:
-    """Unless logging is set up, write warnings of all loggers to standard error, each behind `prefix`."""
+    """Unless logging is set up, write warnings of all loggers to standard error behind `prefix`."""
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter(f"{prefix}%(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)

@@ -74,10 +74,9 @@ class DeviceObserver:
         self.views, self._fingerprint = views, fingerprint
 
     def read_figures(self, now_s: float, *, is_under_way: bool) -> tuple[ModelFigures, ...]:
-        """Return the figures of all versions, as the service last stated them; empty before the first time.
+        """Return the figures of all versions as the service last stated them, empty before that.
 
-        They are read anew every 10 s while an execution is under way and for an hour after it, else every 5
-        minutes. `now_s` is the time of the monotonic clock.
+        They are read every 10 s while an execution is under way and for an hour after it, else every 5 min.
         """
         if is_under_way:
             self._busy_s = now_s
@@ -92,7 +91,7 @@ class DeviceObserver:
     def read_streams(
         self, now_s: float, desired: Mapping[str, StreamOptions]
     ) -> Mapping[str, ReportedStream]:
-        """Return each desired stream's state; `missing` if no service runs it. `now_s` is monotonic time."""
+        """Return each desired stream's state; `missing` if no service runs it."""
         if desired and now_s >= self._streams_s:
             self._streams_s = now_s + _SERVICE_S
             socket_path = self._installer.find_service() if self._service[0] else None
@@ -100,10 +99,7 @@ class DeviceObserver:
         return {name: _read_stream(settings, self._streams.get(name)) for name, settings in desired.items()}
 
     def read_samples(self, now_s: float, *, is_needed: bool) -> Mapping[str, Any]:
-        """Return what the service states of samples: `allowed`, and `orders` by their ids.
-
-        It is empty if not `is_needed`, or no service answers. `now_s` is the time of the monotonic clock.
-        """
+        """Return the service's `allowed`, and `orders` by id; empty if not needed, or no service answers."""
         if not is_needed:
             return {}
         if now_s >= self._samples_s:

@@ -44,7 +44,6 @@ class Installer:
     """The models of this device.
 
     Attributes:
-        slots: the slots for packages.
         socket_path: socket of the service, or None for the one that runs, if any.
         self_test: tests a package where no service runs.
     """
@@ -106,8 +105,6 @@ class Installer:
     def load(self, desired_model: DesiredModel) -> None:
         """Let the service, if one runs, load the active version, on trial if `desired_model` says so.
 
-        With the order `old-first` the service unloads the model before.
-
         Raises:
             SlotError: the service refused, or did not answer.
         """
@@ -133,7 +130,7 @@ class Installer:
         """Let the service unload a model, and remove all its versions from the device.
 
         Raises:
-            SlotError: the service refused or did not answer, or the model cannot be removed.
+            SlotError: the service refused or did not answer, or it cannot be removed.
         """
         self.unload(model)
         self.slots.remove(model)
@@ -141,7 +138,7 @@ class Installer:
     def read_service(self) -> tuple[bool, ServiceIndex | None]:
         """Return whether a service listens, and its index, or None if it does not answer.
 
-        The index maps each model to one dict a version, with the keys `version`, `state` and `reason`.
+        It maps a model to a dict for each version: `version`, `state`, `reason`.
         """
         socket_path = self.find_service()
         if socket_path is None or not is_listening(socket_path):
@@ -157,7 +154,7 @@ class Installer:
             return {}
 
     def view(self, model: str) -> ModelView:
-        """Return the state of a model in the slots, without what only the service knows, such as `served`.
+        """Return the state of a model in the slots, without fields from the service, such as `served`.
 
         Raises:
             SlotError: there is no such model.

@@ -48,7 +48,7 @@ class StepRunner:
         return self._thread is not None
 
     def begin(self, order: StepOrder) -> None:
-        """Begin a step on a thread of its own; no other step may be running, which `is_busy` tells."""
+        """Begin a step on a thread of its own; no other step may be running."""
         step = order.step
         self._step, self._stop = step, threading.Event()
         if step.action in (
@@ -72,11 +72,7 @@ class StepRunner:
         self._thread.start()
 
     def collect(self) -> list[tuple[str, StepResult]]:
-        """Return name of the execution and result of each step that ended since the last call.
-
-        The name is empty for a step of no execution: `remove`, `refresh`, `upload`. Only this call ends
-        `is_busy`.
-        """
+        """Return execution (or '') and result of the steps ended since the last call; ends `is_busy`."""
         ended = []
         while not self._finished.empty():
             ended.append(self._finished.get())
@@ -91,10 +87,7 @@ class StepRunner:
         return results
 
     def take_counts(self) -> tuple[str, int, int]:
-        """Return the execution of the last download, bytes moved since the last call, and bytes on the disk.
-
-        For a `refresh` or an `upload` the execution is '', and the last number 0.
-        """
+        """Return the last download's execution (or ''), bytes since the last call, and bytes on the disk."""
         with self._lock:
             came_bytes, self._came_bytes = self._came_bytes, 0
         desired_model = self._counted  # also after its step, to count the last bytes
@@ -104,19 +97,19 @@ class StepRunner:
 
     @property
     def action(self) -> Action | None:
-        """Kind of the step that is being carried out, or None."""
+        """The action of the present step, or None."""
         return None if self._step is None else self._step.action
 
     def stop(self) -> None:
-        """Ask the step to stop, without waiting; one that cannot be stopped goes on to its end."""
+        """Ask the step to stop, without waiting; not all can."""
         self._stop.set()
 
     def retain(self, downloading: set[str], under_way: set[str]) -> None:
         """Stop a step that is no longer needed.
 
         Args:
-            downloading: names of the executions that may download now.
-            under_way: names of those that have not ended; one ended by its timeout must not block the next.
+            downloading: executions that may download now.
+            under_way: executions that have not ended; one ended by its timeout must not block the next.
         """
         step = self._step
         if step is None or step.desired_model is None:
@@ -125,7 +118,7 @@ class StepRunner:
             self._stop.set()
 
     def list_downloaded(self) -> frozenset[str]:
-        """Return the sha256 of each package file that is downloaded completely."""
+        """Return the sha256 of the complete package files."""
         try:
             names = [path.name for path in self._downloads.iterdir()]
         except OSError:
@@ -133,7 +126,7 @@ class StepRunner:
         return frozenset(name for name in names if not name.endswith((".part", KEY_SUFFIX)))
 
     def close(self) -> None:
-        """Stop the step and wait for its end, 10 s at most; a separate process is killed before that."""
+        """Stop the step, and wait for its end for 10 s; a separate process is killed before that."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_S)

@@ -20,9 +20,7 @@ class MachineFacts:
     """The machine, and its state while it measured.
 
     Attributes:
-        cpu: name of the processor.
         system: operating system and architecture.
-        cores: number of cores that the process may use.
         quota: processor time that the process may use, in cores; None without a limit.
         load: load average of the last minute before the measurement; None if the system has none.
         engine: name and release of the engine.
@@ -47,7 +45,7 @@ def describe_machine(quota: float | None = None, engine: str = "ort") -> Machine
 
     Args:
         quota: processor time of this process in cores; None for the system's figure.
-        engine: the engine whose name and release are stated, such as `ort`.
+        engine: engine to name.
 
     Raises:
         BackendError: the engine is not installed.

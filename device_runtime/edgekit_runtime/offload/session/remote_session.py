@@ -139,7 +139,7 @@ class RemoteSession:
                 state.wake.set()  # allows a probe between two requests
 
     def decision(self, rows: int = 1) -> PlanChoice:
-        """Return the plan of the next request with `rows` rows, and why, see `OffloadState.decision`."""
+        """Return the plan of the next request with `rows` rows, and why."""
         now_s = time.monotonic()
         if now_s - self._looked_s > _LOOK_S:
             self._looked_s, self.state.connect_s = now_s, self._server.find_connect_s()

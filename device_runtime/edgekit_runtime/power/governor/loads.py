@@ -36,13 +36,13 @@ class LoadMeter:
         run_s: float | None = None,
         fill: float | None = None,
     ) -> Load:
-        """Return the load since the last call; the first call begins the count and returns an empty load.
+        """Return the load since the last call; the first call returns an empty one.
 
         Args:
             now_s: time on a monotonic clock.
-            arrived: requests since the start of the process, refused ones included; so are the next two.
-            answered: requests that got outputs.
-            late: requests that missed their deadline.
+            arrived: requests since the start, refused ones too.
+            answered: those that got outputs.
+            late: those that missed their deadline.
             run_s: mean time of the runs since the last call, if there were any.
             fill: mean number of requests in one of them.
         """

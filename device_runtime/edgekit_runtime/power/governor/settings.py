@@ -11,9 +11,7 @@ class ModelSetting:
     """One way to run a model.
 
     Attributes:
-        variant: variant of the package, by name.
         batch: most requests in one run.
-        threads: threads of one run.
     """
 
     variant: str
@@ -67,7 +65,7 @@ class Profile:
             raise ValueError(f"expected hold_s >= 0, got {self.hold_s}")
 
     def of(self, setting: ModelSetting, fill: float) -> Cost:
-        """Return the cost of a setting when its runs have `fill` requests; the energy is that of one request.
+        """Return the cost of runs of `fill` requests in a setting; the energy is of one request.
 
         It is interpolated between a full batch and one request in the setting of batch 1. Without such a
         setting, every run counts as a full one.
@@ -146,8 +144,6 @@ class Seen:
     """The input of the governor for one model at a tick.
 
     Attributes:
-        profile: settings that may be chosen.
-        load: load since the last tick.
         running: the setting that really ran since then, as a change takes time; None for the decided setting.
     """
 
@@ -161,10 +157,8 @@ class Decision:
     """The output of the governor for one model.
 
     Attributes:
-        setting: setting to run with.
         admit: share of the requests to accept, 0..1; the rest is refused at once (503 with Retry-After).
         holds: whether every limit is expected to hold with all requests accepted.
-        reason: reason in a few words, for logs and messages.
     """
 
     setting: ModelSetting

@@ -45,10 +45,10 @@ class EnergyShare:
 
 @dataclass(slots=True, kw_only=True)
 class EnergyMeter:
-    """Divides measured energy among models, see the module.
+    """Divides measured energy among models.
 
     Attributes:
-        idle_w: power of the device without work, watts, or None if it is not measured yet.
+        idle_w: watts without work, or None if not measured yet.
     """
 
     idle_w: float | None = None
@@ -59,16 +59,15 @@ class EnergyMeter:
     _requests: dict[str, int] = field(default_factory=dict)
 
     def add(self, readings: Readings, work: Mapping[str, Work]) -> dict[str, EnergyShare]:
-        """Count work; where a new reading ends an interval, divide its energy among the models.
+        """Count work; a new reading ends an interval.
 
         Args:
-            readings: the latest readings; with the time of those before, the work counts in the current
-                interval.
+            readings: the latest readings; repeated ones only add work to the current interval.
             work: model -> its work since the last call.
 
         Returns:
-            model -> its share of the interval that ended, for models with requests. It is empty if no
-            interval ended, if the device was idle, or if its energy or idle power are not measured.
+            model -> its share of the interval that ended, for models with requests; empty if none ended, the
+            device was idle, or its energy or idle power are not measured.
         """
         for name, model_work in work.items():
             before = self._pending.get(name, Work(0.0, 0))

@@ -17,7 +17,7 @@ class Sampling:
     """Reads the sensors every `period_s` seconds, on a thread.
 
     Attributes:
-        latest: the last readings, empty at first; replaced as a whole, so any thread may read it unlocked.
+        latest: the last readings, empty at first; any thread may read it.
     """
 
     def __init__(self, sensors: Sensors, period_s: float = DEFAULT_PERIOD_S) -> None:
@@ -31,7 +31,7 @@ class Sampling:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread; waits at most one period, so not for a sensor that hangs."""
+        """Stop the thread; waits one period at most."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(timeout=self._period_s)

@@ -37,7 +37,7 @@ class Responder(Protocol):
         """Whether the client is still there."""
 
     def respond(self, *parts: Buffer) -> None:
-        """Send the response: its head and its body in parts, as `Connection.respond` takes them."""
+        """Send the response, see `Connection.respond`."""
 
     def respond_error(self, error: BaseException, fields: Mapping[str, str] | None = None) -> None:
         """Respond with `error`; `fields` are further headers."""
@@ -68,7 +68,7 @@ class InferenceHandler:
     def handle_request(
         self, name: str, version: str | None, connection: Connection, head: RequestHead, body: memoryview
     ) -> None:
-        """Respond to a request for inference, now or later; the body is JSON, with binary data behind it.
+        """Respond to a request for inference, now or later.
 
         Raises:
             EdgekitError: the response is this error.
@@ -232,7 +232,7 @@ def _note(
 
 
 def find_deadline(request: InferRequest, connection: Connection) -> float | None:
-    """Return the latest start of the run that a request allows, on `time.monotonic`; None for any time."""
+    """Return the latest start of the run that a request allows, on `time.monotonic`, or None."""
     if request.timeout_us is None:
         return connection.deadline_s
     deadline_s = time.monotonic() + request.timeout_us / 1e6

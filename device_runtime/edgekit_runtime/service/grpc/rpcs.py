@@ -110,7 +110,7 @@ class RpcOwner(Protocol):
     ahead: "set[Rpc]"
 
     def flush(self) -> None:
-        """Send what is queued, as far as flow control allows."""
+        """Send what may be sent."""
 
 
 class RpcHead:
@@ -120,7 +120,6 @@ class RpcHead:
         path: `/package.Service/Method`.
         content_coding: coding of messages that are compressed.
         timeout_s: how long the client waits, or None.
-        is_grpc: whether the content type is that of gRPC.
         authorization, is_from_page, has_foreign_host, method: see `RequestHead`.
         is_cleared: whether the client may use the service.
     """
@@ -220,7 +219,6 @@ class Rpc:
     """One RPC: a stream that carries messages.
 
     Attributes:
-        owner: the connection.
         deadline_s: when the client gives up, on `time.monotonic`, or None.
         is_open: whether it is neither answered nor cancelled.
         received_bytes: bytes of received messages that no handler has begun.
@@ -269,7 +267,7 @@ class Rpc:
         return len(self._responders) >= _MAX_AHEAD or self.stream.queued_bytes > STREAM_WINDOW_BYTES
 
     def receive_data(self, data: memoryview, *, ends_stream: bool) -> None:
-        """Take a piece of the client's messages, which may end within one; begin those that are complete."""
+        """Take a piece of the client's messages; begin those that are complete."""
         last = self._pieces[-1] if self._pieces else data
         if last is not data and len(last) < _SMALL_BYTES > len(data):  # else many would take much memory
             self._pieces[-1] = memoryview(bytes(last) + data)
@@ -408,7 +406,7 @@ class Rpc:
             self._finish(_encode_status(error))
 
     def refuse_content(self) -> None:
-        """Answer a request that is not gRPC with the HTTP status 415."""
+        """Answer a request that is not gRPC with 415."""
         self._has_headers = True
         self._finish(_NOT_GRPC)
 

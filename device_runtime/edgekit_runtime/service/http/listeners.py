@@ -47,7 +47,7 @@ class SocketFile:
 
 
 def find_peer(connected: socket.socket) -> int:
-    """Return the number of the process at the other end of a Unix socket; 0 if unknown, as in a container."""
+    """Return the process at the other end of a Unix socket; 0 if unknown, as in a container."""
     return _find_credentials(connected)[0]
 
 
@@ -63,7 +63,7 @@ def _find_credentials(connected: socket.socket) -> tuple[int, int]:
 
 
 def find_client(connected: socket.socket) -> str:
-    """Return a client's address, or over a Unix socket the number of its process; empty if it has gone."""
+    """Return a client's address, or its process over a Unix socket; empty if it has gone."""
     if connected.family == socket.AF_UNIX:
         return str(find_peer(connected))
     with contextlib.suppress(OSError):
@@ -72,7 +72,7 @@ def find_client(connected: socket.socket) -> str:
 
 
 def listen_unix(path: Path) -> socket.socket:
-    """Return a socket that listens at `path` for the service's user and group; replaces a stale one there.
+    """Return a socket at `path` for the service's user and group; replaces a stale one.
 
     Raises:
         TransportError: another service listens there, there is a file that is no socket, or the folder cannot
@@ -123,9 +123,6 @@ def listen_tcp(host: str, port: int) -> socket.socket:
 
 def inherit_listeners() -> list[socket.socket]:
     """Return the listening Unix sockets that systemd opened for this process; a second call returns none.
-
-    Raises:
-        TransportError: one of the sockets is no Unix socket.
 
     Source: sd_listen_fds(3).
     """

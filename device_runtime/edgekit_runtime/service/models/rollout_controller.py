@@ -41,8 +41,8 @@ class RolloutController:
         """Put the newest version on trial, with the lock of `model` held.
 
         Returns:
-            True if nothing else is to be loaded: the newest is on trial, or could not be opened and is in
-            `model.failed`. False if there is nothing to try: no version in use, none newer, or the same one.
+            True if the newest is on trial, or failed to open and is in `model.failed`. False if there is
+            nothing to try: no version in use, none newer, or the same one.
 
         Raises:
             EdgekitError: the new version cannot be opened or compared; the version in use stays.

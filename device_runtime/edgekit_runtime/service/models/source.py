@@ -49,7 +49,7 @@ class Source(Protocol):
         return None
 
     def find_trial(self, _name: str) -> str | None:
-        """Return the trial that the installation of the newest version requested: `canary`, `shadow` or None.
+        """Return the trial requested for the newest version: `canary`, `shadow` or None.
 
         Raises:
             EdgekitError: it cannot be found out.
@@ -66,7 +66,7 @@ class Source(Protocol):
         """
 
     def open_again(self, package: Servable, load: Load) -> Loaded:
-        """Verify a package that was served before, and return the result of `load`.
+        """Verify a package served before, and return the result of `load`.
 
         Raises:
             EdgekitError: it cannot be opened any more.
@@ -95,7 +95,7 @@ class Source(Protocol):
 
 
 def open_listed(listed: Servable, trust: Verifier, limits: Limits) -> OpenedPackage:
-    """Verify a listed package, and return it, or the package of the submodel that is listed.
+    """Return the verified package of a listed file, or that of its submodel.
 
     Raises:
         PackageError: it is damaged, or another file has replaced it; see `read_package` for the others.

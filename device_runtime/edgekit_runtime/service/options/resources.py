@@ -73,7 +73,6 @@ class RegionLimits:
     """Bounds of the shared memory that clients register.
 
     Attributes:
-        max_regions: limit of regions that are registered at one time.
         max_region_bytes: size limit of all regions together.
         allows_posix: whether clients may register POSIX segments by name; any client of this user can then
             register any segment of this user.
@@ -89,7 +88,7 @@ class DriftLimits:
     """How much time drift statistics may take, and how far back they reach.
 
     Attributes:
-        budget_s: time that the statistics may take, as a mean over the calls.
+        budget_s: mean time per call.
         window: sampled calls after which all earlier ones lose half their weight.
     """
 
@@ -106,13 +105,11 @@ class Power:
     """Sensors of the device, and the limits of power, temperature and battery of the whole device.
 
     Attributes:
-        sensors: whether the service looks for sensors.
         sysfs: root of the kernel's tree of attributes; in a container, where that of the host is mounted.
         period_s: time between two readings, and between two decisions of the governor.
         power_w: limit of the mean power over `window_s`, or None.
         temperature_c: limit of the hottest zone, or None.
         battery_floor: charge that must be left after `battery_hours` of service, 0 to 1, or None.
-        battery_hours: see `battery_floor`.
         idle_w: first estimate of the power without requests; the governor learns the real one.
         window_s: time over which `power_w` is a mean; 0 forbids more power even for a moment.
 
@@ -146,7 +143,7 @@ class Power:
         return (self.power_w, self.temperature_c, self.battery_floor) != (None, None, None)
 
     def limits(self, now_s: float) -> "DeviceLimits":
-        """Return the limits for a service that starts at `now_s` on the governor's clock."""
+        """Return the limits for a service that starts at `now_s`, on the governor's clock."""
         # Imported here: most services have no governor.
         from edgekit_runtime.power.governor.settings import BatteryLimit, DeviceLimits
 

@@ -26,11 +26,10 @@ _logger = logging.getLogger(__name__)
 
 
 class Observer:
-    """Counts the answers of two versions, compares them with the gates, and reports the verdict once.
+    """Counts the answers of two versions, judges them, and reports the verdict once.
 
     Attributes:
-        observed: what was counted so far.
-        verdict: whether the candidate is promoted or rolled back; None while the gates are undecided.
+        verdict: the verdict of `judge`, or None before it.
     """
 
     __slots__ = ("_begin_s", "_clock", "_defer", "_gates", "_report", "_until_look", "observed", "verdict")
@@ -46,10 +45,10 @@ class Observer:
         """Begin to count.
 
         Args:
-            gates: limits that the candidate must keep.
+            gates: limits of the candidate.
             report: takes the verdict, once, through `defer`: never while a call is being answered.
-            defer: calls a function on the loop's thread, after so many seconds.
-            clock: returns the time in seconds.
+            defer: calls a function on the loop's thread, after some seconds.
+            clock: in seconds.
         """
         self._gates = gates
         self._report: Callable[[Promote | Rollback], None] | None = report
@@ -69,7 +68,7 @@ class Observer:
         _count(self.observed.current, latency_s)
 
     def count_candidate(self, latency_s: float | None) -> None:
-        """Count an answer by its latency, None for a failed one; after some dozens of them, judge."""
+        """Count an answer, None for a failed one; after some dozens, judge."""
         _count(self.observed.candidate, latency_s)
         if latency_s is not None:
             self.observed.failed_in_a_row = 0
@@ -80,10 +79,7 @@ class Observer:
     def blame(self, *, not_finite: bool) -> None:
         """Count a failure that is the candidate's own: the current version did not fail on the same inputs.
 
-        NaN, or as many failures in a row as the gates call a burst, are judged at once.
-
-        Args:
-            not_finite: whether the candidate answered NaN or infinity to finite inputs.
+        NaN or infinity (`not_finite`), or a burst of failures, are judged at once.
         """
         self.observed.failed_in_a_row += 1
         self.observed.not_finite += not_finite
@@ -91,7 +87,7 @@ class Observer:
             self.look()
 
     def add_pair(self, pair: Pair) -> None:
-        """Count a pair of runs of both versions with the same inputs; judge at once if the answers differ."""
+        """Count a pair of runs with the same inputs; judge at once if the answers differ."""
         observed, least = self.observed, self._gates.min_agreement
         observed.agreement += pair.agreement
         observed.compared += 1
@@ -105,7 +101,7 @@ class Observer:
         self.observed.current.energy.add(current_j)
 
     def look(self) -> None:
-        """Judge now unless there is a verdict. The owner also calls this regularly, since time brings one."""
+        """Judge now, unless there is a verdict; the owner calls this regularly, since time brings one."""
         self._until_look = max(_LOOK_EVERY, int(self.observed.candidate.answers * _LOOK_SHARE))
         if self.verdict is not None:
             return
@@ -130,7 +126,7 @@ class Observer:
 
         `verdict` is `promote`, `rollback` (with `gate` and `reason`) or `continue` (with `undecided` gates);
         `compared` counts pairs, `agreement` is their mean, `latency_ratio_p50` the median of candidate over
-        current; `current` and `candidate` count `answers` and `failed`, with quantiles of latency and energy.
+        current; `current` and `candidate` have counts, and quantiles of latency and energy.
         """
         observed = self.observed
         verdict = self.verdict or judge(observed, self._gates)

@@ -10,7 +10,7 @@ _logger = logging.getLogger(__name__)
 
 
 def reply(call: Call, answer: Answer) -> None:
-    """Answer a call; raises nothing: an error of `call.reply` goes to the log."""
+    """Answer a call; an error of `call.reply` is logged."""
     try:
         call.reply(answer)
     except Exception:  # a fault in writing one answer must not keep back the others

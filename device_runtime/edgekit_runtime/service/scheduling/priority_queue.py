@@ -39,7 +39,7 @@ class PriorityQueue:
 
     Attributes:
         rows: number of rows in all calls that wait.
-        next_deadline_s: lower bound of all waiting calls' deadlines, or infinity; `expire` updates it.
+        next_deadline_s: lower bound of the deadlines, or infinity; `expire` updates it.
     """
 
     __slots__ = ("_levels", "_max_bytes", "_max_passes", "_passes", "next_deadline_s", "rows")
@@ -49,7 +49,7 @@ class PriorityQueue:
 
         Args:
             levels: number of priority levels, at least 1.
-            max_passes: how many batches in a row may run before a waiting call of a lower level.
+            max_passes: batches in a row that may run before a waiting call of a lower level.
             max_bytes: size limit of the inputs of one batch.
         """
         self._levels: tuple[deque[Queued], ...] = tuple(deque() for _ in range(levels))
@@ -70,7 +70,7 @@ class PriorityQueue:
 
     @property
     def oldest_s(self) -> float:
-        """When the oldest waiting call arrived, on the scheduler's clock; only while a call waits."""
+        """When the oldest waiting call arrived; only while one waits."""
         return min(level[0].since_s for level in self._levels if level)
 
     def choose(self, max_rows: int) -> list[Queued]:

@@ -36,10 +36,9 @@ class SequenceLimits(NamedTuple):
     """Bounds of the sequences of one model.
 
     Attributes:
-        max_sequences: most sequences at one time.
         max_bytes: size limit of all their states.
         idle_s: a sequence without a request for so long ends.
-        max_waiting: most calls that wait for an earlier call of their sequence, over all sequences.
+        max_waiting: most calls of all sequences that wait for an earlier one.
     """
 
     max_sequences: int
@@ -70,7 +69,7 @@ class _Sequence:
 
 
 class SequenceLane(Lane):
-    """Adds the states of a sequence to the inputs of its calls, and stores those in the answers."""
+    """Adds states to the inputs of calls, and stores those in the answers."""
 
     __slots__ = (
         *("_clock", "_held_bytes", "_lane", "_limits", "_metrics", "_sequences", "_states", "_waiting"),
@@ -95,7 +94,7 @@ class SequenceLane(Lane):
         self.started = self.expired = 0
 
     def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":
-        """Let the lane behind attempt a call outside of any sequence, with zeros for missing states."""
+        """Attempt a call outside of any sequence, with zeros for missing states."""
         return self._lane.attempt(self._states.complete(inputs))
 
     def submit(self, call: Call) -> None:
@@ -116,7 +115,7 @@ class SequenceLane(Lane):
         self._advance(step.id, sequence)
 
     def holds(self, sequence_id: int | str) -> bool:
-        """Return True if the sequence is active here: it was started and has not ended."""
+        """Return whether the sequence is active."""
         return sequence_id in self._sequences
 
     def to_json(self) -> dict[str, JsonValue]:

@@ -55,7 +55,7 @@ class IsolatedVersion(DrainingLane, Protocol):
         """Count a request that no worker can take now, and return why."""
 
     def to_json(self) -> Mapping[str, JsonValue]:
-        """Return what a worker reported beyond its counts, such as `sessions`; empty before a report."""
+        """Return a worker's statistics beyond its counts; empty before its first report."""
 
     def close(self) -> None:
         """End the worker processes; from any thread."""

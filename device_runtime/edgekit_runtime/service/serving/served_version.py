@@ -36,13 +36,13 @@ class Sampler(Protocol):
         file: "tuple[bytes | memoryview, MediaType | None, Placement | None] | None" = None,
         answer: Mapping[str, JsonValue] | None = None,
     ) -> None:
-        """Count a request, and copy it if drawn, before its answer is sent and while its inputs are valid.
+        """Take a request before its answer is sent, while its inputs are valid.
 
         `file`: content, media type and placement of the file that the request had, or None for tensors.
         """
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return by the id of each order how many samples it got and lost, and its error, for statistics."""
+        """Return order id -> samples that it got and lost, and its error."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -50,8 +50,6 @@ class Served:
     """One version of a model that accepts calls.
 
     Attributes:
-        loaded: the loaded version with its sessions.
-        metrics: counts and times of its calls.
         own_lane: the lane at its sessions or workers, which drains before the version is unloaded.
         stack: `own_lane`, behind its cache, drift statistics and states of sequences if it has them.
         lane: where its calls go: `stack`, or a trial in front of that.
@@ -96,7 +94,7 @@ class Served:
         return loaded.memory_bytes * sessions // loaded.sessions_counted
 
     def governor_to_json(self) -> Mapping[str, Any] | None:
-        """Return the governor's statistics of this version, such as its setting; None without a governor."""
+        """Return the governor's statistics of this version, or None without one."""
         if self.governed is not None:
             return self.governed.lane.to_json()
         remote = self.loaded.remote
@@ -104,10 +102,9 @@ class Served:
         return settings if isinstance(settings, dict) else None
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the statistics that the Open Inference Protocol does not have.
+        """Return `variant`, `sessions`, and the statistics of the parts that it has.
 
-        They are `variant`, `sessions`, and whichever of `governor`, `drift`, `cache`, `sequences`, `samples`
-        and `rollout` this version has.
+        The parts are `governor`, `drift`, `cache`, `sequences`, `samples` and `rollout`.
         """
         loaded = self.loaded
         stated: dict[str, JsonValue] = {"variant": loaded.variant, "sessions": loaded.session_count}
@@ -150,7 +147,7 @@ class Trial:
         self.current.trial = self.candidate.trial = None
 
     def describe(self) -> str:
-        """Return one line for the index of models: share of the calls, answers so far, and the comparison."""
+        """Return one line for the index of models."""
         share = self.options.trial.share
         status = self.to_json()
         candidate, comparison = status["candidate"], status.get("comparison")
@@ -168,7 +165,7 @@ class Trial:
         return isinstance(comparison, Mapping) and comparison["guessed"] is True
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return what `runner` observed, with `kind` (`canary` or `shadow`) and both versions."""
+        """Return the figures of `runner`, with the `kind` and both versions."""
         return {
             **self.runner.to_json(),
             "kind": self.options.rollout,

@@ -173,8 +173,8 @@ def _confine() -> None:
 def main() -> None:
     """Read the source of one stream and send its frames to the service, until either ends.
 
-    The first argument of the command line is the descriptor of a socket; over it the service sends the
-    options and the descriptor of the memory for frames. A failure is sent as `error`, not raised.
+    The first argument is the descriptor of the channel to the service, which sends the options and the
+    memory for frames. A failure is sent as `error`, not raised.
     """
     channel = open_channel()
     data, descriptors, _, _ = socket.recv_fds(channel, MAX_PACKET_BYTES, 1)

@@ -82,20 +82,20 @@ class SourceOwner(Protocol):
         """Receive a frame, which the owner releases."""
 
     def on_read(self, number: int) -> None:
-        """Called now and then with the number of the frame read last, while frames are left out."""
+        """Called now and then with the number of the frame read last."""
 
     def on_failure(self, reason: str, retry_s: float | None) -> None:
-        """Called when the source failed; it is opened again after `retry_s` seconds, or never for None."""
+        """Called when the source failed; it is opened again after `retry_s`, or never for None."""
 
     def on_end(self) -> None:
         """Called when a file has come to its end."""
 
 
 class FrameSource:
-    """One source of frames, read by a capture process that is started again after it failed.
+    """One source, read by a capture process that is started again after it failed.
 
     Attributes:
-        options: options with which the next capture process starts.
+        options: of the next process.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, options: StreamOptions, owner: SourceOwner) -> None:
@@ -110,11 +110,11 @@ class FrameSource:
 
     @property
     def pid(self) -> int:
-        """Process id of the capture process, or 0 if none runs."""
+        """The capture process, or 0."""
         return 0 if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Start a capture process, which opens the source; a failure goes to the owner's `on_failure`."""
+        """Start a capture process; a failure goes to the owner's `on_failure`."""
         self._retry = None
         try:
             self._process = _CaptureProcess(self._loop, self.options, self, self._find_open_s())
@@ -131,7 +131,7 @@ class FrameSource:
         return min(self.options.open_s, least_s * _GROWTH ** min(max(self._failures - 4, 0), 99))
 
     def want_pictures(self, max_side: int) -> None:
-        """Let frames carry a JPEG with sides of at most `max_side` pixels; 0 for no pictures."""
+        """Let frames carry a JPEG with sides of `max_side` pixels at most; 0 for none."""
         self._max_side = max_side
         if self._process is not None:
             self._process.send({"max_side": max_side})
@@ -144,7 +144,7 @@ class FrameSource:
         self._drop()
 
     async def stop(self) -> None:
-        """End the capture process, start no other, and wait up to 2 s until it has ended."""
+        """End the capture process, and wait for that up to 2 s."""
         self.end()
         if self._ending:
             await asyncio.wait([process.ended for process in self._ending], timeout=2.0)
@@ -152,10 +152,10 @@ class FrameSource:
     # What the capture process reports
 
     def on_document(self, document: Mapping[str, Any]) -> None:
-        """Handle one document of the capture process, and tell the owner.
+        """Handle one document of the capture process.
 
         Raises:
-            ValueError, KeyError, TypeError: it is no document that a capture process sends.
+            ValueError, KeyError, TypeError: it is malformed.
         """
         process = self._process
         assert process is not None  # noqa: S101  # for the type checker

@@ -41,7 +41,7 @@ class Capture(Protocol):
     def read(self) -> NDArray[Any] | None:
         """Return the next frame or window of sound; None at the end.
 
-        It is uint8 [height, width, 3] in OpenCV's BGR, uint8 [height, width] of grey, or float32 [samples].
+        It is uint8 [height, width, 3] in BGR, uint8 [height, width], or float32 [samples].
         """
 
 
@@ -64,7 +64,7 @@ AnyKind = TypeVar("AnyKind", bound=AddressKind)
 
 
 def find_kind(kinds: Sequence[AnyKind], text: str) -> AnyKind:
-    """Return the first kind that the address of a source or sink matches.
+    """Return the first kind that an address matches.
 
     Raises:
         ConfigError: it matches none.
@@ -81,8 +81,7 @@ class SourceKind(AddressKind):
     """A kind of sources.
 
     Attributes:
-        open: opens the source of the options, in the capture process; raises `CaptureError` if that can never
-            succeed, and any other error if it may later.
+        open: opens it, in the capture process; raises `CaptureError`, or any other error if it may come back.
         is_endless: whether its end is a failure, after which it is opened again.
         waits: whether it waits for the model unless the options say otherwise.
     """

@@ -70,7 +70,7 @@ class WorkerOwner(Protocol):
         """
 
     def on_end(self, worker: "WorkerHandle", end: End, reason: str) -> None:
-        """Called once the process has ended and its connections are back; it is the last call."""
+        """Called last, once the process has ended and its connections are back."""
 
 
 class WorkerHandle:
@@ -91,7 +91,7 @@ class WorkerHandle:
             package: descriptor of the package; stays the caller's.
 
         Raises:
-            OSError: the process cannot be started.
+            OSError: it cannot be started.
         """
         self._http, self._isolation = http, spec.isolation
         self.owner = owner
@@ -164,9 +164,7 @@ class WorkerHandle:
     def start_trial(self, candidate: VerifiedPackage, package: Passed) -> None:
         """Make the worker try a version beside the one that it serves.
 
-        Args:
-            candidate: the candidate's package, as the service verified it.
-            package: file of the candidate's package, which stays the caller's.
+        `package`: file of the candidate, which stays the caller's.
         """
         self._tried.add(candidate.version)
         self.channel.send(Kind.MAIN_TRY, json.dumps(to_plain(candidate)).encode("ascii"), package)
