@@ -86,13 +86,13 @@ def to_plain(record: Any) -> Any:
 def from_plain(
     kind: type[Record], plain: object, where: str = "", error: type[EdgekitError] = ConfigError
 ) -> Record:
-    """Return an instance of `kind` with the values of a TOML table or JSON object, and defaults for the rest.
+    """Return a `kind` with the values of a TOML table or JSON object, and defaults for the rest.
 
     Args:
         kind: its fields are of the types bool, int, float, str and literals, those with None, dataclasses,
             tuples of them, or mappings; numbers may have a `Range` in `Annotated`.
-        plain: the parsed table or object.
-        where: name of `plain`, with which error messages start.
+        plain: the table or object.
+        where: name of `plain` in error messages.
         error: the class to raise.
 
     Raises:
@@ -126,11 +126,7 @@ def from_json(
     *,
     hint: str = "",
 ) -> Record:
-    """Return an instance of `kind` from a JSON document, see `from_plain`; `hint`: advice if it is no JSON.
-
-    Raises:
-        error: `data` is no JSON, or `from_plain` refuses it.
-    """
+    """Return a `kind` from a JSON document, see `from_plain`; `hint`: advice if it is no JSON."""
     try:
         plain = json.loads(data)
     except (ValueError, RecursionError) as cause:
@@ -307,7 +303,7 @@ def _find_fault(
 
 @functools.lru_cache(1024)  # a document may have any names
 def range_of_unit(name: str) -> Range:
-    """Return the range of a number that declares none, by the unit at the end of its name, such as `_s`."""
+    """Return the range of a number that declares none, by the unit in its name, such as `_s`."""
     return next((bounds for unit, bounds in _RANGES_OF_UNITS.items() if name.endswith(unit)), _RANGE_OF_REST)
 
 
@@ -318,8 +314,7 @@ class Setting:
     Attributes:
         kind: bool, int, float or str; for a list, that of its values.
         is_list: whether it holds several of them.
-        is_needed: whether it has no default.
-        default: its default; `dataclasses.MISSING` if it has none, or makes one by a factory.
+        default: `dataclasses.MISSING` if it has none, or makes one by a factory.
         values: what it may be, such as `1 to 64`.
         meaning: its text in the docstring of the dataclass.
     """
@@ -334,12 +329,12 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """Name of the command's option: `--min-score`, or `--sink` for one of several `sinks`."""
+        """The command's option: `--min-score`, or `--sink` for one of several `sinks`."""
         return "--" + (self.name.removesuffix("s") if self.is_list else self.name).replace("_", "-")
 
     @property
     def help(self) -> str:
-        """Text for the help of the option: the meaning and, of a number, the range."""
+        """Help of the option: the meaning and, of a number, the range."""
         return f"{self.meaning} ({self.values})" if self.kind in (int, float) else self.meaning
 
 

@@ -151,7 +151,7 @@ class RequestError(EdgekitError):
 
     Attributes:
         status: the HTTP status.
-        retry_after_s: seconds after which it is worth trying again, or None if unknown.
+        retry_after_s: seconds after which to try again, or None if unknown.
     """
 
     exit_code = 15

@@ -74,7 +74,7 @@ class AgentOptions:
 
     Attributes:
         bytes_per_s: cap of downloads and uploads, in bytes a second; None for no cap.
-        month_bytes: limit of the bytes downloaded and uploaded in a calendar month (UTC); None for no limit.
+        month_bytes: limit of the bytes down- and uploaded in a calendar month (UTC); None for no limit.
         live_url: URL of the live page of this device, to which the fleet's console links; or empty.
         shows_logs: whether the fleet may ask for the last lines of the logs.
         takes_settings: whether the fleet may change settings that are not fixed here.
@@ -98,7 +98,7 @@ class AgentOptions:
 
 
 class Agent:
-    """One device of a fleet: it takes the fleet's documents, carries out steps, and reports."""
+    """One device of a fleet."""
 
     def __init__(
         self,
@@ -125,9 +125,6 @@ class Agent:
             carrier: downloads and installs; by default this process does.
             renew: see `Renewer`; None never renews.
             pause: pause that an earlier agent of this process began.
-
-        Raises:
-            OutputError: the folder cannot be made or written.
         """
         self._member, self._folder, self._installer = member, folder, installer
         self._device, self._clock = member.enrolment.device, clock
@@ -191,7 +188,7 @@ class Agent:
         return "stopped"
 
     def connect(self) -> None:
-        """Set the last will, and begin to connect to the broker; `run` calls this first."""
+        """Set the last will, and begin to connect; `run` calls this first."""
         self._presence.prepare()
         self._link.start()
 

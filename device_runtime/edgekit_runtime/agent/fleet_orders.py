@@ -83,7 +83,7 @@ class Wishes:
         self.uploads = SampleUploads(folder)
 
     def write(self, desired: Desired) -> None:
-        """Write a document's streams and orders of samples to their files, where they have changed."""
+        """Write the streams and orders of samples that have changed to their files."""
         self._streams.write({name: options.to_json() for name, options in desired.streams.items()})
         self._orders.write(to_plain(desired.samples))
 
@@ -136,7 +136,7 @@ class DeviceSettings:
         return float(text) if text else None
 
     def list_states(self, socket_path: Path | None, now_s: float) -> dict[str, str]:
-        """Return key -> why a setting has no effect, or empty; `now_s` is the time of the monotonic clock."""
+        """Return key -> why a setting has no effect, or empty; `now_s` is of the monotonic clock."""
         desired = self._desired or {}
         if any(key in SETTINGS and SETTINGS[key].reader != "agent" for key in desired) and (
             now_s - self._service_s >= _ASK_S

@@ -57,7 +57,7 @@ class EnrolmentError(EdgekitError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """This device in its fleet; `folder` holds key, certificate and answer; for `stamp` see `read_stamp`."""
+    """This device in its fleet; `folder` holds key, certificate and answer."""
 
     enrolment: Enrolment
     key: Ed25519PrivateKey
@@ -91,11 +91,7 @@ class Membership:
         return TrustedTime(self.enrolment.certificate, folder, clock, monotonic)
 
     def read_time(self, folder: Path, clock: Callable[[], float] = time.time) -> TrustedTime:
-        """Return the trusted time, as the agent's folder bounds it; `clock` gives seconds since 1970.
-
-        Raises:
-            JournalError: the journal is damaged or cannot be read.
-        """
+        """Return the trusted time, as the agent's folder bounds it; `clock` gives seconds since 1970."""
         trusted_time = self.make_time(folder, clock)
         trusted_time.note(read_journal(folder / "journal.json").known_time_s)
         return trusted_time
@@ -166,7 +162,7 @@ class ResumingContext(ssl.SSLContext):
     _session: ssl.SSLSession | None = None
 
     def remember(self, connection: Any) -> None:
-        """Keep the session of a connection for the next one; `connection` is a TLS socket, or None."""
+        """Keep the session of a connection for the next one."""
         with contextlib.suppress(AttributeError, ValueError):
             self._session = connection.session or self._session
 
@@ -253,8 +249,8 @@ def make_context(
     Args:
         authority: the authority's certificate, in PEM.
         certificate: path of the device's certificate, or None before it has one.
-        key: path of the device's key; None before it has a certificate.
-        trusted_time: tells whether a server's certificate has expired; without it the clock does.
+        key: path of the device's key.
+        trusted_time: by which certificates expire; without it, by the clock.
     """
     context = ResumingContext(ssl.PROTOCOL_TLS_CLIENT)
     context.trusted_time = trusted_time or TrustedTime()
@@ -320,11 +316,7 @@ def explain_failure(error: BaseException, address: str) -> LinkProblem:
 
 
 def write_link_status(folder: Path, state: LinkStatus, disk: Disk) -> None:
-    """Write the state of the link to `link.json` in the agent's folder.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
+    """Write the state of the link to `link.json`."""
     with write_atomically(folder / LINK, mode=0o600, disk=disk) as file:
         file.write(encode_json(to_plain(state)))
 

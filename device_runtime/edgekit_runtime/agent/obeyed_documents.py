@@ -67,7 +67,7 @@ class ObeyedDocuments:
         return None
 
     def is_refresh_due(self, now_s: float) -> bool:
-        """Return whether the metadata is to be verified now; `now_s` is the time of the monotonic clock."""
+        """Return whether the metadata is to be verified now; `now_s` is of the monotonic clock."""
         return now_s >= self._daily_s or (self._waiting is not None and now_s >= self._next_s)
 
     def follow(self) -> bool:

@@ -104,8 +104,6 @@ class Client:
                 them, and outputs that are states are not returned.
 
         Raises:
-            RequestError: the service refused the request.
-            TransportError: the service cannot be reached, or does not answer in time.
             DataError: an array cannot be sent, an output is not from `shared` or has another dtype there, or
                 `timeout_s` is out of range.
         """
@@ -138,8 +136,6 @@ class Client:
             timeout_s: time limit for the answer.
 
         Raises:
-            RequestError: the service refused the request.
-            TransportError: the service cannot be reached, or does not answer in time.
             DataError: an option or the media type holds characters that a request may not have.
         """
         query = "&".join(f"{key}={value}" for key, value in (options or {}).items())
@@ -222,12 +218,12 @@ class Client:
                 self._call("POST", region_path(memory.name, "unregister"))
 
     def metadata(self, name: str | None = None, version: str | None = None) -> dict[str, Any]:
-        """Return a model's metadata, or without `name` the service's, as in the Open Inference Protocol."""
+        """Return the metadata of a model or, without `name`, of the service."""
         document: dict[str, Any] = self._call("GET", "/v2" if name is None else model_path(name, version))
         return document
 
     def ready(self, name: str | None = None, version: str | None = None) -> bool:
-        """Return whether a model is ready or, without `name`, the service with all its models."""
+        """Return whether a model or, without `name`, the service with all models is ready."""
         path = "/v2/health/ready" if name is None else f"{model_path(name, version)}/ready"
         try:
             self._call("GET", path)
@@ -236,7 +232,7 @@ class Client:
         return True
 
     def index(self) -> list[dict[str, Any]]:
-        """Return a dict for each version of each model, with `name`, `version`, `state` and `reason`."""
+        """Return `name`, `version`, `state` and `reason` of each version of each model."""
         lines: list[dict[str, Any]] = self._call("POST", REPOSITORY_INDEX)
         return lines
 

@@ -51,10 +51,6 @@ def load_installed(socket_path: Path, model: str, rollout: str | None = None) ->
 def unload_model(socket_path: Path, model: str) -> bool:
     """Make the service stop serving a model; return False if no service listens.
 
-    Args:
-        socket_path: socket of the service.
-        model: a valid name of a model.
-
     Raises:
         SlotError: the service refused or did not answer.
     """
@@ -62,7 +58,7 @@ def unload_model(socket_path: Path, model: str) -> bool:
 
 
 def is_listening(socket_path: Path) -> bool:
-    """Return whether a service listens at the socket, also one that is too busy to answer."""
+    """Return whether a service listens, also one that is too busy to answer."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_TIMEOUT_S)
         try:
@@ -133,7 +129,7 @@ def read_service_settings(socket_path: Path) -> dict[str, str]:
 
 
 def read_service_log(socket_path: Path, count: int) -> list[str]:
-    """Return the last `count` lines of the log that the service keeps; empty without an answer in time."""
+    """Return the last lines of the service's log; empty without an answer in time."""
     stated = _read_own(socket_path, FLEET_LOG).get("lines", [])
     return [str(line) for line in stated][-count:] if isinstance(stated, list) else []
 
@@ -141,7 +137,7 @@ def read_service_log(socket_path: Path, count: int) -> list[str]:
 def read_samples(socket_path: Path) -> dict[str, Any]:
     """Return what the service states of samples; empty without an answer within 5 s.
 
-    Its keys are `allowed`, whether the owner allows samples, and `orders`, what came of each order by its id.
+    Its keys: `allowed`, whether the owner allows samples; `orders`, what came of each order by its id.
     """
     return _read_own(socket_path, SAMPLES)
 
@@ -160,10 +156,6 @@ def read_stream(socket_path: Path, order: Mapping[str, Any]) -> Iterator[bytes]:
     """Run a stream in the service until the iteration ends; yield lines of JSON.
 
     An answer has `frame`, the counts at the end have `sinks`; any other line is a state of the stream.
-
-    Args:
-        socket_path: socket of the service.
-        order: name and options of the stream.
 
     Raises:
         TransportError: the service refuses, or ends.

@@ -25,7 +25,7 @@ class SharedMemory:
     """A sealed memfd with one array in it.
 
     Attributes:
-        descriptor: the memfd; -1 once it is closed.
+        descriptor: the memfd; -1 once closed.
         array: array of the caller's dtype and shape, zeros at first.
         connection: `Link.connection` at its last registration with the service; -1 before.
     """
@@ -75,10 +75,6 @@ class SharedMemory:
 
         Returns:
             Whether the service answered; False if it had closed an idle connection.
-
-        Raises:
-            RequestError: the service refused it.
-            TransportError: the service cannot be reached, or does not answer in time.
         """
         link.connect(timeout_s)
         connection = link.connection
@@ -94,6 +90,6 @@ class SharedMemory:
         return True
 
     def close(self) -> None:
-        """Close the descriptor, so that nobody can register this memory again; arrays of it stay valid."""
+        """Close the descriptor; arrays of the memory stay valid."""
         os.close(self.descriptor)
         self.descriptor = self.connection = _NEVER

@@ -15,7 +15,7 @@ _logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the package to measure, `--seconds`, and the arguments that say where models and keys are."""
+    """Add the arguments that say what is measured, and for how long."""
     parser.add_argument(
         "package",
         metavar="PACKAGE",
@@ -41,7 +41,7 @@ def open_package(arguments: argparse.Namespace) -> OpenedPackage:
 
 
 def keep(write: Callable[[], Path]) -> str | None:
-    """Call `write`, which stores a result; return its path, or None with a warning if that failed."""
+    """Return the path of the result that `write` stored, or None with a warning if that failed."""
     try:
         return str(write())
     except OutputError as cause:

@@ -38,7 +38,6 @@ class DeviceKey:
     """The key of this device.
 
     Attributes:
-        holder: who holds the private key.
         public_key: an uncompressed point of P-256.
         stored: what the holder needs to use the private key, as `KeyHolder.create` returned it.
     """
@@ -78,11 +77,7 @@ def name_public_key(public_key: bytes) -> str:
 
 
 def wrap_for(content_key: ContentKey, public_keys: Iterable[bytes]) -> dict[str, str]:
-    """Return id of a device's key -> `content_key` wrapped for that device, as `Header.recipients` holds it.
-
-    Raises:
-        EncryptionError: one of `public_keys` is no uncompressed point of P-256.
-    """
+    """Return id of a device's key -> `content_key` wrapped for it, as in `Header.recipients`."""
     return {name_public_key(point): wrap_key(content_key, point) for point in public_keys}
 
 
@@ -94,7 +89,6 @@ def read_device_key(folder: Path | None = None) -> DeviceKey | None:
 
     Raises:
         EncryptionError: its file is damaged.
-        UnavailableError: it cannot be read now.
     """
     path = (folder or find_keys_folder()) / DEVICE_KEY
     try:
@@ -122,12 +116,10 @@ def make_device_key(folder: Path | None = None, disk: Disk = DISK, *, holder: st
     Args:
         folder: folder of keys; by default `find_keys_folder()`.
         disk: carries out the steps.
-        holder: `tpm`, `keyring` or `file`, to hold a new key; by default the first of them that is available.
+        holder: `tpm`, `keyring` or `file`; by default the first of them that is available.
 
     Raises:
         EncryptionError: its file is damaged, or the holder is not available.
-        UnavailableError: the holder refuses.
-        OutputError: the key cannot be stored.
     """
     folder = folder or find_keys_folder()
     make_folders(folder, disk=disk)

@@ -36,7 +36,7 @@ _MAX_KEY_FILE_BYTES: Final = 4096
 
 
 class SealedMemory:
-    """Plaintext in sealed memory, whose `descriptor` is closed with the last reference to this object."""
+    """Plaintext in sealed memory; `descriptor` is closed with the last reference to this."""
 
     __slots__ = ("descriptor",)
 
@@ -52,8 +52,7 @@ class Decrypted:
     """The plaintext of a file.
 
     Attributes:
-        memory: sealed memory that holds the plaintext.
-        local_key: key for files that this device derives from the plaintext and stores.
+        local_key: encrypts what this device derives from the plaintext and stores.
         key_file: content of the file with the wrapped key; empty where the header holds it.
     """
 
@@ -80,11 +79,7 @@ def decrypt_file(path: Path, max_bytes: int) -> Decrypted:
 
 
 def write_key_file(path: Path, key_id: str, wrapped: str, disk: Disk = DISK) -> None:
-    """Write the wrapped key (base64) of the file that lies, or will lie, at `path`, to `key_path(path)`.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
+    """Write the wrapped key (base64) of the file that lies, or will lie, at `path`, to `key_path(path)`."""
     content = encode_json({"format": _FORMAT, "key_id": key_id, "wrapped": wrapped})
     with write_atomically(key_path(path), mode=0o600, disk=disk) as file:
         file.write(content)

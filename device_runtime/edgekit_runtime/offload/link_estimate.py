@@ -94,7 +94,7 @@ class LinkEstimate:
         return self._before_fall is not None
 
     def note_round_trip(self, rtt_s: float, *, is_beside: bool = False) -> None:
-        """Note a round trip; one measured beside large bodies, which lengthen it, counts only if shorter."""
+        """Note a round trip; beside large bodies, which lengthen it, only if it is shorter."""
         if rtt_s <= 0 or (self.rtt_s is not None and rtt_s > self.rtt_s and is_beside):
             return
         before, self._before_fall = self._before_fall, None
@@ -154,7 +154,7 @@ class LinkEstimate:
             self._note_rate(bits_per_s, is_small=False)
 
     def state(self, now_s: float) -> LinkState | None:
-        """Return the estimated link; None before bandwidth and round trip were measured."""
+        """Return the estimated link, or None before it was measured."""
         rate, rtt_s = self.up_bits_per_s, self.rtt_s
         if rate is None or rtt_s is None:
             return None

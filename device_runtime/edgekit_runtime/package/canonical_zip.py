@@ -71,12 +71,12 @@ class Member:
 
     @property
     def end_offset(self) -> int:
-        """Offset at which the content ends, and the next header starts."""
+        """Offset of the next header."""
         return self.payload_offset + self.size_bytes
 
 
 def place_member(name: str, size_bytes: int, crc32: int, header_offset: int) -> Member:
-    """Return a member whose header is at `header_offset`, and its content at the next aligned offset."""
+    """Return the member with its content at the next aligned offset."""
     earliest = header_offset + _LOCAL.size + len(name) + _EXTRA.size
     return Member(name, header_offset, -(-earliest // ALIGNMENT_BYTES) * ALIGNMENT_BYTES, size_bytes, crc32)
 
@@ -116,7 +116,6 @@ def write_archive(out: BinaryIO, members: Iterable[tuple[str, bytes | memoryview
 
     Raises:
         PackageError: a name may not stand in a package, or the archive would need zip64.
-        OSError: `out` raised it.
     """
     contents = list(members)
     if problem := find_names_problem(name for name, _ in contents):

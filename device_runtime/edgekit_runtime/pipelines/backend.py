@@ -16,8 +16,6 @@ def open_pipeline(package: OpenedPackage, choice: BackendChoice, threads: int | 
     """Return a session that runs all stages; see `OpenBackend`.
 
     Raises:
-        EngineMissingError: no engine of a member is installed.
-        BackendError: an engine refused a member.
         PackageError: a member has no task or preprocessing, or they do not suit its links.
     """
     if package.manifest.pipeline is None:
@@ -34,11 +32,7 @@ def open_pipeline(package: OpenedPackage, choice: BackendChoice, threads: int | 
 def open_stages(
     pipeline: Pipeline, packages: Mapping[str, OpenedPackage], threads: int | None = None
 ) -> PipelineSession:
-    """Return a session of a pipeline; `packages` holds the package of each stage with a model, by stage.
-
-    Raises:
-        EdgekitError: as `open_pipeline`.
-    """
+    """Return a session of a pipeline; `packages` holds the package of each model, by stage."""
     with ExitStack() as opened:
         members: dict[str, PipelineMember] = {}
         for name, package in packages.items():

@@ -34,7 +34,7 @@ class DeviceSetting:
 
     @property
     def accepted(self) -> str:
-        """The accepted values in words, for a message."""
+        """The accepted values in words."""
         if self.values is None:
             return "a time of day such as 01:00-04:00"
         return str(self.values) if isinstance(self.values, Range) else ", ".join(self.values)
@@ -97,7 +97,7 @@ SETTINGS: Final[Mapping[str, DeviceSetting]] = {
 
 
 def find_fault(key: str, value: str) -> str:
-    """Return why this value of this setting is refused, or an empty text if it is accepted."""
+    """Return why a setting is refused, or an empty text."""
     setting = SETTINGS.get(key)
     if setting is None:
         return f"there is no setting '{key[:_MAX_SHOWN]}', there are: {', '.join(SETTINGS)}"

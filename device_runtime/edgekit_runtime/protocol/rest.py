@@ -77,7 +77,7 @@ def status_of(error: EdgekitError) -> int:
 
 
 def encode_error(error: EdgekitError) -> dict[str, Any]:
-    """Return the JSON document of a response that states `error`: its message, cut, under the key `error`."""
+    """Return the JSON document of a response: the message of `error`, cut, under `error`."""
     return {"error": str(error)[:_MAX_MESSAGE]}
 
 

@@ -66,7 +66,6 @@ class OpenVinoSession:
             options: options of OpenVINO for the model; by default `OpenVinoOptions()`.
 
         Raises:
-            EngineMissingError: OpenVINO is not installed, or cannot be loaded.
             BackendError: OpenVINO refused the model, or an input or output is not a plain tensor.
         """
         openvino = _import_engine()
@@ -96,7 +95,7 @@ class OpenVinoSession:
 
     @property
     def alone(self) -> AbstractContextManager[object]:
-        """A context manager that keeps other threads' runs waiting, so that a run inside can be timed."""
+        """Keeps other threads' runs waiting for a `with` block, so that a run in it can be timed."""
         return self._lock
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -128,11 +127,7 @@ class OpenVinoSession:
 
 
 def computes_bfloat16() -> bool:
-    """Return True if OpenVINO uses bfloat16 arithmetic on this processor.
-
-    Raises:
-        EngineMissingError: OpenVINO is not installed, or cannot be loaded.
-    """
+    """Return True if OpenVINO uses bfloat16 arithmetic on this processor."""
     capabilities: Sequence[str] = _import_engine().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return "BF16" in capabilities
 

@@ -37,11 +37,10 @@ def make_lean(settings: "onnxruntime.SessionOptions") -> None:
 
 @contextmanager
 def lean_loading() -> Iterator[None]:
-    """Have memory that is freed in the `with` block go back to the system; a session is created in it.
+    """Give memory that is freed in the block back to the system; a session is created in it.
 
-    Allocations from 64 KiB are mapped one by one while the block runs, and free pages are returned at its
-    end. These settings are of the whole process, so one block runs at a time; one that hangs delays another
-    for at most ten seconds. Without glibc this does nothing.
+    Its settings are of the whole process, so one block runs at a time; one that hangs delays another for at
+    most ten seconds. Without glibc this does nothing.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallopt") or not hasattr(library, "malloc_trim"):

@@ -42,7 +42,6 @@ class _GpuProvider:
     Attributes:
         name: name in the variable.
         title: name for people.
-        ort_name: onnxruntime's name.
         make_options: returns onnxruntime's options for it.
         following: provider of the nodes that it does not take; None for the processor.
     """
@@ -85,7 +84,7 @@ def choose_provider() -> str:
     provider of a GPU is returned only if it runs a small model here, else `cpu`.
 
     Raises:
-        BackendError: the environment variable names no provider.
+        BackendError: `$EDGEKIT_PROVIDER` names no provider.
     """
     stated = os.environ.get(VARIABLE) or "auto"
     if stated not in ("auto", PROCESSOR, *_PROVIDERS):
@@ -114,11 +113,11 @@ def choose_provider() -> str:
 def open_on_gpu(
     name: str, create: Callable[[ProviderList], "onnxruntime.InferenceSession"]
 ) -> "onnxruntime.InferenceSession | None":
-    """Return a session that `create` made if it uses the GPU; else None, with the reason in the log.
+    """Return `create(providers)` if it uses the GPU; else None, with the reason in the log.
 
     Args:
         name: `cuda` or `tensorrt`.
-        create: makes a session on a list of providers; a node runs on the first of them that takes it.
+        create: makes a session on providers; a node runs on the first that takes it.
     """
     provider = _PROVIDERS[name]
     gpu_providers = [provider] if provider.following is None else [provider, provider.following]
@@ -136,7 +135,7 @@ def open_on_gpu(
 
 
 def report_wrong_results(name: str, message: str) -> None:
-    """Log that a session on a GPU failed the self-test of its package, and that the processor is used."""
+    """Log that a session on a GPU failed the self-test of its package."""
     _warn(name, f"the self-test failed there: {message}")
 
 

@@ -33,7 +33,7 @@ class OutputCheck:
         wrong_count: number of values outside the tolerance; for outputs whose number of rows depends on the
             data, of rows without a counterpart. None if the output is missing, or its dtype or shape differs.
         max_abs_error: the largest difference of two finite values; None where `wrong_count` is.
-        message: one sentence with what was compared and how far it differs, also if it passed.
+        message: what was compared and how far it differs, in one sentence, also if it passed.
     """
 
     name: str
@@ -65,7 +65,6 @@ class GoldenCase:
         expected: each golden output for them with its stored values.
         rows: for each further golden row the seed by which `resample` makes its inputs of `inputs`, and its
             expected outputs.
-        answerer: preprocessing and task of the package, or None.
         members: golden tensors of the members of a pipeline, by stage.
     """
 
@@ -82,7 +81,6 @@ class GoldenCase:
 
         Raises:
             DataError: the session takes other inputs.
-            BackendError: the engine failed.
         """
         # Those of members first: they say which model is wrong.
         sessions: Mapping[str, Session] = getattr(session, "sessions", {})
@@ -114,7 +112,7 @@ def read_golden(package: OpenedPackage) -> GoldenCase:
 
 
 def find_answerer(package: OpenedPackage) -> "Answerer | None":
-    """Return what does the preprocessing and the task of a package; None if it states neither, nor labels."""
+    """Return preprocessing and task of a package; None if it states neither, nor labels."""
     if not package.manifest.needs_answerer:
         return None
     from edgekit_runtime.tasks.answerer import open_answerer  # which models of plain tensors do not need
@@ -138,13 +136,8 @@ def read_golden_inputs(package: OpenedPackage) -> dict[str, np.ndarray[Any, np.d
 def run_selftest(session: Session, package: OpenedPackage) -> SelfTest:
     """Return how the session's outputs for the golden inputs compare with the golden outputs.
 
-    Args:
-        session: session of this package.
-        package: the verified package.
-
     Raises:
         DataError: the session takes other inputs than the package states.
-        BackendError: the engine failed.
     """
     return read_golden(package).check(session)
 

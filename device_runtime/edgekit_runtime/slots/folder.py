@@ -47,10 +47,9 @@ class FoundState:
     """A state, and whether it was read or rebuilt.
 
     Attributes:
-        state: the state, read or rebuilt from the packages that are there.
-        problem: why it was rebuilt; None if it was read.
-        replaceable: whether the state file may be written; False if a newer edgekit wrote the file that lies
-            there, or it cannot be read.
+        state: read, or rebuilt from the packages that are there.
+        problem: why it was rebuilt, or None.
+        replaceable: whether the file may be written; False if it cannot be read or a newer edgekit wrote it.
     """
 
     state: ModelState
@@ -79,18 +78,14 @@ class ModelFolder:
     __slots__ = ("_disk", "_read", "model", "path")
 
     def __init__(self, path: Path, read: "Callable[[Path], OpenedPackage]", disk: Disk) -> None:
-        """Use the folder at `path`, named after the model; `read` verifies and opens a package file."""
+        """Use the folder at `path`; `read` verifies and opens a package file."""
         self.path = path
         self.model = path.name
         self._read = read
         self._disk = disk
 
     def has_content(self) -> bool:
-        """Return True if a state or a package lies here; a failed installation may leave an empty folder.
-
-        Raises:
-            OSError: the folder cannot be read.
-        """
+        """Return True if a state or a package lies here; a failed installation may leave an empty folder."""
         return any(name == STATE_NAME or name.endswith(_SUFFIX) for name in self._list_names())
 
     def load(self, written: Installed | None = None) -> FoundState:
@@ -99,11 +94,7 @@ class ModelFolder:
         Nothing is written.
 
         Args:
-            written: a package that was just written and verified; a state that is made anew leaves it out, so
-                that it need not be read again. None for none.
-
-        Raises:
-            UnavailableError: the state, or the packages to make one of, cannot be read now.
+            written: a package that was just written and verified; a state that is made anew leaves it out.
         """
         where = self.path / STATE_NAME
         find = functools.partial(self._find_packages, written)
@@ -147,12 +138,11 @@ class ModelFolder:
         Raises:
             PackageError: it is missing, damaged, or signed by a key that is not trusted.
             SlotError: another package lies in its place, or it is for another target.
-            UnavailableError: it cannot be read or verified now.
         """
         return self._open(self.locate(state, item), item)
 
     def locate(self, state: ModelState, item: Installed) -> Path:
-        """Return the path at which the package of `item`, an entry of `state`, lies or would lie."""
+        """Return the path of the package of an entry of `state`."""
         return self.path / _file_name(item, factory=item is state.factory)
 
     def write(self, package: "OpenedPackage", item: Installed, *, factory: bool) -> bool:
@@ -163,7 +153,6 @@ class ModelFolder:
         Raises:
             RecordError: the disk is full, or the folder cannot be written.
             PackageError: the bytes that were read back differ from those that were written.
-            UnavailableError: it cannot be found out now whether they differ.
         """
         path = self.path / _file_name(item, factory=factory)
         with _passing_bad_ones(), self._open(path, item) as present:
@@ -215,11 +204,7 @@ class ModelFolder:
             _logger.warning("%s: left-over files cannot be removed now: %s", self.path, cause.strerror)
 
     def remove_all(self) -> None:
-        """Remove all files, the state as the last, so that no package is found without its state.
-
-        Raises:
-            RecordError: a file cannot be removed.
-        """
+        """Remove all files, the state as the last, so that no package is found without its state."""
         try:
             for name in sorted(self._list_names(), key=STATE_NAME.__eq__):
                 self._disk.remove(self.path / name)
@@ -233,7 +218,6 @@ class ModelFolder:
 
         Raises:
             RecordError: the folder is missing, or somebody else holds it for over 30 s.
-            UnavailableError: the folder cannot be opened now.
         """
         with hold(self.path):
             yield
@@ -261,11 +245,7 @@ class ModelFolder:
         return sorted(path.name for path in self.path.iterdir())
 
     def _find_packages(self, written: Installed | None) -> ModelState:
-        """Return a state of the packages that are there whole: the newest two in the slots, both unproven.
-
-        Raises:
-            UnavailableError: which there are, or whether one is whole, cannot be found out now.
-        """
+        """Return a state of the packages that are there whole: the newest two in the slots, both unproven."""
         slots: list[Installed] = []
         factories: list[Installed] = []
         try:

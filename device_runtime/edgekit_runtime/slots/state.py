@@ -48,9 +48,6 @@ class Installed(Record):
         trial: how a service tries it beside the version before, also after a restart, while unproven: as
             `shadow`, as `canary`, or empty for as the service is configured.
         encrypted: whether its file is encrypted.
-
-    Raises:
-        DamagedStateError: a field has the wrong type or value.
     """
 
     _error: ClassVar = DamagedStateError
@@ -74,11 +71,7 @@ class Installed(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection(Record):
-    """A version that failed here and is not installed again without permission.
-
-    Raises:
-        DamagedStateError: a field has the wrong type or value.
-    """
+    """A version that failed here and is not installed again without permission."""
 
     _error: ClassVar = DamagedStateError
 
@@ -101,7 +94,7 @@ class ModelState(Record):
         spare: the package in the other slot, or None.
         factory: the package that always remains, or None.
         pinned: version at which the model stays, or None.
-        rejected: the versions that failed, the newest last; the last `MAX_REJECTIONS` are written.
+        rejected: versions that failed, newest last; the last `MAX_REJECTIONS` are written.
 
     Raises:
         DamagedStateError: a field has the wrong type or value, or two contradict each other.

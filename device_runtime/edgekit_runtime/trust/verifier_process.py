@@ -58,12 +58,8 @@ class VerifyingProcess:
 
         Args:
             keys: folder of the trusted keys; by default `find_keys_folder()`.
-            answer_s: seconds within which an answer must come, even if a process must start for it on a slow
-                device.
+            answer_s: time limit of an answer, also of a process that starts on a slow device.
             first_share: share of `answer_s` after which a process that hangs is replaced by another one.
-
-        Raises:
-            UnavailableError: it cannot be started.
         """
         self._keys = (find_keys_folder() if keys is None else keys).absolute()
         self._answer_s, self._first_share = answer_s, first_share
@@ -84,7 +80,7 @@ class VerifyingProcess:
         return read_unverified(envelope, predicate_type, where)
 
     def decrypt(self, path: Path, max_bytes: int) -> "Decrypted":
-        """Return the plaintext of an encrypted package, which the child decrypts with `decrypt_file`."""
+        """Return the plaintext of an encrypted package, see `decrypt_file`."""
         question = str(path.absolute()), max_bytes
         extra_s = min(find_size(path), max_bytes) / _BYTES_PER_S
         decrypted = self._ask(question, str(question), stamp_keys(self._keys), extra_s)

@@ -278,7 +278,6 @@ class _Responder:
     """A thread that takes requests on loopback over TLS, and answers each the same after a pause.
 
     Attributes:
-        port: port on which it listens.
         cpu_s: its processor time until the last reply.
         paused_s: length of the last pause.
     """

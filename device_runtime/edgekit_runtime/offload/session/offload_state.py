@@ -55,16 +55,13 @@ class OffloadState:
     Attributes:
         runners: name -> plan that needs the server, ready to run.
         counts: how requests were answered.
-        running: number of requests under way.
         sent_bytes: bytes of all requests to the server.
         wake: set when the prober has something to do.
         lock: lock of `estimate`, `breaker`, `hedges` and the rest; requests that run locally do not wait for
             it.
-        breaker: whether requests may go to the server.
         hedges: how long to wait for a reply.
         connect_s: time that the next request takes to connect; 0 if a connection is open.
         switches: the last changes of the plan, in words.
-        has_local_failed: whether the last local run failed.
     """
 
     def __init__(self, table: CutTable, runners: Mapping[str, PlanRunner], options: OffloadOptions) -> None:
@@ -104,7 +101,7 @@ class OffloadState:
         return self._preference.plan
 
     def ask_for(self, plan: str | None) -> None:
-        """From now on run only the plan of this name, whenever it can be used; None to choose again."""
+        """From now on run only this plan, if it can be used; None to choose again."""
         self._preference = dataclasses.replace(self._preference, plan=plan)
         self._epoch += 1
 
@@ -201,16 +198,16 @@ class OffloadState:
 
     @property
     def device_slowdown(self) -> float:
-        """Time of recent runs on this device as a multiple of the table's times; 1 before the first."""
+        """Time of recent runs here as a multiple of the table's; 1 before the first."""
         return _ratio(self._device)
 
     def local_s(self, rows: int) -> float:
-        """Return how many seconds a local run of `rows` rows takes; 0 if the device cannot run the model."""
+        """Return the seconds of a local run; 0 if the device cannot run the model."""
         plan = self.table.local
         return 0.0 if plan is None else plan.costs.device_s * rows * self.device_slowdown
 
     def reply_s(self, decision: PlanChoice) -> float:
-        """Return the seconds in which the reply of the server is expected, once the request is ready."""
+        """Return the expected seconds of the server's part, once the request is ready."""
         plan = decision.plan
         whole = dataclasses.replace(plan, escalation=None) if plan.escalation is not None else plan
         slowdown = decision.conditions.device_slowdown
@@ -218,13 +215,13 @@ class OffloadState:
         return remote_s + max(plan.costs.request_s * slowdown, self.estimate.overhead_s)
 
     def after_upload_s(self, decision: PlanChoice) -> float:
-        """Return the seconds in which the reply must come once the last byte of its request has arrived."""
+        """Return the longest time of a reply, in s, after the last byte of its request arrived."""
         costs, conditions = decision.plan.costs, decision.conditions
         server_s = costs.server_s * conditions.server_slowdown + conditions.server_wait_s
         return server_s + 2 * (self.estimate.rtt_s or 0.0)
 
     def allow_s(self, decision: PlanChoice, rows: int, spent_s: float) -> float:
-        """Return the seconds to wait for a reply before a local run begins; the request earns credit for it.
+        """Return the seconds to wait for a reply before a local run; the request earns credit for it.
 
         It is 0 if the request tests a bandwidth that only a probe has measured.
 

@@ -70,11 +70,7 @@ class PlanRunner:
         )
 
     def open_head(self) -> Session | None:
-        """Load head and decoder unless they are; return the head, or None if the inputs are sent as they are.
-
-        Raises:
-            BackendError: this runner is closed, or the engine refuses one of them.
-        """
+        """Load head and decoder; return the head, or None if the inputs are sent as they are."""
         with self._lock:
             if not self._is_open:
                 raise BackendError("backend 'offload': the session is closed")
@@ -90,12 +86,12 @@ class PlanRunner:
         return open_choice(view, view.manifest.backend, self._threads)
 
     def run_head(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return output name -> array of the head; empty if the inputs are sent as they are."""
+        """Return the outputs of the head; empty if the inputs are sent as they are."""
         head = self._head or self.open_head()
         return {} if head is None else head.run({spec.name: inputs[spec.name] for spec in head.inputs})
 
     def decode(self, outputs: dict[str, Array]) -> dict[str, Array]:
-        """Return output name -> array, where codes in a reply's outputs are restored to values.
+        """Return the outputs of a reply, with codes restored to values.
 
         Outputs without codes, as of a local run, stay as they are.
         """

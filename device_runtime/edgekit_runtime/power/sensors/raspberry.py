@@ -75,7 +75,7 @@ class Vcgencmd:
 
 
 def find_sensors(sysfs: Sysfs) -> Family:
-    """Return the probe of the throttling bits and, on a Pi 5, that of watts; this runs `vcgencmd`."""
+    """Return the probe of the throttling bits and, on a Pi 5, of watts; runs `vcgencmd`."""
     vcgencmd = sysfs.vcgencmd
     path = next((path for pattern in _PATTERNS for path in sysfs.find(pattern)), None)
     probes: list[Probe] = []

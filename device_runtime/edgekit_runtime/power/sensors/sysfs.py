@@ -22,7 +22,7 @@ class Sysfs:
     vcgencmd: str | None = None
 
     def find(self, pattern: str) -> tuple[Path, ...]:
-        """Return paths below `root` that match a glob, in natural order; none if a folder cannot be read."""
+        """Return the matching paths below `root`, in natural order; none if a folder cannot be read."""
         try:
             return tuple(sorted(self.root.glob(pattern), key=lambda path: (len(str(path)), str(path))))
         except OSError:

@@ -35,7 +35,7 @@ class Answered(NamedTuple):
     """The result of a request.
 
     Attributes:
-        served: the version that took the call; in a canary, the other version may have run it.
+        served: the version that took the call; a canary may have run it instead.
         outputs: outputs of the model.
         decoded: the answer of the task; empty if it was not asked for.
         times_s: seconds of each step: `prepare`, `infer`, and `answer` if it was decoded.
@@ -47,7 +47,7 @@ class Answered(NamedTuple):
     times_s: Mapping[str, float]
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the task's answer with `model_version` and `times_ms`: step -> milliseconds."""
+        """Return the answer with `model_version` and `times_ms`: step -> milliseconds."""
         times_ms: dict[str, JsonValue] = {
             step: round(1e3 * seconds, 3) for step, seconds in self.times_s.items()
         }
@@ -114,7 +114,7 @@ class AnswerRequest:
         return answer
 
     def prepare(self) -> None:
-        """Make the inputs of the file, on a thread; raises nothing, but sets `error`."""
+        """Make the inputs, on a thread; raises nothing, but sets `error`."""
         assert self.data is not None  # noqa: S101  # for the type checker
         try:
             if self.is_unwanted():
@@ -191,7 +191,7 @@ class AnswerPath:
         """Answer `request` through its `reply`.
 
         Raises:
-            EdgekitError: it is refused; `reply` is not called then.
+            EdgekitError: it is refused; `reply` is not called.
         """
         served = request.find()
         if self._waiting >= self._limits.max_waiting:

@@ -490,7 +490,7 @@ class Connection:
 
     @property
     def peer_pid(self) -> int:
-        """Number of the process at the other end of a Unix socket; 0 if that is not known."""
+        """The process at the other end of a Unix socket; 0 if that is not known."""
         return find_peer(self._socket) if self.is_open and self._socket.family == socket.AF_UNIX else 0
 
     @property

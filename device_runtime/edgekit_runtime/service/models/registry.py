@@ -151,10 +151,7 @@ class Registry:
             for_others: whether other models may be unloaded for it; otherwise its first request loads it if
                 the memory cap leaves no room now.
             patience_s: longest wait for calls of models that must be unloaded.
-            rollout: `swap`, `canary` or `shadow` this time; None as the installation or else the options say.
-
-        Raises:
-            EdgekitError: the model cannot be loaded; the message says why.
+            rollout: `swap`, `canary` or `shadow`; None as the installation or else the options say.
         """
         model = await self._find_or_add(name)
         async with model.lock:
@@ -193,7 +190,7 @@ class Registry:
             await self._lifecycle.retire(model.withdraw())
 
     async def settle_trial(self, name: str, version: str, *, is_promoted: bool) -> None:
-        """End the trial of a version with a verdict from outside: promote or unload it, if it is on trial."""
+        """Promote a version or unload it, if it is on trial."""
         model = self.models.by_name[name]
         async with model.lock:
             trial = model.trial
@@ -208,8 +205,7 @@ class Registry:
         """Load a model that was unloaded for others, and return once it is loaded.
 
         Raises:
-            UnavailableError: too many calls wait for it already, or it takes too long.
-            EdgekitError: it cannot be loaded.
+            UnavailableError: too many calls wait already, or it takes too long.
         """
         model = self.models.by_name[name]
         if model.default is not None:

@@ -39,7 +39,7 @@ class InstalledModels(Source):
         return self._slots.models()
 
     def find(self, name: str, policy: VersionPolicy) -> Sequence[Servable]:
-        """Return the packages that `open` would open now: the specific versions, or else the active one."""
+        """Return the specific versions of `policy`, or else the active one."""
         servables = []
         for version in policy.ordered() or (None,):
             candidates = self._slots.list_candidates(name, version, counted=self._begun)
@@ -48,7 +48,7 @@ class InstalledModels(Source):
         return servables
 
     def find_proven(self, name: str) -> Servable | None:
-        """Return the newest version that has proved itself, if the current one has not; otherwise None."""
+        """Return the version that has proved itself, where a newer one is on trial, or None."""
         state = self._slots.load(name).state
         if state.current is None or state.current.health != UNPROVEN:
             return None
@@ -69,7 +69,7 @@ class InstalledModels(Source):
         return None if current is None or current.health != UNPROVEN else current.trial or None
 
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
-        """Open the specific versions of `policy`, or else the best one; return the results of `load`.
+        """Open the specific versions of `policy`, or else the best one.
 
         Starts are counted. Of several versions one that fails is rejected, and the next best replaces it.
         """
@@ -84,12 +84,12 @@ class InstalledModels(Source):
         return opened
 
     def open_again(self, package: Servable, load: Load) -> Loaded:
-        """Verify a package that was served before, and return the result of `load`; counts no start."""
+        """Verify and load a package that was served before; counts no start."""
         with self._slots.open(package.name, package.sha256) as opened:
             return load(opened)
 
     def confirm(self, name: str, version: str) -> None:
-        """Record that `version` is good; raises `UnavailableError` if that cannot be recorded now."""
+        """Record that `version` is good."""
         try:
             self._slots.confirm(name, version)
         except RecordError as error:  # such as a full disk

@@ -73,7 +73,7 @@ def run_pair(
         inputs: inputs for both.
         compare: returns the agreement of two answers, 0..1.
         flip: returns 0 or 1, with the same chance, for the order.
-        clock: returns the time in seconds.
+        clock: in seconds.
     """
     sessions = (current, candidate)
     answers, times_s = _run_both(sessions, inputs, flip, clock)
@@ -108,7 +108,7 @@ def _flip() -> int:
 
 
 class PairedRuns:
-    """Runs both versions on a thread of its own, one pair after the other; used on the thread of the loop."""
+    """Runs pairs on a thread of its own, one after the other; used on the thread of the loop."""
 
     __slots__ = (
         *("_alarm", "_call_soon", "_compare", "_complete", "_defer", "_has_thread", "_is_busy", "_is_over"),
@@ -133,12 +133,11 @@ class PairedRuns:
             current: session of the version in use.
             candidate: session of the version on trial.
             compare: returns the agreement of two answers, 0..1.
-            call_soon: calls a function on the loop's thread, such as `loop.call_soon_threadsafe`.
-            is_busy: returns whether real calls need the processors, so that `may_start` refuses a pair.
-            defer: calls a function on the loop's thread later, such as `loop.call_later`.
+            call_soon: such as `loop.call_soon_threadsafe`.
+            is_busy: returns whether real calls need the processors; `may_start` then refuses a pair.
+            defer: such as `loop.call_later`.
             max_run_s: seconds after which both runs of a pair are stopped; 0 for no limit.
-            complete: returns the inputs with the states that they lack, as at the start of a sequence: one
-                version cannot read the states of the other.
+            complete: adds the states that inputs lack, as at the start of a sequence.
         """
         self._complete = complete
         self._sessions: tuple[Session, ...] = (share_session(current), share_session(candidate))

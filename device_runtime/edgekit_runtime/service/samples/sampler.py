@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Writer:
-    """A thread that stores the samples of a process; jobs beyond 8 or 32 MiB in its queue are dropped."""
+    """A thread that stores samples; jobs beyond 8 or 32 MiB in its queue are dropped."""
 
     def __init__(self) -> None:
         """Make the queue; the first job starts the thread."""
@@ -61,7 +61,7 @@ class Writer:
         return True
 
     def close(self) -> bool:
-        """Finish the queued jobs and end the thread; return False if it still runs after 4 s at most."""
+        """Finish the queued jobs and end the thread; return False if it still runs after 4 s."""
         if self._thread is None:
             return True
         with contextlib.suppress(queue.Full):
@@ -139,7 +139,7 @@ class ModelSampler:
         file: "tuple[bytes | memoryview, MediaType | None, Any] | None" = None,
         answer: Mapping[str, JsonValue] | None = None,
     ) -> None:
-        """Count an answered request, and copy it if it is drawn, see `served_version.Sampler`."""
+        """Count a request, and copy it if it is drawn, see `served_version.Sampler`."""
         draws = self.draws
         draws.countdown -= 1
         if draws.countdown > 0 and self._recent is None:
@@ -196,7 +196,7 @@ class ModelSampler:
         self._note_room()
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return order id -> `triggers` (samples stored by kind), `dropped` and `error`, for statistics."""
+        """Return order id -> `triggers` (samples stored by kind), `dropped` and `error`."""
         orders: dict[str, JsonValue] = {}
         for order in self._orders:
             lines = [line for line in self.draws.lines if line.order.id == order.id]

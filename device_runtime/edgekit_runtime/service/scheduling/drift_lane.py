@@ -50,8 +50,8 @@ class DriftLane(Lane):
         Args:
             drift: drift statistics of the version behind this lane.
             lane: the lane that answers.
-            budget_s: seconds per call that counting may take, on average over all calls.
-            clock: returns the time in seconds.
+            budget_s: mean seconds per call that counting may take.
+            clock: in seconds.
         """
         self._budget_s = budget_s
         self._cost_s = _FIRST_COST_S  # smoothed time of a look

@@ -27,9 +27,6 @@ _LOOK_S: Final = 0.25  # between two looks at the runs under way
 class Threads:
     """Threads, started when they are first needed.
 
-    They get work through a `SimpleQueue`, and hand results back through a deque and an eventfd that the loop
-    watches: `call_soon_threadsafe` writes to a socket and makes a handle for each call.
-
     Attributes:
         count: how many functions run at once.
     """
@@ -137,7 +134,7 @@ class Pool:
         self.on_abandoned: Callable[[], None] = _do_nothing
 
     def enlist(self, flow: Flow) -> None:
-        """Ask `flow` for a batch whenever its turn comes, until it has none; call it again for new work."""
+        """Ask `flow` for a batch at each turn until it has none; call it again for new work."""
         if flow not in self._ready:
             flow.used_s = max(flow.used_s, self._floor_s)
             self._ready.append(flow)

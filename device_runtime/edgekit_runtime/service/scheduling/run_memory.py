@@ -33,7 +33,7 @@ class RunMemory:
 
     Attributes:
         bytes_per_input_byte: memory of inputs, activations and outputs together for each byte of inputs.
-        usual: input name -> dtype and shape in the package's golden inputs.
+        usual: name -> dtype and shape of the golden inputs.
     """
 
     bytes_per_input_byte: float
@@ -62,7 +62,7 @@ class RunMemory:
         return is_unusual and size_bytes * self.bytes_per_input_byte > _KEPT_BYTES
 
     def trim(self, session: Session) -> None:
-        """Free what a session keeps beyond a run of the usual size, by a run on zeros, if it has `trim`."""
+        """Free what a session keeps beyond a run of the usual size, by a run on zeros."""
         give_back: Callable[[Mapping[str, object]], None] | None = getattr(session, "trim", None)
         if give_back is not None:
             try:
@@ -102,13 +102,7 @@ class InputLimit:
     __slots__ = ("_allowed_bytes", "_has_rows", "_max_bytes", "_memory")
 
     def __init__(self, memory: RunMemory, inputs: Sequence[TensorSpec], allowed_bytes: int) -> None:
-        """Allow `allowed_bytes` for a run, and the usual inputs in any case.
-
-        Args:
-            memory: memory of the model.
-            inputs: inputs of the model.
-            allowed_bytes: memory that one run may take.
-        """
+        """Allow `allowed_bytes` for a run, and the usual inputs in any case."""
         self._memory, self._allowed_bytes = memory, allowed_bytes
         self._max_bytes = memory.most_input_bytes(allowed_bytes)
         self._has_rows = all(spec.shape and isinstance(spec.shape[0], str) for spec in inputs)

@@ -55,7 +55,7 @@ class ModelCalls:
         return None
 
     def find_trial(self, model: str) -> str | None:
-        """Return the version of a model that is on trial; None if there is none, or no such model."""
+        """Return the version of a model that is on trial; None without any."""
         entry = self._registry.models.by_name.get(model)
         return None if entry is None or entry.trial is None else entry.trial.candidate.version
 
@@ -65,7 +65,7 @@ class ModelCalls:
         A sequence that the model no longer knows, as after a swap, starts anew.
 
         Raises:
-            EdgekitError: it is refused at once; `reply` is not called then.
+            EdgekitError: it is refused; `reply` is not called.
         """
         model, reply = call.model, call.reply
 

@@ -26,7 +26,7 @@ class Viewer:
         """Serve a client; the socket is the viewer's from now on.
 
         Args:
-            loop: event loop of the service, on whose thread all this happens.
+            loop: event loop of the service; all happens on its thread.
             connected: socket of the client.
             max_queued: most chunks that wait.
             timeout_s: a client that reads nothing for so long is disconnected.
@@ -41,7 +41,7 @@ class Viewer:
         loop.add_reader(connected.fileno(), self._on_readable)
 
     def put(self, chunk: bytes) -> None:
-        """Send a chunk as soon as the client takes it; does nothing after `finish` or the end."""
+        """Send a chunk as soon as the client takes it."""
         if self.is_open and not self._is_ending:
             self._queued.append(chunk)
             if self._timer is None:

@@ -56,7 +56,7 @@ class ReceivedPackages(Source):
         return policy.choose(name, list(self._packages.values()))[:1]
 
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
-        """Load the newest version of the policy with `load`; return it alone, or nothing, see `Source`."""
+        """Load the newest version of the policy, see `Source`."""
         return [self.open_again(package, load) for package in self.find(name, policy)]
 
     def open_again(self, package: Servable, load: Load) -> Loaded:

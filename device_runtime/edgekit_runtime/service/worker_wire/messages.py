@@ -27,8 +27,8 @@ class VerifiedPackage:
 
     Attributes:
         version: version of the model.
-        manifest_sha256: SHA-256 of the signed manifest, which the worker compares when it opens the package.
-        submodel: the part of the package that is the model; None if the whole package is.
+        manifest_sha256: digest of the signed manifest, compared when the worker opens the package.
+        submodel: the part of the package that is the model; None for all of it.
         local_key: `local_key` of the package, as text, for what the worker derives and stores; None for a
             plain package. The worker gets the content decrypted.
     """

@@ -54,7 +54,6 @@ class IsolatedModel(IsolatedVersion):
             cancels it.
         hosted: the trial of another version in one of its workers, or None.
         workers: the workers that run or start; the ready ones are in the order in which they became so.
-        metrics: the sums over all workers.
         restarts: how often a worker was started again after it was lost.
     """
 
@@ -74,8 +73,8 @@ class IsolatedModel(IsolatedVersion):
             http: the HTTP server whose connections the workers are lent.
             regions: shared memory of clients.
             manifest: manifest of the version.
-            spec: the order with which each worker is started.
-            package: descriptor of the package; this object owns it from now on.
+            spec: the order that starts each worker.
+            package: descriptor of the package; owned by this.
             report_crash: see `Versions.report_crash` of the supervisor.
         """
         self._http, self._regions, self.manifest, self.spec = http, regions, manifest, spec
@@ -96,16 +95,16 @@ class IsolatedModel(IsolatedVersion):
 
     @property
     def ready(self) -> list[WorkerHandle]:
-        """The workers that have loaded the model; for a version on trial, those of the version in use.
+        """The workers that have loaded the model; on trial, those of the version in use.
 
-        If the options ask for a standby worker, those behind the first `processes` get no requests.
+        With a standby worker, those behind the first `processes` get no requests.
         """
         workers = self.workers if self._trial is None else self._trial.host.workers
         return [worker for worker in workers if worker.is_ready]
 
     @property
     def is_in_use(self) -> bool:
-        """Whether this version has workers of its own, or will: it is not on trial and not ended."""
+        """Whether it has, or is to have, workers of its own."""
         return self._trial is None and not self._is_ended
 
     @property
@@ -118,9 +117,9 @@ class IsolatedModel(IsolatedVersion):
         return self._package
 
     def begin(self) -> None:
-        """Start a worker. The owner calls this once, for the first worker; later ones are started from here.
+        """Start a worker; the owner calls this for the first one, and this class for later ones.
 
-        If the system cannot start it, the next attempt follows later, or `opened` gets an error.
+        If that fails, it is tried again later, or `opened` gets an error.
         """
         try:
             worker = WorkerHandle(self._http, self, self.spec, self._package)
@@ -134,7 +133,7 @@ class IsolatedModel(IsolatedVersion):
     def begin_trial(self, host: "IsolatedModel") -> None:
         """Try this version in the first ready worker of `host`, at once or when there is one.
 
-        Does nothing but end this version if `host` is being unloaded.
+        Ends this version instead if `host` is being unloaded.
         """
         if host._is_draining:
             self.end()
@@ -144,13 +143,13 @@ class IsolatedModel(IsolatedVersion):
             self._trial.start(ready[0])
 
     def fail(self, error: EdgekitError) -> None:
-        """End all its processes, since it cannot be opened; `opened` gets `error` unless it is done."""
+        """End all its processes; `opened` gets `error` unless it is done."""
         if not self.opened.done():
             self.opened.set_exception(error)
         self.end()
 
     def end(self) -> None:
-        """Kill all processes and close the package; connections lent to them come back. May be repeated."""
+        """Kill all processes and close the package; lent connections come back."""
         if self._is_ended:
             return
         if self.hosted is not None:
@@ -186,11 +185,11 @@ class IsolatedModel(IsolatedVersion):
         )
 
     def submit(self, call: Call) -> None:
-        """Refuse `call` with an `UnavailableError`: calls in this process reach no worker."""
+        """Refuse `call`: calls in this process reach no worker."""
         call.reply(self.refuse())
 
     def refuse(self) -> UnavailableError:
-        """Count a request that no worker can take now, and return the error to answer with."""
+        """Count a request that no worker can take now, and return why."""
         self._past.refused += 1
         self._add_up()
         if self.ready and not self._is_draining:
@@ -216,7 +215,7 @@ class IsolatedModel(IsolatedVersion):
         self._await_returns(done, self._loop.time() + self.spec.config.inference.drain_timeout_s)
 
     def close(self) -> None:
-        """Have the loop kill all processes, see `end`; may be called on any thread, and does not wait."""
+        """Have the loop kill all processes, from any thread; does not wait."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, after `Supervisor.close`
             self._loop.call_soon_threadsafe(self.end)
 
@@ -239,11 +238,7 @@ class IsolatedModel(IsolatedVersion):
         self._fill()
 
     def on_snapshots(self, worker: WorkerHandle, payload: bytes) -> None:
-        """Store a worker's figures on this version and on the one that it tries.
-
-        Raises:
-            ChannelError: `payload` cannot be read.
-        """
+        """Store a worker's figures on this version and on the one that it tries."""
         trial = self.hosted
         for version, snapshot in read_snapshots(payload).items():
             if version == self.manifest.version:
@@ -301,12 +296,12 @@ class IsolatedModel(IsolatedVersion):
         self.end_trial(trial)
 
     def end_trial(self, trial: "WorkerTrialRunner") -> None:
-        """End the trial and the candidate without a message to the worker, which knows or has ended."""
+        """End the trial and the candidate; the worker knows already."""
         self.hosted = trial.report = None
         trial.model.end()
 
     def add_snapshot(self, worker: WorkerHandle, snapshot: Snapshot) -> None:
-        """Replace the figures of `worker`, which are totals since its start, and add up all workers."""
+        """Replace the figures of `worker`, which are totals since its start."""
         self._snapshots[worker] = snapshot
         self._add_up()
 
@@ -410,7 +405,7 @@ class WorkerTrialRunner(TrialRunner):
         """Act on the worker's report on the candidate.
 
         Raises:
-            ChannelError: such a report cannot come now, or its verdict contradicts the worker's own counts.
+            ChannelError: the report cannot come now, or its verdict contradicts the worker's own counts.
         """
         outcome, is_open = message.outcome, self.model.opened.done()
         if outcome == "refused" and not is_open:
@@ -446,7 +441,7 @@ class WorkerTrialRunner(TrialRunner):
     # As a `TrialRunner`
 
     def begin(self, report: Callable[[Any], None]) -> None:
-        """Pass the verdict to `report` when it comes, or before this returns if it has come already."""
+        """Pass the verdict to `report`, at once if it has come already."""
         if self._verdict is None:
             self.report = report
         else:
@@ -461,7 +456,7 @@ class WorkerTrialRunner(TrialRunner):
             self.worker.channel.send(Kind.MAIN_ENERGY, ENERGY.pack(candidate_j, current_j))
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the statistics of the rollout that the worker sent last; empty before the first report."""
+        """Return the rollout statistics that the worker sent last; empty before the first report."""
         return self.figures
 
     def take_over(self) -> bool:

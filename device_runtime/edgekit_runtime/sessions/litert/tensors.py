@@ -16,9 +16,9 @@ class ModelTensor:
     """One input or output.
 
     Attributes:
-        spec: specification of the tensor as the caller of `run` passes or gets it.
+        spec: specification of the caller's tensor.
         shape: shape of the tensor as allocated after loading.
-        stored: the tensor's quantization in the file; None for a tensor that is not quantized.
+        stored: the tensor's quantization in the file, or None.
         codes: conversion between the caller's float32 and the file's codes, or None for no conversion.
     """
 

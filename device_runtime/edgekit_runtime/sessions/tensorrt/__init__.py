@@ -62,7 +62,7 @@ def open_tensorrt(package: OpenedPackage, choice: BackendChoice, threads: int | 
 def open_on(
     machine: Machine, package: OpenedPackage, choice: BackendChoice, threads: int | None
 ) -> TensorRtSession:
-    """Return a session on `machine`, which has TensorRT and a GPU; for the rest see `open_tensorrt`."""
+    """Return a session on `machine`; see `open_tensorrt`."""
     options = read_options(TensorRtOptions, "tensorrt", choice.options)
     model = bytes(package.read(choice.artifact))
     key = EngineKey(
@@ -97,7 +97,7 @@ def open_on(
 
 
 def find_machine() -> Machine:
-    """Return what this device has for TensorRT: its release, the GPU, and where built engines are stored.
+    """Return this device's TensorRT, GPU, and folder of built engines.
 
     Raises:
         EngineMissingError: there is no TensorRT or no GPU here.
