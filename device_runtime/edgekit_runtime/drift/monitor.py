@@ -74,7 +74,7 @@ class Drift:
         self.not_finite = 0
 
     def pick_inputs(self, inputs: Mapping[str, Array], phase: float = 0.0) -> list[tuple[str, Array]]:
-        """Return (name, float32 copy of some values) of counted inputs; see `pick`."""
+        """Return (name, float32 copy of some values) of counted inputs that are not empty; see `pick`."""
         return [(name, pick(inputs[name], phase)) for name in self._inputs if inputs[name].size]
 
     def judge(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:

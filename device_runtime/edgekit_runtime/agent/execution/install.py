@@ -105,6 +105,8 @@ class Installer:
     def load(self, desired_model: DesiredModel) -> None:
         """Let the service, if one runs, load the active version, on trial if `desired_model` says so.
 
+        With the order `old-first` the service unloads the model before.
+
         Raises:
             SlotError: the service refused, or did not answer.
         """

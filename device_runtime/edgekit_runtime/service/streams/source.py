@@ -144,7 +144,7 @@ class FrameSource:
         self._drop()
 
     async def stop(self) -> None:
-        """End the capture process, and wait for that up to 2 s."""
+        """End the capture process, start no other, and wait for its end up to 2 s."""
         self.end()
         if self._ending:
             await asyncio.wait([process.ended for process in self._ending], timeout=2.0)
