@@ -148,9 +148,7 @@ class Record:
     def from_json(cls: type[_Record], value: object, where: str = "") -> _Record:
         """Return the record that a parsed JSON object states.
 
-        Args:
-            value: the object.
-            where: what error messages start with; the class by default.
+        `where`: what error messages start with; the class by default.
 
         Raises:
             EdgekitError: of the record's class, when a member is missing or wrong.

@@ -64,7 +64,7 @@ class TrustedTime:
         self.note(0.0)
 
     def note(self, issued_s: float) -> None:
-        """Set the time that the manager's newest document states (seconds since 1970); 0 without a valid one.
+        """Set the time of the manager's newest document (seconds since 1970); 0 without a valid one.
 
         The repository's timestamp is read anew, too.
         """
@@ -78,7 +78,7 @@ class TrustedTime:
 
     @property
     def least_s(self) -> float:
-        """The lower bound of the time, in seconds since 1970."""
+        """The bound, in seconds since 1970."""
         return max(RELEASED_S, self.stated_s or self._begin_s + self._passed_s)
 
     @property

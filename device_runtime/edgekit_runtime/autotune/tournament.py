@@ -80,13 +80,9 @@ def hold_tournament(
     The tournament ends early if one is ahead of all others by 10 % in each of three processes. It waits for
     TensorRT, which builds its engine first; that can take minutes.
 
-    Args:
-        package: the verified package.
-        keys: folder of the trusted keys.
-        threads: threads of one inference, or None for those of each backend's options.
-        seconds: time limit, kept approximately: a process that has begun goes on to its end.
-        measure: measures in one process; by default a fresh one each time.
-        report: called with lines on the progress.
+    `keys`: folder of the trusted keys. `threads`: None for those of each backend's options.
+    `seconds`: approximate limit: a process that has begun goes on to its end. `measure`: measures in one
+    process; by default a fresh one each time. `report`: called with lines on the progress.
 
     Raises:
         BackendError: a process died or hung, though each of the engines runs alone.

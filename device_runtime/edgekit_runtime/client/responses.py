@@ -29,12 +29,9 @@ class ResponseHead:
     """The head of a response.
 
     Attributes:
-        status: the HTTP status.
-        body_bytes: size of the body.
         json_bytes: length of the JSON in bytes, or None if the whole body is JSON.
         closes: whether the service closes the connection after the response.
         retry_after_s: seconds after which to try again, or None.
-        data: bytes of the head.
     """
 
     status: int
@@ -111,11 +108,10 @@ class Layout:
         ]
 
     def read(self, targets: Mapping[str, Array] | None) -> dict[str, Array]:
-        """Return output name -> array of the response that lies in the memory now; the arrays are copies.
+        """Return output name -> array of the response in the memory now; the arrays are copies.
 
         Args:
-            targets: output name -> array in shared memory that the service wrote to, which is returned
-                itself; None without any.
+            targets: output name -> array in shared memory, which is returned itself; None without any.
         """
         arrays = {}
         for name, shape, view in self._outputs:
@@ -131,11 +127,8 @@ def read_response(
 ) -> tuple[dict[str, Array], Layout | None]:
     """Return output name -> array of a response, and its layout, or None if the next one cannot reuse it.
 
-    Args:
-        head: head of the response.
-        body: its body.
-        targets: output name -> array in shared memory that the service wrote to; None without any.
-        memory: where the next response is received; a longer one has no layout.
+    `targets`: output name -> array in shared memory that the service wrote to; None without any.
+    `memory`: where the next response is received; a longer one has no layout.
 
     Raises:
         TransportError: it is no response of the protocol, or shorter than it states.
@@ -198,7 +191,7 @@ def _reshape(target: Array, shape: tuple[int, ...]) -> Array:
 
 
 def make_error(head: ResponseHead, body: memoryview) -> RequestError:
-    """Return the error that a response states, with its status and its reason."""
+    """Return the error that a response states."""
     message = decode_error(bytes(body)) or f"the service answered with status {head.status} and no reason"
     if head.status in _NO_SERVER and not decode_error(bytes(body)):
         message += ", as a proxy does where no server is left"

@@ -51,7 +51,7 @@ def count_lanes(total: int) -> int:
 def split(total: int) -> Iterator[tuple[int, list[slice]]]:
     """Yield for each chunk of `total` symbols its number of symbols, and slices of its steps.
 
-    In a step each lane decodes a symbol; after each slice the tables are rebuilt.
+    The tables are rebuilt after each slice.
     """
     lanes, done = count_lanes(total), 0
     for begin in range(0, total, CHUNK):
@@ -127,9 +127,7 @@ class RansDecoder:
     def __init__(self, read: Callable[[int], bytes], total: int) -> None:
         """Prepare.
 
-        Args:
-            read: returns the next bytes of the stream, as many as requested unless it ends.
-            total: number of symbols in the stream.
+        `read`: returns the next bytes of the stream, as many as requested unless it ends.
         """
         self._read = read
         self._lanes = count_lanes(total)

@@ -20,7 +20,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Make the previous version of the model the active one, and let a running service switch to it."""
+    """Roll the model back, and let a running service switch."""
     slots = open_slots(arguments)
     state = slots.rollback(arguments.model)
     version = None if state.current is None else state.current.version

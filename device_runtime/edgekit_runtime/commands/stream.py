@@ -52,11 +52,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Run the stream and print its answers; return how many there were, and how many each sink got.
-
-    Raises:
-        TransportError: no service runs, it refuses, or the source failed.
-    """
+    """Run the stream and print its answers; return how many there were, and how many each sink got."""
     socket_path: Path | None = arguments.socket or find_running_service()
     if socket_path is None:
         raise TransportError("no service runs here; start it with: edgekit-device serve")

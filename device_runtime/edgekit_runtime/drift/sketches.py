@@ -41,7 +41,7 @@ class Moments:
     high: float = -math.inf
 
     def merge(self, other: "Moments") -> None:
-        """Add the values of another stream to this one; `other` is not changed."""
+        """Add the values of another stream."""
         total = self.count + other.count
         if not other.count:
             return
@@ -68,9 +68,7 @@ class ValueSketch:
     """Summary of the values of one tensor.
 
     Attributes:
-        reference: the reference that they are compared with, or None.
-        bins: values in each bin of the reference, with one bin below and one above; empty without a
-            reference.
+        bins: values in each bin of the reference, one below and one above; empty without it.
         not_finite: number of tensors with NaN or infinity; such values are not counted elsewhere.
     """
 
@@ -115,7 +113,7 @@ class ValueSketch:
         self.bins = [count / 2 for count in self.bins]
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return `count`, `mean`, `std`, `low`, `high` and `not_finite` as a JSON object.
+        """Return `count`, `mean`, `std`, `low`, `high` and `not_finite`.
 
         With a reference it has also `bins`, `outside` (share of values outside its range) and `psi`, see
         `find_distance`; None where there are no values.
@@ -147,7 +145,6 @@ class ClassSketch:
 
     Attributes:
         count: number of its classes.
-        reference: the reference that they are compared with, or None.
         is_probabilities: whether its outputs are probabilities; None if that is not known yet.
         confidence: number of outputs by the probability of the best class, in `CONFIDENCES` equal bins.
         classes: number of outputs by best class, modulo `CLASSES`.
@@ -201,7 +198,7 @@ class ClassSketch:
         self.classes = [count / 2 for count in self.classes]
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the counts `confidence` and `classes`, and the mean `entropy`, as a JSON object.
+        """Return the counts `confidence` and `classes`, and the mean `entropy`.
 
         With a reference it has also `confidence_psi` and `classes_psi`, see `find_distance`.
         """

@@ -28,7 +28,7 @@ _CALLS: Final = {
 
 
 def is_available() -> bool:
-    """Return whether the kernel's keyring has the key `edgekit:device`, and this user may read it."""
+    """Return whether the kernel's keyring has the key, and this user may read it."""
     try:
         return bool(read_key())
     except EdgekitError:
@@ -36,7 +36,7 @@ def is_available() -> bool:
 
 
 def read_key() -> bytes:
-    """Return the 32 bytes of the key `edgekit:device` in the kernel's keyring.
+    """Return the 32 bytes of the key.
 
     Raises:
         UnavailableError: it is not loaded.

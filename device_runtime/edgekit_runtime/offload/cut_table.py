@@ -28,7 +28,7 @@ class CutTable:
     """The plans of a package.
 
     Attributes:
-        plans: the plans, at least one, with different names.
+        plans: at least one, with different names.
         objective: the objective for which the plans were chosen.
         device, server: machines that the costs were measured on, such as `Cortex-A76, 4 cores`.
         latency_limit_s: for capacity, limit of 99 % of requests; for energy, limit of a request.

@@ -97,9 +97,8 @@ class ProbeSchedule:
     """When to probe the link. The pause grows with the time since a plan with the server was left.
 
     So a better link is noticed after a twentieth of the time that it was bad, and the number of probes grows
-    only with the logarithm of that time. From 20 minutes on there is one probe a minute.
-
-    All times are those of the monotonic clock; a probe is due from `due_s` on.
+    only with the logarithm of that time. From 20 minutes on there is one probe a minute. All times are those
+    of the monotonic clock.
     """
 
     __slots__ = ("_bytes_per_s", "_left_s", "_paid_s", "due_s")
@@ -107,9 +106,7 @@ class ProbeSchedule:
     def __init__(self, now_s: float, bytes_per_hour: float | None = None) -> None:
         """Begin with a probe that is due.
 
-        Args:
-            now_s: now.
-            bytes_per_hour: limit of the bytes that probes send over the link; None for no limit.
+        `bytes_per_hour`: limit for all probes; None for no limit.
         """
         self._left_s, self.due_s = now_s, float("-inf")
         self._bytes_per_s = float("inf") if bytes_per_hour is None else bytes_per_hour / _HOUR_S
@@ -125,11 +122,11 @@ class ProbeSchedule:
         self.due_s = now_s + min(pause_s, _MOST_S)
 
     def postpone(self, now_s: float) -> None:
-        """Put off the next probe by 0.25 s: it would be useless, and requests must not check all the time."""
+        """Put off the next probe by 0.25 s, so that requests do not check again and again."""
         self.due_s = now_s + _LEAST_PAUSE_S
 
     def spend(self, now_s: float, size_bytes: float) -> None:
-        """Count the bytes that a probe sent over the link towards the limit of bytes an hour."""
+        """Count the bytes that a probe sent towards the limit of bytes an hour."""
         if self._bytes_per_s > 0:
             self._paid_s = max(self._paid_s, now_s) + size_bytes / self._bytes_per_s
 
@@ -189,11 +186,7 @@ class HedgePolicy:
         """Return the seconds, from the sending on, to wait for a reply before a local run begins.
 
         With it a fault costs at most 1.3 local runs, unless replies usually take longer than that allows.
-
-        Args:
-            expected_s: time until the reply is expected.
-            local_s: time of a local run.
-            spent_s: time of this request before it was sent.
+        `spent_s`: time of this request before it was sent.
         """
         usual_s = expected_s * self._usual
         late_s = max(_SLACK * usual_s, _SLACK_S, _EARLY_WAIT * local_s)
@@ -221,12 +214,8 @@ class ReplyWait:
     ) -> None:
         """Begin as the request is sent.
 
-        Args:
-            allowed_s: wait after which a local run begins if nothing is known of the link.
-            local_s: time of a local run.
-            after_s: time from the last byte of the request to the reply.
-            upload_bytes: size of the request.
-            link: the estimated link.
+        `allowed_s`: wait after which a local run begins if nothing is known of the link. `after_s`: time from
+        the last byte of the request to the reply.
         """
         acked_s = 0.0  # when its first bytes may be acknowledged
         if link is not None:
@@ -239,9 +228,7 @@ class ReplyWait:
     def more_s(self, elapsed_s: float, sent_bytes: int | None) -> float | None:
         """Return the seconds to wait until the next call; None if the local run shall begin.
 
-        Args:
-            elapsed_s: time since the request was sent.
-            sent_bytes: acknowledged bytes; None if the system does not tell.
+        `elapsed_s`: since the request was sent. `sent_bytes`: acknowledged; None if the system does not tell.
         """
         (before_s, before_bytes), self._previous = self._previous, (elapsed_s, sent_bytes or 0)
         is_over = elapsed_s >= self._allowed_s

@@ -252,7 +252,7 @@ class Manifest(Record):
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of `to_bytes()` in hexadecimal, which tells packages apart; it raises the same errors."""
+        """SHA-256 of `to_bytes()` in hexadecimal; it tells packages apart."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def to_bytes(self) -> bytes:
@@ -268,10 +268,7 @@ class Manifest(Record):
 
 
 def parse_manifest(data: bytes) -> Manifest:
-    """Return the manifest in `data`.
-
-    Args:
-        data: canonical JSON; the caller has bounded its size.
+    """Return the manifest in `data`, canonical JSON whose size the caller has bounded.
 
     Raises:
         ManifestError: `data` is malformed, not canonical or inconsistent, or needs a newer reader.

@@ -24,10 +24,8 @@ Value = TypeVar("Value")
 def load_object(data: bytes, where: str, placeholders: Iterable[object] = ()) -> dict[str, Any]:
     """Return the JSON object in `data`.
 
-    Args:
-        data: the document.
-        where: the source, for messages.
-        placeholders: what stands for each `Infinity` of the text, in order; a further `Infinity` is refused.
+    `where`: the source, for messages.
+    `placeholders`: what stands for each `Infinity` of the text, in order; a further `Infinity` is refused.
 
     Raises:
         RequestError: `data` is not an object, not JSON, not UTF-8, contains NaN, or is nested too deeply.
@@ -61,12 +59,8 @@ def take_field(
 ) -> Value:
     """Return the field `name`, or `default` if it is missing or null.
 
-    Args:
-        fields: fields of a JSON object.
-        name: name of the field.
-        where: the object, for messages.
-        kind: exact type of the field; whole numbers start at 0.
-        default: default value; None if the field is required.
+    `where`: the object, for messages. `kind`: exact type of the field; whole numbers start at 0.
+    `default`: None if the field is required.
 
     Raises:
         RequestError: the field has another type, or is missing without a default.

@@ -131,10 +131,7 @@ class NumberArray:
     def read(self, dtype: "np.dtype[Any]", shape: tuple[int, ...], where: str) -> Sliced[Array]:
         """Parse the values in slices; the result is an array of `dtype` and `shape`.
 
-        Args:
-            dtype: dtype of the tensor.
-            shape: shape of the tensor; the text is nested like that or flat.
-            where: name of the tensor, for messages.
+        The text is nested like `shape` or flat. `where`: name of the tensor, for messages.
 
         Raises:
             RequestError: the text is no JSON or has another shape, or a value is not of that type.
@@ -173,8 +170,7 @@ def load_document(data: bytes, where: str) -> Sliced[dict[str, Any]]:
     """Parse JSON in slices; the result has a `NumberArray` for each list of numbers over 256 bytes.
 
     Raises:
-        RequestError: `data` is not an object, not JSON, nested too deeply, or over 64 KiB without these
-            lists.
+        RequestError: `data` is no JSON object, nested too deeply, or over 64 KiB without these lists.
     """
     remainder: list[bytes] = []
     arrays: list[NumberArray] = []

@@ -34,12 +34,12 @@ _ALMOST_SURE: Final = 1 - 1e-12  # its logarithm is finite
 
 
 def draw_uniform() -> float:
-    """Return a random number from 0 to less than 1; the module `random` would take a megabyte."""
+    """Return a random number, 0 <= it < 1; the module `random` takes a megabyte."""
     return int.from_bytes(os.urandom(6), "big") / (1 << 48)
 
 
 class Credit:
-    """How many samples may still be drawn; it grows evenly with time up to a limit."""
+    """How many samples may still be drawn."""
 
     __slots__ = ("_grown_s", "_samples", "_size", "per_s")
 
@@ -62,7 +62,7 @@ class Credit:
 
     @property
     def level(self) -> float:
-        """Twice the share of the credit that is left: 2 if it is full, 1 at half, 0 once it is used up."""
+        """The level of the credit: 2 if it is full, 1 at half, 0 once it is used up."""
         return max(0.0, 2 * self._samples / self._size)
 
 
@@ -125,7 +125,6 @@ class Draw:
     """A request that was drawn, perhaps only to be looked at.
 
     Attributes:
-        lines: all lines of the model.
         probabilities: probability of each line when the request came.
         hits: whether each line drew it.
         is_pulled: whether an application chose it, so that nothing can be learned of other requests.
@@ -155,8 +154,7 @@ class Draw:
     def settle(self, fits: Sequence[bool]) -> None:
         """Count which lines fit the request, and give back the credit of hits that do not fit it.
 
-        Several hits of one order make one sample, which costs the order's credit once. A request that an
-        application chose is not counted. `fits`: see `select`.
+        A request that an application chose is not counted. `fits`: see `select`.
         """
         orders = set()
         for line, is_hit, is_fit in zip(self.lines, self.hits, fits, strict=True):
@@ -172,11 +170,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A sample for one order, drawn by `lines`; its bytes count in the first line's share of the disk.
-
-    Attributes:
-        probability: probability with which the order selects this request.
-    """
+    """A sample for one order, drawn by `lines`; its bytes count in the first line's share of the disk."""
 
     lines: tuple[Line, ...]
     probability: float
@@ -234,7 +228,7 @@ class Draws:
     def draw(self, now_s: float) -> Draw:
         """Draw the request at which `countdown` reached 0, and start the next countdown.
 
-        Each line that drew it pays one sample. There may be none: then the request is only looked at.
+        Each line that drew it pays one sample.
         """
         per_s = (self._requests + 1) / max(self._seconds, 1e-3)
         hits: list[bool] = []
@@ -263,9 +257,7 @@ def pull_kept(lines: Sequence[Line], now_s: float) -> Draw | None:
 
     Each line of the kind `KEPT` draws it that has credit for one sample and room on the disk, and pays one.
 
-    Args:
-        lines: all lines of the model.
-        now_s: now, on the clock of the lines' credit.
+    `now_s`: on the clock of the lines' credit.
     """
     hits = []
     for line in lines:

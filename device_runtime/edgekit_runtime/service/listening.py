@@ -31,10 +31,7 @@ class Listening:
     def open(self, router: Router, registry: Registry, *, token: bytes | None) -> list[str]:
         """Accept connections from now on; return the addresses, that of HTTP over TCP as the last one.
 
-        Args:
-            router: answers over gRPC, too.
-            registry: the models that are served.
-            token: what `read_token` returned, which clients over TCP must send; None if they need no token.
+        `router` answers over gRPC, too. `token`: what `read_token` returned; None if TCP clients need none.
 
         Raises:
             TransportError: an address is in use or cannot be used.

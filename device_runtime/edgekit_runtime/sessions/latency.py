@@ -23,13 +23,12 @@ class LatencyLimits:
     """Limits of `measure_latency`.
 
     Attributes:
-        warmup_rounds: rounds that are run first and not counted.
         min_rounds: rounds that are counted regardless of the time.
         max_rounds: most rounds that are counted.
         time_limit_s: once `min_rounds` are counted, no round starts later than this after the warm-up began.
         precision: stop early once the 95 % interval of every median is within this share of it; 0 for never.
-        batch_s: an inference that is shorter is repeated for about so long in each round, after an uncounted
-            one, and the mean counts: as for a caller who runs one model again and again. 0 for one a round.
+        batch_s: a shorter inference is repeated for about so long in each round, after an uncounted one, and
+            the mean counts. 0 for one a round.
     """
 
     warmup_rounds: int = 2
@@ -91,8 +90,7 @@ class Latency:
 def find_tied(latencies: Mapping[Name, Latency]) -> list[Name]:
     """Return the names of the fastest and of those within chance or 2 % of it, in the given order.
 
-    Args:
-        latencies: latencies of at least one session, from one call of `measure_latency`.
+    `latencies`: at least one, from one call of `measure_latency`.
     """
     fastest = min(latencies.values(), key=lambda latency: latency.median_s)
     return [name for name, latency in latencies.items() if _is_tied(latency, fastest)]
@@ -116,12 +114,8 @@ def measure_latency(
 
     A round runs each session once, or repeatedly for `limits.batch_s`, in a new random order.
 
-    Args:
-        sessions: name -> a call that makes one inference.
-        limits: limits of the measurement; by default `LatencyLimits()`.
-        clock: monotonic clock in seconds.
-        seed: seed of the random orders.
-        before_each: called with the name before each session's part of a round, and not timed.
+    `sessions`: name -> a call that makes one inference. `clock`: monotonic clock in seconds.
+    `before_each`: called with the name before each session's part of a round, and not timed.
     """
     limits = limits or LatencyLimits()
     orders = np.random.default_rng(seed)

@@ -18,7 +18,7 @@ _MAX_BYTES: Final = 64 << 20  # limit of a decoded file if the model takes any s
 
 
 class MediaSession:
-    """A session that decodes some inputs of another, from files of photographs or sound.
+    """A session that decodes some inputs of another.
 
     Attributes:
         inputs: inputs of the model; an input to decode is the content of one file, uint8 of any length.
@@ -31,9 +31,7 @@ class MediaSession:
     def __init__(self, session: Session, decode: JsonValue) -> None:
         """Decode before `session`, which it owns from now on.
 
-        Args:
-            session: the model.
-            decode: name of an input -> its codec, such as `jpeg`, as the manifest states it.
+        `decode`: input -> codec, as the manifest states it.
 
         Raises:
             BackendError: `decode` names an unknown codec, or an input that cannot be such a file.

@@ -62,10 +62,7 @@ class OpenBackend(Protocol):
 
 
 def share_session(session: Session) -> Session:
-    """Return a second session of the same loaded model, whose runs `cancel_runs` ends without the others.
-
-    It is `session` itself if that has no method `share`.
-    """
+    """Return a session of the same model whose runs are cancelled alone; `session` if it has no `share`."""
     share = getattr(session, "share", None)
     shared: Session = session if share is None else share()
     return shared
@@ -74,8 +71,8 @@ def share_session(session: Session) -> Session:
 def cancel_runs(session: object) -> None:
     """End the runs under way of a session with an error; it may be called on any thread.
 
-    Does nothing if the session has no method `cancel_runs`: then its engine cannot be stopped. It may come
-    too early for a run that begins at this moment, so repeat it until the run has ended.
+    Does nothing if the session has no method `cancel_runs`. It may come too early for a run that
+    begins at this moment, so repeat it until the run has ended.
     """
     cancel = getattr(session, "cancel_runs", None)
     if cancel is not None:
@@ -84,11 +81,6 @@ def cancel_runs(session: object) -> None:
 
 def check_specs(session: Session, package: OpenedPackage, choice: BackendChoice) -> None:
     """Check that a session has the inputs and outputs of the manifest, and takes inputs of the stated shapes.
-
-    Args:
-        session: session of `choice.artifact`.
-        package: the package that holds it.
-        choice: the choice that was opened.
 
     Raises:
         BackendError: their names or dtypes differ, or it takes inputs of other shapes.

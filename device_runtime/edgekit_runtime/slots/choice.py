@@ -24,7 +24,7 @@ _logger = logging.getLogger(__name__)
 
 
 class NothingToOpenError(SlotError):
-    """Raised if no candidate can be opened; the message has the reason for each."""
+    """No candidate can be opened; the message says why for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,7 +32,6 @@ class Choice:
     """The version to open now. Close `package` when the session is open.
 
     Attributes:
-        model, version: name and version of the package.
         sha256: digest of the package's manifest.
         package: verified and open; an installation may remove its file later, so open the model from this.
         health: `unproven` on trial, `healthy`, or `rejected` where every better version is damaged: open a
@@ -79,7 +78,7 @@ def open_first(
     `candidates`: best first. `problem`: what is wrong with the state file, for the choice's `why`; or None.
 
     Raises:
-        NothingToOpenError: none is whole; the message says why for each.
+        NothingToOpenError: none is whole.
         UnavailableError: it cannot be found out now whether a version is whole.
     """
     problems = [] if problem is None else [problem]
@@ -109,15 +108,12 @@ def begin(folder: ModelFolder, decide: Decide, counted: Collection[str]) -> Choi
 
     If the start cannot be recorded, open the first version that has proved itself instead, if any.
 
-    Args:
-        folder: folder of the model.
-        decide: returns the next state and its candidates, best first, for the present state.
-        counted: digests of the manifests of the versions whose start was counted before.
+    `decide`: returns the next state and its candidates, best first, for the present state.
+    `counted`: digests of the manifests of the versions whose start was counted before.
 
     Raises:
         NothingToOpenError: none is whole; nothing is recorded.
-        UnavailableError: it cannot be found out now whether a version is whole, or the state cannot be read
-            or written now; nothing is recorded.
+        UnavailableError: as from `open_first`, or the state cannot be read or written now; nothing recorded.
         SlotError: `decide` raised it.
     """
     try:

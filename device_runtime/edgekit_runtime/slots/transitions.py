@@ -74,10 +74,7 @@ def list_candidates(state: ModelState) -> tuple[Installed, ...]:
 def give_up(state: ModelState, max_begun: int, counted: Collection[str] = ()) -> ModelState:
     """Return the state after every unproven version that was begun `max_begun` times has been rejected.
 
-    Args:
-        state: state of the model.
-        max_begun: starts without a confirmation after which a version is rejected.
-        counted: digests of the manifests of versions whose present start may yet be confirmed; they stay.
+    `counted`: digests of the manifests of versions whose present start may yet be confirmed; they stay.
     """
     for item in (state.active, state.spare):
         if item is None or item.health != UNPROVEN or item.sha256 in counted:
@@ -101,8 +98,7 @@ def undo_start(state: ModelState, version: str) -> ModelState:
 def confirm(state: ModelState, version: str) -> ModelState:
     """Return the state after `version` has proved itself; unchanged if it is not installed any more.
 
-    A rejected version becomes healthy only if it is the current one, since nothing else is there. One that
-    was rolled back while it ran stays rejected.
+    A rejected version becomes healthy only if it is the current one: then nothing else is there.
     """
     is_current = (
         state.current is state.active and state.active is not None and state.active.version == version
@@ -122,8 +118,7 @@ def confirm(state: ModelState, version: str) -> ModelState:
 def reject(state: ModelState, version: str, reason: str) -> ModelState:
     """Return the state after `version` has failed; unchanged if it is not installed.
 
-    The version is rejected, and the reason stored. If it was the active one, what `find_previous` returns is
-    current afterwards. A pin on the failed version is removed.
+    The reason is stored. If it was the active one, that of `find_previous` is current. A pin on it is gone.
     """
     failed = next((item for item in state.installed if item.version == version), None)
     if failed is None:
@@ -160,7 +155,7 @@ def add_factory(state: ModelState, new: Installed, allowed: Permissions) -> Mode
 
     Raises:
         SlotError: there is another factory package; the version is known with other content; it was rejected;
-            or it is not encrypted though an installed package is, and `allowed` does not permit that.
+            or it is not encrypted though an installed package is, unless `allowed` permits that.
     """
     _check_content(state, new)
     _check_encrypted(state, new, allowed)

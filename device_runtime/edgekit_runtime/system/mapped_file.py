@@ -10,9 +10,7 @@ _PART_BYTES: Final = 1 << 20  # small enough to stay in the cache while it is us
 def parts(content: bytes | memoryview) -> Iterator[memoryview]:
     """Yield all of `content` in parts of 1 MiB, as views.
 
-    Args:
-        content: the content; if it is a view of a mapped file, the file's pages are released after each part.
-            Reading them again maps them again.
+    If it is a view of a mapped file, the file's pages are released after each part; reading maps them again.
     """
     view = memoryview(content)
     mapping = view.obj if isinstance(view.obj, mmap.mmap) else None

@@ -28,19 +28,17 @@ _TOLERANCE: Final = 0.25  # a shared core is half as fast at this work; caches c
 
 
 class SpeedGate:
-    """Compares the time of a fixed piece of work with its usual one, to tell whether a core is slowed down.
+    """Compares the time of a fixed piece of work with its usual one.
 
     Attributes:
-        usual_s: seconds of processor time that the work takes at the usual speed.
-        now_s: seconds of processor time that it took at the last check; infinite before.
+        usual_s: processor time of that work at the usual speed, in seconds.
+        now_s: its processor time at the last check; infinite before.
     """
 
     def __init__(self, usual_s: float | None = None, seconds: float = 1.2) -> None:
-        """Measure the most frequent speed, and take it as the usual one, unless that is stated.
+        """Measure the most frequent speed for `seconds`, unless the usual one is known.
 
-        Args:
-            usual_s: `usual_s` of an earlier gate on the same processor; None to measure.
-            seconds: how long to measure.
+        `usual_s`: that of an earlier gate on the same processor; None to measure.
         """
         self.now_s = math.inf
         self._speeds: deque[float] = deque(maxlen=_RECENT_CHECKS)
@@ -103,9 +101,7 @@ def begin_anywhere(draws: random.Random, share: float) -> None:
     A process that slept wakes as its slice begins. Work shorter than a slice would then never wait, and seem
     as fast as without the quota.
 
-    Args:
-        draws: source of the random times.
-        share: share of a processor to which this process is limited by a quota; at 1 nothing happens.
+    `share`: share of a processor that a quota allows this process; at 1 nothing happens.
     """
     if share >= 1:
         return

@@ -20,11 +20,10 @@ _MAX_BOXES: Final = 100  # the best of each answer are compared
 def compare_answers(current: Decoded, candidate: Decoded) -> float:
     """Return the agreement of two answers, 0..1: the mean over their fields.
 
-    A field that only one answer has is compared with None. Boxes of the two answers form a pair if they have
-    the same label and overlap by half or more (IoU); their agreement is the share of pairs among the boxes of
-    the longer list. Of other lists of labels only the best entries are compared, of regressions all values. A
-    pair whose entries hold answers, as in pipelines, counts as much as these agree. Numbers agree as
-    `compare_numbers` says; other values count 1 if they are equal, else 0.
+    Boxes form a pair if they have the same label and overlap by half or more (IoU); they agree by the share
+    of pairs among the boxes of the longer list. Of other lists of labels the best entries are compared, of
+    regressions all values. A pair that holds answers counts as much as these agree. Numbers agree as
+    `compare_numbers` says, and anything else if it is equal.
     """
     parts = [_compare(current.get(name), candidate.get(name)) for name in {*current, *candidate}]
     return sum(parts) / len(parts) if parts else 1.0

@@ -36,8 +36,7 @@ def stamp_keys(folder: Path) -> KeysStamp:
     """Return a value that changes when a key in `folder` is added, removed or replaced; opens no key.
 
     Raises:
-        SignatureError: as from `list_keys`.
-        UnavailableError: as from `list_keys`.
+        SignatureError, UnavailableError: as from `list_keys`.
     """
     keys = []
     for path in list_keys(folder):

@@ -40,8 +40,7 @@ def read_public_file(path: Path) -> tuple[Key, bytes]:
     The file is read once: a user who can write to it must not exchange the key after its id was shown.
 
     Raises:
-        SignatureError: as from `read_public_key`.
-        UnavailableError: as from `read_public_key`.
+        SignatureError, UnavailableError: as from `read_public_key`.
     """
     try:
         with open(path, "rb", opener=_open_without_waiting) as file:  # Path.open has no opener
@@ -84,7 +83,7 @@ class TrustStore:
         Raises:
             SignatureError: it is not a folder, or one of the files is no public key. Such a file is not
                 skipped: a key that silently is not trusted shows much later, as a refused update.
-            UnavailableError: the folder or a file in it cannot be read now.
+            UnavailableError: they cannot be read now.
         """
         return cls((read_public_key(path) for path in list_keys(folder)), folder)
 

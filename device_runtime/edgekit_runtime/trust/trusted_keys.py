@@ -64,7 +64,7 @@ def trust_key(source: Path, name: str, folder: Path) -> TrustedKey:
 
 
 def remove_key(name: str, folder: Path) -> TrustedKey:
-    """Delete the public key `name` from `folder`, so that it is no longer trusted; return it.
+    """Delete the public key `name` from `folder`; return it.
 
     Raises:
         SignatureError: there is no such key, or the folder also holds what signs with it.
@@ -106,22 +106,14 @@ def _signs_here(name: str, folder: Path) -> bool:
 
 
 def check_name(name: str) -> str:
-    """Return `name` if it is 1 to 64 letters, digits, `_` or `-`.
-
-    Raises:
-        SignatureError: it is not.
-    """
+    """Return `name` if it is 1 to 64 letters, digits, `_` or `-`; else raise SignatureError."""
     if not _NAME.fullmatch(name):
         raise SignatureError(f"key name is {name!r}, expected 1 to 64 letters, digits, '_' or '-'")
     return name
 
 
 def make_keys_folder(folder: Path, mode: int) -> None:
-    """Make the folder if it is missing, with the permissions `mode` less the umask.
-
-    Raises:
-        OutputError: it cannot be made.
-    """
+    """Make the folder if it is missing, with the permissions `mode` less the umask."""
     try:
         folder.mkdir(mode=mode, parents=True, exist_ok=True)
     except OSError as cause:
@@ -131,7 +123,7 @@ def make_keys_folder(folder: Path, mode: int) -> None:
 
 
 def write_public_file(path: Path, pem: bytes) -> None:
-    """Write a public key to `path`, whole or not at all.
+    """Write a public key, whole or not at all.
 
     Raises:
         OutputError: the folder cannot be written.

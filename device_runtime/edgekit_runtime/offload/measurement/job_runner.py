@@ -389,7 +389,6 @@ class _Clock:
     """Times of one call.
 
     Attributes:
-        run: the call.
         seconds: times of the runs at the usual speed of the processor.
         others: time and speed of the other runs.
         spent_s: time of the runs at the usual speed and of profiled runs between them, with their pauses.

@@ -38,8 +38,6 @@ class GovernorModel:
     """The state of one model.
 
     Attributes:
-        profile: settings that may be chosen.
-        learned: learned factors of its settings.
         caution: share of the deadline kept in reserve because requests missed it.
         decision: decision in force, or None before the first.
     """
@@ -59,8 +57,7 @@ class GovernorModel:
     def is_in_time(self, setting: ModelSetting, forecast: Forecast) -> bool:
         """Whether a setting keeps the deadline, with 10 % to spare unless it is in force already.
 
-        The share `caution` of the deadline is kept in reserve, too. Without a deadline: whether requests do
-        not arrive faster than the setting answers them.
+        Without a deadline: whether requests do not arrive faster than the setting answers them.
         """
         if self.profile.deadline_s is None:
             return forecast.latency_s < math.inf
@@ -76,7 +73,6 @@ class State:
     Attributes:
         idle_w: power of the device without requests.
         models: models by name, in a fixed order.
-        heat, charge: control of temperature and battery.
         credit_j: unused budget of the last window, joules; negative if overdrawn.
         blind: share of the power limit kept in reserve because power could not be measured.
         since_s: time of the last change of a setting.
@@ -91,7 +87,7 @@ class State:
     since_s: float = -math.inf
 
     def allowed_w(self, limits: DeviceLimits) -> float:
-        """Return the least budget of power, temperature and battery, in watts; infinity without a limit."""
+        """Return the least of all power budgets, in watts; infinity without a limit."""
         power_w = None if limits.power_w is None else limits.power_w * (1 - self.blind)
         budgets = (power_w, self.heat.budget_w, self.charge.budget_w)
         return min((budget for budget in budgets if budget is not None), default=math.inf)
@@ -108,10 +104,7 @@ def most_credit_j(allowed_w: float, limits: DeviceLimits) -> float:
 def choose(state: State, limits: DeviceLimits, now_s: float) -> dict[str, Decision]:
     """Return for each model, by name, the decision that is to be in force; `state` is not changed.
 
-    Args:
-        state: state with at least one model.
-        limits: limits to hold.
-        now_s: now, on the clock of `state.since_s`.
+    `state` has at least one model; `now_s` is on the clock of `state.since_s`.
     """
     options = {name: _list_options(model) for name, model in state.models.items()}
     frontier = make_frontier(options.values(), state.idle_w)

@@ -29,7 +29,7 @@ class Forecast:
     """The power and latency of a setting.
 
     Attributes:
-        power_w: power in watts above the idle power.
+        power_w: watts above the idle power.
         latency_s: 99th percentile of the time from arrival to answer; infinite if requests arrive too fast.
     """
 
@@ -42,7 +42,7 @@ class Factor:
     """Ratio of observed to stated cost, of all settings together and of each setting in use.
 
     Attributes:
-        overall: geometric mean of the ratios of the used settings; it holds for settings without one.
+        overall: geometric mean; it holds for settings that were not used.
         by_setting: setting -> its ratio, and how many observations the ratio counts as.
     """
 
@@ -53,7 +53,7 @@ class Factor:
         return self.by_setting[setting][0] if setting in self.by_setting else self.overall
 
     def age(self, dt_s: float) -> "Factor":
-        """Return the factors `dt_s` seconds later: earlier observations weigh less against the next one."""
+        """Return the factors after `dt_s` seconds: older observations count less."""
         retention = max(0.0, 1 - dt_s / _FORGOTTEN_S)
         return replace(
             self,
@@ -70,7 +70,7 @@ class Factor:
     def learn(self, setting: ModelSetting, ratio: float, gain: float) -> "Factor":
         """Return the factors after one observation of a setting.
 
-        `ratio`: observed over stated cost; bounded to 0.05..20. `gain`: see the method `gain`.
+        `ratio` is bounded to 0.05..20. `gain`: see the method `gain`.
         """
         ratio = min(max(ratio, _RATIO_BOUNDS[0]), _RATIO_BOUNDS[1])
         learned_factor, count = self.of(setting), self.by_setting.get(setting, (0.0, 0.0))[1]
@@ -104,7 +104,7 @@ class Learned:
         return Forecast(done_hz * energy_j, run_s + _wait_s(setting.batch, run_s, load, profile.hold_s))
 
     def run_s(self, setting: ModelSetting, profile: Profile) -> float:
-        """Return the seconds of one run in `setting` with a full batch, as learned so far."""
+        """Return the seconds of one run in `setting` with a full batch."""
         return profile.costs[setting].latency_s * self.run.of(setting)
 
     def learn_run(

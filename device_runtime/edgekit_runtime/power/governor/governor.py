@@ -46,8 +46,8 @@ class Governor:
     """Holds the limits of a device.
 
     Attributes:
-        limits: the limits; they may be replaced between two ticks.
-        idle_w: first estimate of the power without requests, watts; `state.idle_w` is the learned one.
+        limits: may be replaced between two ticks.
+        idle_w: first estimate of the power without requests, in watts.
     """
 
     limits: DeviceLimits
@@ -67,13 +67,12 @@ class Governor:
     def tick(self, now_s: float, readings: Readings, observations: Mapping[str, Seen]) -> dict[str, Decision]:
         """Learn from the readings, decide, and return model -> decision for those decisions that change.
 
-        It updates `state`, and logs when the limits cease to hold or hold again. It is called about once a
-        second.
+        It updates `state`, and logs when the limits cease to hold or hold again.
 
         Args:
             now_s: time on the clock of `readings.at_s`.
-            readings: the latest; if they are older than some seconds, all count as missing.
-            observations: model name -> what it did since the last tick, for each model that is governed now.
+            readings: the latest; readings older than some seconds count as missing.
+            observations: name of each governed model -> what it did since the last tick.
         """
         dt_s = 0.0 if self._at_s is None else max(0.0, now_s - self._at_s)
         self._at_s = now_s

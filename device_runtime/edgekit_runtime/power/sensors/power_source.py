@@ -12,7 +12,7 @@ _MAX_GAP_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The time between two readings, with the power and energy of the device; None if unknown."""
+    """Power and energy between two readings; None if unknown."""
 
     seconds: float
     power_w: float | None
@@ -25,7 +25,6 @@ class PowerSource:
 
     Attributes:
         scope: the part of the device that they measure, for messages.
-        names: names of the probes.
         counts: whether the probes are counters of joules; else they are watts, joined by straight lines.
         rank: of several sources, the one with the least rank is used.
         is_whole: whether the probes leave nothing of the device out.
@@ -40,12 +39,12 @@ class PowerSource:
     _last: float | None = None
 
     def measure(self, values: Mapping[str, float | None], now_s: float) -> Interval:
-        """Return the power and energy since the last call, which may be unknown; the first call only begins.
+        """Return the power and energy since the last call; the first call only begins.
 
         The power of counters is the mean since the last call; that of other probes is the sum of `values`.
 
         Args:
-            values: probe name -> number, None if it failed; with one missing, power and energy are unknown.
+            values: probe name -> number; with one missing, power and energy are unknown.
             now_s: time on a monotonic clock.
         """
         numbers = [values.get(name) for name in self.names]

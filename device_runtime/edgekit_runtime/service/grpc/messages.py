@@ -122,8 +122,6 @@ _CONTAINERS: Final[Mapping[str, Callable[[], Any]]] = {"repeated": list, "map": 
 def read_message(message: str, data: "bytes | memoryview") -> dict[str, Any]:
     """Return the fields of a message, such as `ModelInferRequest`, by name.
 
-    Missing scalars are their defaults, missing messages are left out, and unknown fields are skipped.
-
     Raises:
         RequestError: `data` are no such message, or have too many fields.
     """

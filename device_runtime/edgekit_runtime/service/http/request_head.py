@@ -120,10 +120,7 @@ class HeadCache:
         self._heads: dict[bytes, RequestHead] = {}
 
     def parse(self, data: bytes) -> RequestHead:
-        """Return the head whose bytes are `data`.
-
-        Args:
-            data: the bytes from the request line to the empty line, both included.
+        """Return the head whose bytes are `data`, from the request line to the empty line, both included.
 
         Raises:
             RequestError: the head is malformed or not supported, or leaves the length of the body ambiguous.

@@ -59,7 +59,6 @@ class HttpServer:
             True if it has released the connection. It sets `head.clearance` to the server's if no further
             request with this head needs screening.
         clearance: changes when heads that were cleared must be screened again.
-        loop, limits: shared by the connections.
         heads: parsed heads of connections over TCP, and of those over the Unix socket, which are screened
             differently.
         tick: how often the timer has fired while there were connections.
@@ -116,9 +115,7 @@ class HttpServer:
     def listen(self, listener: socket.socket, on_accept: Callable[[socket.socket], None]) -> None:
         """Accept clients from now on.
 
-        Args:
-            listener: a listening socket; owned by the server from now on.
-            on_accept: takes each client's socket, see `serve`.
+        `listener`: owned by the server from now on. `on_accept`: takes each client's socket, see `serve`.
         """
         listener.setblocking(False)
         self._listeners[listener] = on_accept

@@ -44,8 +44,7 @@ class TracebackLimiter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is to be written; records without a traceback are.
 
-        If the fault was left out meanwhile, a copy of the record with their number is written here, and the
-        result is False.
+        If the fault was left out meanwhile, a copy with the number is written here, and the result is False.
         """
         error = record.exc_info[1] if record.exc_info else None
         if error is None:

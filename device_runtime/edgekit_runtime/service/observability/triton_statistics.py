@@ -23,8 +23,7 @@ def describe_statistics(
 ) -> dict[str, Any]:
     """Return the body of `GET v2/models/MODEL/versions/VERSION/stats`: a list under `model_stats`.
 
-    `clock`: the clock of the schedulers.
-    `wall_clock`: seconds since 1970.
+    `clock`: the clock of the schedulers. `wall_clock`: seconds since 1970.
     """
     offset_s = wall_clock() - clock()
     return {"model_stats": [_describe(lane, offset_s) for lane in lanes]}

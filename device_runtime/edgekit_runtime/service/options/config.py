@@ -219,7 +219,7 @@ def read_config(path: Path) -> ServiceConfig:
 
     Raises:
         ConfigError: the file is unreadable or not TOML, a value is unknown, of a wrong type or unsafe, or
-            there is a limit of the device and no model with a governor, which could hold it.
+            there is a limit of the device and no model with a governor.
     """
     names = [field.name for field in dataclasses.fields(ServiceConfig)]
     try:

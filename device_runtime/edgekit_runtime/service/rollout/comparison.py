@@ -34,7 +34,6 @@ class Comparison:
             `similarity` (small relative difference).
         reason: why this comparison was chosen.
         is_guess: whether only the shape of the first output decided, which several kinds of outputs have.
-        compare: compares two answers.
     """
 
     name: str
@@ -60,10 +59,8 @@ def choose_comparison(
 ) -> Comparison:
     """Return the comparison of answers: the one asked for, the manifest's, or one that fits the shape.
 
-    Args:
-        outputs: outputs of the model, from its manifest.
-        figures: figures in the manifest.
-        name: `agreement` or `similarity` to ask for one; None to choose.
+    `outputs`, `figures`: those in the manifest.
+    `name`: `agreement` or `similarity` to ask for one; None to choose.
 
     Raises:
         ManifestError: no such comparison, or `agreement` for outputs that are no class scores.
@@ -134,9 +131,7 @@ def _by_class(output: str) -> Compare:
 def same_class(current: Array, candidate: Array) -> float:
     """Return the share of samples with the same best class.
 
-    Args:
-        current: class scores [samples, classes].
-        candidate: class scores; of another shape it agrees on nothing.
+    `current`: class scores [samples, classes]. A `candidate` of another shape agrees on nothing.
     """
     if current.shape != candidate.shape:
         return 0.0

@@ -48,7 +48,7 @@ class ServedRequest:
     Attributes:
         data: the file as it came, or None for tensors; `media_type` is None where the client stated none.
         placement: where preprocessing put the picture, which the task's answer needs; or None.
-        answer: answer of the task; None while it is not decoded, empty if it cannot be.
+        answer: of the task; None while it is not decoded, empty if it cannot be.
         id: identifier that the client gave it, or None.
         taken_at: seconds since 1970.
     """

@@ -92,13 +92,9 @@ class Batch:
     ) -> None:
         """Make a batch that has not run.
 
-        Args:
-            session: session to run.
-            queued: calls of one kind, at least one.
-            estimate_s: how long it is expected to take.
-            clock: the clock of the calls' deadlines.
-            run_one: returns what a session answers to one call, and raises nothing.
-            trim: gives back what the session keeps after a run as large as this one, or None.
+        `queued`: calls of one kind, at least one. `clock`: the clock of the calls' deadlines.
+        `run_one`: returns what a session answers to one call, and raises nothing.
+        `trim`: gives back what the session keeps after a run as large as this one, or None.
         """
         self._run_one, self._trim = run_one, trim
         self.session, self.queued, self.estimate_s, self._clock = session, queued, estimate_s, clock

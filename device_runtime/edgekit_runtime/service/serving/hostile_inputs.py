@@ -50,11 +50,9 @@ class Hazard(NamedTuple):
 
 
 def find_hazard(package: OpenedPackage, sessions: int = 1) -> Hazard | None:
-    """Return the hazard for which a model should run in a process of its own, or None without one.
+    """Return the hazard for which a model should run in a process of its own, or None.
 
-    Args:
-        package: verified package of a model or a pipeline.
-        sessions: number of sessions of each model in that process, for `max_data_bytes`.
+    `sessions`: number of sessions of each model in that process, for `max_data_bytes`.
     """
     members = package.list_members()
     if not members:
@@ -120,9 +118,7 @@ def _examine(content: memoryview, *, can_stop: bool) -> tuple[list[str], bool]:
 def can_trap(package: OpenedPackage, machine: str | None = None) -> bool:
     """Return True if inputs of the model in `package` may end its process, by a division of integers.
 
-    Args:
-        package: verified package of one model.
-        machine: architecture as `platform.machine` names it, by default of this machine; only x86 gives True.
+    `machine`: as `platform.machine` names it, by default this one; only x86 gives True.
     """
     if (machine or platform.machine()).lower() not in _TRAPPING_MACHINES:
         return False

@@ -139,11 +139,8 @@ def load(
 ) -> Loaded:
     """Return the model of `package`, tested and warm; the package may be closed after that.
 
-    Args:
-        package: the verified package.
-        options: options of the model.
-        open_remote: opens models in worker processes; None loads every model in this process.
-        beside: the version in use, if this one is to be tried beside it; it is opened in the same process.
+    `open_remote`: opens models in worker processes; None loads every model in this process.
+    `beside`: the version in use, if this one is to be tried beside it; it is opened in the same process.
 
     Raises:
         BackendError: no engine for it is here, the engine refused it or raised an unexpected exception, it

@@ -31,11 +31,8 @@ def model_bytes(manifest: Manifest, path: Path, options: ModelOptions, sessions:
 
     The package states that for a session, or it is three times its size; sequences' states count, too.
 
-    Args:
-        manifest: manifest of the package.
-        path: path of the package.
-        options: options of the model; a governor opens all its variants, with each number of threads.
-        sessions: number of sessions of each variant in one process.
+    `options`: a governor opens all variants, with each number of threads.
+    `sessions`: number of sessions of each variant in one process.
     """
     return sequence_bytes(manifest, options) + _session_bytes(manifest, path, options, sessions)
 

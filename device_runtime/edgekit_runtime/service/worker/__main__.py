@@ -251,7 +251,7 @@ def _end(_reason: str) -> None:
 def main() -> None:
     """Serve the model that the service sends, until the channel to the service ends.
 
-    The first argument is the descriptor of the channel, which passes `WorkerSpec` (JSON), package and leases.
+    The first argument is the descriptor of the channel.
     """
     connected = open_channel()
     room = socket.CMSG_SPACE(_DESCRIPTORS * array("i").itemsize)

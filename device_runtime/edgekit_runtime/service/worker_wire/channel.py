@@ -76,8 +76,8 @@ class Channel:
         Args:
             loop: event loop on whose thread all this happens.
             connected: a Unix socket of type SOCK_SEQPACKET.
-            handle: called with the kind and the content of each message and its descriptors, which it owns
-                from then on. Its `ChannelError` ends the channel.
+            handle: called with kind, content and descriptors of each message; it owns these from then on. Its
+                `ChannelError` ends the channel.
             on_end: called once, with the reason, when nothing more can be received; not after `close`.
         """
         connected.setblocking(False)
@@ -100,10 +100,7 @@ class Channel:
     def send(self, kind: Kind, payload: bytes = b"", passed: Passed | None = None) -> None:
         """Send a message, or queue it; does nothing after the end.
 
-        Args:
-            kind: kind of the message.
-            payload: content of any length.
-            passed: owner of a descriptor to send along, unless it is closed before the message goes.
+        `passed`: owner of a descriptor to send along, unless it is closed before the message goes.
         """
         if not self._is_open:
             return
@@ -120,7 +117,7 @@ class Channel:
                 return
 
     def receive(self) -> None:
-        """Handle messages that have arrived, 64 packets of them at most; does not wait for any."""
+        """Handle messages that have arrived, 64 packets at most."""
         for _ in range(_PACKETS_AT_ONCE):
             if not self._is_open:
                 return

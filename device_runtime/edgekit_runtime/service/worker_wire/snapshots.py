@@ -28,7 +28,7 @@ class Snapshot:
     Attributes:
         counted: counts since the worker's start.
         details: result of `Served.to_json` in the worker, without the rollout.
-        rollout: what `Served.to_json` states as `rollout`, the trial that the version takes part in; or None.
+        rollout: the `rollout` of `Served.to_json`, or None.
     """
 
     counted: LaneMetrics

@@ -33,17 +33,10 @@ _NICENESS: Final = 10  # a session is serving on the CPU meanwhile
 
 
 def build_all(trt: Any, request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Build each requested engine, and write it into `folder` as `PRECISION.plan`, with `timing.cache`.
+    """Build each requested engine in `folder`, and return the answer without `seconds`.
 
-    Args:
-        trt: the module of TensorRT.
-        request: `precisions`, or None for those that suit the model; `shapes`, `workspace_bytes` and
-            `compute_capability`.
-        folder: folder with `model.onnx`, and with timing caches `timing-*.cache` if there are any.
-
-    Returns:
-        `version` of TensorRT; `built`, the precisions; `refused`, precision, or `model` if that cannot be
-        parsed -> messages.
+    `request`: `precisions`, or None for those that suit the model; `shapes`, `workspace_bytes` and
+    `compute_capability`.
     """
     model = (folder / "model.onnx").read_bytes()
     built: list[str] = []

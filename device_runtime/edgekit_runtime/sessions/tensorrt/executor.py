@@ -31,7 +31,6 @@ class EngineExecutor:
 
     Attributes:
         inputs: inputs of `run`; a dimension that the profile leaves free is named as in `image_0`.
-        outputs: specifications of the outputs of `run`.
     """
 
     __slots__ = (
@@ -49,12 +48,7 @@ class EngineExecutor:
     )
 
     def __init__(self, trt: Any, cuda: Cuda, plan: bytes) -> None:
-        """Load an engine.
-
-        Args:
-            trt: the module `tensorrt`.
-            cuda: the GPU that it was built for.
-            plan: the serialized engine.
+        """Load the serialized engine `plan`, built for the GPU `cuda`; `trt` is the module `tensorrt`.
 
         Raises:
             BackendError: TensorRT refused the engine, or it has inputs or outputs that are not supported.

@@ -37,10 +37,6 @@ class TensorRtSession:
     """A model that runs on a fallback first, and on TensorRT once its engine is ready; see `Session`.
 
     Inputs with shapes outside the engine's range still run on the fallback.
-
-    Attributes:
-        inputs: specifications of the inputs of `run`.
-        outputs: specifications of the outputs of `run`.
     """
 
     __slots__ = ("_serving", "_state", "_stop", "_thread", "inputs", "outputs")
@@ -54,12 +50,8 @@ class TensorRtSession:
     ) -> None:
         """Start to prepare the engine in the background; without a fallback, return when it serves.
 
-        Args:
-            inputs: specifications of the inputs in the manifest.
-            outputs: specifications of the outputs in the manifest.
-            fallback: session that runs until the engine serves, and then inputs outside the engine's range,
-                if it has a range; or None.
-            prepare: returns the engine; its argument is an event, set when the engine is no longer wanted.
+        `inputs`, `outputs`: specifications in the manifest. `fallback`: session that runs meanwhile, or None.
+        `prepare`: returns the engine; its argument is an event, set when the engine is no longer wanted.
 
         Raises:
             BackendError: there is no fallback, and the engine could not be prepared.
@@ -107,10 +99,7 @@ class TensorRtSession:
 
     @property
     def alone(self) -> contextlib.AbstractContextManager[object]:
-        """A context manager that keeps other threads' runs waiting, so that a run inside can be timed.
-
-        Only runs on the engine wait; those on the fallback do not.
-        """
+        """Like `EngineExecutor.alone`; runs on the fallback do not wait."""
         alone: contextlib.AbstractContextManager[object] = getattr(
             self._serving[0], "alone", contextlib.nullcontext()
         )

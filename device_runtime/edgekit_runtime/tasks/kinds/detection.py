@@ -108,7 +108,7 @@ class OutputLayout:
         sentence: shapes and meaning, for documents.
         options: the options that it reads beside those that all layouts read.
         leading: number of values of a box before its class scores, where one output holds both: 4 for the
-            box itself, 5 if the score of any object follows. 0 where boxes and scores are separate outputs.
+            box itself, 5 if the score of any object follows. 0 for separate outputs.
         find_corners: (coords [A, 4 or more], chosen rows, options, size of the input) -> corners of the
             chosen boxes in pixels of the input.
         read: reads the boxes of a detector that has chosen classes by itself; then `find_corners` is None.
@@ -232,10 +232,7 @@ def _best_classes(
 ) -> tuple[Array, Floats, Array]:
     """Return the rows whose best class has `min_score` or more, with that score and class.
 
-    Args:
-        scores: [A, C].
-        options: what the scores are, and the smallest one.
-        objects: [A], shares by which the scores are multiplied; None for 1.
+    `scores`: [A, C]. `objects`: [A], shares by which the scores are multiplied; None for 1.
     """
     is_sigmoid = options.scores == "sigmoid"
     rows = None
