@@ -66,7 +66,7 @@ class TrustedTime:
     def note(self, issued_s: float) -> None:
         """Set the time of the manager's newest document (seconds since 1970); 0 without a valid one.
 
-        The repository's timestamp is read anew, too.
+        The repository's timestamp is read again, too.
         """
         self._issued_s, self._noted_s = issued_s, self._monotonic()
         self._signed_s = _read_signed(self._timestamp)

@@ -49,7 +49,7 @@ def create() -> tuple[Mapping[str, Any], bytes]:
 def open_exchange(stored: Mapping[str, Any]) -> Exchange:
     """Return a function that computes a key exchange in the TPM, with its key that `stored` identifies.
 
-    Each call of that function loads the key anew. It raises `UnavailableError` if tpm2-tools is missing, or
+    Each call of that function loads the key again. It raises `UnavailableError` if tpm2-tools is missing, or
     the TPM refuses or does not answer in time; and `EncryptionError` if no key comes out.
 
     Args:

@@ -350,7 +350,7 @@ class Inbox:
         return len(self._pending)
 
     def take_floods(self) -> Counter[str]:
-        """Return device -> number of its messages that were dropped since the last call, and count anew."""
+        """Return device -> number of its messages that were dropped since the last call, and count from 0."""
         floods, self._floods = self._floods, Counter()
         return floods
 

@@ -360,7 +360,7 @@ class TufRepository:
     def pack_metadata(self, now: float, expires_at: float) -> dict[str, bytes]:
         """Return the files of the metadata for devices without a network: path in the repository -> content.
 
-        The timestamp among them is signed anew and valid until `expires_at`, longer than that of the web
+        The timestamp among them is signed again and valid until `expires_at`, longer than that of the web
         server. For that long, a carrier of these files can hide newer releases from devices that get their
         metadata from them.
 

@@ -62,7 +62,7 @@ class ModelCalls:
     def submit(self, call: FrameCall) -> None:
         """Submit one frame or window; load the model first if it was unloaded for others.
 
-        A sequence that the model no longer knows, as after a swap, starts anew.
+        A sequence that the model no longer knows, as after a swap, starts again.
 
         Raises:
             EdgekitError: it is refused; `reply` is not called.
