@@ -173,7 +173,7 @@ class Codec:
         if request.has_json_outputs:
             return finish(self.encode_in_slices(request, outputs, regions))
         arrays, data = self._sort_outputs(request, outputs, regions)
-        shapes = tuple([array.shape for array in arrays])
+        shapes = (arrays[0].shape,) if len(arrays) == 1 else tuple([array.shape for array in arrays])
         head = request.response_heads.get(shapes)
         if head is None:
             head = b"".join(finish(self._write_head(request, arrays)))

@@ -14,11 +14,14 @@ for 250 runs. The first long run cannot be predicted; `short_s = 0` keeps a mode
 import math
 from typing import Final
 
+from edgekit_runtime.tensors import Shapes
+
 _WEIGHT: Final = 1 / 8  # of a new value in a mean
 _HICCUP: Final = 8.0  # a run that took more times the mean counts as so many
 _HYSTERESIS: Final = 1.5  # a model leaves the loop at this many times the limit under which it came
 _FIRST_PATIENCE: Final = 3
 _LAST_PATIENCE: Final = 1024
+_MAX_SHAPES: Final = 256  # whose times are kept
 # A run of this, or more, freezes the loop, unless the limit is as large. With fifteen busy threads on two
 # cores, 1.3 in a thousand runs of 65 us took that long for want of a core, and 0.04 took 50 ms.
 _FREEZE_S: Final = 10e-3
@@ -32,7 +35,7 @@ def move_mean(mean_s: float, seconds: float) -> float:
 
 
 class RunPlacement:
-    """Decides whether a model runs on the loop or on a thread with inputs of about one size, by its times.
+    """Decides whether a model runs on the loop or on a thread with inputs of one shape, by its times.
 
     Attributes:
         short: whether the next run may be on the loop.
@@ -95,3 +98,19 @@ class RunPlacement:
         self.short = False
         most = max(_LAST_PATIENCE, _REPEATS * due)
         self._patience = self._countdown = math.ceil(max(due, min(2 * self._patience, most)))
+
+
+class RunPlacements(dict[Shapes, RunPlacement]):
+    """The placement of each shape of a model's inputs, made when it is first read; not too many are kept."""
+
+    __slots__ = ("_limit_s",)
+
+    def __init__(self, limit_s: float) -> None:
+        """See `RunPlacement`."""
+        self._limit_s = limit_s
+
+    def __missing__(self, shapes: Shapes) -> RunPlacement:
+        if len(self) >= _MAX_SHAPES:
+            self.clear()
+        placement = self[shapes] = RunPlacement(self._limit_s)
+        return placement

@@ -21,7 +21,7 @@ from edgekit_runtime.service.scheduling.batch import Batch, find_kind
 from edgekit_runtime.service.scheduling.call import Answer, Call, Lane
 from edgekit_runtime.service.scheduling.fair_pool import Pool
 from edgekit_runtime.service.scheduling.outcomes import cancel, miss, refuse, reply, shed
-from edgekit_runtime.service.scheduling.placement import RunPlacement, move_mean
+from edgekit_runtime.service.scheduling.placement import RunPlacements, move_mean
 from edgekit_runtime.service.scheduling.priority_queue import PriorityQueue, Queued
 from edgekit_runtime.service.scheduling.run_memory import RunMemory
 from edgekit_runtime.service.scheduling.timer import TIMER_S, Alarm
@@ -30,7 +30,6 @@ from edgekit_runtime.sessions.session import Session, share_session
 from edgekit_runtime.tensors import Array, Shapes, find_shapes, input_bytes
 
 _MAX_STOPS: Final = 8  # looks of the pool, thus about 2 s, for an engine to stop
-_MAX_PLACEMENTS: Final = 256  # shapes whose times are known
 _LONG_S: Final = 1.0  # of a run that may have no end: others then have its place
 
 _logger = logging.getLogger(__name__)
@@ -48,7 +47,7 @@ class Scheduler(Lane):
         *("_alarm", "_answering", "_batches", "_clock", "_drained", "_has_rows", "_idle", "_instances"),
         *("_has_fixed_work", "_is_held", "_is_open", "_is_replying", "_late", "_limits", "_loop"),
         *("_lost", "_max_rows", "_may_hang", "_memory", "_placements", "_per_call_s", "_shares"),
-        *("_short_s", "_unwanted"),
+        "_unwanted",
         *("_per_run_s", "_pool", "_run_one", "_session", "_stops_alone", "_waiting", "metrics", "used_s"),
     )
 
@@ -89,9 +88,8 @@ class Scheduler(Lane):
         self.metrics = metrics
         self._run_one = name_frame(run_one, f"inference of {metrics.model} {metrics.version}")
         # Without fixed work no measurement says how long the next run takes: it is never on the loop.
-        self._short_s = limits.short_s if self._has_fixed_work else 0.0
         # By the shapes of the inputs: as many values in another shape may take 10,000 times as long.
-        self._placements: dict[Shapes, RunPlacement] = {}
+        self._placements = RunPlacements(limits.short_s if self._has_fixed_work else 0.0)
         self._waiting = PriorityQueue(limits.levels, limits.max_passes, max_batch_bytes)
         self._has_rows = has_free_rows(self._session)
         self._batches = limits.max_batch > 1 and self._has_rows
@@ -124,7 +122,7 @@ class Scheduler(Lane):
         """Run a short model here and return its answer; None if it is not short, or calls wait or run."""
         if self._is_replying or self._waiting.rows or self._is_held or not (self._idle and self._is_open):
             return None
-        placement = self._find_placement(find_shapes(inputs))
+        placement = self._placements[find_shapes(inputs)]
         if not placement.short:
             return None
         began_s = self._clock()
@@ -141,19 +139,11 @@ class Scheduler(Lane):
     def takes_work(self, inputs: Mapping[str, Array]) -> bool:
         """Return True if a thread would run the call at once: then no other call waits for its work."""
         is_free = bool(self._idle) and self._is_open and not (self._batches or self._waiting.rows)
-        return is_free and not self._find_placement(find_shapes(inputs)).short
+        return is_free and not self._placements[find_shapes(inputs)].short
 
     def learn(self, shapes: Shapes, seconds: float) -> None:
         """Count a run that was measured before there was traffic; see `warm_up`."""
-        self._find_placement(shapes).note_on_thread(seconds)
-
-    def _find_placement(self, shapes: Shapes) -> RunPlacement:
-        placement = self._placements.get(shapes)
-        if placement is None:
-            if len(self._placements) >= _MAX_PLACEMENTS:
-                self._placements.clear()
-            placement = self._placements[shapes] = RunPlacement(self._short_s)
-        return placement
+        self._placements[shapes].note_on_thread(seconds)
 
     def limit_batch(self, rows: int) -> None:
         """Limit batches to `rows` rows from now on, or to `max_batch` of the options if that is less."""
@@ -232,7 +222,7 @@ class Scheduler(Lane):
 
     def _is_next_short(self) -> bool:
         chosen = self._waiting.choose(self._max_rows)
-        return chosen[0].call.work is None and self._find_placement(_merge_shapes(chosen)).short
+        return chosen[0].call.work is None and self._placements[_merge_shapes(chosen)].short
 
     def _run_batch_here(self) -> None:
         batch = self.take()
@@ -345,7 +335,7 @@ class Scheduler(Lane):
         self._per_call_s = move_mean(self._per_call_s, batch.seconds / count)
         if ran.is_refused:
             return
-        placement = self._find_placement(_merge_shapes(batch.queued))
+        placement = self._placements[_merge_shapes(batch.queued)]
         if on_loop:
             placement.note_on_loop(ran.infer_s)
         else:
@@ -424,7 +414,10 @@ class Scheduler(Lane):
             done()
 
     def _count_rows(self, inputs: Mapping[str, Array]) -> int:
-        return len(next(iter(inputs.values()))) if self._has_rows else 1
+        if self._has_rows:
+            for array in inputs.values():
+                return len(array)
+        return 1
 
     def _wait_s(self) -> float:
         """Estimate how long the waiting calls will take, from the mean time of earlier calls."""
