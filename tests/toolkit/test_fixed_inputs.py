@@ -173,7 +173,10 @@ def test_fixed_value_takes_the_input_s_type_and_shape(
     inputs = [tensor("x", [1, 8]), tensor("rate", shape, dtype)]
     model = model_of(nodes, inputs, [tensor("y", [1, 2])], weights)
     path = saved(model, tmp_path / "scaled.onnx")
-    assert package(path, tmp_path / "out", "--fix", f"rate={text}").code == 0
+    # Whichever form is packaged, its ranges hold what is asked below.
+    rows = np.repeat(np.linspace(-1, 1, 16, dtype=np.float32), 8).reshape(16, 8)
+    options = ("--fix", f"rate={text}", "--calibration", stored(tmp_path / "rows.npz", {"x": rows}))
+    assert package(path, tmp_path / "out", *options).code == 0
     got = packaged(read_only(tmp_path / "out")).run({"x": np.ones((1, 8), np.float32)})["y"]
     assert got == pytest.approx(np.full((1, 2), 8 * value), rel=0.02)
 
