@@ -132,12 +132,11 @@ _Record = TypeVar("_Record", bound="Record")
 
 
 class Record:
-    """A frozen dataclass that is an object of a signed document, with a member for each field.
+    """Base of frozen dataclasses for objects of signed documents; each field is a member.
 
-    Its last field is `extra`: the members that this reader does not know, which are written again. A field's
-    metadata may hold `key` (the name of the member), `optional`, `most` (how many a list may hold), and
-    `read` for a record whose class is imported when it is needed. The dataclass itself checks types and
-    values.
+    The last field is `extra`: members that this reader does not know; they are written again. The metadata of
+    a field may hold `key` (name of the member), `optional`, `most` (limit of a list's length), and `read` (a
+    function that reads the member). The dataclass itself checks types and values.
     """
 
     __slots__ = ()

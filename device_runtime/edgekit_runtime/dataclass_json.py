@@ -67,7 +67,7 @@ _RANGE_OF_REST: Final = Range(0, (1 << 31) - 1)  # counts and shares
 def to_plain(record: Any) -> Any:
     """Return the dataclass `record` as a dict that JSON can hold: each field by name, sequences as lists.
 
-    Its fields are plain, lists, tuples, mappings or such dataclasses; a plain `record` is returned as it is.
+    `record` and its fields may be None, bool, int, float, str, a list, tuple, mapping or such a dataclass.
 
     Raises:
         TypeError: a value is of another type.
@@ -89,8 +89,8 @@ def from_plain(
     """Return a `kind` with the values of a TOML table or JSON object, and defaults for the rest.
 
     Args:
-        kind: its fields are of the types bool, int, float, str and literals, those with None, dataclasses,
-            tuples of them, or mappings; numbers may have a `Range` in `Annotated`.
+        kind: dataclass with fields of the types bool, int, float, str, literal, dataclass, tuple or mapping,
+            with or without None; numbers may have a `Range` in `Annotated`.
         plain: the table or object.
         where: name of `plain` in error messages.
         error: the class to raise.
@@ -303,7 +303,7 @@ def _find_fault(
 
 @functools.lru_cache(1024)  # a document may have any names
 def range_of_unit(name: str) -> Range:
-    """Return the range of a number that declares none, by the unit in its name, such as `_s`."""
+    """Return the default range of a number by the unit that ends its name; without one, 0 to 2^31 - 1."""
     return next((bounds for unit, bounds in _RANGES_OF_UNITS.items() if name.endswith(unit)), _RANGE_OF_REST)
 
 
@@ -314,7 +314,7 @@ class Setting:
     Attributes:
         kind: bool, int, float or str; for a list, that of its values.
         is_list: whether it holds several of them.
-        default: `dataclasses.MISSING` if it has none, or makes one by a factory.
+        default: `dataclasses.MISSING` if the field has none, or has a factory for it.
         values: what it may be, such as `1 to 64`.
         meaning: its text in the docstring of the dataclass.
     """
@@ -365,7 +365,7 @@ def list_settings(kind: type[Any]) -> list[Setting]:
 
 
 def describe_fields(kind: type[Any]) -> dict[str, str]:
-    """Return field -> its text in the docstring, or in that of a base; a line may describe several."""
+    """Return field -> its text in the docstring of `kind` or its base; fields of one entry share a text."""
     import inspect
     import re
 

@@ -197,7 +197,7 @@ class BenchError(EdgekitError):
 
 
 class BenchUnavailableError(BenchError):
-    """A bench cannot be had here and now: no root, an unreachable device, another architecture."""
+    """A bench cannot be used here now: no root, an unreachable device, another architecture."""
 
 
 class ProvisioningError(EdgekitError):

@@ -88,7 +88,7 @@ class AgentOptions:
 
     @property
     def fixed(self) -> dict[str, str]:
-        """Settings that the command line fixes, as decimal text: `month-mb`, `cap-kbit-s`, or neither."""
+        """Key -> decimal text of the limits that the command line fixes: `month-mb`, `cap-kbit-s`."""
         month, cap = self.month_bytes, self.bytes_per_s
         numbers = {
             "month-mb": None if month is None else month / 1e6,
@@ -165,7 +165,7 @@ class Agent:
     def run(self, stop: threading.Event) -> Literal["stopped", "renewed"]:
         """Work until `stop` is set, or until a new certificate or fleet requires a new connection.
 
-        At the end it publishes its own last will, which the broker sends only for a lost connection.
+        At the end it publishes its last will itself: the broker does that only for a lost connection.
         """
         self.connect()
         last_s = time.monotonic()

@@ -78,7 +78,7 @@ class Obstacle:
 
     Attributes:
         code, reason: the same fields as in `Execution`.
-        may_pass: whether the update waits for its end; else it is refused.
+        may_pass: whether the update waits until the condition has passed; otherwise it is refused.
     """
 
     code: str
@@ -91,7 +91,7 @@ def find_obstacle(
 ) -> Obstacle | None:
     """Return an obstacle to beginning or continuing the download of `desired_model`, or None.
 
-    Its window is no obstacle unless malformed. `done_bytes`: bytes of the package on the disk.
+    A closed window is no obstacle; a malformed one is. `done_bytes`: bytes of the package on the disk.
     """
     rejection = view.find_rejection(desired_model.manifest_sha256)
     if rejection is not None and not desired_model.is_return:
@@ -142,7 +142,7 @@ def _find_shortage(
 
 
 def has_power(conditions: DeviceConditions) -> bool:
-    """Return whether work that can wait may run: without a battery, charging, or from `MIN_BATTERY` on."""
+    """Return whether work that can wait may run: there is no battery, it charges, or has `MIN_BATTERY`."""
     battery = conditions.battery
     return battery is None or battery >= MIN_BATTERY or conditions.is_charging
 
@@ -156,7 +156,7 @@ def is_window(text: str) -> bool:
 def check_window(window: str | None, conditions: DeviceConditions) -> Obstacle | None:
     """Return an obstacle to switching now, or None inside the window, which may span midnight.
 
-    `window` None allows all times; without a known local time, any other is an obstacle.
+    `window` None allows all times. While the local time is unknown, every other window is an obstacle.
     """
     if window is None:
         return None

@@ -44,13 +44,13 @@ ENDED: Final[frozenset[ExecutionState]] = frozenset(
 
 
 def topic(device: str, kind: Kind) -> str:
-    """Return the topic of documents of this kind of `device`."""
+    """Return the MQTT topic for one kind of documents of one device."""
     return f"ek/v1/d/{device}/{kind}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaOffer:
-    """A file that turns one installed package into another, or a coded file, which needs none.
+    """A small file that yields a package: a delta with an installed package, or a coded file alone.
 
     Attributes:
         from_sha256: digest of the manifest of the package that must be installed; empty for a coded file.
@@ -77,8 +77,8 @@ class DesiredModel:
         release, rollout: names to display.
         trial: how the new version is tried before it is switched to: not at all, beside the old one on copies
             of calls, or on a share of the calls.
-        order: whether the new version is loaded before the old one is unloaded (needs memory for both), after
-            it, or only the old one is unloaded until a safe version exists.
+        order: `new-first` loads the new version before it unloads the old one, which needs memory for both;
+            `old-first` unloads first; `unloaded` unloads the old one at once, as it is not safe.
         priority: models with a higher one are updated first.
         not_before_s: seconds after the receipt of the document at which the work may begin, drawn by the
             manager within the `spread_s` of the rollout, so that a step of many devices does not download at
@@ -136,8 +136,8 @@ class Desired:
         device: its identifier; another device refuses the document.
         version: `$version`, higher with each change; a device refuses a lower one, and the same one with
             other content.
-        issued_at, expires_at: seconds since 1970. A device that holds no document which is still valid keeps
-            its models and reports `stale`: somebody may withhold newer ones.
+        issued_at, expires_at: seconds since 1970. Once its document has expired, a device keeps its models
+            and reports `stale`: somebody may withhold newer documents.
         epoch: number of the manager's lease. A device refuses a lower number than it has seen: that manager
             has been replaced.
         models: at most one entry per model.
@@ -148,13 +148,12 @@ class Desired:
         notice: a sentence for the device's owner about a problem that the fleet noticed, or empty.
         streams: all streams that the fleet wants, by name: 16 at most, of 8 KiB together. Streams of the
             service's own configuration are not touched.
-        settings: key -> value, see `protocol.device_settings`; an unknown one is refused by itself.
+        settings: key -> value, see `protocol.device_settings`; an unknown key does not affect the others.
         logs: lines that are asked for.
-        samples: requests that the fleet wants to be kept and sent; nothing is where the device's owner
-            forbids it.
+        samples: orders to store requests and send them; they have no effect if the device's owner forbids it.
 
     Raises:
-        ValueError: there are more streams, or too many orders.
+        ValueError: there are too many streams or orders.
     """
 
     device: str
@@ -285,10 +284,10 @@ class ReportedSamples:
 
     Attributes:
         state: `forbidden` by the device's owner; `missing` where no service serves the model.
-        triggers: kind -> samples that it drew since the service was started.
+        triggers: kind of trigger -> number of samples that it chose since the service was started.
         waiting, waiting_bytes: stored here, not yet sent.
-        dropped: samples drawn and not stored since then: too large, too many at once, or the disk was full.
-        error: what the device cannot do of the order, or empty.
+        dropped: chosen samples that were not stored: too large, too many at once, or a full disk.
+        error: which part of the order the device cannot carry out, or empty.
     """
 
     state: Literal["collecting", "ended", "forbidden", "missing"]
@@ -310,12 +309,12 @@ class Reported:
         status: `converged`: runs the desired version; `working`: on the way; `diverged`: runs another version
             and will not change it by itself; `stale`: has no valid document.
         because: one sentence for `diverged` and `stale`.
-        models, executions, figures: see their classes; executions under way, and the last that ended of each
-            model.
+        models, figures: see their classes.
+        executions: executions under way, and for each model the last one that has ended.
         facts: what selects and explains a device, such as `target`, `runtime`, `engines`, `free_bytes`,
             `battery`, `boot`; short strings. `live` is the URL of the device's live page, if it states it.
         streams: the streams that the fleet wants, by name.
-        samples: order -> what came of it.
+        samples: id of an order -> its samples.
         settings: key of each setting of the fleet -> why it has no effect, or empty if it has.
     """
 
@@ -341,15 +340,15 @@ class Hello:
 
     Attributes:
         device: its identifier.
-        sequence: of the same counter as in `Reported`. First message and last will of a connection share it;
-            a lower number than the newest is late.
+        sequence: number from the counter of `Reported`. Both messages of a connection have the same number;
+            a message with a lower number than the newest is outdated.
         online: false in the last will, whose other fields do not count.
         desired_version: `$version` that the device holds, 0 before the first.
         reported: sequence of its last report since it was started, or 0.
-        will_sha256: digest of the envelope that is the last will of this connection, or empty. The manager
-            believes that will by its digest: verifying thousands of signatures at once takes seconds. An
-            agent that ends publishes it itself.
-        instance: random name of the agent's run; of two that alternate, one runs on a copy of the device.
+        will_sha256: digest of the envelope of this connection's last will, or empty. The manager checks the
+            will by this digest: verifying thousands of signatures at once takes seconds. An agent that ends
+            publishes its will itself.
+        instance: random name of the agent's run; if two names alternate, there is a copy of the device.
         address: the device's own address towards the broker, and its host name, to be shown.
         protocol: the highest that the device understands.
         runtime: version of edgekit on the device.
@@ -453,7 +452,7 @@ class EnrolmentRequest:
             manager names the device.
         facts: the same field as in `Reported`; `target` is there if the device knows it.
         decryption_key: the device's P-256 public key in PEM, for which the fleet wraps content keys; empty
-            from a device that has none. No other document changes it.
+            if it has none. Only an enrolment sets it.
     """
 
     secret: str
@@ -466,12 +465,12 @@ class EnrolmentRequest:
 class RenewalRequest:
     """Body of `POST /renew`, as JSON; the answer is an `Enrolment`.
 
-    The request is signed by the key for which it asks, which is that of the old certificate, so it needs no
-    other proof, and a replay yields nothing new.
+    The CSR is signed with the key of the old certificate. That is the proof of identity; a replay yields
+    nothing new.
 
     Attributes:
         device: its identifier.
-        csr: certificate signing request for the device's key.
+        csr: certificate signing request in PEM.
     """
 
     device: str
@@ -498,7 +497,7 @@ class Enrolment:
     Attributes:
         device: identifier of the device: the common name of its certificate and its user name at the broker.
         certificate: the device's certificate in PEM.
-        authority: certificate of the authority that signed those of device, broker and HTTPS server, in PEM.
+        authority: certificate in PEM of the authority that signs for the device, broker and HTTPS server.
         brokers: `HOST:PORT` each, to be tried in turn.
         web: `https://HOST:PORT` of `/authority`, `/enrol` and `/renew`.
         artifacts: URL of the TUF repository, `metadata/` and `targets/` below it.

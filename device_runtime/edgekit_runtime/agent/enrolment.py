@@ -83,15 +83,15 @@ def enrol(
 ) -> Membership:
     """Join the fleet of a code.
 
-    Package keys of another fleet, in which this device was before, are trusted no more. Those that somebody
-    trusted by hand stay.
+    If this device was in another fleet, the package keys of that fleet are no longer trusted. Keys that
+    somebody trusted by hand stay.
 
     Args:
         code: code of the fleet.
         config: folder of the configuration; its folders `fleet` and `keys` get the files.
         facts: the same field as in `Reported`.
         disk: carries changes out.
-        trusted_time: tells whether certificates have ended; without it the clock does, from this release on.
+        trusted_time: the time for checks of certificates; by default the clock's.
 
     Raises:
         EnrolmentError: the fleet refuses.
@@ -140,9 +140,9 @@ def is_renewal_due(enrolment: Enrolment, now_s: float) -> bool:
 def renew(config: Path, disk: Disk = DISK, *, trusted_time: TrustedTime | None = None) -> Membership:
     """Fetch and store a new certificate, and changed addresses of the fleet.
 
-    Package keys and the first TUF root, which leads to the manager's keys, stay as they were at the
-    enrolment, or are named once if there were none: otherwise an attacker in control of the fleet's server
-    could make the device trust any package and obey any manager.
+    Package keys and the first TUF root, which leads to the manager's keys, do not change. A renewal sets them
+    only if the device has none. Otherwise an attacker in control of the fleet's server could make the device
+    trust any package and obey any manager.
 
     Raises:
         EnrolmentError: the fleet refuses, or this device is in none.

@@ -194,7 +194,7 @@ class DeviceLogs:
 
 
 def pack_lines(lines: Sequence[str], count: int) -> str:
-    """Return the last `count` lines each of service and agent, or as many as fit, deflated, in base64."""
+    """Return the last 2 · `count` lines, deflated, in base64; fewer if that exceeds 20,000 bytes."""
     recent = list(lines)[-2 * count :]
     while True:
         packed = base64.b64encode(zlib.compress("\n".join(recent).encode(), 9))

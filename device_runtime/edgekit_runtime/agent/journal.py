@@ -42,7 +42,7 @@ class Progress:
     Attributes:
         age_s: seconds that it was under way while the agent ran, independent of changes of the clock.
         failures: failures of its current step in a row.
-        same_failures: number of the last failures in a row that have the code of the report.
+        same_failures: number of the latest consecutive failures with the code of `report`.
         retry_age_s: age at which the step is tried again.
     """
 
@@ -90,10 +90,11 @@ class JournalRecord:
     Attributes:
         desired: the newest envelope that was accepted, as text, or empty.
         sequence_bound: upper bound of the numbers of sent documents: all of them are lower.
-        month, metered_bytes: the last month in which steps moved bytes (`2026-11`, UTC), and how many.
+        month: the last month in which steps sent or received bytes, such as `2026-11` (UTC).
+        metered_bytes: number of those bytes.
         known_time_s: the newest time in a verified document; an earlier clock is wrong.
         executions: for each model the execution under way or the last one.
-        logs_request: the last request for lines of the logs that was answered.
+        logs_request: name of the last `LogRequest` that was answered.
     """
 
     desired: str = ""
@@ -149,11 +150,11 @@ class Journal:
         self.record = record
 
     def count_metered(self, month: str) -> int:
-        """Return the bytes that steps moved in a month, such as `2026-11`; 0 for all but the last one."""
+        """Return the bytes that steps moved in `month`; 0 if it is not the month of the record."""
         return self.record.metered_bytes if self.record.month == month else 0
 
     def raise_sequence(self, used: int) -> bool:
-        """Raise the next number above `used`; return False if it is already, or `used` is 2^52 or more."""
+        """Raise the next number above `used`, unless `used` is 2^52 or more; return whether it changed."""
         if not self._sequence <= used < _MOST_TAKEN:
             return False
         self._sequence = used + 1

@@ -54,9 +54,9 @@ Renewer: TypeAlias = Callable[[bool, float], Renewal]
 
 @dataclass(slots=True)
 class RefusalPause:
-    """The pause before the web server is asked why brokers refuse this device, or for a new certificate.
+    """The pause between questions to the web server while brokers refuse this device.
 
-    It outlives an `Agent`, which a new certificate ends: the broker may refuse that one, too.
+    A new certificate ends the `Agent`, but not the pause: brokers may refuse the new certificate, too.
 
     Attributes:
         questions: number of questions to the web server since the last connection.
@@ -91,7 +91,7 @@ class DocumentLink(Protocol):
 
 
 class Presence:
-    """The hellos of this device, one for each connection, and its will, for when the connection is lost.
+    """Publishes the hellos of this device, and sets the will that the broker sends for a lost connection.
 
     Attributes:
         own_address: address of this device, as the link states it.
@@ -121,8 +121,7 @@ class Presence:
     def publish_hello(self, desired_version: int, *, is_new_connection: bool) -> None:
         """Publish a hello with the document's `$version`, 0 without one; set the next connection's will.
 
-        `is_new_connection`: whether it is the first one on this connection, whose will is then the one that
-        the link has.
+        `is_new_connection`: whether this is the first hello of a connection.
         """
         if is_new_connection:
             self._will = self._link.will
@@ -190,8 +189,8 @@ class LinkWatch:
     def has_renewed(self, now_s: float, stated_s: float) -> bool:
         """Renew the certificate if it is time, and return whether there is a new one.
 
-        There is one too if this device was enrolled again. It is time every 6 h, and where the broker refuses
-        the device.
+        It is time every 6 h, and when the broker refuses the device. A certificate from a new enrolment of
+        this device counts as new, too.
 
         Args:
             now_s: time of the monotonic clock.

@@ -108,9 +108,9 @@ class ManagerKeys:
 
 
 def read_held(envelope: str, keys: Mapping[str, Ed25519PublicKey]) -> Desired | None:
-    """Return the verified document of the journal; None if there is none, or `keys` lacks its key.
+    """Return the verified document of the journal, or None if there is none or no key in `keys` signed it.
 
-    `envelope`: its field `desired`. `keys`: key id -> public key of the manager.
+    `envelope`: the journal's field `desired`. `keys`: key id -> public key of the manager.
     """
     if not envelope:
         return None

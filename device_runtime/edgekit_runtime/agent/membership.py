@@ -57,7 +57,7 @@ class EnrolmentError(EdgekitError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """This device in its fleet; `folder` holds key, certificate and answer."""
+    """This device in its fleet; `folder` holds key, certificate and enrolment. `stamp`: see `read_stamp`."""
 
     enrolment: Enrolment
     key: Ed25519PrivateKey
@@ -70,7 +70,7 @@ class Membership:
         return make_context(self.enrolment.authority, str(certificate), str(key), trusted_time=trusted_time)
 
     def make_download_context(self, trusted_time: TrustedTime | None = None) -> ssl.SSLContext:
-        """Return a TLS context for packages, which are signed: public authorities count if a CDN has them."""
+        """Return a TLS context for packages; if a CDN serves them, it trusts public authorities, too."""
         context = self.make_context(trusted_time)
         if not self.enrolment.artifacts.startswith(f"{self.enrolment.web}/"):
             context.load_default_certs()
@@ -145,15 +145,15 @@ def _read_key(pem: str) -> bytes:
 class ResumingContext(ssl.SSLContext):
     """A context that resumes its last session, which costs the broker a third of a full handshake.
 
-    It checks itself that certificates have not ended, by the trusted time. OpenSSL does so, too, where public
-    authorities count and the clock may be right. A certificate of the fleet's own authority that is not valid
-    yet is accepted: by signing it, the authority says that this device's clock is behind.
+    It checks by the trusted time that certificates have not expired. A certificate of the fleet's authority
+    may begin in the future: then this device's clock is behind. With public authorities, OpenSSL checks by
+    the clock, too, unless the clock is certainly wrong.
 
     Attributes:
         trusted_time: see `TrustedTime`.
-        authority_end_s: end of the fleet's authority, in s since 1970; infinity where public ones count too.
-        failure: the TLS error at which the last connection ended, or None. The alert of a broker that refuses
-            comes after the handshake, and paho drops it.
+        authority_end_s: end of the fleet's authority, in s since 1970; infinity with public authorities.
+        failure: the TLS error that ended the last connection, or None. It also holds a broker's alert after
+            the handshake, which paho drops.
     """
 
     trusted_time = TrustedTime()
@@ -250,7 +250,7 @@ def make_context(
         authority: the authority's certificate, in PEM.
         certificate: path of the device's certificate, or None before it has one.
         key: path of the device's key.
-        trusted_time: by which certificates expire; without it, by the clock.
+        trusted_time: the time for checks of certificates; by default the clock's.
     """
     context = ResumingContext(ssl.PROTOCOL_TLS_CLIENT)
     context.trusted_time = trusted_time or TrustedTime()

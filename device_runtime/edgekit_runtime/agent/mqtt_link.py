@@ -52,9 +52,8 @@ class LinkMessage:
     """A message, or the note that a new connection is open.
 
     Attributes:
-        kind: kind of the message. `hello` means a new connection: `payload` is this device's address there,
-            and the agent answers with its hello. `event` means an attack by the broker, which `payload`
-            describes.
+        kind: `hello` means a new connection: `payload` is this device's address there, and the agent answers
+            with its hello. `event` means an attack by the broker, which `payload` describes.
         payload: content, not verified.
     """
 
@@ -67,7 +66,7 @@ class MqttLink:
 
     Attributes:
         received: queue of received messages; see `LinkMessage`.
-        will: payload of the last will of the next connection; the agent replaces it after each.
+        will: payload of the next connection's last will; the agent replaces it after each hello.
         reconnect_s: width of the time over which reconnects are spread.
         problem: why there is no connection, or why the last one ended; None if neither is known.
     """

@@ -22,7 +22,7 @@ _LONGEST_PAUSE_S: Final = 21_600.0
 
 
 class ObeyedDocuments:
-    """Verifies documents, and decides when the metadata is verified; one thread uses it. No clock here."""
+    """Verifies documents, and decides when to refresh the repository's metadata; one thread uses it."""
 
     def __init__(self, folder: Path, first_root: str, now_s: float) -> None:
         """Read the keys.
@@ -40,13 +40,14 @@ class ObeyedDocuments:
         self._next_s, self._pause_s = now_s, _PAUSE_S
 
     def read_held(self, envelope: str) -> Desired | None:
-        """Return the document that the journal holds; None if there is none, or its key counts no more."""
+        """Return the journal's document; None if there is none or its key is no longer trusted."""
         return read_held(envelope, self._keys)
 
     def unseal(self, payload: bytes, now_s: float, width_s: float) -> Desired | None:
         """Return the document in an envelope, or None if it waits for a refresh of the metadata.
 
-        Of several documents by unknown keys only the newest waits, since the manager sends its own again.
+        Only the newest document by an unknown key waits. An older one is dropped: the manager sends its
+        document again.
 
         Args:
             payload: the envelope.
@@ -54,7 +55,7 @@ class ObeyedDocuments:
             width_s: time over which the devices of the fleet spread the refresh for the first such document.
 
         Raises:
-            SignatureError: it is malformed, or forged, as far as the last refresh has shown.
+            SignatureError: it is malformed or forged, or its key is unknown soon after a refresh.
         """
         try:
             return unseal(payload, "desired", Desired, self._keys, "desired")
@@ -82,9 +83,9 @@ class ObeyedDocuments:
 
         Args:
             now_s: time of the monotonic clock.
-            was_answered: whether the repository answered, be it with metadata that was refused; else the
-                document goes on waiting.
-            has_cost: whether bytes were received; the pause after the next refresh doubles only then.
+            was_answered: whether the repository answered, even with metadata that was refused. If not, the
+                document waits for the next refresh.
+            has_cost: whether bytes were received; only then the pause between refreshes doubles.
             has_new_keys: whether the manager's keys have changed.
         """
         self._daily_s = now_s + _DAILY_S

@@ -54,9 +54,9 @@ class NextSteps:
 
     Attributes:
         executions: records to write to the journal before a step begins; one per model.
-        superseded: executions that others have replaced.
-        steps: possible steps, the most urgent first; a model's `unload` may come before its next step, which
-            need not wait if the `unload` is refused.
+        superseded: executions that newer ones have replaced.
+        steps: possible steps, the most urgent first. A model may have two: `unload`, and its next step, which
+            runs even if the `unload` is refused.
         status, because: status to report, and its reason.
     """
 
@@ -69,7 +69,7 @@ class NextSteps:
 
 
 def accept_desired(desired: Desired, previous: Desired | None, device: str) -> bool:
-    """Return whether a document with a verified signature replaces the held one: False if they are equal.
+    """Return whether a verified document replaces `previous`; False if they are equal.
 
     `previous`: the newest document that was accepted before, or None.
 

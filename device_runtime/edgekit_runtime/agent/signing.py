@@ -68,8 +68,8 @@ def seal_payload(payload: bytes, kind: Kind, key: Ed25519PrivateKey) -> bytes:
 def seal_report(reported: Reported, key: Ed25519PrivateKey) -> bytes:
     """Return the envelope of a report; if it is too large, the least important parts are left out.
 
-    Figures that do not fit into one report are sent in turn with the next: the manager stores the last of
-    each model.
+    If the figures of all models do not fit, successive reports send them in turn. The manager keeps the last
+    figures of each model.
     """
     figures, brief = reported.figures, tuple(replace(model, because="") for model in reported.models)
     first = reported.sequence % max(len(figures), 1)

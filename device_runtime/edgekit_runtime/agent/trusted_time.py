@@ -66,7 +66,7 @@ class TrustedTime:
     def note(self, issued_s: float) -> None:
         """Set the time of the manager's newest document (seconds since 1970); 0 without a valid one.
 
-        The repository's timestamp is read again, too.
+        It also reads the repository's timestamp again.
         """
         self._issued_s, self._noted_s = issued_s, self._monotonic()
         self._signed_s = _read_signed(self._timestamp)
@@ -83,7 +83,7 @@ class TrustedTime:
 
     @property
     def stated_s(self) -> float:
-        """The bound without the device's certificate, whose issuer's clock may have been ahead; or 0."""
+        """The bound by document or metadata alone, in seconds since 1970; 0 if there is neither."""
         limit_s = max(RELEASED_S, self._clock(), self._begin_s) + MAX_LEAD_S
         stated_s = min(self._issued_s or self._signed_s, limit_s)
         return stated_s + self._passed_s if stated_s else 0.0

@@ -72,7 +72,7 @@ class MeasureOrder:
         manifest_sha256: digest of the verified package, which must not have changed.
         keys: folder of the trusted keys.
         threads: threads of one inference, or None for the options' number.
-        end_s: time on the monotonic clock; no round but the first starts later.
+        end_s: time on the monotonic clock after which only a first round starts.
         seed: seed of the random orders.
     """
 
@@ -192,7 +192,7 @@ def hold_contest(
     is_decided: Callable[[Mapping[RunSetting, Latency]], bool] = lambda _: False,
     report: Callable[[str], None] = lambda _: None,
 ) -> dict[RunSetting, Latency | str]:
-    """Return setting -> its times, in seconds a row, one per process, or the reason for having none.
+    """Return setting -> its times in seconds a row, one for each process, or why it has none.
 
     A setting that crashes its process is identified, and left out of later processes.
 
@@ -205,7 +205,7 @@ def hold_contest(
         report: called with lines on the progress.
 
     Raises:
-        BackendError: a process died or hung, though each of the settings runs alone.
+        BackendError: a process with several settings died or hung, though each setting runs alone.
         PackageError: the package has changed.
     """
     medians: dict[RunSetting, list[float]] = {setting: [] for setting in settings}
@@ -281,10 +281,12 @@ def _find_culprits(
 
 
 def rank(times: Mapping[RunSetting, float], manifest: Manifest) -> list[RunSetting]:
-    """Return the settings, best first: those within 2 % of the fastest by threads, the others by time.
+    """Return the settings, best first.
+
+    Settings within 2 % of the fastest come first, by their threads; the others follow by time.
 
     Args:
-        times: times of one contest in any unit, preferred settings first.
+        times: time of each setting in any unit. Of equally good settings the first is preferred.
         manifest: manifest of the package.
     """
     limit = (1 + TIE_SHARE) * min(times.values(), default=0.0)

@@ -36,12 +36,13 @@ def measure(
 
     A time is the lower quartile of the setting's turns, since other work on the machine only adds time.
 
-    All run the default variant's golden inputs, once each has reproduced its own variant's golden outputs.
+    Each setting must first reproduce the golden outputs of its variant. All are timed on the golden inputs of
+    the default variant.
 
     Args:
         package: the verified package.
         order: order with the settings.
-        announce: called with how many seconds of silence are normal; the parent takes more for a hang.
+        announce: called with the longest silence to expect, in seconds; the parent waits no longer.
 
     Raises:
         BackendError: an engine failed between its turns.

@@ -48,7 +48,7 @@ def take_turns(
 ) -> dict[str, Latency]:
     """Return name -> seconds a row, one value a round; each round runs all runners in a random order.
 
-    Each turn follows a pause. A turn of short runs has several runs, after an uncounted one.
+    A pause precedes each turn. A turn repeats a short run, after one run that does not count.
 
     Args:
         runners: name -> runner to time, at least one.

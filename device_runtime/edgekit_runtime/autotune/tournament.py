@@ -56,8 +56,8 @@ class Tournament:
 
     Attributes:
         entrants: entrants in the order of the package.
-        winner: the entrant to keep, or None if none took part. Candidates are within 2 % of the fastest, or
-            differ from it only in threads and by chance; the fewest threads win, then the first.
+        winner: the entrant to keep, or None if none took part: of those within 2 % of the fastest, the one
+            with the fewest threads. If its backend is as fast with even fewer threads, that entrant wins.
         as_fast: names of the entrants whose difference to the fastest is within chance or 2 %.
     """
 
@@ -77,15 +77,15 @@ def hold_tournament(
 ) -> Tournament:
     """Measure each backend of each variant that this machine can run, on the package's golden inputs.
 
-    The tournament ends early if one is ahead of all others by 10 % in each of three processes. It waits for
-    TensorRT, which builds its engine first; that can take minutes.
+    The tournament ends early if a backend is ahead of all others by 10 % in each of three processes. TensorRT
+    first builds its engine, which can take minutes.
 
     `keys`: folder of the trusted keys. `threads`: None for those of each backend's options.
     `seconds`: approximate limit: a process that has begun goes on to its end. `measure`: measures in one
     process; by default a fresh one each time. `report`: called with lines on the progress.
 
     Raises:
-        BackendError: a process died or hung, though each of the engines runs alone.
+        BackendError: a process with several backends died or hung, though each runs alone.
         PackageError: the package has changed.
     """
     entrants = tuple(_enter(package))

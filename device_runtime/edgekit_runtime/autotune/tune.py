@@ -54,9 +54,9 @@ class SettingResult:
     """The result of one setting.
 
     Attributes:
-        latency: seconds per row, one per process, of the last contest that it took part in; None if it failed
-            or was not measured.
-        ratio: ratio of `latency` to the package's own setting in that contest; None without it.
+        latency: seconds per row, one per process, in the setting's last contest; None if it failed or was not
+            measured.
+        ratio: ratio of `latency` to the package's own setting in that contest; None if one is missing.
         processes: number of processes of all contests.
         reason: why it failed, or None.
     """

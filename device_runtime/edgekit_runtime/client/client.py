@@ -100,8 +100,8 @@ class Client:
             priority: 1 is the highest, 0 the model's default.
             timeout_s: time limit for the answer; the service refuses the request if it cannot begin within
                 that time.
-            sequence: place of the request in a sequence, for a model with states: its inputs need not hold
-                them, and outputs that are states are not returned.
+            sequence: place of the request in a sequence, for a model with states. `inputs` need not hold
+                states, and outputs that are states are not returned.
 
         Raises:
             DataError: an array cannot be sent, an output is not from `shared` or has another dtype there, or
@@ -158,7 +158,7 @@ class Client:
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> Callable[[], dict[str, Array]]:
-        """Return a function that sends the values that these arrays have when it is called.
+        """Return a function that sends `inputs` with the values that they have at the time of the call.
 
         It returns and raises what `infer` does. For loops: the request is prepared once.
 
@@ -199,7 +199,7 @@ class Client:
     def release(self, array: Array) -> None:
         """Unregister the memory of an array from `shared`, which makes room for others in the service.
 
-        The array keeps its values and is no longer shared. Calls that it was bound to fail.
+        The array keeps its values and is no longer shared. Functions that `bind` returned for it fail.
 
         Raises:
             DataError: the array is not from `shared`, or was released.

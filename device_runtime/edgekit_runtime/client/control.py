@@ -42,7 +42,7 @@ def load_installed(socket_path: Path, model: str, rollout: str | None = None) ->
         rollout: `swap`, `canary` or `shadow` for this time; None as the service is configured.
 
     Raises:
-        SlotError: the service refused or did not answer; its next start does not depend on it.
+        SlotError: the service refused or did not answer. It loads the versions at its next start.
     """
     stated = b"" if rollout is None else encode_json({"parameters": {"rollout": rollout}})
     return _change(socket_path, model, "load", stated)
@@ -137,7 +137,7 @@ def read_service_log(socket_path: Path, count: int) -> list[str]:
 def read_samples(socket_path: Path) -> dict[str, Any]:
     """Return what the service states of samples; empty without an answer within 5 s.
 
-    Its keys: `allowed`, whether the owner allows samples; `orders`, what came of each order by its id.
+    Its keys: `allowed`, whether the owner allows samples; `orders`, id -> fields of `ReportedSamples`.
     """
     return _read_own(socket_path, SAMPLES)
 
@@ -155,7 +155,8 @@ def _read_own(socket_path: Path, path: str) -> dict[str, Any]:
 def read_stream(socket_path: Path, order: Mapping[str, Any]) -> Iterator[bytes]:
     """Run a stream in the service until the iteration ends; yield lines of JSON.
 
-    An answer has `frame`, the counts at the end have `sinks`; any other line is a state of the stream.
+    A line with `frame` is an answer, and one with `sinks` holds the counts at the end. Any other line is a
+    state of the stream. `order`: `StreamOptions.to_json()`, and optionally `name`: name of the stream.
 
     Raises:
         TransportError: the service refuses, or ends.

@@ -68,8 +68,8 @@ class Address:
             text: the address.
             ca_file: PEM file of the authority that signed the service's certificate.
             has_token: whether requests to it carry a token.
-            insecure: whether data may go to another machine over plain HTTP: everybody on the way can read
-                them, and answer with wrong numbers. A token may not.
+            insecure: whether plain HTTP to another machine is allowed, where everybody on the way can read
+                the data and forge answers. It never is with a token.
             allows_prefix: whether a URL may have a path, which is the prefix of all others.
 
         Raises:
@@ -232,7 +232,7 @@ class Link:
         Args:
             parts: parts of the request, C-contiguous.
             size_bytes: size of all parts together.
-            timeout_s: time limit of the whole exchange, connecting included; kept to a tenth.
+            timeout_s: time limit of the whole exchange with connecting, kept within 10 %.
             previous_layout: layout of the expected response. If the response has this layout, the layout is
                 returned in place of a `Response`, and the bytes lie in `memory`.
             ancillary: data that go with the first byte, as for `sendmsg`; not over TLS.
@@ -371,7 +371,10 @@ def open_connection(address: Address, timeout_s: float) -> socket.socket:
 
     Args:
         address: address of the service.
-        timeout_s: time limit of all together: finding the addresses of a name, trying them, and TLS.
+        timeout_s: time limit of name resolution, all attempts to connect and TLS together.
+
+    Raises:
+        TransportError: the service cannot be reached.
     """
     try:
         if address.path is not None:

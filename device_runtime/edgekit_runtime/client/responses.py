@@ -32,6 +32,7 @@ class ResponseHead:
         json_bytes: length of the JSON in bytes, or None if the whole body is JSON.
         closes: whether the service closes the connection after the response.
         retry_after_s: seconds after which to try again, or None.
+        data: the head as received.
     """
 
     status: int
@@ -79,7 +80,7 @@ def parse_head(data: bytes, max_body_bytes: int) -> ResponseHead:
 
 
 class Layout:
-    """Positions of the outputs in a response with the same beginning as an earlier one.
+    """Positions of the outputs in responses that have the same head and JSON.
 
     Attributes:
         start: the response's head and JSON.
@@ -108,10 +109,10 @@ class Layout:
         ]
 
     def read(self, targets: Mapping[str, Array] | None) -> dict[str, Array]:
-        """Return output name -> array of the response in the memory now; the arrays are copies.
+        """Return output name -> array of the response that is now in the memory.
 
         Args:
-            targets: output name -> array in shared memory, which is returned itself; None without any.
+            targets: output name -> array in shared memory to return in place of a copy; None without any.
         """
         arrays = {}
         for name, shape, view in self._outputs:
@@ -125,10 +126,10 @@ class Layout:
 def read_response(
     head: ResponseHead, body: memoryview, targets: Mapping[str, Array] | None, memory: bytearray
 ) -> tuple[dict[str, Array], Layout | None]:
-    """Return output name -> array of a response, and its layout, or None if the next one cannot reuse it.
+    """Return output name -> array of a response, and its layout, or None if no later response can use it.
 
     `targets`: output name -> array in shared memory that the service wrote to; None without any.
-    `memory`: where the next response is received; a longer one has no layout.
+    `memory`: buffer for the next response. A response that does not fit into it has no layout.
 
     Raises:
         TransportError: it is no response of the protocol, or shorter than it states.

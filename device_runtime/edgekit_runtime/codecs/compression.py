@@ -75,7 +75,7 @@ def decompress(data: "bytes | memoryview", coding: str, *, max_bytes: int) -> by
     Args:
         data: the whole body.
         coding: `zstd`, `gzip` or `deflate`, in lower case.
-        max_bytes: size limit of the content, and of the memory taken, for any stated size.
+        max_bytes: limit of the content, and of the memory for it, whatever size the body states.
 
     Raises:
         RequestError: 400, malformed, cut off, of another size than stated, or with bytes behind it; 413,
@@ -97,10 +97,10 @@ def decompress(data: "bytes | memoryview", coding: str, *, max_bytes: int) -> by
 
 
 def decompress_frame(data: "bytes | memoryview", coding: str, *, max_bytes: int) -> bytes | None:
-    """Return the content of a body of one valid frame, at most `max_bytes`; any other body may give None.
+    """Return the content of a body that is one valid frame, or None for any other body.
 
-    Unlike `decompress`, it never expands more than that, whatever the body holds or states. It raises what
-    `read_size` does.
+    It never expands more than `max_bytes`. Larger content gives None, and so does a zstd frame that states no
+    size. It raises what `read_size` does.
     """
     size_bytes = read_size(data, coding)
     if coding == ZSTD:

@@ -49,9 +49,9 @@ def count_lanes(total: int) -> int:
 
 
 def split(total: int) -> Iterator[tuple[int, list[slice]]]:
-    """Yield for each chunk of `total` symbols its number of symbols, and slices of its steps.
+    """Yield for each chunk of `total` symbols its number of symbols, and its steps as slices.
 
-    The tables are rebuilt after each slice.
+    In a step, each lane codes one symbol. The tables are rebuilt after each slice.
     """
     lanes, done = count_lanes(total), 0
     for begin in range(0, total, CHUNK):
@@ -66,12 +66,13 @@ def split(total: int) -> Iterator[tuple[int, list[slice]]]:
 
 
 class Tables:
-    """Frequencies of the symbols 0 ... `size` - 1 by level, which encoder and decoder count alike.
+    """Frequencies of the symbols 0 ... `size` - 1 for each level; encoder and decoder have the same.
 
     A key is level · `size` + symbol.
 
     Attributes:
-        frequencies, begins: int64 [levels · size], by key; the frequencies of a level add up to 2^14.
+        frequencies: int64 [levels · size], by key; those of a level add up to 2^14.
+        begins: int64 [levels · size], by key: the sum for all smaller symbols of the level.
     """
 
     def __init__(self, size: int) -> None:
@@ -105,7 +106,7 @@ _PRIOR: Final = np.array([_list_prior(level, mean) for level, mean in enumerate(
 
 
 class Levels:
-    """The level of the next symbol of each lane, by the mean of about 16 symbols before it."""
+    """For each lane the level of its next symbol, which grows with the mean of the last 16 or so."""
 
     def __init__(self, lanes: int) -> None:
         self._sums = np.full(lanes, FIRST_SUM, np.int64)

@@ -18,7 +18,7 @@ class Outcome:
     Attributes:
         document: document for `--json`, one object.
         lines: the same as text.
-        has_ended: whether all its threads have; if not, the process ends without waiting.
+        has_ended: whether all threads have ended; if not, the process ends without waiting for them.
     """
 
     document: dict[str, Any]
@@ -38,7 +38,7 @@ class Command(Protocol):
 
 
 def count(text: str) -> int:
-    """Return the whole number from 1 in `text`, for `type=` of an argument."""
+    """Return `text` as a whole number of at least 1, for `type=` of an argument."""
     if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number of at least 1")
     return int(text)

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def open_package(arguments: argparse.Namespace) -> OpenedPackage:
-    """Return the verified package that the arguments name; the caller closes it, and no start is recorded.
+    """Return the verified package that the arguments name; the caller closes it. It records no start.
 
     Raises:
         PackageError: of a subclass that says what is wrong with the file.

@@ -25,10 +25,9 @@ class Drift:
     """Statistics of the inputs and outputs of one version.
 
     Attributes:
-        looked_at: sum of the present weights of the counted calls.
-        looks: number of counted calls; they lose no weight.
-        not_finite: number of counted calls with NaN or infinity in the answer but not in the inputs; they
-            lose no weight.
+        looked_at: number of counted calls, of which earlier ones weigh less.
+        looks: number of counted calls, all with the same weight.
+        not_finite: number of counted calls with NaN or infinity in the answer but not in the inputs.
     """
 
     __slots__ = ("_classes", "_inputs", "_outputs", "_window", "looked_at", "looks", "not_finite")
@@ -74,7 +73,7 @@ class Drift:
         self.not_finite = 0
 
     def pick_inputs(self, inputs: Mapping[str, Array], phase: float = 0.0) -> list[tuple[str, Array]]:
-        """Return (name, float32 copy of some values) of counted inputs that are not empty; see `pick`."""
+        """Return name and some values, see `pick`, of each counted input that is not empty."""
         return [(name, pick(inputs[name], phase)) for name in self._inputs if inputs[name].size]
 
     def judge(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
@@ -85,7 +84,7 @@ class Drift:
     def add(
         self, picked: Sequence[tuple[str, Array]], outputs: Mapping[str, Array], phase: float = 0.0
     ) -> None:
-        """Count the values of `pick_inputs`, which it overwrites, and some outputs; see `pick`."""
+        """Count the result of `pick_inputs`, and overwrite it; count some values of the outputs."""
         for name, values in picked:
             self._inputs[name].add(values)
         for name, sketch in self._outputs.items():
@@ -107,7 +106,7 @@ class Drift:
     def to_json(self) -> dict[str, JsonValue]:
         """Return at most `MAX_DOCUMENT_BYTES` of JSON; tensors that do not fit are left out.
 
-        `inputs` and `outputs` map a name to its sketch; the rest are the attributes.
+        Its keys: `looked_at`, `looks`, `not_finite`, and `inputs` and `outputs`: name -> sketch as JSON.
         """
         inputs: dict[str, JsonValue] = {name: sketch.to_json() for name, sketch in self._inputs.items()}
         outputs: dict[str, JsonValue] = {name: sketch.to_json() for name, sketch in self._classes.items()}

@@ -23,7 +23,8 @@ class ValueReference:
     """The distribution of the values of one tensor when the package was made.
 
     Attributes:
-        edges: edges of the bins within `low - margin .. high + margin`, ascending.
+        low, high: smallest and largest value.
+        edges: edges between bins, ascending. For the outer edges see `bounds`.
         shares: share of the values in each bin; there is one more bin than edges.
 
     Raises:
@@ -48,7 +49,7 @@ class ValueReference:
 
     @property
     def bounds(self) -> tuple[float, ...]:
-        """`edges` between `low - margin` and `high + margin`; values outside have no share."""
+        """All edges: `edges`, and those a little below `low` and above `high`."""
         margin = MARGIN * (self.high - self.low) or 1e-6 * max(1.0, abs(self.high))
         return (self.low - margin, *self.edges, self.high + margin)
 

@@ -68,7 +68,7 @@ class ValueSketch:
     """Summary of the values of one tensor.
 
     Attributes:
-        bins: values in each bin of the reference, one below and one above; empty without it.
+        bins: number of values below the reference's bins, in each bin and above; empty without a reference.
         not_finite: number of tensors with NaN or infinity; such values are not counted elsewhere.
     """
 

@@ -166,7 +166,7 @@ def read_header(path: Path) -> Header:
 
 
 def parse_head(file: BinaryIO, where: str) -> Header:
-    """Return the header at the start of `file`, which is at its first chunk afterwards; see `read_header`."""
+    """Read the header at the start of `file`, up to the first chunk, and return it; see `read_header`."""
     start = file.read(len(MAGIC) + _LENGTH.size)
     if len(start) < len(MAGIC) + _LENGTH.size or not start.startswith(MAGIC):
         raise EncryptionError(f"{where}: is no encrypted file")
@@ -194,7 +194,7 @@ def encrypt_chunks(read: Callable[[int], bytes], content_key: ContentKey, header
     `read`: returns the next bytes of the plaintext, fewer than asked for only at its end.
 
     Raises:
-        EncryptionError: the plaintext does not have the size or `content_key` the id that `header` states.
+        EncryptionError: the size of the plaintext or the id of `content_key` is not that in `header`.
     """
     _check_key(content_key, header, "the file")
     cipher, prefix = _make_cipher(content_key, header)
@@ -219,8 +219,8 @@ def encrypt_file(
     Args:
         source: path of a file, such as a package.
         target: path of the file to write.
-        content_key: key to encrypt with; others with the same key may exist.
-        recipients: see `Header`; none where the wrapped key travels otherwise.
+        content_key: key to encrypt with; several files may share it.
+        recipients: see `Header`; None if devices get the wrapped key otherwise.
 
     Raises:
         EncryptionError: `source` cannot be read, or is encrypted already.
@@ -249,7 +249,7 @@ def decrypt_chunks(path: Path, content_key: ContentKey) -> Iterator[bytes]:
 
 
 def read_chunks(file: BinaryIO, header: Header, content_key: ContentKey, where: str) -> Iterator[bytes]:
-    """Yield the plaintext of `file`, which is at its first chunk; see `decrypt_chunks`."""
+    """Yield the plaintext of `file`, open at its first chunk; see `decrypt_chunks`."""
     from cryptography.exceptions import InvalidTag
 
     _check_key(content_key, header, where)
@@ -275,7 +275,7 @@ def decrypt_to_memory(path: Path, content_key: ContentKey, max_bytes: int = MAX_
 
     Raises:
         EncryptionError: it is damaged, has another key, or more than `max_bytes` of plaintext.
-        UnavailableError: it cannot be read now, or memory is short or too small.
+        UnavailableError: it cannot be read now, or there is too little memory.
     """
     with open_file(path) as file:
         header = parse_head(file, str(path))

@@ -27,8 +27,8 @@ class KeyHolder:
         sentence: against whom the holder protects the key, as `status` shows it.
         is_available: whether it can hold a key on this machine now.
         create: makes a key; returns what to store and the public key as an uncompressed point.
-        open: returns a key exchange with the stored private key. Both raise `UnavailableError` if the holder
-            does not answer now, which says nothing about a package.
+        open: returns a key exchange with the stored private key. Like `create`, it raises `UnavailableError`
+            if the holder does not answer now.
     """
 
     name: str

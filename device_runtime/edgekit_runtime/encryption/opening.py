@@ -67,7 +67,7 @@ def decrypt_file(path: Path, max_bytes: int) -> Decrypted:
     Raises:
         EncryptionError: it is not for this device, its key is missing, it is damaged, or larger than
             `max_bytes`.
-        UnavailableError: it cannot be read, or this device's key not be used, now.
+        UnavailableError: the file cannot be read now, or this device's key cannot be used now.
     """
     forbid_dumps()
     with open_file(path) as file:
@@ -79,7 +79,7 @@ def decrypt_file(path: Path, max_bytes: int) -> Decrypted:
 
 
 def write_key_file(path: Path, key_id: str, wrapped: str, disk: Disk = DISK) -> None:
-    """Write the wrapped key (base64) of the file that lies, or will lie, at `path`, to `key_path(path)`."""
+    """Write the wrapped key (base64) of the file at `path`, which need not exist, to `key_path(path)`."""
     content = encode_json({"format": _FORMAT, "key_id": key_id, "wrapped": wrapped})
     with write_atomically(key_path(path), mode=0o600, disk=disk) as file:
         file.write(content)

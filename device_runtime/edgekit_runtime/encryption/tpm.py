@@ -47,10 +47,10 @@ def create() -> tuple[Mapping[str, Any], bytes]:
 
 
 def open_exchange(stored: Mapping[str, Any]) -> Exchange:
-    """Return a function that computes a key exchange in the TPM, with its key that `stored` identifies.
+    """Return a function that computes a key exchange in the TPM with the key of `stored`.
 
     Each call of that function loads the key again. It raises `UnavailableError` if tpm2-tools is missing, or
-    the TPM refuses or does not answer in time; and `EncryptionError` if no key comes out.
+    the TPM refuses or does not answer in time; and `EncryptionError` if the tools print no public key.
 
     Args:
         stored: what `create` returned: `unique`, 32 bytes in base64.

@@ -14,9 +14,9 @@ _logger = logging.getLogger(__name__)
 
 
 def open_offload(package: OpenedPackage, choice: BackendChoice, threads: int | None) -> Session:
-    """Return a session that runs the model where it is fastest; the plain local one without a server.
+    """Return a session that runs the model here, on the server or on both; without a server only here.
 
-    Options that cannot be used say nothing about the package, so the model then runs here.
+    If the offload options of this device cannot be used, the model runs here.
 
     Args:
         package: the verified package.

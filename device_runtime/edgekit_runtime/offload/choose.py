@@ -33,7 +33,7 @@ class Preference:
 
     Attributes:
         objective: objective, as in a cut table.
-        deadline_s: latency that is good enough, for energy or capacity; None for the table's.
+        deadline_s: limit of the latency, for energy or capacity; None for the table's limit.
         plan: name of the plan to run whenever it can be used, or None to choose.
     """
 
@@ -61,14 +61,13 @@ class PlanChoice:
     """A plan, and the reasons.
 
     Attributes:
-        cost: two numbers. If the plan misses the latency limit: 1 and its latency. Else 0 and the figure that
-            the objective minimises: seconds of latency, of the slowest stage or of the server, or joules.
+        cost: (0, figure to minimise in seconds or joules), or (1, latency) if the plan misses the latency
+            limit.
         predicted_s: predicted latency of a request, seconds.
-        limit_s: latency that is good enough, for energy or capacity.
-        other: the best other plan, or None. It may be better than a `plan` that already runs: a switch needs
-            a larger gain.
-        challenges: how often in a row another plan was better than the current one, by less than a switch
-            needs.
+        limit_s: limit of the latency, for energy or capacity.
+        other: the best other plan, or None. It is better than `plan` if the gain is too small for a switch.
+        challenges: number of decisions in a row in which another plan was better, but too little for a
+            switch.
         cause: why no plan that needs the server was considered, or empty.
         is_forced: whether the plan was requested by name.
     """

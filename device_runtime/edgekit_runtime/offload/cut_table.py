@@ -31,7 +31,7 @@ class CutTable:
         plans: at least one, with different names.
         objective: the objective for which the plans were chosen.
         device, server: machines that the costs were measured on, such as `Cortex-A76, 4 cores`.
-        latency_limit_s: for capacity, limit of 99 % of requests; for energy, limit of a request.
+        latency_limit_s: limit of the latency: of the 99th percentile for capacity, of a request for energy.
         radio_w: watts of the device's radio, above idle, from the request until the reply has come; with it,
             every plan has `device_j`.
 

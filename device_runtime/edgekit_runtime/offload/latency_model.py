@@ -97,7 +97,7 @@ def slowest_stage_s(plan: OffloadPlan, conditions: Conditions) -> float:
 
 
 def energy_j(plan: OffloadPlan, conditions: Conditions, radio_w: float) -> float:
-    """Return the device's joules above idle for a request; infinity if the plan has none or cannot run now.
+    """Return the device's joules above idle for a request; infinity if `device_j` is None or no link is up.
 
     Args:
         plan: plan with `device_j`.
@@ -112,11 +112,11 @@ def energy_j(plan: OffloadPlan, conditions: Conditions, radio_w: float) -> float
 
 
 def reserved_server_s(plan: OffloadPlan, conditions: Conditions, limit_s: float) -> float:
-    """Return the server time that a request reserves, in seconds, with the idle time that its latency needs.
+    """Return the seconds of server time that a request reserves: its work, and idle time for short waits.
 
-    A server carries 1 / (rate of a device * this) devices while 99 % of their requests end within the limit:
-    a short wait needs a server that is mostly idle. The result is infinity if the limit cannot be kept. The
-    present wait is left out: it depends on the number of devices, which is to be found.
+    One server can serve 1 / (requests of a device per second * this) devices if 99 % of their requests must
+    end within `limit_s`. The result is infinity if the limit cannot be kept. The current wait on the server
+    is ignored, as it depends on the number of devices.
     """
     alone = replace(plan, escalation=None)  # the requests of a cascade that go to the server
     share = _share(plan)
@@ -135,7 +135,7 @@ def reserved_server_s(plan: OffloadPlan, conditions: Conditions, limit_s: float)
 
 
 def served_s(costs: PlanCosts) -> float:
-    """Return the seconds of the service's processor for a request: the plan's, and TLS for its body."""
+    """Return the server's processor seconds for a request: those of the plan, and those of TLS."""
     return costs.server_s + _SERVED_BYTE_S * costs.upload_bytes
 
 
@@ -221,7 +221,7 @@ def as_sent(plan: OffloadPlan, conditions: Conditions) -> OffloadPlan:
 
 
 def transfer_s(size_bytes: float, bits_per_s: float, rtt_s: float, window_bytes: float) -> float:
-    """Return the time of a body beyond the half round trip of its last byte.
+    """Return the seconds to transfer a body over TCP, without the half round trip of its last byte.
 
     TCP sends a window, waits a round trip for the acknowledgement, and doubles the window, until the window
     fills the link. From then on only the bandwidth matters.
@@ -240,10 +240,9 @@ def transfer_s(size_bytes: float, bits_per_s: float, rtt_s: float, window_bytes:
 
 
 def wire_bytes(message_bytes: float, *, is_tls: bool = True) -> float:
-    """Return the cost of a message on the link, in bytes of a large transfer over TCP.
+    """Return the bytes that a message takes of a link, whose bandwidth counts payload of full TCP segments.
 
-    The bandwidth of a link counts the payload of full segments. A segment that is not full, such as the last
-    one of a message, has the same headers with less payload, and so costs more than its bytes.
+    These are more than its size: TLS adds bytes, and the last segment has less payload for the same headers.
 
     `message_bytes`: size of head and body.
     """

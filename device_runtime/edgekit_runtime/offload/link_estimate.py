@@ -39,8 +39,9 @@ class Exchange:
             request, the acknowledged bytes.
         elapsed_s: time from the first byte sent to the last received.
         server_s: the server's own time.
-        window_bytes: TCP's window after it, or None without TCP.
-        rest_bytes, rest_s: bytes of the reply after its first part, and their time.
+        window_bytes: TCP's send window afterwards, or None without TCP.
+        rest_bytes: bytes of the reply that came after the first read.
+        rest_s: time from the first read to the last.
         acked_s: time until all sent bytes were acknowledged, by the kernel's clock; None if the kernel does
             not tell.
     """
@@ -94,7 +95,7 @@ class LinkEstimate:
         return self._before_fall is not None
 
     def note_round_trip(self, rtt_s: float, *, is_beside: bool = False) -> None:
-        """Note a round trip; beside large bodies, which lengthen it, only if it is shorter."""
+        """Note a round trip; one measured beside large bodies (`is_beside`) counts only if it is shorter."""
         if rtt_s <= 0 or (self.rtt_s is not None and rtt_s > self.rtt_s and is_beside):
             return
         before, self._before_fall = self._before_fall, None
@@ -109,7 +110,7 @@ class LinkEstimate:
         self._note_exchange(now_s, exchange)
 
     def note_probe(self, now_s: float, exchange: Exchange) -> None:
-        """Note a probe; a higher bandwidth counts at once, as a claim."""
+        """Note a probe. A higher bandwidth counts at once; a much higher one sets `is_claimed`."""
         before = self.up_bits_per_s
         if exchange.acked_s is not None:  # a busy device notices a reply late, its kernel does not
             exchange = replace(exchange, elapsed_s=min(exchange.elapsed_s, exchange.acked_s))

@@ -15,9 +15,9 @@ from edgekit_runtime.records import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Weight of a second in a sum of costs: on device, link and server, and of waiting.
+    """Weights of the seconds on device, link and server and of waiting, in a sum of costs.
 
-    Waiting is for a round trip, or for a turn in the queue of the server.
+    A request waits for a round trip, or in the queue of the server.
     """
 
     device: float = 0.0
@@ -39,15 +39,15 @@ class Objective:
         unit: unit of its scores.
         figure: template of the compared figure in words; `{cost}` is in ms or mJ, `{duration}` a time.
         ribbon: sentence about the best candidates in the planner's chart.
-        stages: (watts of the computing device, watts of its radio) -> the solver's weights: one sum, or
-            several of which the largest counts.
+        stages: (watts of the computing device, watts of its radio) -> the solver's weights of a sum, or of
+            several sums of which the largest counts.
         solver_unit: unit of those sums.
-        score: seconds or joules of a request, which are minimised, of a plan, conditions, the limit on
-            latency and the watts of the radio; infinity beyond the limit. None stands for the latency.
+        score: (plan, conditions, latency limit in seconds, watts of the radio) -> seconds or joules to
+            minimise; infinity if the limit cannot be kept. None scores by latency.
         needs: fields of a cut table that must be given.
-        keeps_limit: whether a limit on latency holds.
+        keeps_limit: whether the latency of a plan must keep a limit.
         tie: weight of the latency, which decides between plans of equal scores.
-        waits: waits on the server, in its service times, for which a search leaves room within the limit.
+        waits: waits on the server, as multiples of a request's time there; a search leaves room for each.
         counts_devices: whether the planner says how many devices a server carries.
         spans_tiers: whether kernels may be placed on three machines.
         warning: warning about every result; empty if there is none.
@@ -71,7 +71,7 @@ class Objective:
     def cost(
         self, plan: OffloadPlan, conditions: Conditions, *, predicted_s: float, limit_s: float, radio_w: float
     ) -> float:
-        """Return the score of a plan in seconds or joules; infinity if it misses a limit that holds."""
+        """Return the score of a plan in seconds or joules; infinity if it exceeds a limit on latency."""
         if self.keeps_limit and predicted_s > limit_s:
             return math.inf
         return predicted_s if self.score is None else self.score(plan, conditions, limit_s, radio_w)

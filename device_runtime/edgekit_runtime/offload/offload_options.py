@@ -24,9 +24,9 @@ class OffloadOptions:
         token_file: file with the token that the server requires, or None.
         ca_file: PEM file of the authority that signed the server's certificate, or None for the system's.
         prefer: `latency` or `energy`; None for the package's objective.
-        deadline_s: latency that is good enough, for energy or capacity.
-        hedge_share: limit of the time of local runs beside replies that come late, as a share of the time of
-            requests on this device; four local runs are free.
+        deadline_s: limit of the latency, for energy or capacity; None for the package's limit.
+        hedge_share: limit of the time of hedges (local runs begun because a reply is late), as a share of the
+            time of requests on this device; four hedges are free.
         timeout_s: limit of one request if the model cannot run here, or if a plan is requested by name.
         probe_bytes_per_hour: limit of the bytes that probes send over a metered link; None for only the limit
             of their schedule.

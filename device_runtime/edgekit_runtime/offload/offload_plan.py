@@ -25,12 +25,11 @@ class PlanCosts:
         server_s: time on the server: kernels and decoding.
         upload_bytes, download_bytes: bytes of request and response on the link, with heads, TLS and the
             headers of packets (`wire_bytes`); means over the samples.
-        request_s: part of `device_s` that a request takes beside kernels and coding.
+        request_s, server_request_s: the rest of `device_s` and of `server_s`, without kernels and coding.
         device_j: energy of the device in `device_s`, above idle; None if unknown.
         is_measured: whether the plan was run as it is; otherwise its times are sums over kernels.
         plain_bytes: bytes of the request without compression; None if it is not compressed, or unknown.
         compress_s, decompress_s: parts of `device_s` and of `server_s` for compression.
-        server_request_s: part of `server_s` that a request takes beside kernels and coding.
     """
 
     device_s: Seconds
@@ -96,11 +95,11 @@ class OffloadPlan:
         name: name, unique in the table; `local` runs the whole model on the device.
         head: the submodel that runs on the device first; None if the inputs are sent as they are.
         tail: the name of the model on the server; None if nothing is sent.
-        media: tensor that is sent -> codec and quality, such as `jpeg:90`. The tail takes its bytes.
+        media: sent tensor -> codec and quality, such as `jpeg:90`. The tail takes the coded bytes.
         compression: compression of the request's body, used if it pays at the moment
             (`latency_model.as_sent`).
         escalation: escalation of a cascade; then `head` answers by itself if it is sure.
-        codes: input of the model -> its values that the head can code; for other inputs, all values.
+        codes: input of the model -> values that the head can code; inputs that are not named have no limit.
         decoder: the submodel that restores outputs on the device from the codes in a reply; None if outputs
             come as they are.
         answers_changed: share of the samples whose answer is not that of the whole model; None if unknown.

@@ -117,7 +117,7 @@ def make_tail_request(
         model: name of the model on the server.
         tensors: input name -> array.
         expected: the outputs that a reply must have.
-        compression: compression of the body, left out if it makes it larger.
+        compression: compression of the body; a body that would grow is sent plain.
         fields: further header lines, each with its line end.
         version: version of the model; None for the one that the server prefers.
 
@@ -144,7 +144,7 @@ def make_tail_request(
 def make_upload_probe(size_bytes: int, fields: str, tail: str | None) -> TailRequest:
     """Return a request with random bytes for a model that no server has; the answer is 404.
 
-    In that answer our server states the load of `tail`, which the request names as the version.
+    The request names `tail` as the version, so that an edgekit server states the load of `tail`.
 
     `size_bytes`: size of the body. `fields`: further header lines, each with its line end.
     """
@@ -233,7 +233,7 @@ class Pending:
 
     @property
     def acked_s(self) -> float | None:
-        """Seconds that a part of the request was unacknowledged; None if unknown."""
+        """Seconds until all sent bytes of the request were acknowledged; None if unknown."""
         busy_us = _read_counter(self._connection.link, _BUSY_AT)
         if self._base is None or busy_us is None or busy_us <= self._base[1]:
             return None
@@ -297,7 +297,7 @@ class OffloadServer:
     ) -> Pending:
         """Begin a request; `finish` is called on another thread before `done` is set.
 
-        `finish` may call `Pending.publish` itself, if it has work that must come after that.
+        `finish` may call `Pending.publish` itself, to do more work once the caller has the reply.
         """
         connection = self._take()
         pending = Pending(connection, request)
@@ -319,14 +319,14 @@ class OffloadServer:
         return pending
 
     def find_connect_s(self) -> float:
-        """Return the seconds to connect for the next request, as for the last; 0 if one is open."""
+        """Return the seconds that the last connection took to open; 0 if an open one is idle."""
         with self._lock:
             return 0.0 if self._idle and self._idle[-1].check_open() else self._connect_s
 
     def forget_slow_link(self) -> bool:
-        """Close idle connections with the small window of a link that was slow; return whether any did.
+        """Close idle connections whose TCP window a slow link has made small; return whether there were any.
 
-        Measured after 2 Mbit/s at 20 Mbit/s: 12 KiB took 60 ms on such a connection and 26 ms on a new one.
+        After a link rose from 2 to 20 Mbit/s, 12 KiB took 60 ms on such a connection, 26 ms on a new one.
         """
         with self._lock:
             slow = [connection for connection in self._idle if _has_left_slow_start(connection.link)]

@@ -31,8 +31,7 @@ class Counts:
         remote: by the server in time.
         hedged: with a local run that began because the reply was late.
         failed: by the device, because the server's part failed.
-        uncoded: requests among all these whose inputs were not finite, or beyond the codes of the usual plan,
-            so that another plan ran.
+        uncoded: requests among all these that the usual plan could not code, so that another plan ran.
     """
 
     local: int = 0
@@ -49,7 +48,6 @@ class OffloadStatus:
     Attributes:
         model: name of the package.
         process: id of the process.
-        server: address of the server.
         plan: the plan that it runs now.
         reason: why that plan runs, in one sentence.
         up_bits_per_s, down_bits_per_s, rtt_s: the link, None before it was measured.

@@ -94,7 +94,7 @@ class CircuitBreaker:
 
 
 class ProbeSchedule:
-    """When to probe the link. The pause grows with the time since a plan with the server was left.
+    """When to probe the link. The pause grows with the time since the device left a plan with a server.
 
     So a better link is noticed after a twentieth of the time that it was bad, and the number of probes grows
     only with the logarithm of that time. From 20 minutes on there is one probe a minute. All times are those
@@ -140,10 +140,11 @@ class ProbeSchedule:
 
 
 class HedgePolicy:
-    """How long to wait for a reply, and how much device time local runs beside late requests may take.
+    """How long to wait for a reply, and how much device time hedges may take.
 
-    A token bucket limits that time: each request adds a share of its own time on the device. Without credit a
-    hedge begins later; in debt no request goes to the server. Not safe for several threads at once.
+    A hedge is a local run that begins because a reply is late. A token bucket limits hedges: each request
+    adds a share of its device time. With less credit than a local run, a hedge begins later; below 0, no
+    request goes to the server. Not safe for several threads at once.
     """
 
     __slots__ = ("_credit_s", "_longest_s", "_share", "_usual")
@@ -169,7 +170,7 @@ class HedgePolicy:
     def earn(self, device_s: float, local_s: float) -> None:
         """Add a share of `device_s`, a request's own time on the device, to the credit.
 
-        `local_s`: time of a local run; credit grows to four of the longest recent ones at most.
+        `local_s`: time of a local run. The credit is at most four times the longest recent local run.
         """
         self._longest_s = max(local_s, self._longest_s * _DECAY)
         self._credit_s = min(self._credit_s + self._share * device_s, _MOST_RUNS * self._longest_s)
@@ -185,7 +186,7 @@ class HedgePolicy:
     def allow_s(self, expected_s: float, local_s: float, spent_s: float) -> float:
         """Return the seconds, from the sending on, to wait for a reply before a local run begins.
 
-        With it a fault costs at most 1.3 local runs, unless replies usually take longer than that allows.
+        A fault then costs at most 1.3 local runs, unless usual replies are too slow for that.
         `spent_s`: time of this request before it was sent.
         """
         usual_s = expected_s * self._usual
@@ -228,7 +229,7 @@ class ReplyWait:
     def more_s(self, elapsed_s: float, sent_bytes: int | None) -> float | None:
         """Return the seconds to wait until the next call; None if the local run shall begin.
 
-        `elapsed_s`: since the request was sent. `sent_bytes`: acknowledged; None if the system does not tell.
+        `elapsed_s`: time since the request was sent. `sent_bytes`: acknowledged bytes; None if unknown.
         """
         (before_s, before_bytes), self._previous = self._previous, (elapsed_s, sent_bytes or 0)
         is_over = elapsed_s >= self._allowed_s

@@ -42,13 +42,14 @@ Buffer: TypeAlias = bytes | mmap.mmap
 
 @dataclass(frozen=True, slots=True)
 class RunKind:
-    """How the bytes of a run are made.
+    """How a run (consecutive bytes of the result) is made.
 
     Attributes:
         number: number of the kind in the delta file.
         width: bytes of a word.
-        has_base: whether they are made from bytes of the base.
-        has_channels, has_step: whether the run states multipliers of channels, or a step or zero point.
+        has_base: whether the run is made from bytes of the base.
+        has_channels: whether the delta states multipliers of channels for it.
+        has_step: whether the delta states a step, a zero point or a seed for it.
         is_float: whether the delta stores each word with its sign bit last, rather than folded.
         residual_width: bytes of the residual of a word; -1 stands for `width`.
     """
@@ -112,10 +113,10 @@ _LEAST_S: Final = 60.0
 
 
 def list_lzma_filters(model: int) -> list[dict[str, Any]]:
-    """Return the filters of raw LZMA whose literal model is the byte (pb · 5 + lp) · 9 + lc.
+    """Return the filters that decode raw LZMA with the parameters `model` = (pb · 5 + lp) · 9 + lc.
 
     Raises:
-        PackageError: there is no such model.
+        PackageError: no parameters have this number.
     """
     position_bits, literal = divmod(model, 45)
     if model >= WORDS_MODEL:
@@ -125,7 +126,7 @@ def list_lzma_filters(model: int) -> list[dict[str, Any]]:
 
 
 def read_words() -> bytes:
-    """Return `WORDS_BYTES` of text that most packages contain, as raw LZMA; a packed stream continues it."""
+    """Return raw LZMA of `WORDS_BYTES` of common text; a stream of model `WORDS_MODEL` continues it."""
     return files(__package__).joinpath("words.lzma").read_bytes()
 
 
@@ -184,17 +185,17 @@ def apply_delta(
     Args:
         delta: content of the delta; nothing in it is trusted, so its digest need not be verified.
         base: content of the installed package; empty for a coded file.
-        path: path of the result.
-        size_bytes: size of the wanted package.
-        sha256: digest of the wanted file.
+        path: file to write.
+        size_bytes: size of the package, before encryption.
+        sha256: digest of the file to write.
         stop: set to stop.
         disk: carries changes out.
-        encryption: key and header of the wanted file, if it is the encrypted package.
+        encryption: key and header to encrypt the package with; None writes it plain.
 
     Raises:
-        PackageError: the delta is damaged, for another base, makes another size, takes too long, or was
+        PackageError: the delta is damaged, needs another base, makes another size, takes too long, or was
             stopped.
-        DigestError: it makes another file.
+        DigestError: the new file has another digest.
         OutputError: the disk is full or fails.
     """
     digest, pieces = hashlib.sha256(), rebuild(delta, base, size_bytes, stop)
@@ -417,13 +418,13 @@ def predict(
 
 
 def multiply(factors: bytes, bits: int) -> NDArray[np.uint8]:
-    """Return uint8 [4 n], the bytes of float32 [n]: `factors` times a factor, in doubles, rounded once.
+    """Return uint8 [4 n], the bytes of float32 [n]: `factors` times one number, in doubles, rounded once.
 
     It makes the scales of a bias from the scales of its weights.
 
     Args:
-        factors: bytes of float32 [n], which this delta has made earlier.
-        bits: the factor, a float32, as an integer of its 32 bits.
+        factors: bytes of float32 [n]: the previous run of 4-byte words.
+        bits: the number: a float32, as its 32 bits.
     """
     with np.errstate(all="ignore"):  # Bad factors give bad bytes; the digest check rejects them.
         factor = np.array([bits], "<u4").view("<f4").astype(np.float64)
@@ -461,12 +462,12 @@ def add_steps(old: NDArray[np.uint8], steps: NDArray[np.int16], bits: int) -> ND
 def add_residual(
     old: NDArray[np.uint8], residual: NDArray[np.uint8], kind: RunKind, step: int
 ) -> NDArray[np.uint8]:
-    """Return uint8 [n], the bytes of a part of a run: `old`, changed by what the host stored as the residual.
+    """Return uint8 [n], part of a run: the predicted bytes `old`, corrected by the stored residual.
 
     Args:
-        old: uint8 [n], the predicted bytes; zeros without a prediction.
-        residual: uint8 [n / kind.width * kind.residual_width], folded so that small ones of both signs are
-            small; for words, first all low bytes, then all next ones.
+        old: uint8 [n]; zeros without a prediction.
+        residual: uint8 [n / kind.width * kind.residual_width], folded, see `unfold`. First come the lowest
+            bytes of all words, then the next bytes, and so on.
         kind: kind of the run.
         step: float32 step as its 32 bits, for a kind that counts in steps.
     """

@@ -58,7 +58,7 @@ class DownloadLimits:
 
     Attributes:
         bytes_per_s: cap of the bandwidth, or None.
-        least_bytes_per_s: a download that is slower over `slow_s` ends.
+        least_bytes_per_s: a download whose mean rate over `slow_s` is lower ends.
         timeout_s: longest wait for the connection or the next byte.
     """
 
@@ -94,11 +94,7 @@ class RateCap:
 
 
 class Downloader:
-    """Fetches files from one fleet.
-
-    Attributes:
-        limits: see `DownloadLimits`.
-    """
+    """Fetches files from one fleet."""
 
     def __init__(self, context: ssl.SSLContext, limits: DownloadLimits, disk: Disk = DISK) -> None:
         """Use the TLS `context`, which trusts the fleet's authority; `disk` writes files."""
@@ -251,7 +247,7 @@ class Downloader:
 
 
 def connect(host_and_port: tuple[str, int], limits: DownloadLimits) -> socket.socket:
-    """Return a TCP connection; under a cap below 64 KiB/s the kernel buffers the bytes of about a second.
+    """Return a TCP connection. If the cap is below 64 KiB/s, its receive buffer holds about a second.
 
     Raises:
         OSError: no address can be reached.

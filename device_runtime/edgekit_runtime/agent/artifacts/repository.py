@@ -47,7 +47,6 @@ class Offer:
     """A file that the repository offers.
 
     Attributes:
-        url: address of the file.
         size_bytes, sha256: expected size and digest of the file.
         custom: other metadata of the target, such as the engine that a package needs.
     """

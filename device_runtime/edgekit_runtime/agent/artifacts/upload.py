@@ -50,7 +50,8 @@ def send_samples(
 ) -> int:
     """Send samples one after the other; return how many the manager has stored.
 
-    Each that it has stored, or refused for ever, is deleted. If `stop` is set, the present part is the last.
+    A sample is deleted once the manager has stored it or refused it for good. `stop` ends the upload after
+    the current part.
 
     Raises:
         UploadBudgetError: the next part would exceed `most_bytes` in all.

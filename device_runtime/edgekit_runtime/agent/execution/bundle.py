@@ -163,7 +163,7 @@ class BundleLink:
         """Do nothing: there is no connection."""
 
     def put(self, kind: Kind, payload: bytes, *, key: str = "", is_retained: bool = False) -> None:  # noqa: ARG002
-        """Keep reports and events for the results; an attack or the end of the work stops the agent."""
+        """Keep reports and events for the results; stop the agent after an attack or when all is done."""
         if kind == "event":
             event = unseal(payload, "event", Event, self._keys, "event")
             self.events.append(event)

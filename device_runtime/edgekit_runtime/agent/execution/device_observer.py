@@ -24,7 +24,7 @@ _YOUNG_S: Final = 3600.0  # for this time after an execution its figures come of
 class DeviceObserver:
     """Reads the slots if they have changed, the service every few seconds, and its figures more rarely.
 
-    It has no clock: `now_s` is the time of the monotonic one.
+    Each `now_s` is the time of the monotonic clock.
 
     Attributes:
         views: model -> its state.
@@ -44,7 +44,7 @@ class DeviceObserver:
         self._samples: Mapping[str, Any] = {}
 
     def forget(self) -> None:
-        """Read slots and service again at the next look, since a step has ended."""
+        """Make the next `look` read slots and service; call it after a step has ended."""
         self._fingerprint, self._service_s = {}, 0.0
 
     def look(self, now_s: float, *, is_step_running: bool, is_under_way: bool) -> None:
@@ -52,8 +52,8 @@ class DeviceObserver:
 
         Args:
             now_s: time of the monotonic clock.
-            is_step_running: whether a step is running; then changed slots alone are no reason to ask the
-                service.
+            is_step_running: whether a step is running. If so, the service is asked at its usual interval
+                only, not after each change of the slots.
             is_under_way: whether an execution is under way; then the service is asked every second.
         """
         fingerprint = dict(self._installer.fingerprint())
@@ -99,7 +99,7 @@ class DeviceObserver:
         return {name: _read_stream(settings, self._streams.get(name)) for name, settings in desired.items()}
 
     def read_samples(self, now_s: float, *, is_needed: bool) -> Mapping[str, Any]:
-        """Return the service's `allowed`, and `orders` by id; empty if not needed, or no service answers."""
+        """Return the result of `control.read_samples`, a few seconds old; empty if not `is_needed`."""
         if not is_needed:
             return {}
         if now_s >= self._samples_s:

@@ -44,7 +44,7 @@ class Installer:
     """The models of this device.
 
     Attributes:
-        socket_path: socket of the service, or None for the one that runs, if any.
+        socket_path: socket of the service; None to look for a running one.
         self_test: tests a package where no service runs.
     """
 
@@ -140,7 +140,7 @@ class Installer:
     def read_service(self) -> tuple[bool, ServiceIndex | None]:
         """Return whether a service listens, and its index, or None if it does not answer.
 
-        It maps a model to a dict for each version: `version`, `state`, `reason`.
+        The index maps each model to a list with `version`, `state` and `reason` of each version.
         """
         socket_path = self.find_service()
         if socket_path is None or not is_listening(socket_path):
@@ -148,7 +148,7 @@ class Installer:
         return True, read_index(socket_path)
 
     def fingerprint(self) -> Mapping[str, int]:
-        """Return model -> a number that changes with its state (0 without one); cheaper than `view`."""
+        """Return model -> a number that changes with its stored state; 0 if it has none."""
         models = self.slots.folder / "models"
         try:
             return {folder.name: _fingerprint(folder / "state.json") for folder in models.iterdir()}

@@ -44,7 +44,7 @@ class StepPlaces:
         config: folder of the configuration, with the device's membership.
         state: folder of the slots; the agent's folder is below it.
         keys: folder of the keys whose packages are trusted.
-        socket_path: socket of the service, or None for the one that runs, if any.
+        socket_path: socket of the service; None to look for a running one.
         bytes_per_s: cap of the bandwidth, or None.
     """
 
@@ -99,7 +99,7 @@ class ChildSteps:
         note: Callable[[NoteKind, str], None],
         count: Callable[[int], None],
     ) -> StepResult:
-        """Carry out a step in a new process, see `StepCarrier`; `retry` if that hangs or gives no result."""
+        """Carry out a step in a new process, see `StepCarrier`; `retry` if it hangs or has no result."""
         try:
             with JsonChild(self._module, own_session=True) as child:
                 child.lower_priority()

@@ -25,7 +25,7 @@ class StepOrder:
         most_bytes: limit of the bytes that a download may receive or an upload send, or None.
         known_time_s: lower bound of the time in seconds since 1970, whatever the clock shows.
         bytes_per_s: cap of the bandwidth, or None for that of the agent's command line.
-        held_orders: orders of samples that an upload leaves here for now.
+        held_orders: ids of the orders whose samples an upload does not send yet.
     """
 
     step: Step

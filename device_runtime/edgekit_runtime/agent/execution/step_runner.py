@@ -72,7 +72,7 @@ class StepRunner:
         self._thread.start()
 
     def collect(self) -> list[tuple[str, StepResult]]:
-        """Return execution (or '') and result of the steps ended since the last call; ends `is_busy`."""
+        """Return execution (or '') and result of the steps that have ended; then `is_busy` is False."""
         ended = []
         while not self._finished.empty():
             ended.append(self._finished.get())
@@ -87,7 +87,7 @@ class StepRunner:
         return results
 
     def take_counts(self) -> tuple[str, int, int]:
-        """Return the last download's execution (or ''), bytes since the last call, and bytes on the disk."""
+        """Return the last download's execution or '', bytes received since the last call, bytes on disk."""
         with self._lock:
             came_bytes, self._came_bytes = self._came_bytes, 0
         desired_model = self._counted  # also after its step, to count the last bytes
@@ -126,7 +126,7 @@ class StepRunner:
         return frozenset(name for name in names if not name.endswith((".part", KEY_SUFFIX)))
 
     def close(self) -> None:
-        """Stop the step, and wait for its end for 10 s; a separate process is killed before that."""
+        """Stop the step, and wait up to 10 s for its end; a step's own process is killed earlier."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_S)

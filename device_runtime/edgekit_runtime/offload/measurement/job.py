@@ -28,7 +28,7 @@ class JobInput:
     """One input of a graph; its values are a blob.
 
     Attributes:
-        name, dtype, shape: name, dtype and shape of the input; dtype is one of `tensors.DTYPES`.
+        dtype: one of `tensors.DTYPES`.
         blob: number of the blob.
     """
 
@@ -43,7 +43,7 @@ class TransferCoding:
     """How one half of a model codes the tensors that cross the link, outside of its graph.
 
     Attributes:
-        tensors: tensors that are sent: outputs or inputs of a head, or inputs of a tail.
+        tensors: names of the sent tensors: outputs or inputs of a head, or inputs of a tail.
         does: `encode` for a head, after its run; `decode` for a tail, before its run.
         media: tensor that is sent as a file -> its codec.
         compression: compression of the body.
@@ -79,17 +79,16 @@ class Job:
     """A measurement job.
 
     Attributes:
-        kind: `profile` for the kernels of the one graph; `time` for whole runs, five of each graph in a row,
-            in turns; `batch` for the mean of consecutive runs without a pause, the graphs in turns.
-        graphs: the graphs.
+        kind: `profile` times the kernels of the one graph. `time` times whole runs, in which the graphs take
+            turns. `batch` times consecutive runs without a pause, in which the graphs take turns.
         blob_bytes: size of each blob.
-        seconds: time limit, kept approximately; loading is not counted. Runs at a speed of the processor
-            other than the usual one do not count, up to twice that time.
+        seconds: time limit of the runs that count, kept approximately. Runs at an unusual speed of the
+            processor do not count; all runs take at most three times as long.
         engine: what runs the graphs. Jobs of the kind `batch` may use LiteRT, for `.tflite` files. Their
             graphs have no options, inputs or weights, and run in sessions as packages have them.
         quota: processor time that the sender grants, in cores; None for the system's figure.
-        usual_s: `MachineFacts.usual_s` of an earlier job, so that the times of both compare; if the processor
-            hardly ever has that speed, times at another speed count.
+        usual_s: `MachineFacts.usual_s` of an earlier job, so that the times of both compare. If the processor
+            rarely has that speed, runs at another speed count.
     """
 
     kind: JobKind
@@ -106,11 +105,11 @@ class Timing:
     """Time of one run, after a pause of 20 ms unless it is one of a batch.
 
     Attributes:
-        seconds: the mean of the middle half of the runs, at one speed of the processor; of all runs if the
-            kernel makes runs wait for a quota.
+        seconds: mean of the middle half of the runs at one speed of the processor. It is the mean of all runs
+            if the kernel makes runs wait for a quota.
         spread: distance between the quartiles, as a share of the median.
         rounds: number of timed runs.
-        usual_s: seconds of a fixed piece of work (`SpeedGate`) at these runs, one for a job; None for a node.
+        usual_s: `MachineFacts.usual_s` during these runs; None for a node.
     """
 
     seconds: _Seconds
@@ -126,7 +125,6 @@ class NodeTiming:
     Attributes:
         name: name of the node in onnxruntime.
         op: its operator.
-        timing: its time.
         output_bytes: sizes of its outputs.
     """
 
@@ -141,7 +139,6 @@ class JobResult:
     """The result of a job.
 
     Attributes:
-        machine: the machine that measured.
         timings: one timing for each graph.
         nodes: nodes of a profile, in the order in which they ran.
         graph: the optimised graph without large weights, an ONNX model in base64.

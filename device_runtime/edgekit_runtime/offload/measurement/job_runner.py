@@ -339,7 +339,7 @@ def _make_values(dtype: str, shape: Sequence[object], values: np.random.Generato
 
 
 def make_inputs(session: "onnxruntime.InferenceSession") -> dict[str, Array]:
-    """Return name -> generated input of a session: floats in 0..1, and 0 for integers, possibly indices.
+    """Return name -> generated input of a session: floats in 0..1; integers are 0, as they may be indices.
 
     Free dimensions are 1, and the values are the same at each call.
 

@@ -60,7 +60,6 @@ class LinkProbe:
     """Measurements of a link.
 
     Attributes:
-        server: address of the server.
         rtt_s: round trip of the network.
         rtt_spread: distance between the quartiles of small requests, as a share of the median.
         up_bits_per_s: bandwidth to the server.
@@ -99,8 +98,8 @@ def probe_link(
         server: `host:port`, `http://host:port` or `https://host:port`.
         token: token for servers that require one.
         ca_file: PEM file of the authority that signed the server's certificate.
-        insecure: whether it may be another machine over plain HTTP; with a token it may not.
-        seconds: time limit, kept to within one transfer; no reply may take longer either.
+        insecure: whether plain HTTP to another machine is allowed; it never is with a token.
+        seconds: time limit of the probe and of each reply; the last transfer may exceed it.
 
     Raises:
         TransportError: the server cannot be reached, does not answer in time, refuses the token, or answers

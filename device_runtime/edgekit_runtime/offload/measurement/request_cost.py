@@ -65,12 +65,12 @@ _INFER_REPLY: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nCon
 
 @dataclass(frozen=True, slots=True)
 class RequestCost:
-    """Time of a request on the device beside kernels, coding and link.
+    """Time of a request on the device in addition to kernels, coding and link.
 
     Attributes:
-        fixed_s: time of every request of a session, over TLS, after a pause.
-        byte_s: processor time of every byte of the body.
-        local_s: time of the session beside every run of the whole model here.
+        fixed_s: time for each request of a session, over TLS, after a pause.
+        byte_s: processor time for each byte of the body.
+        local_s: time that a session adds to each local run of the whole model.
     """
 
     fixed_s: Annotated[float, Range(0, 3600)] = 0.0
@@ -89,8 +89,8 @@ def measure_request(pause_s: float, seconds: float, gate: SpeedGate, share: floa
 
     Args:
         pause_s: pause before each request, and before its reply.
-        seconds: most time of the requests that count; fewer are made once their times are known within 1 %
-            or 20 µs, and all together take at most three times as long.
+        seconds: time limit of the requests that count; all requests take at most three times as long. They
+            end earlier once their times are known within 1 % or 20 µs.
         gate: tells which requests count.
         share: share of a processor that this process gets.
 
