@@ -91,7 +91,7 @@ def write_package(
     Raises:
         ManifestError: the artifacts are not those that the manifest names.
         DigestError: an artifact has another size or digest than the manifest says.
-        PackageError: the package would be beyond the default limits of readers, or the format.
+        PackageError: the package exceeds `DEFAULT_LIMITS`, or what the format can hold.
         SignatureError: `sign` raised it, or returned no canonical envelope.
         OutputError: the folder is missing or unwritable, or the disk is full.
     """
@@ -127,8 +127,8 @@ class OpenedPackage:
 
     Attributes:
         key_id: id of the trusted key that signed it.
-        submodel: name of the submodel that this shows as the model, or None.
-        local_key: encrypts what is derived from an encrypted package and stored; None for a plain one.
+        submodel: name of the submodel that takes the model's part here, or None.
+        local_key: encrypts files that are made from an encrypted package; None for a plain package.
     """
 
     __slots__ = (
@@ -186,7 +186,7 @@ class OpenedPackage:
         return self.local_key is not None
 
     def open_content(self) -> int:
-        """Return a descriptor of the package, not encrypted, that nobody changes; it is the caller's."""
+        """Return a new descriptor of the plain content, which nobody changes; the caller closes it."""
         if self._file.decrypted is not None:
             return os.dup(self._file.decrypted.memory.descriptor)
         return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -208,11 +208,11 @@ class OpenedPackage:
         return self._show(self.manifest.select_submodel(name), name)
 
     def list_members(self) -> dict[str, "OpenedPackage"]:
-        """Return stage -> member of a pipeline as a package, closed with this; empty if this is no pipeline.
+        """Return stage -> package of its model, closed with this; empty if this is no pipeline.
 
         Raises:
-            ManifestError: the manifest of a member is malformed, or that of a pipeline.
-            PackageError: a member is not what its manifest says.
+            ManifestError: the manifest of a member is malformed, or describes more than one plain model.
+            PackageError: an artifact that a member names is missing or differs.
         """
         pipeline = self.manifest.pipeline
         return (
@@ -240,7 +240,7 @@ class OpenedPackage:
 
     @property
     def signed_sha256(self) -> str:
-        """Digest of the manifest that was signed, whatever part of the package this shows."""
+        """Hexadecimal SHA-256 of the signed manifest, also for a selected variant, submodel or stage."""
         return self._signed.sha256
 
     def _show(self, manifest: Manifest, submodel: str | None) -> "OpenedPackage":
@@ -280,7 +280,7 @@ def read_package(path: Path, trust: Verifier, limits: Limits = DEFAULT_LIMITS) -
     Raises:
         PackageError: unreadable, beyond a limit, or not in the canonical form.
         SignatureError: the signature is malformed, wrong, or by a key that is not trusted.
-        UnavailableError: it cannot be read, or its signature not be verified, now.
+        UnavailableError: the file cannot be read at the moment, or its signature cannot be verified.
         DigestError: the manifest or an artifact is not what was signed.
         ManifestError: the manifest is malformed, inconsistent or needs a newer reader.
     """
@@ -308,7 +308,6 @@ class UnverifiedManifest:
     It gives no access to artifacts, so nothing can be run from it.
 
     Attributes:
-        manifest: manifest of the package.
         claimed_key_id: id of the key that the package says it is signed by.
     """
 
@@ -330,7 +329,7 @@ def read_unverified_manifest(
         check_artifacts: False leaves the artifacts unread, which takes most of the time.
 
     Raises:
-        PackageError: as `read_package` does, but not for a key that is not trusted or a wrong signature.
+        PackageError: any that `read_package` raises, except for an untrusted key or a wrong signature.
         UnavailableError: it cannot be read now.
     """
 

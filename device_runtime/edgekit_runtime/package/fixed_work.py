@@ -128,8 +128,8 @@ class Operation:
     Attributes:
         name: operator, in the words of its format.
         inputs, outputs: tensors, by name or number.
-        bodies: other graphs that it runs, any number of times or one of several.
-        words: its attributes' values that are strings.
+        bodies: other graphs that it runs: the body of a loop, or the branches of a condition.
+        words: the strings among the values of its attributes.
     """
 
     name: str
@@ -153,12 +153,12 @@ class Graph:
     outputs: Sequence[Hashable] = ()
 
     def follow_values(self, outer: Collection[Hashable] = ()) -> Iterator[tuple[Operation, Sequence[int]]]:
-        """Yield each operation with the positions of its inputs that depend on values of the graph's inputs.
+        """Yield each operation, with the positions of its inputs that depend on values fed to the graph.
 
-        Operations of a body follow the one that runs it.
+        Operations of a body follow the operation that runs it.
 
         Args:
-            outer: tensors of the graph around a body that depend on values.
+            outer: tensors of the surrounding graph that depend on such values.
         """
         dependent = {*self.inputs, *outer}
         for operation in self.operations:
@@ -186,7 +186,7 @@ def _runs_by_values(operation: Operation, positions: Sequence[int]) -> bool:
 
 
 def has_free_sizes(graph: Graph) -> bool:
-    """Return whether values of inputs may state sizes that nothing bounds, so a run may take any memory."""
+    """Return whether values of inputs can set a tensor's size without a bound, and so use up the memory."""
     return any(
         operation.name in _FREE_SIZES and _sets_size(operation, positions)
         for operation, positions in graph.follow_values()
@@ -235,10 +235,10 @@ def has_fixed_work_onnx(model: bytes | memoryview) -> bool:
 def read_graph(model: bytes | memoryview) -> Graph:
     """Return the graph of an ONNX or `.tflite` file.
 
-    If the file has functions or further graphs, they are the bodies of a last operation without a name.
+    Functions and further graphs in the file become `bodies` of an added last operation, named "".
 
     Raises:
-        ValueError: it cannot be read (others of `DAMAGED` as well).
+        ValueError: the file cannot be read; other errors in `DAMAGED` mean the same.
     """
     data = memoryview(model)
     if bytes(data[4:8]) == _LITERT_MARK:

@@ -45,9 +45,8 @@ def resample(
     """Return a further row of golden inputs: arrays of the same names, shapes and dtypes with other values.
 
     Each array is one background value with blocks of drawn values on it. Floats are drawn from the first
-    row's values; integers from all between its smallest and largest, as each may choose a row of a table, or
-    like floats if one of these is 2**31 or more in size. The arithmetic is that of integers, and gives the
-    same on every machine.
+    row's values. Integers are drawn from the range of the first row's values, since each may be an index into
+    a table; if a value is 2**31 or more in size, they are drawn like floats. All machines draw the same.
 
     Args:
         inputs: input name -> array, the first row in the order of the manifest.
@@ -88,7 +87,10 @@ def _resample(values: np.ndarray[Any, np.dtype[Any]], stream: int) -> np.ndarray
 
 
 def draw_bytes(seed: int, begin: int, end: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return bytes `begin` ... `end` - 1 of the noise of a seed, 0 to `MAX_SEED`; equal on every machine."""
+    """Return bytes `begin` to `end` - 1 of a pseudorandom stream, equal on every machine.
+
+    `seed`: chooses the stream, 0 to `MAX_SEED`.
+    """
     numbers = np.arange(begin, end, dtype=np.uint64) + np.uint64(seed << 40)
     drawn: np.ndarray[Any, np.dtype[np.uint8]] = (_hash(numbers) >> np.uint64(56)).astype(np.uint8)
     return drawn
@@ -186,9 +188,9 @@ class GoldenInput(Record):
     """One recorded input.
 
     Attributes:
-        name, dtype, shape: those of the session's input; no size is free.
+        name, dtype, shape: as in the session's input, but with all sizes fixed.
         path: path of the artifact with the values.
-        codes: their coding, or None when the values are stored in `dtype`.
+        codes: meaning of stored 8-bit codes; None if the values are stored in `dtype`.
     """
 
     _error: ClassVar = DataError
@@ -241,9 +243,9 @@ class GoldenOutput(Record):
         name, dtype, shape: the output that the session must return.
         path: path of the artifact with the values.
         atol, rtol: absolute and relative tolerance, at least 0.
-        every: step between stored values: of the output in C order, the values 0, every, 2 * every and so
-            on are stored and compared; with `axis` it is the step between stored rows.
-        axis: axis of the rows if their number depends on the data: they are compared as a set, see
+        every: step between the values that are stored and compared: 0, every, 2 * every ... in C order. With
+            `axis` it is the step between rows.
+        axis: axis of the rows, if their number depends on the data; rows are then compared as a set, see
             `row_sets`. None for other outputs.
         loose: how many of the stored rows may be without a counterpart, half of them at most.
         count_atol: how many rows more or fewer there may be, half of them at most.
@@ -346,7 +348,7 @@ class RowsOutput(Record):
 
 @dataclass(frozen=True, slots=True)
 class GoldenRows(Record):
-    """Further rows of golden tensors; a reader from before this field checks only the first row.
+    """Further rows of golden tensors; readers that do not know this field check only the first row.
 
     Attributes:
         seeds: seed of each row for `resample`.
@@ -386,10 +388,10 @@ class Golden(Record):
     extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def row_outputs(self) -> list[list[GoldenOutput]]:
-        """Return for each output of the further rows one `GoldenOutput` a row, which says how it is compared.
+        """Return for each output of the further rows a list with a `GoldenOutput` for each row.
 
         Raises:
-            DataError: an entry is no golden output without axis, or there twice, or a field is wrong.
+            DataError: an output is repeated, has an axis or is no golden output; or a field is wrong.
         """
         if self.rows is None:
             return []
@@ -408,9 +410,10 @@ class Golden(Record):
         ]
 
     def artifact_sizes(self) -> list[tuple[str, str, int, tuple[int, ...]]]:
-        """Return for each tensor its name, the path and the size in bytes of its artifact, and its shape.
+        """Return (name, path of the artifact, size of the artifact in bytes, shape) of each tensor.
 
-        Outputs of the further rows have entries, too: an artifact holds all rows, the shape is that of one.
+        Outputs of the further rows have entries, too. Their artifact holds all rows, their shape is of one
+        row.
 
         Raises:
             DataError: as for `row_outputs`.

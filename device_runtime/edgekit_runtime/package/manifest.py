@@ -223,7 +223,7 @@ class Manifest(Record):
         )
 
     def select_submodel(self, name: str) -> "Manifest":
-        """Return the manifest as if a submodel were the whole model; its name is that of `served_name`.
+        """Return the manifest as if a submodel were the whole model, under the name from `served_name`.
 
         Raises:
             PackageError: there is no submodel of that name.

@@ -145,7 +145,7 @@ class BackendChoice(Record):
 
     @classmethod
     def from_json(cls, value: object, where: str = "", *, depth: int = 0) -> "BackendChoice":
-        """Return the choice that a parsed JSON object states; in a fallback the field `fallback` is optional.
+        """Return the choice in a parsed JSON object. `fallback` is required there, but not in a fallback.
 
         Raises:
             ManifestError: a field is missing or wrong, or there are more than `MAX_BACKENDS` choices.

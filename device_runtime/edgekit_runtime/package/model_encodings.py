@@ -29,9 +29,9 @@ def read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
 
 
 def read_fields(data: memoryview, begin: int, end: int) -> Iterator[tuple[int, int | None, int, int]]:
-    """Yield number, value (None for a field of bytes), begin and end of each field of a protobuf message.
+    """Yield number, value, begin and end of each field of a protobuf message.
 
-    Numbers of a fixed width are passed over, since no field that we read is such a number.
+    The value is None for a field of bytes. Fields of fixed width are skipped, since no caller needs them.
     """
     position = begin
     while position < end:
@@ -81,7 +81,7 @@ def follow(data: memoryview, field: int | None) -> int | None:
 
 
 def read_tables(data: memoryview, field: int | None) -> Iterator[int]:
-    """Yield the position of each table of a FlatBuffers vector; none without `field`."""
+    """Yield the position of each table in a FlatBuffers vector; nothing if `field` is None."""
     vector = follow(data, field)
     if vector is not None:
         for entry in range(vector + 4, vector + 4 + 4 * unpack(data, "<I", vector), 4):
@@ -89,7 +89,7 @@ def read_tables(data: memoryview, field: int | None) -> Iterator[int]:
 
 
 def read_numbers(data: memoryview, field: int | None) -> list[int]:
-    """Return the signed 32-bit integers of a FlatBuffers vector; none without `field`."""
+    """Return the signed 32-bit integers of a FlatBuffers vector; empty if `field` is None."""
     vector = follow(data, field)
     if vector is None:
         return []

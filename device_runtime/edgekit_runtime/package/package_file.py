@@ -37,11 +37,11 @@ class PackageFile:
 def map_file(path: Path, max_bytes: int, decrypt: Decrypt | None = None) -> PackageFile:
     """Map the file of a package; an encrypted one is decrypted into memory.
 
-    After an encrypted one, no crash of this process writes its memory to the disk.
+    From the first encrypted package on, this process writes no core dump, which would hold the plaintext.
 
     Raises:
-        PackageError: unreadable, empty, no regular file, or over `max_bytes`; or encrypted, and damaged or
-            not for this device.
+        PackageError: unreadable, empty, no regular file, or over `max_bytes`; or an encrypted file is damaged
+            or not for this device.
         UnavailableError: it cannot be read now.
     """
     try:

@@ -34,7 +34,7 @@ _RESERVED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition(Record):
-    """Which entries of the input's answer a stage runs for.
+    """Selects entries in the answer of a stage's input; the stage runs only for these.
 
     Attributes:
         label: labels that count; empty for all.
@@ -61,9 +61,9 @@ class Stage(Record):
         name: name of the stage, and of its member's folder.
         input: `SOURCE`, or the stage whose picture it takes.
         crop: `BOXES` for one crop for each box in the input's answer; None for the input's whole picture.
-        margin: what a crop has beyond each side of its box, as a share of the box's width and height.
-        max_crops: most crops of one source picture, those of the highest scores.
-        when: for which entries of the input's answer it runs; None for all.
+        margin: how far a crop extends beyond each side of its box, as a share of the box's size.
+        max_crops: largest number of crops of one source picture; the highest scores come first.
+        when: selects the entries of the input's answer for which the stage runs; None for all.
         ensemble: one of `ENSEMBLES`; None for a stage with a model.
         stages: stages that an ensemble combines.
         engines: backends of the member, of which one must be installed.
@@ -118,10 +118,13 @@ class Stage(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline(Record):
-    """The stages, each after those that it needs, and the names of those whose answers are shown.
+    """The stages, in an order in which each follows the stages that it needs.
+
+    Attributes:
+        output: names of the stages whose answers are shown.
 
     Raises:
-        ManifestError: they do not fit together, or are in another order.
+        ManifestError: the stages do not fit together, or are in another order.
     """
 
     stages: tuple[Stage, ...] = field(metadata={"most": MAX_STAGES})
@@ -147,7 +150,7 @@ def sort_stages(stages: Iterable[Stage]) -> tuple[Stage, ...]:
     """Return stages in an order in which each follows the stages that it needs.
 
     Raises:
-        CycleError: there is none.
+        CycleError: there is no such order.
     """
     named = {stage.name: stage for stage in stages}
     sorter = TopologicalSorter({stage.name: _list_needs(stage) for stage in named.values()})

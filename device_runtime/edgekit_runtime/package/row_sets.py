@@ -29,7 +29,7 @@ class AlignedRows:
     """Outputs with their rows in the order of the rows of reference outputs.
 
     Attributes:
-        outputs: arrays of the reference's shapes; a row without counterpart is NaN, or 0 in an integer one.
+        outputs: arrays of the reference's shapes; a row without counterpart holds NaN, or 0 for integers.
         missing: output -> bool [rows of the reference], True where a row has no counterpart.
         extra: output -> number of rows that the reference does not have.
     """
@@ -42,7 +42,8 @@ class AlignedRows:
 def row_axes(feeds: Sequence[Arrays], runs: Sequence[Arrays]) -> dict[str, int]:
     """Return the outputs whose number of rows depends on the data, each with the axis of its rows.
 
-    Such an output differs along one axis among the runs whose `feeds` have the sizes of the first.
+    Only runs whose `feeds` have the same sizes as the first are compared. Such an output differs between
+    them, along one axis.
     """
     axes: dict[str, int] = {}
     sizes = [[array.shape for array in feed.values()] for feed in feeds]
@@ -87,10 +88,10 @@ def align_rows(outputs: Arrays, reference: Arrays, axes: Mapping[str, int]) -> A
 
 
 def row_similarity(outputs: Arrays, reference: Arrays, axes: Mapping[str, int]) -> dict[str, float]:
-    """Return output -> how alike its rows are as a set, 0..1; NaN where neither side has rows.
+    """Return output -> similarity of its rows to the reference's rows, 0..1; NaN where neither side has rows.
 
-    The result is a mean: a row of floats scores 1 - |difference| / |row|, at least 0, by Euclidean norms; a
-    row of integers 1 if it is equal, else 0; a row without a counterpart, on either side, 0.
+    It is the mean over rows. A row of floats scores 1 - |difference| / |row| by Euclidean norms, at least 0.
+    A row of integers scores 1 if it is equal, else 0. A row without a counterpart, on either side, scores 0.
 
     Args:
         outputs: as for `align_rows`.
@@ -120,7 +121,10 @@ def row_similarity(outputs: Arrays, reference: Arrays, axes: Mapping[str, int]) 
 
 
 def compare_numbers(current: Array, candidate: Array) -> float:
-    """Return 1 - |candidate - current| / |current| of two arrays of one shape, at least 0; 0 with NaN."""
+    """Return 1 - |candidate - current| / |current| by Euclidean norms, at least 0; 0 with NaN.
+
+    The arrays have one shape.
+    """
     expected = current.reshape(-1).astype(np.float64)
     error = np.linalg.norm(candidate.reshape(-1).astype(np.float64) - expected)
     return max(0.0, 1.0 - float(error / max(np.linalg.norm(expected), 1e-12)))

@@ -141,5 +141,5 @@ class StateInputs:
         return {name: inputs[name] for name, _, _ in self._plans}
 
     def take(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the states for the next run by input name, as copies: an output may be a row of a batch."""
+        """Return copies of the states for the next run, by input name. Outputs may be views of a batch."""
         return {state.input: outputs[state.output].copy() for state in self._states}

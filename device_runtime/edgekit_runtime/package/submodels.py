@@ -33,8 +33,9 @@ class Submodel(Record):
         backend: how to run it. Its artifact has the role `submodel`; weights may lie in the artifact of the
             whole model, which the graph then names as its external data.
         golden: inputs with the outputs that it must reproduce.
-        weights_bytes: bytes that it reads of the whole model's artifact; 0 if that is not stated.
-        divides_integers: whether it divides integers by values of its inputs; None if that is not stated.
+        weights_bytes: how much of the whole model's artifact it reads, in bytes; 0 if that is not stated.
+        divides_integers: whether it divides integers by a value that its inputs decide; None if that is not
+            stated.
 
     Raises:
         ManifestError: a field has the wrong type or value.
@@ -88,8 +89,8 @@ def list_tails(submodels: Sequence[Submodel]) -> list[Submodel]:
 def served_name(model: str, submodel: Submodel, artifacts: Mapping[str, Artifact]) -> str:
     """Return the name under which a server serves a submodel.
 
-    It holds a digest of everything that the submodel computes with, so a device never gets the answer of
-    another version: a server without this one answers 404.
+    It holds a digest of everything that the submodel computes with. A server with another version only does
+    not know the name and responds 404.
 
     Args:
         model: name of the package.
@@ -112,7 +113,7 @@ def check_submodels(submodels: tuple[Submodel, ...]) -> None:
     """Check that these can stand in one package.
 
     Raises:
-        ManifestError: there are too many, or a name stands twice.
+        ManifestError: there are too many, or two have the same name.
     """
     require(
         len(submodels) <= MAX_SUBMODELS,

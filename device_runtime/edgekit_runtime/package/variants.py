@@ -52,7 +52,7 @@ def check_variants(variants: tuple[Variant, ...]) -> None:
     """Check that these variants can stand in one package, beside the default variant.
 
     Raises:
-        ManifestError: there are too many, or a name stands twice or is that of the default.
+        ManifestError: there are too many, or a name is repeated or is `DEFAULT_VARIANT`.
     """
     require(
         len(variants) <= MAX_VARIANTS,

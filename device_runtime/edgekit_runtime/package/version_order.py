@@ -12,9 +12,9 @@ _NUMBER, _WORD = 0, 1
 def sort_key(version: str) -> SortKey:
     """Return a key that sorts versions from old to new.
 
-    Runs of digits count as numbers (`1.10` after `1.9`, `rc10` after `rc9`), numbers come before words, zeros
-    at the end do not count (`1.0` is `1`), and what follows the first `-` makes a version earlier than the
-    same one without it (`2.0-rc1` before `2.0`). A leading `v` and what follows a `+` do not count.
+    Runs of digits count as numbers (`1.10` after `1.9`, `rc10` after `rc9`); numbers come before words. A
+    suffix after `-` makes a version older (`2.0-rc1` before `2.0`). A leading `v`, zeros at the end (`1.0` is
+    `1`) and what follows a `+` do not count.
 
     Source: Semantic Versioning 2.0.0, section 11, extended to any number of parts.
     """

@@ -16,7 +16,7 @@ def open_pipeline(package: OpenedPackage, choice: BackendChoice, threads: int | 
     """Return a session that runs all stages; see `OpenBackend`.
 
     Raises:
-        PackageError: a member has no task or preprocessing, or they do not suit its links.
+        PackageError: a member lacks a task or preprocessing, or does not fit the stages around it.
     """
     if package.manifest.pipeline is None:
         raise PackageError(f"{package.path}: its backend is 'pipeline', but it has no stages")

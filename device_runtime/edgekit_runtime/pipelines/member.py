@@ -52,7 +52,8 @@ class PipelineMember:
         """Return the answer to each picture or piece of sound.
 
         Args:
-            media: of the kind that the preprocessing takes, each with x and y in the source (sound: 0, 0).
+            media: pictures or sound, each with (x, y) of its upper left corner in the source; (0, 0) for
+                sound.
             all_entries: whether the answers also hold entries that the task's options leave out.
 
         Raises:
@@ -87,7 +88,7 @@ def open_member(name: str, package: OpenedPackage, threads: int | None = None) -
     """Open the model of a package as the member of a pipeline; errors name the stage.
 
     Raises:
-        EdgekitError: as `open_preferred` and `open_answerer`; or it has no task or preprocessing.
+        EdgekitError: any of `open_preferred` or `open_answerer`, or there is no task or preprocessing.
     """
     with naming_stage(name):
         answerer = open_answerer(package)

@@ -23,10 +23,10 @@ class AudioRules:
 
     Attributes:
         sample_rate: sample rate in Hz, which each recording must have, unless `resample` is set.
-        samples: length of the sound; a longer recording is cut at its end, a shorter one gets zeros there.
-            None leaves the length.
-        hop: number of new `samples` in a step of a sequence; the others are of earlier steps, or zeros in the
-            first step. None: all are new.
+        samples: length of the sound: the end of a longer recording is cut off, a shorter one is padded with
+            zeros. None leaves the length.
+        hop: how many of the `samples` are new in each step of a sequence; the rest repeats earlier steps, or
+            is zeros in the first step. None: all are new.
         scale, mean, std: a value becomes (value * scale - mean) / std. It is an amplitude -1..1 or a feature.
         channel_axis: position of an axis of size 1 in the result, or None for none.
         resample: whether recordings of other rates are resampled.
@@ -71,10 +71,10 @@ class AudioRules:
         return None if self.duration_s is None else self.duration_s + _MARGIN_S
 
     def load(self, file: Path | bytes) -> Floats:
-        """Return what `fit` makes of a WAV file, whose channels are averaged.
+        """Return a WAV file as `fit` returns it, with its channels averaged.
 
         Raises:
-            DataError: no WAV file, damaged, empty, too short for features, or at a rate not resampled.
+            DataError: no WAV file, damaged, empty or too short for features; or as in `fit` for its rate.
         """
         amplitudes, rate = read_wav(file, self._needed_s)
         try:
@@ -83,12 +83,12 @@ class AudioRules:
             raise DataError(f"{file if isinstance(file, Path) else 'the recording'}: {error}") from error
 
     def fit(self, amplitudes: Floats, rate: int) -> Floats:
-        """Return amplitudes [T] of the stated rate and length, or features [frames, values] of them, float32.
+        """Return amplitudes [T] with the stated length and `sample_rate`, or their features [frames, values].
 
-        `amplitudes` are float32 [T], -1..1; `rate` is in Hz.
+        Input and result are float32; amplitudes are -1..1. `rate` is in Hz.
 
         Raises:
-            DataError: the rate is not resampled, or the sound is too short for features.
+            DataError: `rate` differs and `resample` is not set, or the sound is too short for features.
         """
         if rate != self.sample_rate:
             if not self.resample:
@@ -106,7 +106,7 @@ class AudioRules:
         return amplitudes if self.features is None else self.features.compute(amplitudes, self.sample_rate)
 
     def finish(self, loaded: Array) -> Array:
-        """Return the sample for what `load` or `fit` returned; integers are rounded and cut."""
+        """Return the model's input for a result of `load` or `fit`; integers are rounded and clipped."""
         exact = (loaded.astype(np.float64) * self.scale - self.mean) / self.std
         dtype = DTYPES[self.dtype]
         if dtype.kind != "f":

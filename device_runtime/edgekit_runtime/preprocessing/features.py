@@ -28,8 +28,8 @@ class FeatureRules:
 
     Attributes:
         kind: `log-mel` for the logarithms of mel bands, `mfcc` for their cepstrum.
-        frame, hop: samples of a frame, and from one frame to the next. Samples that fill no frame are left
-            out at the end.
+        frame, hop: samples in a frame, and between the starts of two frames. Samples at the end that do not
+            fill a frame are left out.
         mel_bins: number of mel bands (HTK's scale) between `low_hz` and `high_hz`.
         coefficients: number of coefficients of an MFCC, from the first.
         power: 1 for magnitudes of the spectrum, 2 for energies.

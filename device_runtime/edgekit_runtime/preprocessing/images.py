@@ -91,9 +91,10 @@ class ImageRules:
         return self.fit(decode_image(path))[0]
 
     def fit(self, image: "Image.Image") -> tuple[Array, Placement]:
-        """Return the pixels of an image in RGB or grey after resize and crop, and where they come from.
+        """Return the pixels of an image after resize and crop, and the placement of the image in them.
 
-        They are uint8 [height, width, channels] in the order of `colour`, for `finish`.
+        Pixels are uint8 [height, width, channels] in the order of `colour`; `finish` makes the sample of
+        them.
         """
         image = _convert(image, "L" if self.colour == "L" else "RGB")
         placement = Placement.of(image.width, image.height)

@@ -67,11 +67,13 @@ class MediaType:
         return self.name in _IMAGE_FILES or self.name == _RAW_FRAME
 
     def read_image(self, data: "bytes | memoryview", max_pixels: int) -> "Image.Image":
-        """Return a photograph, in RGB and upright by its EXIF data, or a frame, in RGB or grey.
+        """Return the image in a file or in a raw frame.
+
+        The image of a file is RGB, upright by its EXIF data; that of a raw frame is RGB or grey.
 
         Raises:
             DataError: the file is damaged, of another format or has more pixels, or Pillow is missing.
-            RequestError: a frame does not fit its stated size, or has more pixels (413).
+            RequestError: a raw frame does not fit its stated size, or has more pixels (413).
         """
         from edgekit_runtime.preprocessing.images import decode_image, take_image
 
@@ -92,10 +94,10 @@ class MediaType:
         return take_image(pixels[:, :, ::-1].copy() if form == "BGR" else pixels)
 
     def read_sound(self, data: "bytes | memoryview", rules: "AudioRules") -> "Array":
-        """Return what `rules.fit` makes of a file or of raw samples.
+        """Return a file or raw samples as `rules.fit` returns them.
 
         Raises:
-            DataError: the file is damaged, has a NaN, is too short, or its rate is not resampled.
+            DataError: the file is damaged, has a NaN, is too short, or has a rate that `rules` refuse.
             RequestError: the bytes are no samples of the stated kind.
         """
         if self.name != _RAW_SOUND:

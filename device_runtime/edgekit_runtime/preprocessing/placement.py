@@ -19,10 +19,10 @@ class Placement:
     Attributes:
         width, height: size of the picture in pixels.
         input_width, input_height: size of the input in pixels.
-        scale_x, scale_y: pixels of the input for one of the picture.
+        scale_x, scale_y: pixels of the input for each pixel of the picture.
         left, top: position of the picture's upper left corner in the input, in pixels; negative after a crop.
-        origin: x and y of the upper left corner in the picture that this one was cut from, in pixels; answers
-            are given in pixels of that.
+        origin: (x, y) of the picture's upper left corner in the source that it was cut from, in pixels.
+            Answers state positions in that source.
     """
 
     width: int
@@ -69,10 +69,10 @@ class Placement:
         )
 
     def to_picture(self, corners: Floats) -> Floats:
-        """Return points of the input as points of the picture, clipped to it; see `origin` for their pixels.
+        """Return points of the input as points of the picture, clipped to it and moved by `origin`.
 
         Args:
-            corners: float [..., 2 n], pixels of the input, x and y in turns.
+            corners: float [..., 2 n], x and y in turns, in pixels of the input.
         """
         pairs = corners.reshape(*corners.shape[:-1], corners.shape[-1] // 2, 2)
         unclipped = (pairs - self._start) / self._scale

@@ -15,7 +15,7 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 def serialize_strings(array: Array) -> Array:
-    """Return byte strings (dtype object) as uint8 [bytes], each behind its length."""
+    """Return byte strings (dtype object) as uint8 [bytes], each after its length as uint32, little endian."""
     parts = (part for string in array.reshape(-1).tolist() for part in (_LENGTH.pack(len(string)), string))
     return np.frombuffer(b"".join(parts), np.uint8)
 

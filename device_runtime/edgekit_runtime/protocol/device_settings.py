@@ -23,8 +23,8 @@ class DeviceSetting:
     Attributes:
         key: name in `--config KEY=VALUE`.
         title: what it changes.
-        values: numbers that it takes; or words; or None for a time of day such as `01:00-04:00`.
-        reader: the process that heeds it, at once and without a restart.
+        values: its range of numbers, its words, or None for a time of day such as `01:00-04:00`.
+        reader: the process that applies it, at once and without a restart.
     """
 
     key: str

@@ -63,12 +63,12 @@ class SharedPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InferTensor:
-    """One tensor of a request or a response; its values are in exactly one of three places.
+    """One tensor of a request or a response: in binary data, in shared memory or in `values`.
 
     Attributes:
         start_bytes: begin of its binary data, counted from the end of the JSON.
         shared: its place in shared memory, or None.
-        values: its values from the JSON, as a `NumberArray` while a long array is not read yet; or None.
+        values: its values from the JSON, or None; a long array is a `NumberArray` until it is read.
         is_media: whether it is the file of a photograph or sound, for the preprocessing of the model.
         is_string: whether it is a BYTES tensor, with a length before the file.
     """
@@ -112,11 +112,11 @@ class InferRequest:
 
     Attributes:
         inputs: the tensors, in the order of their binary data.
-        outputs: outputs in the order of the response; none asks for all outputs as binary data.
+        outputs: outputs in the order of the response; if empty, all outputs come as binary data.
         id: identifier that the response repeats, or None.
         priority: 1 is the highest, 0 the model's default.
         timeout_us: the longest wait in the queue, or None.
-        media_type: media type of the input that is a file; empty for what the model usually takes.
+        media_type: media type of the input that is a file; if empty, the model's usual type.
         sequence: its sequence and its position there, or None.
         wants_answer: whether an output is the answer of the model's task.
         response_heads: a server keeps the heads of its responses here, by the shapes of the outputs.
@@ -219,8 +219,8 @@ def decode_request(
         may_be_empty: inputs that may have no elements, such as a cache before the first step.
         media_input: input that may be the file of a photograph or sound, or None.
         has_answer: whether the output `ANSWER` may be asked for.
-        states: output -> input that its value is in the next request of a sequence. Such inputs need not be
-            sent, and such outputs are returned only if the request names them.
+        states: output -> input that gets its value in the next request of a sequence. These inputs may be
+            left out; these outputs are returned only if the request names them.
 
     Raises:
         RequestError: it is not a request of the protocol, or does not fit the model.
@@ -263,7 +263,7 @@ def take_sequence(parameters: Mapping[str, Any]) -> SequenceStep | None:
     """Return the sequence and the step in it that the parameters of a request state; None without one.
 
     Raises:
-        RequestError: the id is no text or number within its bounds, or a flag comes without an id.
+        RequestError: the id is no text or whole number, or is too long; or a flag comes without an id.
     """
     sequence_id = parameters.get("sequence_id", 0)
     start, end = (

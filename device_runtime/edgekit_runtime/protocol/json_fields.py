@@ -25,7 +25,7 @@ def load_object(data: bytes, where: str, placeholders: Iterable[object] = ()) ->
     """Return the JSON object in `data`.
 
     `where`: the source, for messages.
-    `placeholders`: what stands for each `Infinity` of the text, in order; a further `Infinity` is refused.
+    `placeholders`: replace the `Infinity`s in the text, in order; a further `Infinity` is refused.
 
     Raises:
         RequestError: `data` is not an object, not JSON, not UTF-8, contains NaN, or is nested too deeply.
@@ -44,10 +44,10 @@ def load_object(data: bytes, where: str, placeholders: Iterable[object] = ()) ->
 
 
 def load_small(body: memoryview) -> dict[str, Any]:
-    """Return the JSON object of a request that is no inference; over 64 KiB would block the event loop.
+    """Return the JSON object of a request that is no inference.
 
     Raises:
-        RequestError: `body` is not a JSON object, or too long.
+        RequestError: `body` is not a JSON object, or over 64 KiB, which would block the event loop.
     """
     if len(body) > _MAX_SMALL_BYTES:
         raise RequestError(413, f"the body has {len(body)} bytes, the limit here is {_MAX_SMALL_BYTES}")
@@ -59,8 +59,8 @@ def take_field(
 ) -> Value:
     """Return the field `name`, or `default` if it is missing or null.
 
-    `where`: the object, for messages. `kind`: exact type of the field; whole numbers start at 0.
-    `default`: None if the field is required.
+    `where`: the object, for messages. `kind`: exact type of the field; an int must be at least 0.
+    A `default` of None makes the field required.
 
     Raises:
         RequestError: the field has another type, or is missing without a default.

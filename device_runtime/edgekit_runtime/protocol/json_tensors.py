@@ -117,7 +117,7 @@ def _check_range(flat: list[Any], dtype: "np.dtype[Any]") -> None:
 
 
 class NumberArray:
-    """A JSON array within a document, by its position: a copy would take long."""
+    """A JSON array that is not parsed yet; only its position in the document is stored, to save time."""
 
     __slots__ = ("_begin", "_document", "_end")
 
@@ -167,10 +167,10 @@ class NumberArray:
 
 
 def load_document(data: bytes, where: str) -> Sliced[dict[str, Any]]:
-    """Parse JSON in slices; the result has a `NumberArray` for each list of numbers over 256 bytes.
+    """Parse JSON in slices; a list of numbers that takes over 256 bytes becomes a `NumberArray`.
 
     Raises:
-        RequestError: `data` is no JSON object, nested too deeply, or over 64 KiB without these lists.
+        RequestError: `data` is no JSON object, nested too deeply, or has over 64 KiB beside such lists.
     """
     remainder: list[bytes] = []
     arrays: list[NumberArray] = []

@@ -53,7 +53,7 @@ def region_path(name: str, action: str) -> str:
 def parse_infer_path(path: str) -> tuple[str, str | None] | None:
     """Return the model name and version in a path of inference; None for another path.
 
-    The version is None in a path that leaves it to the service. Paths end in `infer`, `answer` or `keep`.
+    The version is None if the path names none. Paths end in `infer`, `answer` or `keep`.
     """
     match [unquote(part) for part in path.strip("/").split("/")]:
         case ["v2", "models", name, "infer" | "answer" | "keep"]:
@@ -77,7 +77,7 @@ def status_of(error: EdgekitError) -> int:
 
 
 def encode_error(error: EdgekitError) -> dict[str, Any]:
-    """Return the JSON document of a response: the message of `error`, cut, under `error`."""
+    """Return the JSON document of an error response: `error` -> the message, shortened if it is long."""
     return {"error": str(error)[:_MAX_MESSAGE]}
 
 

@@ -71,7 +71,7 @@ class SampleTrigger:
 
     Attributes:
         kind: a key of `TRIGGERS`. A device ignores an unknown kind, and reports it.
-        threshold: for `uncertain`: largest difference of the two best scores at which it fits.
+        threshold: for `uncertain`: it fits if the two best scores differ by this at most.
         per_day: samples a day that this trigger may draw; the rate of the order by default.
     """
 

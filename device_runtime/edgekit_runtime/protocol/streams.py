@@ -37,18 +37,18 @@ class StreamOptions:
         max_fps: most frames in a second that go to the model; by default no limit
         seconds: the stream ends after this time; by default with its source
         repeat: a file or a folder begins again at its end
-        all_frames: the source waits for the model, so that no frame is left out; by default for
-            pictures and WAV files; impossible for a camera
-        stall_s: a source that sends nothing for so long, and for three of its own intervals, is opened again
-        open_s: most seconds until the first frame; an attempt after a success gets 3 s, more after failures
+        all_frames: the source waits for the model, so that no frame is left out; by default for pictures and
+            WAV files; impossible for a camera
+        stall_s: a source is opened again if it sends nothing for this time and for three of its intervals
+        open_s: longest wait for the first frame; once a source was open it is 3 s, and more after failures
         max_pixels: pixels of a frame; 0 for as many as `[media]` allows. A larger picture of a folder ends
             the stream
         window_s: length of the sound that the model gets each time
         hop_s: how much of the sound is new; by default half of it, or all for a model with states
         rate: samples in a second that a microphone is asked for
         max_queued: most answers that wait for a sink; beyond it the oldest is dropped
-        max_file_bytes: a file of answers is followed by the next one at this size
-        max_files: so many files of answers are kept
+        max_file_bytes: size at which a new file of answers begins
+        max_files: number of files of answers that are kept
 
     Raises:
         ValueError: a field is empty, or `hop_s` over `window_s`.

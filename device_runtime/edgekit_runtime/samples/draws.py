@@ -34,17 +34,20 @@ _ALMOST_SURE: Final = 1 - 1e-12  # its logarithm is finite
 
 
 def draw_uniform() -> float:
-    """Return a random number, 0 <= it < 1; the module `random` takes a megabyte."""
+    """Return a random number, 0 to less than 1. The module `random` would take a megabyte of memory."""
     return int.from_bytes(os.urandom(6), "big") / (1 << 48)
 
 
 class Credit:
-    """How many samples may still be drawn."""
+    """How many samples may still be drawn.
+
+    Up to a quarter of a day's samples are saved up; a whole day's with `is_of_application`.
+    """
 
     __slots__ = ("_grown_s", "_samples", "_size", "per_s")
 
     def __init__(self, per_day: float, now_s: float, *, is_of_application: bool = False) -> None:
-        """Begin at half of a quarter of a day; an application may keep the samples of a day at once."""
+        """Begin half full, or full with `is_of_application`."""
         self.per_s, self._grown_s = per_day / _DAY_S, now_s
         self._size = max(1.0, per_day) if is_of_application else max(_MIN_CREDIT, per_day / 4)
         self._samples = self._size if is_of_application else self._size / 2
@@ -109,7 +112,8 @@ class Line:
     def choose_probability(self, requests_per_s: float, now_s: float) -> float:
         """Return the probability to draw the next request; 0 without room, and for the kind `KEPT`.
 
-        It brings the credits up to `now_s`. Until requests were judged, each is taken to fit the trigger.
+        It brings the credits up to `now_s`. Before the first request was judged, all count as fitting the
+        trigger.
         """
         self.own.grow(now_s)
         self.of_order.grow(now_s)
@@ -122,12 +126,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A request that was drawn, perhaps only to be looked at.
+    """A request that was drawn; it becomes a sample only if a trigger fits it.
 
     Attributes:
         probabilities: probability of each line when the request came.
         hits: whether each line drew it.
-        is_pulled: whether an application chose it, so that nothing can be learned of other requests.
+        is_pulled: whether an application chose it; it then says nothing about other requests.
     """
 
     lines: tuple[Line, ...]
@@ -136,7 +140,7 @@ class Draw:
     is_pulled: bool = False
 
     def select(self, fits: Sequence[bool]) -> "list[Selection]":
-        """Return the samples that the request becomes: one for each order with a line that drew and fits it.
+        """Return a sample for each order with a line that drew the request and fits it.
 
         `fits`: for each of `lines`, whether its trigger fits the request.
         """
@@ -255,7 +259,7 @@ class Draws:
 def pull_kept(lines: Sequence[Line], now_s: float) -> Draw | None:
     """Draw a request because an application asked to keep it; return the draw, or None if no line drew it.
 
-    Each line of the kind `KEPT` draws it that has credit for one sample and room on the disk, and pays one.
+    A line of the kind `KEPT` draws it if it has credit for one sample, which it pays, and room on the disk.
 
     `now_s`: on the clock of the lines' credit.
     """

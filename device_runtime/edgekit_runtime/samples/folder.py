@@ -86,7 +86,7 @@ class SampleFolder:
                     )
 
     def write(self, model: str, share: tuple[str, str], sample_id: str, sealed: bytes) -> None:
-        """Store a sample of order and kind `share`; it survives a power cut."""
+        """Store a sample; it survives a power cut. `share`: (order, kind) of the sample."""
         folder = self.path / model
         make_folders(folder, 0o700, self._disk)
         with write_atomically(folder / ".".join((*share, sample_id)), mode=0o600, disk=self._disk) as file:
@@ -104,10 +104,9 @@ class SampleFolder:
     ) -> list[StoredSample]:
         """Delete samples that are too old or beyond a limit, and return the rest.
 
-        Only age and order of arrival decide, never what a sample holds, so those that stay are still fair
-        draws of the time since then. Within a share the oldest go first. Beyond `max_bytes`, samples whose
-        trigger looked at the request go first, then random ones and those that applications kept; the oldest
-        of each first.
+        Only age and kind decide, never the content, so the samples that stay are still fair draws of the time
+        since then. Within a share the oldest go first. Beyond `max_bytes`, samples of the kinds `random` and
+        `kept` go last; the oldest go first among them, and among the others.
 
         Args:
             oldest_at: in seconds since 1970; older samples go.

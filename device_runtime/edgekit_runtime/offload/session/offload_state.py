@@ -57,11 +57,10 @@ class OffloadState:
         counts: how requests were answered.
         sent_bytes: bytes of all requests to the server.
         wake: set when the prober has something to do.
-        lock: lock of `estimate`, `breaker`, `hedges` and the rest; requests that run locally do not wait for
-            it.
-        hedges: how long to wait for a reply.
-        connect_s: time that the next request takes to connect; 0 if a connection is open.
-        switches: the last changes of the plan, in words.
+        lock: guards the data about link and server; a request that runs locally does not wait for it.
+        hedges: decides how long a request waits for its reply before it also runs locally.
+        connect_s: time for connecting the next request; 0 if a connection is open.
+        switches: descriptions of the last changes of the plan.
     """
 
     def __init__(self, table: CutTable, runners: Mapping[str, PlanRunner], options: OffloadOptions) -> None:
@@ -97,7 +96,7 @@ class OffloadState:
 
     @property
     def asked_plan(self) -> str | None:
-        """Name of the only plan that may run; None for a choice."""
+        """Name of the only plan that may run; None if all may."""
         return self._preference.plan
 
     def ask_for(self, plan: str | None) -> None:
@@ -144,9 +143,9 @@ class OffloadState:
         return dataclasses.replace(decision, plan=as_sent(decision.plan, decision.conditions))
 
     def decision_among(self, names: Collection[str], rows: int) -> PlanChoice | None:
-        """Return the choice for a request that, of the plans with a server, only those in `names` can carry.
+        """Return the choice for one request, which needs the local plan or a server plan in `names`.
 
-        It is None if no plan can, and the device cannot run the model by itself either.
+        It is None if there is no such plan.
         """
         with self.lock:
             table = self._table(rows)
@@ -178,7 +177,7 @@ class OffloadState:
         return self._tables[rows]
 
     def send_plain(self, runner: PlanRunner) -> None:
-        """From now on predict and send a plan without compression: not every server reads zstd."""
+        """Stop compressing a plan's requests, as not every server reads zstd; its predictions change too."""
         with self.lock:
             plans = [send_plain(plan) if plan.name == runner.plan.name else plan for plan in self.table.plans]
             self._tables = {1: dataclasses.replace(self.table, plans=tuple(plans))}
@@ -198,7 +197,7 @@ class OffloadState:
 
     @property
     def device_slowdown(self) -> float:
-        """Time of recent runs here as a multiple of the table's; 1 before the first."""
+        """How many times longer recent runs took here than the table says; 1 before the first run."""
         return _ratio(self._device)
 
     def local_s(self, rows: int) -> float:
@@ -215,15 +214,16 @@ class OffloadState:
         return remote_s + max(plan.costs.request_s * slowdown, self.estimate.overhead_s)
 
     def after_upload_s(self, decision: PlanChoice) -> float:
-        """Return the longest time of a reply, in s, after the last byte of its request arrived."""
+        """Return how many seconds a reply may take once the server has the whole request."""
         costs, conditions = decision.plan.costs, decision.conditions
         server_s = costs.server_s * conditions.server_slowdown + conditions.server_wait_s
         return server_s + 2 * (self.estimate.rtt_s or 0.0)
 
     def allow_s(self, decision: PlanChoice, rows: int, spent_s: float) -> float:
-        """Return the seconds to wait for a reply before a local run; the request earns credit for it.
+        """Return the seconds to wait for a reply before a local run begins.
 
-        It is 0 if the request tests a bandwidth that only a probe has measured.
+        It is 0 if the request tests a bandwidth that only a probe has measured. Each call adds credit to
+        `hedges`.
 
         Args:
             decision: the choice for the request.
@@ -264,9 +264,10 @@ class OffloadState:
             return None if best.plan.name == running.name else self.runners.get(best.plan.name)
 
     def is_cheap(self, runner: PlanRunner, now_s: float) -> bool:
-        """Return whether golden inputs of a plan take less than 1 s or four local runs.
+        """Return whether golden inputs of a plan should take less than 1 s, or less than four local runs.
 
-        The caller holds `lock`. True also if the link was not measured, or the device cannot run the model.
+        It is also True if the link was not measured, or the device cannot run the model. The caller holds
+        `lock`.
         """
         link = self.estimate.state(now_s)
         if link is None or self.table.local is None:
@@ -297,7 +298,7 @@ class OffloadState:
         self._epoch += 1
 
     def note_head(self, plan: OffloadPlan, took_s: float) -> None:
-        """Note the time of a plan's head and codecs, without compression and the rest of its request."""
+        """Note how long a plan's head and codecs took, without compressing and sending the request."""
         planned_s = plan.costs.device_s - plan.costs.request_s - plan.costs.compress_s
         if plan.head is not None and planned_s > _LEAST_RUN_S:
             self._device.append((took_s, planned_s))
@@ -374,7 +375,10 @@ class OffloadState:
         self._epoch += 1
 
     def disprove(self, runner: PlanRunner) -> None:
-        """Stop using a plan for 30 s or more: the server gets it wrong or lacks it, or it cannot be sent."""
+        """Stop using a plan for 30 s or more.
+
+        The server lacks it or computes it wrong, or its request cannot be sent.
+        """
         with self.lock:
             runner.is_proved, runner.failure = False, ""
             runner.retry_s = time.monotonic() + REFUSED_S

@@ -29,12 +29,11 @@ class PlanRunner:
 
     Attributes:
         plan: the plan, without compression if this device or the server cannot do it.
-        is_proved: whether the server has answered its golden inputs correctly.
-        mismatch: description of the server's wrong answer to them, or empty.
-        retry_s: time on the monotonic clock to ask for the tail again, after a server lacked it or failed.
+        is_proved: whether the server has answered the plan's golden inputs correctly.
+        mismatch: what was wrong in the server's answer to the golden inputs, or empty.
+        retry_s: time on the monotonic clock before which the server is not asked for the tail again.
         failure: fault of the application's last request with this plan, or empty.
-        back_off: pause after successive failed requests of the application; only a reply to such a request
-            ends it.
+        back_off: pause after successive failed requests of the application; one that succeeds ends the pause.
 
     Raises:
         CutError: head and tail do not give all outputs of the model.
@@ -60,10 +59,9 @@ class PlanRunner:
         self._check_outputs()
 
     def carries(self, inputs: Mapping[str, Array]) -> bool:
-        """Return whether head and server compute the whole model's outputs for these inputs.
+        """Return whether the plan computes the same outputs as the whole model for these inputs.
 
-        The head changes values that its codes cannot hold. No reply with NaN is used, so NaN is not sent
-        either.
+        It is False for NaN and infinity, and for values that the codes of an input cannot represent.
         """
         return all(map(_is_finite, inputs.values())) and all(
             _fits(inputs[name], codes) for name, codes in self.plan.codes.items()
@@ -101,10 +99,10 @@ class PlanRunner:
         return {**outputs, **decoder.run({spec.name: outputs[spec.name] for spec in decoder.inputs})}
 
     def encode(self, inputs: Mapping[str, Array], head_outputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return input name -> array of the tail; photographs and sound are bytes of a file, uint8 [bytes].
+        """Return tail input -> array; a photograph or sound is the content of a file, uint8 [bytes].
 
         Raises:
-            DataError: one of its inputs is missing, or media has several rows.
+            DataError: an input of the tail is missing, or a photograph or sound has several rows.
             RefusedInputError: the head computed NaN or infinity from these inputs.
         """
         sent = {}
@@ -132,7 +130,7 @@ class PlanRunner:
 
         Args:
             sent: the inputs of the tail, by name.
-            outputs: outputs of the whole model, for a tail that is the whole model.
+            outputs: outputs of the whole model; used only if the tail is the whole model.
             compression: compression of the body.
             fields: further header lines, each with its line end.
 
@@ -145,9 +143,9 @@ class PlanRunner:
         return make_tail_request(self.plan.tail or "", sent, expected, compression, fields)
 
     def read_golden(self) -> GoldenCase:
-        """Return the golden case of the tail: its first row, which one request carries.
+        """Return the golden case of the tail with its first row only.
 
-        A service has tested its package with all rows; here the row shows that it serves this package.
+        One row shows that the server has this package; the service tests all rows itself.
         """
         return replace(read_golden(self._tail_package), rows=())
 

@@ -54,10 +54,10 @@ class _Hedge:
 
 
 class RemoteSession:
-    """A model of a package with a cut table, with a server.
+    """Runs a model here, on a server or divided between both, as its cut table allows.
 
     Attributes:
-        local: the session that runs all of it here, or None if the device cannot; a self-test runs there.
+        local: the session that runs the whole model here, also for a self-test; None if the device cannot.
         state: the state of the link, the server and this device, and the plan that runs next.
         is_concurrent: whether `run` may be called from several threads; true if the local engine allows it.
 

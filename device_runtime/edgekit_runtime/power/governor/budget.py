@@ -51,8 +51,9 @@ class Heat:
     ) -> "Heat":
         """Return the state after `dt_s` seconds.
 
-        Without a temperature (None) the budget stays for 30 s, and then falls below what held the limit.
-        `range_w`: least and greatest power that the settings can make. `now_s`: time on a monotonic clock.
+        Without a temperature (None) the budget stays for 30 s; then it drops below the power that held the
+        limit.
+        `range_w`: lowest and highest power of all settings. `now_s`: time on a monotonic clock.
         """
         if temperature_c is None:
             return self._go_blind(range_w, now_s)
@@ -79,8 +80,8 @@ class Charge:
     """State of the battery control.
 
     Attributes:
-        budget_w: mean power in watts that leaves the required charge at the end; None while the battery is
-            charged or not read yet, or is above the floor with an unknown capacity.
+        budget_w: mean power in watts that leaves the required charge at the end. None while the battery
+            charges or was not read yet; also if its capacity is unknown and the charge above the floor.
     """
 
     budget_w: float | None = None

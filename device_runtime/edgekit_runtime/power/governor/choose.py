@@ -55,7 +55,7 @@ class GovernorModel:
         }
 
     def is_in_time(self, setting: ModelSetting, forecast: Forecast) -> bool:
-        """Whether a setting keeps the deadline, with 10 % to spare unless it is in force already.
+        """Whether a setting keeps the deadline. A change of setting requires 10 % to spare.
 
         Without a deadline: whether requests do not arrive faster than the setting answers them.
         """
@@ -94,7 +94,7 @@ class State:
 
 
 def most_credit_j(allowed_w: float, limits: DeviceLimits) -> float:
-    """Return the joules that a plan may draw beyond `allowed_w` before one of less power takes its turn.
+    """Return the joules that a plan may draw beyond `allowed_w` before a plan of less power must run.
 
     It bounds the mean power of any window of `limits.window_s`; it is 0 if `allowed_w` is infinite.
     """

@@ -39,11 +39,11 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """Ratio of observed to stated cost, of all settings together and of each setting in use.
+    """Ratio of observed to stated cost, for each setting in use and over all of them.
 
     Attributes:
-        overall: geometric mean; it holds for settings that were not used.
-        by_setting: setting -> its ratio, and how many observations the ratio counts as.
+        overall: geometric mean of the ratios; it is used for settings without observations.
+        by_setting: setting -> its ratio, and the weight of the ratio as a number of observations.
     """
 
     overall: float = 1.0

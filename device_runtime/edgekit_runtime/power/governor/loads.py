@@ -14,11 +14,12 @@ _MOST_BURSTY: Final = 4.0  # a step of the load looks like a burst until it is `
 class LoadMeter:
     """Turns counters into a `Load`.
 
-    Counts alone show the burstiness: for many kinds of arrivals, the variance of the number in a second over
-    its mean approaches the squared coefficient of variation of the times between arrivals.
+    The burstiness is computed from counts. For many kinds of arrivals, the variance of the arrivals in a
+    second, divided by their mean, approaches the squared coefficient of variation of the times between
+    arrivals.
 
     Source: D. R. Cox and P. A. W. Lewis, The Statistical Analysis of Series of Events, 1966, section 4.5
-    (index of dispersion of counts).
+        (index of dispersion of counts).
     """
 
     def __init__(self) -> None:
@@ -41,10 +42,10 @@ class LoadMeter:
         Args:
             now_s: time on a monotonic clock.
             arrived: requests since the start, refused ones too.
-            answered: those that got outputs.
-            late: those that missed their deadline.
+            answered: requests since the start that got outputs.
+            late: requests since the start that missed their deadline.
             run_s: mean time of the runs since the last call, if there were any.
-            fill: mean number of requests in one of them.
+            fill: mean number of requests in one of these runs.
         """
         seconds = 0.0 if self._at_s is None else now_s - self._at_s
         new, done, missed = arrived - self._arrived, answered - self._answered, late - self._late

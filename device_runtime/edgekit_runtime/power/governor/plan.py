@@ -74,7 +74,7 @@ def make_frontier(models: Iterable[Sequence[Option]], idle_w: float) -> list[Pla
 def choose_turns(
     frontier: Sequence[Plan], allowed_w: float, most_w: float
 ) -> tuple[Plan | None, Plan | None]:
-    """Return the two plans that, run by turns, lose least at a mean power; the one of less power first.
+    """Return two plans that, run in turns, have a mean power of `allowed_w` and lose the least accuracy.
 
     Args:
         frontier: see `make_frontier`.
@@ -82,8 +82,8 @@ def choose_turns(
         most_w: limit of the power of each plan.
 
     Returns:
-        A plan under `allowed_w` and the next one over it; the first is None if no plan is under it, the
-        second if none is over it or turns of it would lose more.
+        The plan of at most `allowed_w`, and the plan above it. The first is None if all plans are above; the
+        second if none is above, or running it would lose more.
     """
     hull: list[Plan] = []
     for plan in frontier:

@@ -20,9 +20,9 @@ class SensorFilter:
 
     Attributes:
         patience: equal readings before a sensor may be called stuck.
-        recent: the last five readings, of which two may be wrong.
+        recent: the last five readings; their median holds even if two are wrong.
         repeats: how often the last reading was repeated.
-        least_w, most_w: range of the watts that were expected while it repeated.
+        least_w, most_w: lowest and highest power that was expected during the repetition.
     """
 
     patience: int
@@ -54,10 +54,10 @@ class SensorFilter:
         return self.repeats >= self.patience and self.most_w - self.least_w > _MOVED * self.most_w
 
     def latest(self, expected: float) -> float | None:
-        """Return the last reading if it is within a factor of two of the median or of `expected`.
+        """Return the last reading, or the median if the last reading looks wrong.
 
-        Else the median; None without readings or if the sensor is stuck. Unlike `value` it follows a change
-        at once.
+        It looks wrong if it differs by more than a factor of two from both the median and `expected`. None
+        without readings or if the sensor is stuck. A change shows at once, unlike in `value`.
         """
         middle = self.value
         if middle is None:

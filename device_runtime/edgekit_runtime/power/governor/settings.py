@@ -65,10 +65,10 @@ class Profile:
             raise ValueError(f"expected hold_s >= 0, got {self.hold_s}")
 
     def of(self, setting: ModelSetting, fill: float) -> Cost:
-        """Return the cost of runs of `fill` requests in a setting; the energy is of one request.
+        """Return the cost of a run with `fill` requests; its energy is per request.
 
         It is interpolated between a full batch and one request in the setting of batch 1. Without such a
-        setting, every run counts as a full one.
+        setting, every run costs as much as a full one.
         """
         full, alone = self.costs[setting], self.costs.get(replace(setting, batch=1))
         if alone is None or fill >= setting.batch:
@@ -81,10 +81,10 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class BatteryLimit:
-    """A charge that must be left at a given time and from then on.
+    """The charge that the battery must still have at `until_s`, and from then on.
 
     Attributes:
-        floor: the least charge, 0..1.
+        floor: the required charge, 0..1.
         until_s: time on the governor's clock.
     """
 
@@ -104,8 +104,8 @@ class DeviceLimits:
         power_w: mean power over any `window_s`, watts.
         temperature_c: temperature of the hottest zone.
         battery: charge that must be left.
-        window_s: window of the mean `power_w`, like the window of a processor's own power limit. With 0, no
-            setting is chosen that is expected to draw more, not even for a moment.
+        window_s: time over which `power_w` is averaged, as in a processor's own power limit. With 0, the
+            expected power of every chosen setting is within `power_w`.
     """
 
     power_w: float | None = None
@@ -127,7 +127,8 @@ class Load:
     Attributes:
         rate_hz: requests that arrived, refused ones included.
         run_s: mean time of one run in the current setting, without waiting; None without runs.
-        burstiness: squared coefficient of variation of the times between arrivals: 0 a camera, 1 Poisson.
+        burstiness: squared coefficient of variation of the times between arrivals: 0 for a camera, 1 for
+            Poisson arrivals.
         missed: share of the answered requests that missed the deadline, 0..1.
         fill: mean number of requests in one run; None if batches are full, or if it is not known.
     """
@@ -144,7 +145,8 @@ class Seen:
     """The input of the governor for one model at a tick.
 
     Attributes:
-        running: the setting that really ran since then, as a change takes time; None for the decided setting.
+        running: the setting that ran since the last tick, as a change takes time; None if it was the decided
+            one.
     """
 
     profile: Profile

@@ -26,7 +26,10 @@ def find_sensors(sysfs: Sysfs) -> Family:
 
 
 def read_battery() -> tuple[float | None, bool]:
-    """Return the battery's charge, 0 to 1, or None, and whether it charges: any state but `Discharging`."""
+    """Return the battery's charge, 0 to 1 or None, and whether it charges.
+
+    Every state that can be read, except `Discharging`, counts as charging.
+    """
     sysfs = Sysfs()
     charges = [probe for probe in find_sensors(sysfs).probes if probe.quantity == "charge"]
     if not charges:

@@ -12,8 +12,9 @@ class Family:
     Attributes:
         probes: the found probes; may be empty.
         missing: what is missing, why, and the remedy; empty if nothing is missing.
-        sources: sources of the device's power that they make. Ranks so far: 0 a rail at the board's input, 1
-            all rails, 2 and 3 counters of the platform and of the processor, 4 a power chip, 5 a battery.
+        sources: sources of the device's power, made of the probes. Ranks so far: 0 a rail at the board's
+            input, 1 all rails, 2 and 3 counters of the platform and of the processor, 4 a power chip, 5 a
+            battery.
     """
 
     name: str

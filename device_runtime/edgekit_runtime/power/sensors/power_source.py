@@ -21,13 +21,13 @@ class Interval:
 
 @dataclass(slots=True, kw_only=True)
 class PowerSource:
-    """Adds up probes that together measure the device, as far as possible.
+    """Adds up probes that together measure the device, or as much of it as can be measured.
 
     Attributes:
         scope: the part of the device that they measure, for messages.
-        counts: whether the probes are counters of joules; else they are watts, joined by straight lines.
-        rank: of several sources, the one with the least rank is used.
-        is_whole: whether the probes leave nothing of the device out.
+        counts: whether the probes count joules; else they measure watts, which are interpolated.
+        rank: the source with the lowest rank is used.
+        is_whole: whether the probes cover the whole device.
     """
 
     scope: str

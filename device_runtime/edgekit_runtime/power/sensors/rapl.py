@@ -26,10 +26,10 @@ _READ_PROTECTED: Final = (
 
 @dataclass(slots=True)
 class EnergyCounter:
-    """Joules since the first reading, from a counter of microjoules that begins again at its range.
+    """Joules since the first reading, from a counter of microjoules that wraps at its range.
 
-    If a counter wraps more than once between two readings, whole ranges are lost unnoticed. A range is tens
-    of kilojoules and more, so with a reading a second that takes a device of tens of kilowatts.
+    If it wraps more than once between two readings, whole ranges are lost unnoticed. With a reading a second
+    that needs a power of tens of kilowatts, since a range is tens of kilojoules or more.
     """
 
     range_uj: int
@@ -54,7 +54,7 @@ class EnergyCounter:
 
 
 def find_sensors(sysfs: Sysfs) -> Family:
-    """Return a probe of joules per domain (`psys`, packages, memory), and the sources that they make."""
+    """Return a probe of joules per domain (`psys`, packages, memory), and the power sources made of them."""
     zones = [
         *sysfs.find("class/powercap/intel-rapl:*"),
         *sysfs.find("class/powercap/intel-rapl:*/intel-rapl:*"),

@@ -46,7 +46,11 @@ _ADC: Final = re.compile(r"^\s*(\S+)_([AV]) \w+\(\d+\)=([0-9.]+)[AV]\s*$", re.MU
 
 @dataclass(slots=True)
 class Vcgencmd:
-    """Runs `vcgencmd`, and keeps its answer for some seconds."""
+    """Runs `vcgencmd`, and keeps its answer for some seconds.
+
+    Attributes:
+        words: argument of the command, such as `get_throttled`.
+    """
 
     program: str
     words: str
@@ -57,7 +61,7 @@ class Vcgencmd:
         """Return the output of `vcgencmd`, from a run at most 5 s ago.
 
         Raises:
-            OSError: it cannot be started, fails or takes too long, or did so less than 5 s ago.
+            OSError: a run in the last 5 s could not be started, failed or took too long.
         """
         if now_s >= self.until_s:
             self.until_s = now_s + _ASK_EVERY_S

@@ -16,7 +16,10 @@ _ELSEWHERE: Final = ("wifi", "iwl", "bat", "charger", "pmic", "skin", "modem", "
 
 
 def find_sensors(sysfs: Sysfs) -> Family:
-    """Return a probe of degrees Celsius per zone where a model computes; if there is none, per zone."""
+    """Return a probe of degrees Celsius for each zone where a model computes.
+
+    If there is no such zone, return a probe for every zone.
+    """
     zones = {
         zone: read_label(zone / "type", zone.name)
         for zone in sysfs.find("class/thermal/thermal_zone*")

@@ -35,7 +35,7 @@ class Answered(NamedTuple):
     """The result of a request.
 
     Attributes:
-        served: the version that took the call; a canary may have run it instead.
+        served: the version that accepted the request; a canary may have run it.
         outputs: outputs of the model.
         decoded: the answer of the task; empty if it was not asked for.
         times_s: seconds of each step: `prepare`, `infer`, and `answer` if it was decoded.
@@ -62,12 +62,12 @@ class AnswerRequest:
         find: returns the version that answers; it may raise an EdgekitError.
         reply: called once on the loop's thread, maybe before `submit` returns.
         data: bytes of a file, or None if the inputs are there; valid until `reply` is called.
-        media_type: type of the file; None for what the model usually takes.
+        media_type: type of the file; None for the model's usual type.
         inputs: inputs that need no preparation, such as states; after `prepare` all inputs.
         decodes: whether the reply needs the answer of the task, not only the outputs.
         overrides: options of the task for this answer.
         priority: 1 is the highest, 0 the model's default.
-        deadline_s: latest start of the run, see `Call`.
+        deadline_s: latest start of the run, as in `Call`.
         is_unwanted: returns whether the client has disconnected.
         sequence: its place in a sequence, or None.
         request_id: identifier that the client gave it, or None.

@@ -27,7 +27,9 @@ class AnswerHandler:
     def handle_request(
         self, name: str, version: str | None, connection: Connection, head: RequestHead, body: memoryview
     ) -> None:
-        """Respond later to a request whose body, a photograph or sound, is valid until the response.
+        """Respond later to a request with a photograph or sound.
+
+        `body` must stay valid until the response.
 
         Raises:
             EdgekitError: the response is this error.

@@ -37,7 +37,7 @@ class FleetHandler:
     """Follows the fleet's settings in a file that the agent writes, and answers the agent.
 
     Attributes:
-        problems: key of each setting of the file -> why it has no effect, or empty if it has.
+        problems: key of each setting of the file -> why it has no effect; empty if it takes effect.
     """
 
     def __init__(self, path: Path, config: ServiceConfig, limit_power: Callable[[Power], None]) -> None:
@@ -54,7 +54,7 @@ class FleetHandler:
         self._default_level = logging.getLogger("edgekit_runtime").level
 
     def look(self) -> None:
-        """Apply the file of settings if it changed, or the configuration without one; sets `problems`."""
+        """Apply the file of settings if it changed; without a file, the configuration. Sets `problems`."""
         stamp = read_stamp(self._path)
         if stamp == self._stamp:
             return

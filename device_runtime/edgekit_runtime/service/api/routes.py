@@ -48,11 +48,11 @@ _EXTENSIONS: Final = (
 
 
 class Router:
-    """Handles requests from the registry.
+    """Passes each request to its handler.
 
     Attributes:
         bodies: decompresses the bodies of all requests.
-        inference: handles those for inference.
+        inference: handles requests for inference.
     """
 
     def __init__(
@@ -69,15 +69,8 @@ class Router:
     ) -> None:
         """Make the router.
 
-        Args:
-            registry: registry of the models.
-            regions: shared memory of clients.
-            metrics: writes the text for Prometheus.
-            answers: decodes files and answers.
-            limits: limits of bodies, also of decompressed ones.
-            times: the times of calls, which responses state; None where they do not.
-            streams: finds the route of a path about streams, or for the fleet's agent; None for none.
-            samples: whether requests are taken as samples.
+        `times`: the times of calls, which responses state; None where they do not.
+        `streams`: finds the route of a path about streams, or for the fleet's agent; None for none.
         """
         self._registry, self._models = registry, registry.models
         loop = asyncio.get_running_loop()

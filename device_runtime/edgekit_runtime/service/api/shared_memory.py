@@ -46,7 +46,7 @@ class SharedMemoryHandler:
         return self._regions.allows_posix
 
     def register(self, name: str, connection: Connection, _head: RequestHead, body: memoryview) -> None:
-        """Register a POSIX segment, or, until the connection ends, a memfd that arrived with the body."""
+        """Register a POSIX segment, or a memfd that came with the body; a memfd ends with the connection."""
         stated = load_small(body)
         key = stated.get("key")
         if not isinstance(key, str) or not 1 <= len(name) <= 256:
@@ -89,10 +89,10 @@ class SharedMemoryHandler:
     def unregister(
         self, name: str | None, connection: Connection, _head: RequestHead, _body: memoryview
     ) -> None:
-        """Unregister the region `name`, or for None all except the memfds of other connections; respond.
+        """Unregister the region `name`, and respond. None: all except the memfds of other connections.
 
-        Regions that this client cannot use stay. Segments by key have no owner: a client of the protocol has
-        several connections, and registers and unregisters on any of them.
+        Regions that this client cannot use stay. A POSIX segment has no owner: any connection may register
+        and unregister it.
 
         Raises:
             RequestError: the region is a memfd that another process passed.

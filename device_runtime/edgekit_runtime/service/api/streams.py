@@ -36,13 +36,7 @@ class StreamsHandler:
     """Handles requests about streams."""
 
     def __init__(self, streams: Streams, fleet: FleetStreams | None, *, is_live: bool) -> None:
-        """Handle requests about `streams`.
-
-        Args:
-            streams: all streams.
-            fleet: starts the fleet's streams; None if the fleet may have none.
-            is_live: whether there is a live page.
-        """
+        """Handle requests about `streams`; `fleet` is None if the fleet may start none."""
         self.streams, self._fleet, self._is_live = streams, fleet, is_live
         self._numbers = iter(range(1, 1 << 62))
 

@@ -22,7 +22,7 @@ from edgekit_runtime.service.serving.served_version import Served
 def make_inference_handler(
     models: Catalogue, when_loaded: WhenLoaded, slicer: Slicer, answers: AnswerPath, times: RunTimes | None
 ) -> InferenceHandler:
-    """Return a handler whose responses state times; the usual one if `times` is None."""
+    """Return a handler whose responses state `times`, or an `InferenceHandler` if `times` is None."""
     if times is None:
         return InferenceHandler(models, when_loaded, slicer, answers)
     return TimedInferenceHandler(models, when_loaded, slicer, answers, times)
@@ -41,15 +41,7 @@ class TimedInferenceHandler(InferenceHandler):
         answers: AnswerPath,
         times: RunTimes,
     ) -> None:
-        """Keep what all requests need.
-
-        Args:
-            models: the models that are served.
-            when_loaded: see `InferenceHandler`.
-            slicer: reads and writes long JSON.
-            answers: see `InferenceHandler`.
-            times: where all lanes note the times of the call that they answer.
-        """
+        """Take what `InferenceHandler` takes, and `times`, where all lanes note the times of their calls."""
         super().__init__(models, when_loaded, slicer, answers)
         self._times = times
         self._machine = UtilizationMeter(os.cpu_count() or 1)
@@ -58,10 +50,10 @@ class TimedInferenceHandler(InferenceHandler):
     def handle_request(
         self, name: str, version: str | None, connection: Connection, head: RequestHead, body: memoryview
     ) -> None:
-        """Respond to a request for a model, now or later; a refusal states the load, too.
+        """Respond to a request for a model, now or later; an error states the load, too.
 
-        A device that probes the link asks for a version that no server has. If that version is the name of a
-        model, the response states the load of this model, so the device learns whether to come back.
+        A device probes the link with a version that no server has. That version may be the name of a model;
+        the error then states the load of this model, so the device learns whether to come back.
         """
         try:
             super().handle_request(name, version, connection, head, body)

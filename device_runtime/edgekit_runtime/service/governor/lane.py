@@ -62,7 +62,7 @@ class GovernedLane(Lane):
         self._now.submit(call)
 
     def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":
-        """Return the answer of the lane in use; None if it has none now, or a share of calls is refused."""
+        """Return the answer of the lane in use if it has one at once, and `admit` is 1; else None."""
         return self._now.attempt(inputs) if self.admit >= 1.0 else None
 
     def follow(self, decision: Decision) -> None:

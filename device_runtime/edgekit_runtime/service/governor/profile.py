@@ -53,22 +53,11 @@ def _score(figures: Mapping[str, JsonValue]) -> float:
 
 
 class GovernedModel:
-    """One loaded version under a governor.
-
-    Attributes:
-        lane: the lane that applies the decisions.
-    """
+    """One loaded version under a governor; `lane` applies its decisions."""
 
     __slots__ = ("_counted", "_loads", "_metrics", "_profile", "lane")
 
     def __init__(self, lane: GovernedLane, metrics: LaneMetrics, profile: Profile) -> None:
-        """Start counting.
-
-        Args:
-            lane: the lane that applies the decisions.
-            metrics: metrics of the version.
-            profile: settings that may be chosen.
-        """
         self.lane, self._metrics, self._profile = lane, metrics, profile
         self._loads = LoadMeter()
         self._counted = (0.0, 0, 0)

@@ -41,7 +41,7 @@ class GrpcConnection:
         is_local, client, peer_pid, deadline_tick: see `Connection`.
         on_admit: called once the first RPC has passed the check of access; None from then on.
         rpcs: RPCs under way.
-        ahead: RPCs with waiting messages: the client reads too slowly, or other connections come first.
+        ahead: RPCs whose messages wait until the client reads, or until other connections had their turn.
     """
 
     def __init__(

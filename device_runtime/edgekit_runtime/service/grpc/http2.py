@@ -77,7 +77,7 @@ class MalformedHeadError(Exception):
 
 
 class Http2Stream:
-    """One request with its response; number 0 has the windows of the connection.
+    """One request with its response. Stream 0 holds the windows of the whole connection.
 
     Attributes:
         context: the owner's object for this stream; None once nobody handles its events.
@@ -114,7 +114,7 @@ class HeadersReceived(NamedTuple):
 class DataReceived(NamedTuple):
     """A piece of a request's body, the last one if `ends_stream`.
 
-    The owner calls `consume` once it has taken it.
+    The owner calls `Http2.consume` once it has used the data.
     """
 
     stream: Http2Stream
@@ -469,7 +469,7 @@ class Http2:
 
         Args:
             stream: the stream of the request.
-            head: the field block that begins the response; empty where it has begun, or trailers are all.
+            head: the field block that begins the response; empty if it has begun or has only trailers.
             parts: the body; not to be changed until they are sent.
             trailers: the field block that ends it, or None if more follows.
         """

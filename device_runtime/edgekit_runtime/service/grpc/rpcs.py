@@ -86,11 +86,11 @@ class Method:
         raise NotImplementedError
 
     def encode_response(self, head: bytes, *body: Buffer) -> Sequence[Buffer]:
-        """Return the gRPC message, in parts, for a response over HTTP."""
+        """Return the gRPC message, in parts, for the head and body of an HTTP response."""
         raise NotImplementedError
 
     def encode_error(self, _error: EdgekitError) -> bytes | None:
-        """Return the response that states an error, or None if the RPC ends with its status."""
+        """Return the message that states an error; None if the RPC ends with the error's status instead."""
         return None
 
 
@@ -191,7 +191,7 @@ class MessageResponder:
         return not self.rpc.is_open
 
     def respond(self, head: Buffer, *body: Buffer) -> None:
-        """Send the message for a response over HTTP, whose parts must not change until they are sent."""
+        """Send the message for the head and body of an HTTP response, which must not change until sent."""
         try:
             parts = self.rpc.method.encode_response(bytes(head), *body)
         except Exception as error:  # else the client would wait for ever
@@ -200,7 +200,7 @@ class MessageResponder:
             self.rpc.answer(self, parts)
 
     def respond_error(self, error: BaseException, _fields: Mapping[str, str] | None = None) -> None:
-        """Respond with `error`, which is counted; one that is not ours is logged."""
+        """Respond with `error`, which is counted; one that is no EdgekitError is logged and becomes 500."""
         rpc = self.rpc
         if not isinstance(error, EdgekitError):
             _logger.error("an RPC of %s failed inside the service", rpc.head.path, exc_info=error)
@@ -258,7 +258,7 @@ class Rpc:
 
     @property
     def is_in_message(self) -> bool:
-        """Whether a message has arrived in part, or whole but without the end of its stream."""
+        """Whether a message waits for more bytes, or for the end of its stream."""
         return len(self._prefix) > 0
 
     @property
@@ -278,7 +278,7 @@ class Rpc:
         self.resume()
 
     def resume(self) -> None:
-        """Continue, unless the client has sent too far ahead of its responses, or it is others' turn."""
+        """Continue, unless the client is too far ahead of its responses, or other connections come first."""
         try:
             if self.is_open and not self.is_held:
                 self._advance()

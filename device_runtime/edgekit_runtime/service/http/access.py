@@ -30,8 +30,8 @@ def check_access(head: AccessHead, token: bytes | None) -> None:
         token: the expected header `Authorization`, as `read_token` returns it; None if no token is set.
 
     Raises:
-        RequestError: 403 for a web page or a foreign host; 401 for a missing or wrong token, a `LoginError`
-            on the live page.
+        RequestError: 403 for a web page or a foreign host; 401 for a missing or wrong token. For `/live` the
+            401 is a `LoginError`.
     """
     if head.is_from_page:
         # A web page that is open on this machine can reach a loopback address.

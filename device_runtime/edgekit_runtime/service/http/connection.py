@@ -76,13 +76,13 @@ class Connection:
     Attributes:
         is_open: whether it was neither closed nor released.
         is_local: whether the client came over the Unix socket, whose permissions say who may connect.
-        address: address of the client where the socket does not state it, as behind TLS; else empty.
+        address: address of the client if the socket cannot tell it, as with TLS; else empty.
         descriptors: descriptors that arrived with the body of the present request. A handler that keeps one
             removes it from the list.
         on_close: called once when the connection ends here, or None.
-        on_admit: called once the first request has passed the screen; None from then on, or from the start.
+        on_admit: called when the first request has passed the screen, and then set to None; may be None.
         deadline_tick: the server's tick at which `on_timeout` is called.
-        is_busy: whether a request was handed to the handler and its response is not sent.
+        is_busy: whether the handler has a request whose response is not sent.
         closes: whether the connection ends after this response, so no further request is read.
         is_lingering: whether the last response is sent; whatever the client still sends is discarded.
         deadline_s: always None: only gRPC states when the client gives up; see `MessageResponder`.
@@ -333,7 +333,7 @@ class Connection:
         self.respond_error(error)
 
     def respond_error(self, error: BaseException, fields: Mapping[str, str] | None = None) -> None:
-        """Respond with `error`, which is counted; one that is not ours is logged and becomes 500."""
+        """Respond with `error`, which is counted; one that is no EdgekitError is logged and becomes 500."""
         if not isinstance(error, EdgekitError):
             path = "an unknown path" if self._head is None else self._head.path
             _logger.error("a request to %s failed inside the service", path, exc_info=error)
@@ -509,11 +509,11 @@ class Connection:
 
     @property
     def is_between_requests(self) -> bool:
-        """Whether it can be released: no request is handled or being received beyond its head."""
+        """Whether it can be released: no request is handled, and no body is being received."""
         return self.is_open and not self.closes and not self.is_busy and self._parser.body_bytes is None
 
     def close_when_idle(self) -> None:
-        """Close, unless a request is under way or in part there: then a draining server closes after it."""
+        """Close, unless a request is under way or partly received; a draining server closes after it."""
         if not self.is_busy and self._parser.body_bytes is None and not self._parser.unread:
             self.close()
 

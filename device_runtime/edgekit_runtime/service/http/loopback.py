@@ -20,7 +20,7 @@ _Pair: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Loopback:
-    """A client with the rights of a local client, or of a certain address."""
+    """A client in the server's process; it counts as a local client, or as one with an address."""
 
     def __init__(self, server: HttpServer, *, is_local: bool = True, address: str = "") -> None:
         self._server, self._is_local, self._address = server, is_local, address
@@ -35,7 +35,7 @@ class Loopback:
     async def post(
         self, path: str, fields: Mapping[str, str], body: "bytes | memoryview"
     ) -> tuple[Mapping[str, str], bytes]:
-        """Send a request; return fields, by their names in lower case, and body of the response.
+        """Send a request; return the response's fields, named in lower case, and its body.
 
         Raises:
             RequestError: the status is not 200.

@@ -39,7 +39,7 @@ class SizedBody:
 
 
 class ChunkedBody:
-    """A body in chunks; strict, since bytes that two readers read differently can smuggle a request."""
+    """A body in chunks. Parsing is strict: what another parser reads differently can smuggle a request."""
 
     __slots__ = ("_content", "_is_in_trailers", "_left_bytes", "_max_bytes", "_trailers", "is_whole")
 

@@ -57,8 +57,8 @@ class RequestHead:
         is_http_1_0: whether the response must state that the connection stays open.
         authorization: the header `Authorization`, or None.
         is_from_page: whether a web page of another origin sent it, see `is_from_page`.
-        has_foreign_host: whether the host is a public name: no address, no name without a dot, not localhost.
-        is_plain: whether a response is sent unchanged: not to HTTP 1.0, not to `HEAD`, not as the last one.
+        has_foreign_host: whether the host is a public name, see `is_foreign_host`.
+        is_plain: whether a response is sent unchanged. False for HTTP 1.0, `HEAD` and the last request.
         data: the bytes of the head; empty if it is too long to be remembered.
         request_bytes: length of head and body together if a client may send both at once; else -1.
         route: handler of all requests with this head; None until the first one was routed.
@@ -210,8 +210,8 @@ def _read_target(url: bytes, host: bytes | None) -> tuple[bytes, bytes | None]:
 def is_from_page(fields: Mapping[bytes, bytes]) -> bool:
     """Return whether a web page of another origin sent a request, such as by a script or for an `<img>`.
 
-    An `<img>` sends no `Origin`. A document that the user opens, by a link or its address, is allowed: the
-    page with the link cannot read it.
+    `Origin` alone does not show it: an `<img>` sends none. A document that the user opens, by a link or its
+    address, is allowed, since no other page can read it.
     """
     is_opened = fields.get(b"sec-fetch-dest") == b"document"
     is_elsewhere = fields.get(b"sec-fetch-site") in (b"cross-site", b"same-site")
@@ -219,7 +219,7 @@ def is_from_page(fields: Mapping[bytes, bytes]) -> bool:
 
 
 def is_foreign_host(host: bytes | None) -> bool:
-    """Return whether `host` is a public name (None is not): its owner can point it here (DNS rebinding)."""
+    """Return whether `host` is a public name, whose owner can point it here (DNS rebinding); None is not."""
     if host is None:  # no browser speaks HTTP 1.0
         return False
     name = host.decode("latin-1").lower().rstrip(".")

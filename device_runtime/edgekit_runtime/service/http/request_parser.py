@@ -30,8 +30,8 @@ class RequestParser:
     """Parses the requests of one connection. Each request gives two events: its head, then the whole request.
 
     Attributes:
-        unread: received bytes that no returned request includes. After a head was returned, they still begin
-            with it, until the next call of `next_event`.
+        unread: received bytes that no returned request includes. A returned head stays at their start until
+            the next call of `next_event`.
         is_in_head: whether the next head has arrived in part.
     """
 
@@ -55,9 +55,9 @@ class RequestParser:
         self.unread = self.unread + data if self.unread else data
 
     def get_buffer(self) -> memoryview | None:
-        """Return the memory for the next bytes, or None if `receive_data` is to be called with them.
+        """Return the memory for the next bytes, or None if they must go to `receive_data`.
 
-        A body of known length is received into its place, as in `asyncio.BufferedProtocol`.
+        Only a body of known length has such memory, as in `asyncio.BufferedProtocol`.
         """
         body = self._body
         return body.data[body.received_bytes :] if isinstance(body, SizedBody) else None

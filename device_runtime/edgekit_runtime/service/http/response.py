@@ -34,8 +34,7 @@ def make_head(
 def make_date_line() -> bytes:
     """Return the header line `Date`, with a line end before and after it.
 
-    Heads of responses are cached without it: the sender puts it in place of the first line end (RFC 9110,
-    6.6.1).
+    Cached heads of responses lack it (RFC 9110, 6.6.1). The sender replaces their first line end by it.
     """
     return time.strftime("\r\nDate: %a, %d %b %Y %H:%M:%S GMT\r\n", time.gmtime()).encode("ascii")
 

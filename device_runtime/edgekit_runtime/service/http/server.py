@@ -49,18 +49,17 @@ Connect: TypeAlias = Callable[..., ServedConnection]
 class HttpServer:
     """Accepts connections and hands their requests to `handle_request`.
 
-    Deadlines are counted in ticks, not read from a clock: while the loop is held up, no client's bytes are
-    read, so that time counts against no client. One timer looks at all connections.
+    One timer checks all connections, and deadlines count its ticks. While the loop is blocked, nothing is
+    read and nothing ticks, so no client is timed out for that.
 
     Attributes:
         handle_request: gets a connection, a head and the whole body; it, or what it starts, calls
             `connection.respond` once. An `EdgekitError` that it raises becomes the response.
-        screen: gets a connection and a head before the body is read. It raises an error to refuse; it returns
-            True if it has released the connection. It sets `head.clearance` to the server's if no further
-            request with this head needs screening.
+        screen: gets a connection and a head before the body is read. It raises an error to refuse the
+            request, and returns True if it has released the connection. It sets `head.clearance` to the
+            server's if later requests with this head need no screening.
         clearance: changes when heads that were cleared must be screened again.
-        heads: parsed heads of connections over TCP, and of those over the Unix socket, which are screened
-            differently.
+        heads: parsed heads of TCP connections, and those of the Unix socket, which are screened differently.
         tick: how often the timer has fired while there were connections.
         date_line: the header line `Date`, made at each tick.
         idle_ticks: how many ticks a connection may be idle.

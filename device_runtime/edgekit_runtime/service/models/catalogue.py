@@ -31,8 +31,8 @@ class ModelEntry:
         state, reason: state and reason in the repository's index.
         failed: version -> why it was rolled back.
         trial: trial of a new version, or None.
-        is_evicted: whether it was unloaded for others, or the machine had no memory or descriptors to load
-            it, and its next request loads it.
+        is_evicted: whether its next request loads it: it was unloaded for others, or memory or descriptors
+            were short.
         loading: the task that loads it for waiting requests, or None.
         waiting: how many requests wait for `loading`.
         loaded_s: when `versions` were set, on `time.monotonic`.
@@ -147,8 +147,8 @@ class Catalogue:
     def describe(self, installed: Iterable[str]) -> list[Status]:
         """Return the state of all models, those that are `installed` and those that were loaded.
 
-        Each version that is ready or was rolled back has a line; so has a model without any, or whose last
-        load failed.
+        Each version that is ready or was rolled back has a line. The model itself has a line if no version is
+        ready or its last load failed.
         """
         lines = []
         for name in sorted({*installed, *self.by_name}):
@@ -163,7 +163,7 @@ class Catalogue:
         return lines
 
     def is_ready(self) -> bool:
-        """Whether every installed model serves, or will at its next request."""
+        """Whether every model serves, will be loaded by its next request, or was unloaded on request."""
         return self.is_listed and all(
             model.default is not None or model.is_evicted or model.state == "UNLOADED"
             for model in self.by_name.values()

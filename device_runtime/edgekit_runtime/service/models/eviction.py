@@ -44,8 +44,8 @@ def choose_evictions(
         retry_after_s: seconds for the error's `retry_after_s`, if only busy models prevent the load.
 
     Raises:
-        MemoryCapError: it cannot fit: it is larger than the cap, or pinned or busy models prevent it. Its
-            `retry_after_s` is None unless busy models alone prevent it.
+        MemoryCapError: the model is larger than the cap, or pinned or busy models prevent the load. Its
+            `retry_after_s` is set only if busy models alone prevent it.
     """
     excess_bytes = sum(model.size_bytes for model in loaded) + needed_bytes - cap_bytes
     if excess_bytes <= 0:

@@ -32,12 +32,12 @@ _logger = logging.getLogger(__name__)
 class PackageFiles(Source):
     """A `Source` of given files, and of all packages in given folders, which are listed again each time.
 
-    It serves the tails of some packages: the submodels for a server. The name of each tail contains its
-    digest, so tails of several versions are served side by side.
+    For packages in `tails` it serves the tails: their submodels for a server. The name of each tail contains
+    its digest, so tails of several versions are served side by side.
 
     Listing reads a package's name and version without verifying them; opening verifies everything. Once a
-    version was opened and not rejected, no older one follows it until the service restarts: an old package is
-    signed, too, and files have no state that tells a rollback from an attack.
+    version was opened and not rejected, no older one follows it until the service restarts. An old package is
+    signed, too, so a file cannot show whether it is a rollback or an attack.
     """
 
     __slots__ = (
@@ -69,8 +69,8 @@ class PackageFiles(Source):
         """Return the packages that `policy` chooses.
 
         Raises:
-            PackageError: there are none, but a file that cannot be read may be one of them.
-            RequestError: there are none, or not a version that is asked for.
+            PackageError: there are none, and a file that cannot be read may be one of them.
+            RequestError: there are none, or a requested version is missing.
             UnavailableError: one cannot be read now.
         """
         return policy.choose(name, list(self._list(name).values()))
@@ -93,7 +93,10 @@ class PackageFiles(Source):
             return load(opened)
 
     def reject(self, name: str, version: str, _reason: str) -> bool:
-        """Ignore a version's file until it changes or the service restarts; return False for the only one."""
+        """Ignore a version's file until it changes or the service restarts; return True.
+
+        If there is no other version, keep it and return False.
+        """
         packages = {key: package for key, package in self._read().items() if package.name == name}
         own = [key for key, package in packages.items() if package.version == version]
         self._opened.discard((name, version))

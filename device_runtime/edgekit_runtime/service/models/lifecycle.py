@@ -49,13 +49,8 @@ class Lifecycle:
     ) -> None:
         """Begin without versions.
 
-        Args:
-            source: where packages lie.
-            make_served: puts lanes in front of a loaded version.
-            open_remote: opens models in worker processes, see `load`.
-            metrics: count versions with calls that do not end.
-            drain_timeout_s: longest wait for the calls of a version.
-            tries_in_child: whether packages are opened in a child first, see `load_tested`.
+        `drain_timeout_s`: longest wait for the calls of a version.
+        `tries_in_child`: whether packages are opened in a child first, see `load_tested`.
         """
         self.source, self.make_served = source, make_served
         self._load = functools.partial(load_tested if tries_in_child else load, open_remote=open_remote)
@@ -66,7 +61,10 @@ class Lifecycle:
         self.confirmations = Confirmations(source, self._disk)
 
     async def open(self, name: str, options: ModelOptions, beside: Loaded | None = None) -> list[Served]:
-        """Open the versions of a model to serve, see `Source.open` and `load`; no request finds them yet."""
+        """Open the versions of a model to serve, see `Source.open`; no request finds them yet.
+
+        `beside`: the version in use, if these are to be tried beside it.
+        """
         load_one = functools.partial(self._load, options=options, beside=beside)
         opened = await self.on_thread(self.source.open, name, VersionPolicy.of(options), load_one)
         return [self.make_served(loaded) for loaded in opened]
@@ -108,9 +106,9 @@ class Lifecycle:
         return False
 
     async def retire(self, old: Iterable[Served]) -> None:
-        """Wait for the calls of versions, then free their sessions; if a call hangs, once it ends.
+        """Wait for the calls of versions, then free their sessions. They are not confirmed any more.
 
-        They are not confirmed any more.
+        A version with a call that hangs is freed once the call ends.
         """
         old = list(old)
         self.confirmations.cancel(old)
