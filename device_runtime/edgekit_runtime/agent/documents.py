@@ -268,7 +268,7 @@ class ReportedStream:
         model: name of the model that answers.
         state: `waiting` is between two attempts to open the source; `failed` is for good; `missing` where no
             service runs it.
-        fps: answers in a second, of late.
+        fps: recent answers per second.
         error: what is wrong now, or empty.
     """
 

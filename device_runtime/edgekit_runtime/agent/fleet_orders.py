@@ -110,7 +110,7 @@ class DeviceSettings:
     def follow(self, desired: Mapping[str, str]) -> None:
         """Take over the fleet's settings (key -> value), set the log level, and write the service's file.
 
-        On a full disk the agent heeds the settings all the same, and the next call writes the file.
+        On a full disk the agent follows the settings anyway, and the next call writes the file.
         """
         accepted = {
             key: value

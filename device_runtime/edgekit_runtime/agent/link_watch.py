@@ -73,7 +73,7 @@ class RefusalPause:
 
 
 class DocumentLink(Protocol):
-    """What carries documents to the agent and from it: see `MqttLink`."""
+    """Carries documents to and from the agent; see `MqttLink`."""
 
     received: queue.SimpleQueue[LinkMessage]
     will: bytes

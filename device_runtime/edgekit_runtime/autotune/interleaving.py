@@ -31,7 +31,7 @@ class Runner:
     Attributes:
         sessions: sessions of one model, which run at once; at least one.
         inputs: input name -> array, for each run.
-        rows: number of rows that a run of all sessions counts for.
+        rows: number of rows in one run of all sessions together.
     """
 
     sessions: Sequence[Session]

@@ -129,7 +129,7 @@ def tune(
         package: verified.
         own: the package's own setting: variant and place of the backend.
         keys: folder of the trusted keys.
-        objective: time of a lone run, or rows a second with all processors.
+        objective: `latency`: time of a run alone; `throughput`: rows a second with all processors.
         seconds: time limit, kept approximately: a process that has begun goes on to its end.
         report: called with lines on the progress.
 

@@ -152,7 +152,7 @@ class Link:
         connection: number of the open connection, from 1; a new one gets the next number. 0 while none is
             open.
         memory: buffer into which responses are received if they fit.
-        first_read: when the last response began to arrive, on the monotonic clock, and how many bytes came.
+        first_read: of the last response: time on the monotonic clock and bytes of its first read.
     """
 
     __slots__ = (

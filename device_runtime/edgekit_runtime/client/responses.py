@@ -48,10 +48,10 @@ Response: TypeAlias = tuple[ResponseHead, memoryview]
 
 
 def parse_head(data: bytes, max_body_bytes: int) -> ResponseHead:
-    """Return the head in `data`, which has a body of at most `max_body_bytes`.
+    """Return the parsed head of a response.
 
     Raises:
-        ValueError: it is no HTTP, or the body is longer than that or of unknown length.
+        ValueError: it is no HTTP, or its body is longer than `max_body_bytes` or of unknown length.
     """
     lines = data.decode("latin-1").split("\r\n")
     words = lines[0].split(" ", 2)

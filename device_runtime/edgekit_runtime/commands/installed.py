@@ -47,7 +47,7 @@ def switch(arguments: argparse.Namespace, slots: Slots, model: str) -> bool:
     """Let the running service open the active version of `model`; return whether a service runs.
 
     Raises:
-        SlotError: the version failed there, and the one before is back; or the service did not answer.
+        SlotError: the version failed, and the previous one runs again; or the service did not answer.
     """
     before = slots.load(model).state
     socket_path: Path | None = arguments.socket

@@ -169,7 +169,7 @@ class ClassSketch:
                 )
 
     def add(self, scores: Array) -> None:
-        """Count one output; one whose best score is not finite is passed over.
+        """Count one output, unless its best score is not finite.
 
         Args:
             scores: float [classes], logits or probabilities.

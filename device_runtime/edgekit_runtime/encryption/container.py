@@ -155,10 +155,10 @@ def is_encrypted(path: Path) -> bool:
 
 
 def read_header(path: Path) -> Header:
-    """Return the header of the encrypted file at `path`, whose size fits it.
+    """Return the header of the encrypted file at `path`.
 
     Raises:
-        EncryptionError: it cannot be read, is no encrypted file, or is cut short or longer than it says.
+        EncryptionError: it cannot be read, is no encrypted file, or has another size than the header states.
         UnavailableError: it cannot be read now.
     """
     with open_file(path) as file:

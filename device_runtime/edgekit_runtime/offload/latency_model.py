@@ -140,13 +140,13 @@ def served_s(costs: PlanCosts) -> float:
 
 
 def utilisation(slack: float, late: float = LATE) -> float:
-    """Return the share of time that a server may work while waits rarely exceed a limit: 0 to 1.
+    """Return the largest load of a server, 0 to 1, at which waits rarely exceed a limit.
 
     Requests arrive at random (Poisson), each takes the same time, and they run one at a time in order
     (M/D/1).
 
     Args:
-        slack: the longest wait, in service times.
+        slack: the limit, as a multiple of the time that a request takes.
         late: share of the requests that may wait longer.
 
     Source: A. K. Erlang, "The theory of probabilities and telephone conversations", 1909, for short waits;
@@ -180,7 +180,7 @@ def _sent_costs(plan: OffloadPlan, conditions: Conditions) -> PlanCosts:
 
 
 def compression_pays(plan: OffloadPlan, conditions: Conditions) -> bool:
-    """Return whether sending the saved bytes would take longer than to compress and restore.
+    """Return whether compression saves more time on the link than it takes on both machines.
 
     True also if nothing is compressed, or if the link or the plain size is unknown.
     """

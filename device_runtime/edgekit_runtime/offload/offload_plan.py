@@ -69,7 +69,7 @@ class InputCodes:
     Attributes:
         lowest, highest: values of the first and the last code.
         step: distance between the values of two adjacent codes.
-        is_grid: whether values must lie on those steps, as in all samples; otherwise they are rounded.
+        is_grid: whether values must lie on those steps, as all samples do; if not, they are rounded.
         axis: axis of the channels.
 
     Raises:

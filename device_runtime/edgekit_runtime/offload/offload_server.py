@@ -61,7 +61,7 @@ class ServerTimes:
     """A server's times and load, as stated in a reply.
 
     Attributes:
-        queue_s, compute_s: time in its queue, and of the model; None if not stated.
+        queue_s, compute_s: time in the server's queue, and time of the model; None if not stated.
         load: load as a share of its capacity, None if not stated.
     """
 

@@ -100,7 +100,7 @@ class StatusFile:
 
 
 def read_statuses() -> list[dict[str, Any]]:
-    """Return `OffloadStatus` dicts of living processes' sessions, of this user and the system's service."""
+    """Return `OffloadStatus` as a dict for each session that runs, of this user or the system's service."""
     status_files, paths = [], list[Path]()
     for cache in dict.fromkeys((find_cache_folder(), SYSTEM_CACHE)):
         with contextlib.suppress(OSError):  # of another user

@@ -55,7 +55,7 @@ class Installer:
     def install(self, path: Path, desired_model: DesiredModel) -> None:
         """Make the package at `path` the active version of its model, with its key if it is encrypted.
 
-        Without a service, nobody else would test it before its use, so a separate process tests it.
+        If no service runs, which would test the package, a separate process tests it.
 
         Raises:
             PackageError: it is damaged, signed by a key that is not trusted, or encrypted for others.
