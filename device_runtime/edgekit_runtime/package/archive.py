@@ -127,7 +127,7 @@ class OpenedPackage:
 
     Attributes:
         key_id: id of the trusted key that signed it.
-        submodel: name of the submodel that takes the model's part here, or None.
+        submodel: name of the submodel that `select_submodel` chose, or None.
         local_key: encrypts files that are made from an encrypted package; None for a plain package.
     """
 
@@ -186,7 +186,7 @@ class OpenedPackage:
         return self.local_key is not None
 
     def open_content(self) -> int:
-        """Return a new descriptor of the plain content, which nobody changes; the caller closes it."""
+        """Return a new descriptor of the plain package, which nobody changes; the caller closes it."""
         if self._file.decrypted is not None:
             return os.dup(self._file.decrypted.memory.descriptor)
         return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -208,7 +208,7 @@ class OpenedPackage:
         return self._show(self.manifest.select_submodel(name), name)
 
     def list_members(self) -> dict[str, "OpenedPackage"]:
-        """Return stage -> package of its model, closed with this; empty if this is no pipeline.
+        """Return stage -> package of its model; empty if this is no pipeline. Closing this closes them.
 
         Raises:
             ManifestError: the manifest of a member is malformed, or describes more than one plain model.

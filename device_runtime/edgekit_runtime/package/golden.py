@@ -243,8 +243,8 @@ class GoldenOutput(Record):
         name, dtype, shape: the output that the session must return.
         path: path of the artifact with the values.
         atol, rtol: absolute and relative tolerance, at least 0.
-        every: step between the values that are stored and compared: 0, every, 2 * every ... in C order. With
-            `axis` it is the step between rows.
+        every: only the values 0, every, 2 * every ... in C order are stored and compared. With `axis`, only
+            these rows are.
         axis: axis of the rows, if their number depends on the data; rows are then compared as a set, see
             `row_sets`. None for other outputs.
         loose: how many of the stored rows may be without a counterpart, half of them at most.
@@ -412,8 +412,7 @@ class Golden(Record):
     def artifact_sizes(self) -> list[tuple[str, str, int, tuple[int, ...]]]:
         """Return (name, path of the artifact, size of the artifact in bytes, shape) of each tensor.
 
-        Outputs of the further rows have entries, too. Their artifact holds all rows, their shape is of one
-        row.
+        Outputs of the further rows have entries, too. Their artifact holds all rows; `shape` is for one row.
 
         Raises:
             DataError: as for `row_outputs`.
@@ -428,7 +427,7 @@ class Golden(Record):
         """Check that each input and at least one output has a golden tensor, and that all fit.
 
         Raises:
-            DataError: a tensor is missing, unknown, there twice, or of another dtype or shape; or the decoded
+            DataError: a tensor is missing, unknown, repeated, or of another dtype or shape; or the decoded
                 inputs take more than `MAX_INPUT_BYTES`.
         """
         names = [tensor.name for tensor in self.inputs]

@@ -145,7 +145,9 @@ class BackendChoice(Record):
 
     @classmethod
     def from_json(cls, value: object, where: str = "", *, depth: int = 0) -> "BackendChoice":
-        """Return the choice in a parsed JSON object. `fallback` is required there, but not in a fallback.
+        """Return the choice in a parsed JSON object.
+
+        The object needs a field `fallback`, unless it is a fallback itself.
 
         Raises:
             ManifestError: a field is missing or wrong, or there are more than `MAX_BACKENDS` choices.

@@ -76,7 +76,7 @@ def read_field(data: memoryview, table: int, number: int) -> int | None:
 
 
 def follow(data: memoryview, field: int | None) -> int | None:
-    """Return the position to which `field` refers, or None without one."""
+    """Return the position to which `field` refers; None if `field` is None."""
     return None if field is None else field + unpack(data, "<I", field)
 
 

@@ -89,8 +89,8 @@ def list_tails(submodels: Sequence[Submodel]) -> list[Submodel]:
 def served_name(model: str, submodel: Submodel, artifacts: Mapping[str, Artifact]) -> str:
     """Return the name under which a server serves a submodel.
 
-    It holds a digest of everything that the submodel computes with. A server with another version only does
-    not know the name and responds 404.
+    It holds a digest of everything that the submodel computes with. A server that has only another version
+    does not know the name, and responds 404.
 
     Args:
         model: name of the package.

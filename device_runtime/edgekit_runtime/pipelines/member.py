@@ -88,7 +88,7 @@ def open_member(name: str, package: OpenedPackage, threads: int | None = None) -
     """Open the model of a package as the member of a pipeline; errors name the stage.
 
     Raises:
-        EdgekitError: any of `open_preferred` or `open_answerer`, or there is no task or preprocessing.
+        EdgekitError: `open_preferred` or `open_answerer` failed, or there is no task or preprocessing.
     """
     with naming_stage(name):
         answerer = open_answerer(package)

@@ -74,7 +74,8 @@ class AudioRules:
         """Return a WAV file as `fit` returns it, with its channels averaged.
 
         Raises:
-            DataError: no WAV file, damaged, empty or too short for features; or as in `fit` for its rate.
+            DataError: no WAV file, damaged, empty or too short for features; or its rate differs and
+                `resample` is not set.
         """
         amplitudes, rate = read_wav(file, self._needed_s)
         try:
@@ -83,7 +84,7 @@ class AudioRules:
             raise DataError(f"{file if isinstance(file, Path) else 'the recording'}: {error}") from error
 
     def fit(self, amplitudes: Floats, rate: int) -> Floats:
-        """Return amplitudes [T] with the stated length and `sample_rate`, or their features [frames, values].
+        """Return amplitudes [T] of `samples` values at `sample_rate`, or their features [frames, values].
 
         Input and result are float32; amplitudes are -1..1. `rate` is in Hz.
 

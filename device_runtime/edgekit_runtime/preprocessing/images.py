@@ -93,8 +93,7 @@ class ImageRules:
     def fit(self, image: "Image.Image") -> tuple[Array, Placement]:
         """Return the pixels of an image after resize and crop, and the placement of the image in them.
 
-        Pixels are uint8 [height, width, channels] in the order of `colour`; `finish` makes the sample of
-        them.
+        Pixels are uint8 [height, width, channels] in the order of `colour`; `finish` takes them.
         """
         image = _convert(image, "L" if self.colour == "L" else "RGB")
         placement = Placement.of(image.width, image.height)

@@ -24,7 +24,7 @@ def take_string(data: Array, where: str) -> Array:
     """Return the only byte string in uint8 [bytes], without a copy.
 
     Raises:
-        RequestError: there is not exactly one.
+        RequestError: there is no string, or more than one.
     """
     if len(data) < _LENGTH.size or _LENGTH.unpack(data[: _LENGTH.size].tobytes())[0] != len(data) - 4:
         raise RequestError(

@@ -25,7 +25,7 @@ def load_object(data: bytes, where: str, placeholders: Iterable[object] = ()) ->
     """Return the JSON object in `data`.
 
     `where`: the source, for messages.
-    `placeholders`: replace the `Infinity`s in the text, in order; a further `Infinity` is refused.
+    `placeholders`: each replaces an `Infinity` in the text, in order; a further `Infinity` is refused.
 
     Raises:
         RequestError: `data` is not an object, not JSON, not UTF-8, contains NaN, or is nested too deeply.

@@ -40,7 +40,8 @@ class StreamOptions:
         all_frames: the source waits for the model, so that no frame is left out; by default for pictures and
             WAV files; impossible for a camera
         stall_s: a source is opened again if it sends nothing for this time and for three of its intervals
-        open_s: longest wait for the first frame; once a source was open it is 3 s, and more after failures
+        open_s: longest wait for the first frame; a source that was open before gets 3 s or more, and longer
+            after failures
         max_pixels: pixels of a frame; 0 for as many as `[media]` allows. A larger picture of a folder ends
             the stream
         window_s: length of the sound that the model gets each time

@@ -41,7 +41,7 @@ def draw_uniform() -> float:
 class Credit:
     """How many samples may still be drawn.
 
-    Up to a quarter of a day's samples are saved up; a whole day's with `is_of_application`.
+    It holds up to a quarter of a day's samples; with `is_of_application`, a whole day's.
     """
 
     __slots__ = ("_grown_s", "_samples", "_size", "per_s")
@@ -259,7 +259,8 @@ class Draws:
 def pull_kept(lines: Sequence[Line], now_s: float) -> Draw | None:
     """Draw a request because an application asked to keep it; return the draw, or None if no line drew it.
 
-    A line of the kind `KEPT` draws it if it has credit for one sample, which it pays, and room on the disk.
+    A line of the kind `KEPT` draws it if the line has room on the disk and credit for one sample. The line
+    pays that sample.
 
     `now_s`: on the clock of the lines' credit.
     """

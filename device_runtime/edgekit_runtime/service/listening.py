@@ -29,7 +29,7 @@ class Listening:
         self._tls: list[TlsListener] = []
 
     def open(self, router: Router, registry: Registry, *, token: bytes | None) -> list[str]:
-        """Accept connections from now on; return the addresses. HTTP over TCP is the last one.
+        """Accept connections from now on; return the addresses, HTTP over TCP last.
 
         `router` answers over gRPC, too. `token`: what `read_token` returned; None if TCP clients need none.
 

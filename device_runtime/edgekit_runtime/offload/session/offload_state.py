@@ -100,7 +100,7 @@ class OffloadState:
         return self._preference.plan
 
     def ask_for(self, plan: str | None) -> None:
-        """From now on run only this plan, if it can be used; None to choose again."""
+        """From now on run only this plan whenever it can be used; None to choose freely again."""
         self._preference = dataclasses.replace(self._preference, plan=plan)
         self._epoch += 1
 
@@ -143,9 +143,9 @@ class OffloadState:
         return dataclasses.replace(decision, plan=as_sent(decision.plan, decision.conditions))
 
     def decision_among(self, names: Collection[str], rows: int) -> PlanChoice | None:
-        """Return the choice for one request, which needs the local plan or a server plan in `names`.
+        """Return the choice for one request between the local plan and the server plans in `names`.
 
-        It is None if there is no such plan.
+        It is None if there are no such plans.
         """
         with self.lock:
             table = self._table(rows)
@@ -264,7 +264,7 @@ class OffloadState:
             return None if best.plan.name == running.name else self.runners.get(best.plan.name)
 
     def is_cheap(self, runner: PlanRunner, now_s: float) -> bool:
-        """Return whether golden inputs of a plan should take less than 1 s, or less than four local runs.
+        """Return whether golden inputs of a plan should take less than the longer of 1 s and four local runs.
 
         It is also True if the link was not measured, or the device cannot run the model. The caller holds
         `lock`.

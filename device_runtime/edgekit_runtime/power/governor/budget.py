@@ -81,7 +81,7 @@ class Charge:
 
     Attributes:
         budget_w: mean power in watts that leaves the required charge at the end. None while the battery
-            charges or was not read yet; also if its capacity is unknown and the charge above the floor.
+            charges or was not read yet; also while its capacity is unknown and its charge is above the floor.
     """
 
     budget_w: float | None = None

@@ -102,7 +102,7 @@ def most_credit_j(allowed_w: float, limits: DeviceLimits) -> float:
 
 
 def choose(state: State, limits: DeviceLimits, now_s: float) -> dict[str, Decision]:
-    """Return for each model, by name, the decision that is to be in force; `state` is not changed.
+    """Return model name -> decision to put in force; `state` is not changed.
 
     `state` has at least one model; `now_s` is on the clock of `state.since_s`.
     """

@@ -43,7 +43,7 @@ class Factor:
 
     Attributes:
         overall: geometric mean of the ratios; it is used for settings without observations.
-        by_setting: setting -> its ratio, and the weight of the ratio as a number of observations.
+        by_setting: setting -> (ratio, weight of the ratio as a number of observations).
     """
 
     overall: float = 1.0

@@ -74,7 +74,7 @@ def make_frontier(models: Iterable[Sequence[Option]], idle_w: float) -> list[Pla
 def choose_turns(
     frontier: Sequence[Plan], allowed_w: float, most_w: float
 ) -> tuple[Plan | None, Plan | None]:
-    """Return two plans that, run in turns, have a mean power of `allowed_w` and lose the least accuracy.
+    """Return two plans to alternate between: their mean power is `allowed_w`, and their loss is least.
 
     Args:
         frontier: see `make_frontier`.
@@ -83,7 +83,7 @@ def choose_turns(
 
     Returns:
         The plan of at most `allowed_w`, and the plan above it. The first is None if all plans are above; the
-        second if none is above, or running it would lose more.
+        second is None if none is above, or if running it would lose more.
     """
     hull: list[Plan] = []
     for plan in frontier:

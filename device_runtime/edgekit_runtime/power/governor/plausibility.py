@@ -22,7 +22,7 @@ class SensorFilter:
         patience: equal readings before a sensor may be called stuck.
         recent: the last five readings; their median holds even if two are wrong.
         repeats: how often the last reading was repeated.
-        least_w, most_w: lowest and highest power that was expected during the repetition.
+        least_w, most_w: lowest and highest power that was expected while the reading repeated.
     """
 
     patience: int

@@ -63,7 +63,7 @@ class Sensors:
 
 
 def discover(sysfs: Sysfs | None = None) -> Sensors:
-    """Return the sensors of a tree; None for the device's `/sys`, and `vcgencmd` if it is installed."""
+    """Return the sensors of `sysfs`; by default those of `/sys`, with `vcgencmd` if it is installed."""
     if sysfs is None:
         sysfs = Sysfs(vcgencmd=shutil.which("vcgencmd"))
     finders = [getattr(module, "find_sensors", None) for module in import_modules(sensors)]

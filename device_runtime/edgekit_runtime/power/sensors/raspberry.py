@@ -61,7 +61,7 @@ class Vcgencmd:
         """Return the output of `vcgencmd`, from a run at most 5 s ago.
 
         Raises:
-            OSError: a run in the last 5 s could not be started, failed or took too long.
+            OSError: the run, or one in the last 5 s, could not be started, failed or took too long.
         """
         if now_s >= self.until_s:
             self.until_s = now_s + _ASK_EVERY_S

@@ -129,7 +129,7 @@ class AnswerRequest:
         self._note("prepare")
 
     def take(self, outputs: Mapping[str, Array]) -> None:
-        """Note the outputs of the model, unless that was done."""
+        """Note the outputs of the model; a second call does nothing."""
         if self._outputs is None:
             self._outputs = outputs
             self._note("infer")

@@ -54,7 +54,7 @@ class FleetHandler:
         self._default_level = logging.getLogger("edgekit_runtime").level
 
     def look(self) -> None:
-        """Apply the file of settings if it changed; without a file, the configuration. Sets `problems`."""
+        """Apply the settings file if it changed, or the configuration if there is none. Sets `problems`."""
         stamp = read_stamp(self._path)
         if stamp == self._stamp:
             return

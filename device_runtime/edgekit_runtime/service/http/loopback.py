@@ -20,7 +20,7 @@ _Pair: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Loopback:
-    """A client in the server's process; it counts as a local client, or as one with an address."""
+    """A client in the server's process; the server treats it as local, or as a client with `address`."""
 
     def __init__(self, server: HttpServer, *, is_local: bool = True, address: str = "") -> None:
         self._server, self._is_local, self._address = server, is_local, address

@@ -58,7 +58,8 @@ class RequestHead:
         authorization: the header `Authorization`, or None.
         is_from_page: whether a web page of another origin sent it, see `is_from_page`.
         has_foreign_host: whether the host is a public name, see `is_foreign_host`.
-        is_plain: whether a response is sent unchanged. False for HTTP 1.0, `HEAD` and the last request.
+        is_plain: whether a response is sent unchanged. False for HTTP 1.0, `HEAD` and a connection's last
+            request.
         data: the bytes of the head; empty if it is too long to be remembered.
         request_bytes: length of head and body together if a client may send both at once; else -1.
         route: handler of all requests with this head; None until the first one was routed.
@@ -219,7 +220,7 @@ def is_from_page(fields: Mapping[bytes, bytes]) -> bool:
 
 
 def is_foreign_host(host: bytes | None) -> bool:
-    """Return whether `host` is a public name, whose owner can point it here (DNS rebinding); None is not."""
+    """Return whether `host` is a public name, whose owner can point it here (DNS rebinding)."""
     if host is None:  # no browser speaks HTTP 1.0
         return False
     name = host.decode("latin-1").lower().rstrip(".")

@@ -163,7 +163,7 @@ class Catalogue:
         return lines
 
     def is_ready(self) -> bool:
-        """Whether every model serves, will be loaded by its next request, or was unloaded on request."""
+        """Whether every model serves, will be loaded by its next request, or was unloaded by a request."""
         return self.is_listed and all(
             model.default is not None or model.is_evicted or model.state == "UNLOADED"
             for model in self.by_name.values()

@@ -48,7 +48,7 @@ class Confirmations:
             self._end_wait(served.loaded.manifest.name, served.version)
 
     def confirm_all(self) -> None:
-        """Confirm all versions that wait for it, except those that crashed a moment ago."""
+        """Confirm all versions that wait for confirmation, except those that crashed a moment ago."""
         for name, version in list(self._timers):
             if (name, version) in self._crashed:
                 self._end_wait(name, version)
