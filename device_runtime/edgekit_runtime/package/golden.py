@@ -331,7 +331,7 @@ class RowsOutput(Record):
 
     Attributes:
         name: name of a golden output, whose dtype and shape hold for each row.
-        path: path of the artifact, which holds the stored values of one row after the other.
+        path: path of the artifact with the stored values of all rows, row by row.
         atol, rtol: tolerance of each row, as in `GoldenOutput`; without `rtol` it is 0.
         every: as in `GoldenOutput`.
     """

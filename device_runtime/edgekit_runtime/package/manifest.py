@@ -74,7 +74,7 @@ class Manifest(Record):
         golden: inputs with expected outputs for the self-test.
         preprocessing, labels: paths of artifacts of that role, or None.
         budget: limit name -> finite number; the name states the unit.
-        figures: name -> measured figure of the default variant that does not vary from run to run.
+        figures: name -> measured figure of the default variant; it is the same in every run.
         provenance: source model digest, recipe digest, tool versions.
         variants: further ways to run the model; `backend`, `golden` and `figures` above are the default's.
         submodels: parts of the model for a device that offloads to a server.

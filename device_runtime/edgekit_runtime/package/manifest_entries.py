@@ -115,7 +115,6 @@ class BackendChoice(Record):
     Attributes:
         name: name of the backend, such as `ort`.
         artifact: path of the model artifact.
-        options: options that the backend defines.
         fallback: the next choice, or None; at most `MAX_BACKENDS` in all.
 
     Raises:

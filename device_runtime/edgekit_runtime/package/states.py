@@ -115,7 +115,7 @@ class StateInputs:
     def complete(
         self, inputs: Mapping[str, Array], stored: Mapping[str, Array] | None = None
     ) -> dict[str, Array]:
-        """Return all inputs of a run: `inputs`, and missing states from `stored` (see `take`), else zeros.
+        """Return all inputs of a run. A missing state comes from `stored` (see `take`), or is zeros.
 
         Raises:
             DataError: a stored state was made for other sizes.

@@ -217,7 +217,7 @@ def decode_image(file: Path | bytes, *, max_pixels: int | None = None) -> "Image
 
     Args:
         file: path or content of a JPEG, PNG, BMP or WebP file.
-        max_pixels: most pixels, looked at before any memory is taken; None is Pillow's limit, 89 million.
+        max_pixels: size limit, checked before the image is decoded; None is Pillow's limit, 89 million.
 
     Raises:
         DataError: the file is no image, damaged or too large, or Pillow is not installed.

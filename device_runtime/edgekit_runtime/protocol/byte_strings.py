@@ -34,7 +34,7 @@ def take_string(data: Array, where: str) -> Array:
 
 
 def size_on_wire(array: Array) -> int:
-    """Return the bytes that a tensor takes as binary data, strings with their lengths."""
+    """Return the size of a tensor's binary data in bytes; each string counts with its length field."""
     if array.dtype.kind != "O":
         return array.nbytes
     return sum(_LENGTH.size + len(string) for string in array.reshape(-1).tolist())

@@ -67,7 +67,6 @@ class InferTensor:
 
     Attributes:
         start_bytes: begin of its binary data, counted from the end of the JSON.
-        shared: its place in shared memory, or None.
         values: its values from the JSON, or None; a long array is a `NumberArray` until it is read.
         is_media: whether it is the file of a photograph or sound, for the preprocessing of the model.
         is_string: whether it is a BYTES tensor, with a length before the file.
@@ -94,9 +93,7 @@ class RequestedOutput:
     """Where the response puts one output: in the JSON, behind it, or in shared memory.
 
     Attributes:
-        name: name of the tensor.
         is_binary: whether its values follow the JSON.
-        shared: the place in shared memory, or None.
         classes: how many of the best classes it states instead of its values; 0 for the values.
     """
 

@@ -52,7 +52,7 @@ def finish(work: Sliced[Result]) -> Result:
 def read_values(data: object, dtype: "np.dtype[Any]", shape: tuple[int, ...], where: str) -> Array:
     """Return the values of a JSON array, which is flat or nested like the shape.
 
-    The types are checked first: numpy would turn strings and truth values into numbers, and round.
+    The types are checked first: numpy would convert strings and booleans to numbers, and round.
 
     Raises:
         RequestError: the array does not have that shape, or a value does not fit `dtype`.

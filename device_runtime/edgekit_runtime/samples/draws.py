@@ -214,7 +214,7 @@ class Draws:
         self.refresh(now_s)
 
     def refresh(self, now_s: float) -> None:
-        """Fix the probabilities of all requests up to the next call, and start a new countdown with them."""
+        """Set the probabilities that hold until the next call, and start a new countdown with them."""
         elapsed_s = max(0.0, now_s - self._looked_s)
         memory = math.exp(-elapsed_s / _MEMORY_S)
         self._requests = self._requests * memory + self._begin - self.countdown

@@ -24,11 +24,10 @@ _MIN_OUTSIDE: Final = 0.01  # share of the values of a tensor
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Observation:
-    """A request with its answer, which is empty without a task.
+    """A request with its answer; the answer is empty if the model has no task.
 
     Attributes:
         inputs, outputs: tensors of the request, by name.
-        answer: answer of the task.
         find_agreement: returns how similar another version's answer is, 0..1; None without another version.
     """
 

@@ -206,7 +206,7 @@ class OffloadState:
         return 0.0 if plan is None else plan.costs.device_s * rows * self.device_slowdown
 
     def reply_s(self, decision: PlanChoice) -> float:
-        """Return the expected seconds of the server's part, once the request is ready."""
+        """Return the expected seconds from when the request is ready until its reply."""
         plan = decision.plan
         whole = dataclasses.replace(plan, escalation=None) if plan.escalation is not None else plan
         slowdown = decision.conditions.device_slowdown
@@ -408,12 +408,12 @@ class OffloadState:
 
 
 def show(text: str) -> str:
-    """Return the first 300 characters of a server's text; those that cannot be printed are replaced."""
+    """Return the first 300 characters of a server's text; characters that cannot be printed are replaced."""
     return "".join(char if char.isprintable() else "\ufffd" for char in text[:_MOST_CAUSE])
 
 
 def is_moving(reply: Reply) -> bool:
-    """Return whether the link was only slow, not dead, when this device aborted a request."""
+    """Return whether the link was slow but alive when this device aborted a request."""
     return reply.is_cut_off and reply.exchange.upload_bytes > LEAST_MOVED_BYTES
 
 

@@ -157,7 +157,7 @@ class RemoteSession:
                 interrupt()
 
     def cancel_runs(self) -> None:
-        """End this device's runs with an error; waits for the server have time limits of their own."""
+        """End the local runs with an error; waits for the server end by their own time limits."""
         for part in (self.local, *self.state.runners.values()):
             cancel_runs(part)
 

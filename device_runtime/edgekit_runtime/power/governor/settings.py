@@ -103,7 +103,6 @@ class DeviceLimits:
     Attributes:
         power_w: mean power over any `window_s`, watts.
         temperature_c: temperature of the hottest zone.
-        battery: charge that must be left.
         window_s: time over which `power_w` is averaged, as in a processor's own power limit. With 0, the
             expected power of every chosen setting is within `power_w`.
     """

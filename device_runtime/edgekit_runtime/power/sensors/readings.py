@@ -31,7 +31,6 @@ class Readings:
         interval_j: joules since the reading before.
         interval_s: seconds since the reading before; 0 for the first.
         temperature_c: temperature of the hottest zone where a model computes.
-        battery: the battery.
         throttle_bits: throttling bits of a Raspberry Pi, see `raspberry`.
         clock_share: the lowest cap of a CPU cluster, as a share of its highest clock.
         values: probe name -> its number.

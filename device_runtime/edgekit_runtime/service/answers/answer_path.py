@@ -36,7 +36,6 @@ class Answered(NamedTuple):
 
     Attributes:
         served: the version that accepted the request; a canary may have run it.
-        outputs: outputs of the model.
         decoded: the answer of the task; empty if it was not asked for.
         times_s: seconds of each step: `prepare`, `infer`, and `answer` if it was decoded.
     """

@@ -61,7 +61,7 @@ class AnswerHandler:
 
 
 def parse_overrides(query: str) -> dict[str, JsonValue]:
-    """Return a task's options in a URL's query, such as `min_score=0.5&top=3`, as JSON values or texts.
+    """Return a task's options in a URL's query, such as `min_score=0.5&top=3`; values are JSON or text.
 
     Raises:
         RequestError: it is no list of names and values.

@@ -22,11 +22,10 @@ _RETRY_S = 1.0  # a governor decides once a second
 
 
 class GovernedLane(Lane):
-    """Sends calls to the lane of the setting in force, and refuses a share if a limit requires it.
+    """Sends calls to the lane of the setting in force, and refuses a share of them if a limit requires it.
 
     Attributes:
         admit: share of the calls that are accepted, 0..1.
-        setting: setting in force.
         changes: changes of the setting, since the start.
     """
 

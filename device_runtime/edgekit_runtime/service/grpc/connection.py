@@ -40,7 +40,6 @@ class GrpcConnection:
     Attributes:
         is_local, client, peer_pid, deadline_tick: see `Connection`.
         on_admit: called once the first RPC has passed the check of access; None from then on.
-        rpcs: RPCs under way.
         ahead: RPCs whose messages wait until the client reads, or until other connections had their turn.
     """
 

@@ -162,7 +162,6 @@ class MessageResponder:
     """Takes the response to one message of a client; stands in for the connection in handlers of HTTP.
 
     Attributes:
-        rpc: the RPC that it is part of.
         response: the response message in parts, or None before there is one.
         on_close: called once when the client gives up, or None.
         is_local, deadline_s, client, peer_pid: see `Connection`.

@@ -46,7 +46,7 @@ def make_json(value: Any, status: int = 200, fields: Mapping[str, str] | None = 
 
 
 def make_error(error: EdgekitError, further: Mapping[str, str] | None = None) -> tuple[bytes, bytes]:
-    """Return head and body of the response that states `error` as the protocol has it.
+    """Return head and body of the protocol's response to `error`.
 
     Args:
         error: what went wrong.

@@ -102,7 +102,7 @@ class HttpServer:
         return len(self._connections)
 
     def is_full(self, *, is_local: bool) -> bool:
-        """Whether no further client is accepted over the Unix socket (`is_local`), or over TCP.
+        """Whether the Unix socket (`is_local`) or TCP accepts no further client.
 
         Where both listen, a quarter of the connections is reserved for each, so that neither can lock the
         other out.
@@ -145,7 +145,7 @@ class HttpServer:
         self._timer = self.loop.call_later(TICK_S, self._look_at_deadlines) if is_needed else None
 
     def lend(self, *, is_local: bool) -> None:
-        """Count a connection that was released and will come back, or end elsewhere."""
+        """Count a released connection that will come back or end elsewhere."""
         self.lent += 1
         self._counts[is_local] += 1
 

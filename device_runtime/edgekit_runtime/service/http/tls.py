@@ -67,7 +67,7 @@ class TlsListener:
         http.listen(listener, self._accept)
 
     def close(self) -> None:
-        """Give up unfinished handshakes; connections go on."""
+        """Give up unfinished handshakes; established connections go on."""
         for task in list(self._handshakes):
             task.cancel()
 

@@ -30,7 +30,6 @@ class ModelEntry:
         versions: the loaded versions by name; `default` answers requests that name none.
         state, reason: state and reason in the repository's index.
         failed: version -> why it was rolled back.
-        trial: trial of a new version, or None.
         is_evicted: whether its next request loads it: it was unloaded for others, or memory or descriptors
             were short.
         loading: the task that loads it for waiting requests, or None.

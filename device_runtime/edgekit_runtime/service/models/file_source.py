@@ -76,7 +76,7 @@ class PackageFiles(Source):
         return policy.choose(name, list(self._list(name).values()))
 
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
-        """Verify and `load` the packages that `policy` chooses; the next best replaces a damaged one."""
+        """Verify and `load` the packages that `policy` chooses; the next best replaces a damaged package."""
         loaded: list[Loaded] = []
         with contextlib.ExitStack() as packages, contextlib.ExitStack() as undo:
             opened = [packages.enter_context(package) for package in self._open_packages(name, policy)]
