@@ -200,13 +200,13 @@ def _describe_caller() -> dict[str, Any]:
 @functools.cache
 def runtime_server() -> ForkServer:
     """Return the server of this process, whose copies find no modules of ours but the runtime."""
-    return _start_server(_FOLDERS[:1], _PRELOADED)
+    return ForkServer(_start_server(_FOLDERS[:1], _PRELOADED), _variables(_FOLDERS[:1]))
 
 
 @functools.cache
 def host_server() -> ForkServer:
     """Return the server of this process for `python -m edgekit_cli`, whose copies find all of ours."""
-    return _start_server(_FOLDERS, _HOST_PRELOADED)
+    return ForkServer(_start_server(_FOLDERS, _HOST_PRELOADED), _variables(_FOLDERS))
 
 
 def popen_own(arguments: list[str], **options: Any) -> "subprocess.Popen[Any]":
@@ -217,15 +217,20 @@ def popen_own(arguments: list[str], **options: Any) -> "subprocess.Popen[Any]":
 
 @functools.cache
 def _own_server() -> ForkServer:
-    return _start_server(_FOLDERS, _PRELOADED)
+    return ForkServer(_start_server(_FOLDERS[:1], _PRELOADED), _variables(_FOLDERS))
 
 
-def _start_server(folders: Sequence[str], modules: Sequence[str]) -> ForkServer:
+def _variables(folders: Sequence[str]) -> dict[str, str]:
+    return {**_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(str(_ROOT / folder) for folder in folders)}
+
+
+@functools.cache
+def _start_server(folders: Sequence[str], modules: Sequence[str]) -> socket.socket:
+    """Return the channel of a server that imported modules from folders; copies have paths of their own."""
     near, far = socket.socketpair(type=socket.SOCK_SEQPACKET)
-    variables = {**_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(str(_ROOT / folder) for folder in folders)}
     command = [_PYTHON, __file__, str(far.fileno()), *modules]
     with far:
-        server = _Popen(command, env=variables, pass_fds=[far.fileno()])
+        server = _Popen(command, env=_variables(folders), pass_fds=[far.fileno()])
 
     def end() -> None:
         near.close()
@@ -233,7 +238,7 @@ def _start_server(folders: Sequence[str], modules: Sequence[str]) -> ForkServer:
         server.wait()
 
     atexit.register(end)
-    return ForkServer(near, variables)
+    return near
 
 
 def _serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:

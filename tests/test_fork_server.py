@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edgekit_runtime.system.child_process import child_environment
-from tests.fork_server import host_server, popen_own, runtime_server
+from tests.fork_server import host_server, runtime_server
 from tests.service.serve_parts import environment
 
 SHOW = """
@@ -117,7 +117,7 @@ def test_copies_of_two_servers_that_start_at_once_end_with_their_own_codes(tmp_p
     command = [sys.executable, "-m", "edgekit_runtime.cli", "pin", "--no-such-option"]
 
     def start(number):
-        popen = (runtime_server().popen, popen_own)[number % 2]
+        popen = (runtime_server().popen, host_server().popen)[number % 2]
         return popen(command, env=environment(tmp_path), stderr=subprocess.DEVNULL).wait(60)
 
     with ThreadPoolExecutor(4) as pool:
