@@ -8,12 +8,13 @@ Exits 1 if a figure is above its bound.
 """
 
 import ast
+import gc
 import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 PACKAGES = {
     "edgekit_runtime": "device_runtime",
@@ -71,6 +72,7 @@ FILLERS = {
 }
 MOST_FILLERS = 0.005  # of a package's variables and parameters
 PROGRAMS = ("scripts", "models", "examples")
+Nodes: TypeAlias = list[ast.AST]
 
 
 class Records(NamedTuple):
@@ -109,32 +111,41 @@ RECORDS = {
 }
 
 
-def read_modules(checkout: Path) -> dict[str, ast.Module]:
-    """Return the syntax tree of each of our modules by its dotted name."""
+def parse(source: bytes, path: Path) -> Nodes:
+    """Return the nodes of a file's syntax tree in the order of `ast.walk`."""
+    nodes: Nodes = [ast.parse(source, path)]
+    for node in nodes:  # it grows meanwhile
+        nodes.extend(ast.iter_child_nodes(node))
+    return nodes
+
+
+def read_modules(checkout: Path) -> dict[str, Nodes]:
+    """Return the nodes of each of our modules by its dotted name."""
     modules = {}
     for package, folder in PACKAGES.items():
         for path in (checkout / folder / package).rglob("*.py"):
             parts = path.relative_to(checkout / folder).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            modules[name] = ast.parse(path.read_bytes(), path)
+            modules[name] = parse(path.read_bytes(), path)
     return modules
 
 
-def read_programs(checkout: Path, folders: Iterable[str] = PROGRAMS) -> dict[str, ast.Module]:
-    """Return the syntax trees of programs that are in no package, by their folders and names."""
+def read_programs(checkout: Path, folders: Iterable[str], text: bytes = b"") -> dict[str, Nodes]:
+    """Return the nodes of programs that are in no package and hold a text, by their folders and names."""
     return {
-        ".".join(path.relative_to(checkout).with_suffix("").parts): ast.parse(path.read_bytes(), path)
+        ".".join(path.relative_to(checkout).with_suffix("").parts): parse(source, path)
         for folder in folders
         for path in (checkout / folder).rglob("*.py")
+        if text in (source := path.read_bytes())
     }
 
 
-def find_imports(modules: dict[str, ast.Module]) -> dict[str, set[str]]:
+def find_imports(modules: dict[str, Nodes]) -> dict[str, set[str]]:
     """Return which of our modules each module imports, wherever the import stands."""
     imports: dict[str, set[str]] = {}
-    for module, tree in modules.items():
+    for module, nodes in modules.items():
         named: set[str] = set()
-        for node in ast.walk(tree):
+        for node in nodes:
             if isinstance(node, ast.Import):
                 named.update(alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -166,7 +177,7 @@ def _reach(start: str, imports: dict[str, set[str]]) -> set[str]:
     return reached
 
 
-def find_large_folders(modules: dict[str, ast.Module], packages: set[str]) -> tuple[str, list[str]]:
+def find_large_folders(modules: Iterable[str], packages: set[str]) -> tuple[str, list[str]]:
     """Return the largest folder without a bound of its own, and a line for each folder above its bound."""
     counts = Counter(module.rpartition(".")[0] for module in modules if module not in packages)
     usual = {folder: count for folder, count in counts.items() if folder not in MOST_FILES_OF_FOLDER}
@@ -179,11 +190,11 @@ def find_large_folders(modules: dict[str, ast.Module], packages: set[str]) -> tu
     return f"{largest} ({usual[largest]} files)", faults
 
 
-def find_duplicate_classes(modules: dict[str, ast.Module]) -> list[str]:
+def find_duplicate_classes(modules: dict[str, Nodes]) -> list[str]:
     """Return a line for each class name that one package defines in two modules."""
     modules_by_class: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    for module, tree in modules.items():
-        for node in ast.walk(tree):
+    for module, nodes in modules.items():
+        for node in nodes:
             if isinstance(node, ast.ClassDef):
                 modules_by_class[module.partition(".")[0], node.name].append(module)
     return [
@@ -193,24 +204,24 @@ def find_duplicate_classes(modules: dict[str, ast.Module]) -> list[str]:
     ]
 
 
-def find_banned_names(modules: dict[str, ast.Module]) -> list[str]:
+def find_banned_names(modules: dict[str, Nodes]) -> list[str]:
     """Return a line for each name that a module gives and that holds a banned word."""
     faults = []
-    for module, tree in sorted(modules.items()):
-        named = {name: line for name, line in _names(tree) if _words(name) & BANNED}
+    for module, nodes in sorted(modules.items()):
+        named = {name: line for name, line in _names(nodes) if _words(name) & BANNED}
         if _words(module.rpartition(".")[2]) & BANNED:
             named[module] = 1
         faults += [f"{module}:{line} is named {name!r}" for name, line in named.items()]
     return faults
 
 
-def find_fillers(modules: dict[str, ast.Module]) -> tuple[dict[str, float], list[str]]:
+def find_fillers(modules: dict[str, Nodes]) -> tuple[dict[str, float], list[str]]:
     """Return the share of fillers among the variables and parameters of each package, and a line for each."""
     counts: Counter[str] = Counter()
     lines: defaultdict[str, list[str]] = defaultdict(list)
-    for module, tree in sorted(modules.items()):
+    for module, nodes in sorted(modules.items()):
         package = module.partition(".")[0]
-        for node in ast.walk(tree):
+        for node in nodes:
             is_variable = isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store)
             if is_variable or isinstance(node, ast.arg):
                 name = getattr(node, "arg", getattr(node, "id", getattr(node, "attr", "")))
@@ -222,52 +233,53 @@ def find_fillers(modules: dict[str, ast.Module]) -> tuple[dict[str, float], list
     return shares, faults
 
 
-def find_hidden_imports(modules: dict[str, ast.Module]) -> list[str]:
+def find_hidden_imports(modules: dict[str, Nodes]) -> list[str]:
     """Return a line for each import of a module of ours by a text, which no contract sees."""
     return [
         f"{module}:{node.lineno} imports '{node.args[0].value}' by a text; use an import statement"
-        for module, tree in sorted(modules.items())
-        for node in ast.walk(tree)
+        for module, nodes in sorted(modules.items())
+        for node in nodes
         if isinstance(node, ast.Call)
-        and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__")
+        and _last_name(node.func) in ("import_module", "__import__")
         and node.args
         and isinstance(node.args[0], ast.Constant)
         and str(node.args[0].value).startswith(tuple(PACKAGES))
     ]
 
 
-def find_private_patches(programs: dict[str, ast.Module]) -> list[str]:
+def find_private_patches(programs: dict[str, Nodes]) -> list[str]:
     """Return a line for each private name that a test patches: its module must offer it, or a parameter."""
     return [
         f"{module}:{node.lineno} patches the private name '{name}'"
-        for module, tree in sorted(programs.items())
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".setattr")
+        for module, nodes in sorted(programs.items())
+        for node in nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr"
         for argument in node.args[:2]
         if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
         if (name := argument.value.rpartition(".")[2]).startswith("_") and not name.endswith("__")
     ]
 
 
-def find_record_cases(modules: dict[str, ast.Module]) -> list[str]:
+def find_record_cases(modules: dict[str, Nodes]) -> list[str]:
     """Return a line for each comparison with the name of a record, and each table by such names."""
     faults = []
+    cases = {module: list(_find_cases(nodes)) for module, nodes in sorted(modules.items())}
     for kind, records in RECORDS.items():
-        own = {name: tree for name, tree in modules.items() if name.startswith(records.module)}
-        record_names = {name for tree in own.values() for name in _find_record_names(tree, records.fields)}
+        own = {name: nodes for name, nodes in modules.items() if name.startswith(records.module)}
+        record_names = {name for nodes in own.values() for name in _find_record_names(nodes, records.fields)}
         faults += [
             f"{module}:{line} has a case for the {kind} '{name}'; ask its record in {records.module}"
-            for module, tree in sorted(modules.items())
+            for module, own_cases in cases.items()
             if module.startswith(records.rooms) and module not in own
-            for line, name in _find_cases(tree)
+            for line, name in own_cases
             if name in record_names
         ]
     return faults
 
 
-def _find_record_names(tree: ast.Module, fields: frozenset[str]) -> Iterator[str]:
+def _find_record_names(nodes: Nodes, fields: frozenset[str]) -> Iterator[str]:
     """Yield the names of records, from their field `name` or their keys in a table."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Call):
             stated = {keyword.arg: keyword.value for keyword in node.keywords}
             names = [stated.get("name")] if fields <= stated.keys() else []
@@ -280,16 +292,18 @@ def _find_record_names(tree: ast.Module, fields: frozenset[str]) -> Iterator[str
         yield from (name.value for name in names if isinstance(name, ast.Constant))
 
 
-def _find_cases(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def _find_cases(nodes: Nodes) -> Iterator[tuple[int, str]]:
     """Yield the texts with which something is compared, and the keys of tables, with their lines."""
-    for node in ast.walk(tree):
-        cases: list[ast.expr | None] = []
+    for node in nodes:
+        cases: list[ast.expr | None]
         if isinstance(node, ast.Compare):
             cases = [node.left, *node.comparators]
         elif isinstance(node, ast.Dict):
             cases = list(node.keys)
         elif isinstance(node, ast.MatchValue):
             cases = [node.value]
+        else:
+            continue
         texts = {
             part.value
             for case in cases
@@ -300,8 +314,13 @@ def _find_cases(tree: ast.Module) -> Iterator[tuple[int, str]]:
         yield from ((node.lineno, text) for text in sorted(texts))
 
 
-def _names(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(tree):
+def _last_name(node: ast.expr) -> str:
+    """Return `c` of `a.b.c` or of `c`; nothing of other expressions."""
+    return getattr(node, "attr", getattr(node, "id", ""))
+
+
+def _names(nodes: Nodes) -> Iterator[tuple[str, int]]:
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name, node.lineno
         elif isinstance(node, ast.arg):
@@ -322,6 +341,7 @@ def _words(name: str) -> set[str]:
 
 def main(checkout: Path) -> int:
     """Print the one line and the faults; return whether there are any."""
+    gc.disable()  # nodes stay to the end
     modules = read_modules(checkout)
     parents = {module.rpartition(".")[0] for module in modules}
     packages = {module for module in modules if module in parents or module in PACKAGES}
@@ -341,9 +361,9 @@ def main(checkout: Path) -> int:
         "names": find_banned_names(modules),
         "hidden imports": find_hidden_imports(modules),
         "records": find_record_cases(modules),
-        "patches": find_private_patches(read_programs(checkout, ("tests",))),
+        "patches": find_private_patches(read_programs(checkout, ("tests",), b"setattr")),
     }
-    shares, faults["fillers"] = find_fillers({**modules, **read_programs(checkout)})
+    shares, faults["fillers"] = find_fillers({**modules, **read_programs(checkout, PROGRAMS)})
     print(
         f"graph: {len(modules)} modules; largest folder {largest};"
         f" highest fan-out {busiest} ({len(imports[busiest])});"
