@@ -27,9 +27,10 @@ _logger = logging.getLogger(__name__)
 
 
 def estimate_bytes(packages: Sequence[Servable], options: ModelOptions | None = None) -> int:
-    """Return about how much memory `packages` take, by their manifests; artifacts are not read.
+    """Return about how much memory `packages` take, from their manifests alone.
 
-    Instances that `tune` found count only once they are open: asking for them would load the engine.
+    A package counts with its stated number of sessions. More sessions that `tune` found do not count before
+    they are open, since looking them up would load the engine.
     """
     options = options or ModelOptions()
     total = 0
@@ -82,12 +83,12 @@ class MemoryCap:
     ) -> AsyncIterator[LoadPlan | None]:
         """Yield how to load a model, with memory reserved for it during the block.
 
-        None means: do not load it until a request asks for it.
+        None: there is no room now, and the first request will load the model.
 
         Args:
-            model: model with its versions in use.
+            model: with its versions in use.
             for_others: whether other models may be unloaded for it.
-            patience_s: longest wait for calls of models that must be unloaded.
+            patience_s: how long to wait until busy models can be unloaded.
 
         Raises:
             MemoryCapError: the cap leaves no room.

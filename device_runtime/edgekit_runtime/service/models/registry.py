@@ -35,8 +35,8 @@ class Registry:
 
     Attributes:
         models: the catalogue in which requests find models.
-        metrics: where changes are counted; outcomes are `swapped`, `failed`, `tried`, `promoted`,
-            `rolled_back`, `evicted`, `unloaded` and `hung`.
+        metrics: counts changes by outcome: `swapped`, `failed`, `tried` (a trial began), `promoted`,
+            `rolled_back`, `evicted`, `unloaded` and `hung` (a call outlasted `drain_timeout_s`).
         rollouts: carries out the verdicts of trials.
     """
 
@@ -91,13 +91,13 @@ class Registry:
             return None
 
     def report_crash(self, name: str, version: str, reason: str, *, is_loop: bool) -> None:
-        """Restart the wait for the confirmation of a version; replace it if it crashes in a loop."""
+        """Postpone the confirmation of a version that crashed. If `is_loop`, replace the version."""
         self._lifecycle.confirmations.postpone(name, version)
         if is_loop:
             self._start(self.give_up(name, version, f"crash: {reason}"))
 
     async def give_up(self, name: str, version: str, reason: str) -> None:
-        """Reject a version that keeps failing, and serve another one if there is one; logs its errors."""
+        """Reject a version that keeps failing, and serve another if possible. Errors are logged."""
         try:
             if await self._lifecycle.on_thread(self._source.reject, name, version, reason):
                 await self.load(name)
@@ -114,12 +114,12 @@ class Registry:
         return self.models.describe(names)
 
     async def load_all(self) -> None:
-        """Load all installed models, one after the other, which takes the least memory.
+        """Load all installed models one after the other, to keep the peak memory low.
 
-        A model that fails is logged and stops no other; one that takes long does not delay those after it.
+        If a model fails, that is logged. The next model starts loading even if one takes long.
 
         Raises:
-            EdgekitError: the models cannot be listed, or no package of any is whole.
+            EdgekitError: the models cannot be listed, or all packages are damaged.
         """
         names = await self._lifecycle.list_names()
         for name in names:
@@ -142,16 +142,17 @@ class Registry:
         patience_s: float = 0.0,
         rollout: str | None = None,
     ) -> None:
-        """Serve the versions of `name` that its policy asks for, and no others.
+        """Serve exactly the versions of `name` that its version policy chooses.
 
         If that fails, the versions in use stay.
 
         Args:
             name: name of the model.
-            for_others: whether other models may be unloaded for it; otherwise its first request loads it if
-                the memory cap leaves no room now.
-            patience_s: longest wait for calls of models that must be unloaded.
-            rollout: `swap`, `canary` or `shadow`; None as the installation or else the options say.
+            for_others: whether other models may be unloaded to make room. If False and there is no room, the
+                model is loaded at its first request.
+            patience_s: how long to wait until busy models can be unloaded.
+            rollout: `swap`, `canary` or `shadow`; by default as requested at installation, else as in the
+                options.
         """
         model = await self._find_or_add(name)
         async with model.lock:
@@ -226,7 +227,7 @@ class Registry:
             model.waiting -= 1
 
     async def close(self) -> None:
-        """Stop serving all models, and confirm the versions that served until now."""
+        """Confirm all versions that wait for it, and stop serving."""
         self._lifecycle.confirmations.confirm_all()
         await self._tasks.cancel()
         for model in self.models.by_name.values():

@@ -29,7 +29,8 @@ class RolloutController:
     """Begins trials, and carries out their verdicts.
 
     Attributes:
-        report: called with a verdict; carries it out by default, a worker sends it to the service.
+        report: called with a verdict. By default it carries the verdict out; in a worker process it sends the
+            verdict to the service.
     """
 
     def __init__(self, lifecycle: Lifecycle, metrics: ServiceMetrics, start: Start) -> None:
@@ -41,8 +42,8 @@ class RolloutController:
         """Put the newest version on trial, with the lock of `model` held.
 
         Returns:
-            True if the newest is on trial, or failed to open and is in `model.failed`. False if there is
-            nothing to try: no version in use, none newer, or the same one.
+            False if there is nothing to try: no version is in use, or none is newer. Else True, even if the
+            newest version failed to open; the reason is then in `model.failed`.
 
         Raises:
             EdgekitError: the new version cannot be opened or compared; the version in use stays.

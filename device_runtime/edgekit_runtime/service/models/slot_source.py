@@ -39,7 +39,7 @@ class InstalledModels(Source):
         return self._slots.models()
 
     def find(self, name: str, policy: VersionPolicy) -> Sequence[Servable]:
-        """Return the specific versions of `policy`, or else the active one."""
+        """Return the versions in `policy.specific`; if it is empty, the active version."""
         servables = []
         for version in policy.ordered() or (None,):
             candidates = self._slots.list_candidates(name, version, counted=self._begun)
@@ -48,7 +48,7 @@ class InstalledModels(Source):
         return servables
 
     def find_proven(self, name: str) -> Servable | None:
-        """Return the version that has proved itself, where a newer one is on trial, or None."""
+        """If the current version is unproven, return an older proven one, else None."""
         state = self._slots.load(name).state
         if state.current is None or state.current.health != UNPROVEN:
             return None
@@ -58,9 +58,9 @@ class InstalledModels(Source):
         return None
 
     def find_trial(self, name: str) -> str | None:
-        """Return `shadow` or `canary`, as the installation of the current version requested, or None.
+        """Return the trial requested when the current version was installed: `shadow`, `canary` or None.
 
-        It is None too once that version has proved itself.
+        A proven version has None.
 
         Raises:
             SlotError: no such model, or its folder is open to other users.
@@ -69,9 +69,10 @@ class InstalledModels(Source):
         return None if current is None or current.health != UNPROVEN else current.trial or None
 
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
-        """Open the specific versions of `policy`, or else the best one.
+        """Open the versions in `policy.specific`; if it is empty, the best version.
 
-        Starts are counted. Of several versions one that fails is rejected, and the next best replaces it.
+        Each start is counted. Without `policy.specific`, a version that fails is rejected, and the next best
+        is opened. With it, the first failure is raised.
         """
         if not policy.specific:
             return [self._open_active(name, load)]
@@ -107,7 +108,7 @@ class InstalledModels(Source):
         return True
 
     def reject(self, name: str, version: str, reason: str) -> bool:
-        """Record that `version` fails; return whether there is another one to open, and count its start."""
+        """Record that `version` fails. If there is another to open, count its start and return True."""
         choice = self._reject(name, version, reason)
         if choice is None:
             return False

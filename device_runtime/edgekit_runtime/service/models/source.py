@@ -34,7 +34,7 @@ class Source(Protocol):
         """
 
     def find(self, name: str, policy: VersionPolicy) -> Sequence[Servable]:
-        """Return the packages that `open` would open now; none is opened or verified for that.
+        """Return the packages that `open` would open now, without opening or verifying them.
 
         Raises:
             EdgekitError: there are none, or they cannot be listed.
@@ -52,17 +52,17 @@ class Source(Protocol):
         """Return the trial requested for the newest version: `canary`, `shadow` or None.
 
         Raises:
-            EdgekitError: it cannot be found out.
+            EdgekitError: the request cannot be read.
         """
         return None
 
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
-        """Verify each package that `policy` chooses once, and return the results of `load`.
+        """Verify each package that `policy` chooses, and return what `load` makes of them.
 
-        The first answers requests that name no version.
+        The first result answers requests without a version.
 
         Raises:
-            EdgekitError: nothing can be served, for the reason that it states; nothing stays open.
+            EdgekitError: nothing can be served, and nothing stays open.
         """
 
     def open_again(self, package: Servable, load: Load) -> Loaded:
@@ -82,7 +82,7 @@ class Source(Protocol):
         return  # else it would be abstract, and most sources have no state
 
     def undo_start(self, _name: str, _version: str) -> bool:
-        """Do not count the last start of a version, such as before a planned stop; returns whether it did."""
+        """Undo the count of a version's last start, as before a planned stop. Return True if that worked."""
         return False
 
     def reject(self, _name: str, _version: str, _reason: str) -> bool:
@@ -95,10 +95,10 @@ class Source(Protocol):
 
 
 def open_listed(listed: Servable, trust: Verifier, limits: Limits) -> OpenedPackage:
-    """Return the verified package of a listed file, or that of its submodel.
+    """Verify and return a listed package, or its part `listed.submodel`.
 
     Raises:
-        PackageError: it is damaged, or another file has replaced it; see `read_package` for the others.
+        PackageError: the file was replaced since it was listed, or `read_package` refused it.
     """
     package = read_package(listed.path, trust, limits)
     if package.manifest.sha256 != listed.sha256:

@@ -27,11 +27,11 @@ class Servable:
 
 @dataclass(frozen=True, slots=True)
 class VersionPolicy:
-    """Which versions are served; of several, the newest answers requests that name none.
+    """Which versions are served. Requests without a version go to the newest of them.
 
     Attributes:
-        latest: how many of the newest versions are served, if `specific` is empty.
-        specific: the only versions that are served, if any is named.
+        latest: number of newest versions to serve if `specific` is empty.
+        specific: the versions to serve; empty for the newest ones.
     """
 
     latest: int = 1
@@ -50,7 +50,7 @@ class VersionPolicy:
         """Return what to serve of `installed`, the newest first.
 
         Raises:
-            RequestError: nothing is installed, or not a version that is asked for.
+            RequestError: no version is installed, or one in `specific` is missing.
         """
         newest_first = sorted(installed, key=lambda package: sort_key(package.version), reverse=True)
         if not newest_first:

@@ -9,13 +9,13 @@ _Result = TypeVar("_Result")
 
 
 def name_frame(function: Callable[_Parameters, _Result], name: str) -> Callable[_Parameters, _Result]:
-    """Return a copy of `function` whose frames bear `name`, at no cost when it is called.
+    """Return a copy of `function` under another name. Calls cost no more than before.
 
-    After a signal like SIGSEGV nothing can look up what ran; `faulthandler` writes the names of frames.
+    At a crash such as SIGSEGV, `faulthandler` prints function names only, so the name says what ran.
 
     Args:
         function: a plain function at the top level of a module.
-        name: the name that replaces the function's.
+        name: text for the stack trace.
     """
     if not isinstance(function, types.FunctionType):
         raise TypeError(f"{function!r} is no plain function")

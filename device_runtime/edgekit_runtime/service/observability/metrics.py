@@ -46,7 +46,7 @@ class Histogram:
 
 
 class RunCount:
-    """Counts of the engine's runs with one number of calls and rows.
+    """Count and times of the engine's runs with the same numbers of calls and rows.
 
     Attributes:
         merge_s, infer_s, split_s: seconds spent on merging calls into a batch, in the engine, and on
@@ -75,8 +75,8 @@ class LaneMetrics:
         compute: seconds in the engine, for each call; the time of a batch counts for each call in it.
         total: seconds from a call's arrival to its answer, of calls that ran.
         cached: seconds from a call's arrival to its answer, of calls answered from the response cache.
-        runs: (calls, rows) in a run -> count of such runs. A model without a free first dimension has one row
-            a call. Beyond `MAX_KINDS` different pairs, both are rounded down to a power of two.
+        runs: (calls, rows) in a run -> count of such runs. If the model's first dimension is fixed, each call
+            has one row. After `MAX_KINDS` different pairs, new ones are rounded down to powers of two.
         succeeded: calls that ran and were answered with outputs.
         rows: number of rows in those calls.
         failed: calls that ran and were answered with an error.
@@ -151,7 +151,7 @@ class LaneMetrics:
         self.last_s = now_s
 
     def note_run(self, calls: int, rows: int, merge_s: float, infer_s: float, split_s: float) -> None:
-        """Count a run of the engine that served `calls` of `rows` together; see `RunCount` for the times."""
+        """Count one run of the engine for `calls` calls with `rows` rows in total; times as in `RunCount`."""
         run = self._find_run(calls, rows)
         run.count += 1
         run.merge_s += merge_s

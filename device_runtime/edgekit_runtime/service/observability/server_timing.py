@@ -16,7 +16,7 @@ _WINDOW_S: Final = 0.25
 
 
 class RunTimes:
-    """The times of the call that is answered next; its lane notes them right before it answers.
+    """The times of one call. Its lane sets them right before it answers the call.
 
     Attributes:
         queue_s, compute_s: as `LaneMetrics` has them.
@@ -62,7 +62,7 @@ class TimedMetrics(LaneMetrics):
 
 
 class UtilizationMeter:
-    """Measures the share of execution slots (of one model) or processors that other clients use."""
+    """Measures how busy other clients keep a model's sessions, or the machine's processors."""
 
     __slots__ = ("_askers", "_began_s", "_busy_s", "_clock", "_own", "_share", "_slots")
 
@@ -80,14 +80,14 @@ class UtilizationMeter:
         self._own: dict[int, float] = {}  # asker -> its share of the calls in the window before
 
     def note(self, asker: int, compute_s: float) -> None:
-        """Count a call of `asker` that ran, by itself or in a batch."""
+        """Count a call of the client `asker`. `compute_s` may be the time of its whole batch."""
         self._askers[asker] = self._askers.get(asker, 0.0) + compute_s
 
     def measure(self, list_lanes: Callable[[], Iterable[LaneMetrics]], asker: int = 0) -> float:
-        """Return how much of the slots' time others take, 0..1, over the last quarter of a second.
+        """Return which share of the slots' time clients other than `asker` take, 0..1.
 
-        It is a share of the time that `asker` leaves free: a client that is alone gets 0, however long its
-        calls take. If the last measurement is longer ago, it is the mean since then.
+        Time that `asker` uses itself is left out, so a client that is alone gets 0. The share is a mean over
+        0.25 s, or since the last measurement if that is longer ago.
         """
         now_s = self._clock()
         elapsed_s = now_s - self._began_s
@@ -110,7 +110,7 @@ def format_fields(times: tuple[float, float] | None, load: float) -> dict[str, s
 
     Args:
         times: seconds in the queue and of computing; None for a call that did not run.
-        load: 1 if others use all slots, and more if calls wait.
+        load: share of the slots that other clients use, 0..1; more than 1 if calls wait.
     """
     fields = {"Endpoint-Load-Metrics": f"TEXT application_utilization={load:.3f}"}
     if times is not None:

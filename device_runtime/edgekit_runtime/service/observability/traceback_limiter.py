@@ -22,11 +22,10 @@ def log_limited(prefix: str) -> None:
 
 
 class TracebackLimiter(logging.Filter):
-    """Logs the traceback of one fault once a minute, with the number of times it occurred meanwhile.
+    """Logs the traceback of each fault at most once a minute, with the number of repeats since then.
 
-    Faults are the same where the same message is about the same things and the error was raised at the same
-    line; otherwise a model whose engine fails would write some pages for each request. Records stay as they
-    are: other handlers get them too.
+    Two records are the same fault if message, type of the error and line are equal. Without this filter, a
+    failing engine would log pages for each request. Other handlers still get every record unchanged.
     """
 
     def __init__(self, handler: logging.Handler, clock: Callable[[], float] = time.monotonic) -> None:
@@ -42,9 +41,10 @@ class TracebackLimiter(logging.Filter):
         self._logged: dict[Hashable, tuple[float, int]] = {}  # fault -> when it was said, how often not since
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is to be written; records without a traceback are.
+        """Return whether to write the record; True if it has no traceback.
 
-        If the fault was left out meanwhile, a copy with the number is written here, and the result is False.
+        If repeats were left out before this record, this writes a copy of it with their number, and returns
+        False.
         """
         error = record.exc_info[1] if record.exc_info else None
         if error is None:

@@ -103,7 +103,7 @@ class Codec:
 
         Args:
             body: body of the request; arrays may be views of it.
-            json_bytes: how much of it is JSON, or None for all.
+            json_bytes: size of the JSON at the start of the body; None if all of it is JSON.
             is_local: whether it came over the Unix socket, see `Regions.find`.
 
         Raises:
@@ -143,10 +143,10 @@ class Codec:
     def hold(self, request: InferRequest, *, is_local: bool) -> RegionMap:
         """Return the regions for the outputs of a request.
 
-        They stay valid for it, even if their names are reused. `is_local`: see `Regions.find`.
+        They stay valid for this request, even if a name is registered anew. `is_local`: see `Regions.find`.
 
         Raises:
-            RequestError: there is no region of that name, or an output's place is not within it.
+            RequestError: a region is unknown, or an output would lie outside it.
         """
         regions = {}
         for output in request.outputs:
@@ -305,7 +305,7 @@ class Codec:
 
 
 def is_long(body: memoryview, json_bytes: int | None) -> bool:
-    """Whether a request has so much JSON that it should be decoded in slices."""
+    """Whether the JSON is over 4 KiB, and should be decoded in slices; arguments as for `decode`."""
     return (len(body) if json_bytes is None else json_bytes) > _MAX_KEPT_BYTES
 
 

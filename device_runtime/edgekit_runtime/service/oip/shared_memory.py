@@ -63,7 +63,7 @@ class Region:
         self.is_mapped = True
 
     def read(self, dtype: "np.dtype[Any]", shape: tuple[int, ...], offset_bytes: int) -> Array:
-        """Return the array at `offset_bytes`: the memory itself of a memfd, a copy of a POSIX segment.
+        """Return the array at `offset_bytes`: a view of a memfd if aligned, else a copy.
 
         Raises:
             RequestError: it does not lie within the region, or the segment was shrunk.
@@ -108,7 +108,7 @@ class Region:
         return self.descriptor
 
     def close(self) -> None:
-        """Close the file; what is mapped stays mapped as long as a request under way uses it."""
+        """Close the file. Requests under way keep their mapped memory."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -129,8 +129,8 @@ class Regions:
     """All registered regions, by name.
 
     Attributes:
-        on_add, on_remove: called with each region that was added, and the name of each that was removed; or
-            None.
+        on_add: called with each added region, or None. on_remove: called with the name of each removed
+            region, or None.
     """
 
     __slots__ = ("_limits", "_regions", "on_add", "on_remove")
@@ -154,7 +154,7 @@ class Regions:
 
         Args:
             name: name of the region.
-            is_local: whether the client came over the Unix socket; only such clients see what came over it.
+            is_local: whether the client uses the Unix socket. Only such clients see memfd regions.
 
         Raises:
             RequestError: there is none for this client.
@@ -167,10 +167,10 @@ class Regions:
     def add_memfd(
         self, name: str, key: str, descriptor: int, *, offset_bytes: int, size_bytes: int, owner: int
     ) -> Region:
-        """Register the memfd `descriptor`, which belongs to the region once this has returned.
+        """Register the memfd `descriptor`. On success the region owns the descriptor.
 
-        The same memory may be registered again under its name: a client that gave up a call registers it on
-        its next connection, while the call and the first connection may still exist here.
+        The same memfd may be registered again under the same name: a client does so when it reconnects after
+        it gave up a call.
 
         Args:
             name: name of the region.
@@ -181,8 +181,8 @@ class Regions:
             owner: process that passed it.
 
         Raises:
-            RequestError: other memory has the name, the file is no memfd that is sealed against shrinking, it
-                has huge pages or is smaller than stated, or a limit is reached.
+            RequestError: the name is taken by other memory, a limit is reached, or the file is unsuitable: no
+                memfd, not sealed against shrinking, with huge pages, or smaller than stated.
             UnavailableError: it cannot be mapped now.
         """
         previous = self._regions.get(name)
@@ -211,7 +211,8 @@ class Regions:
         """Register the POSIX segment `key`.
 
         Raises:
-            RequestError: that is not allowed here, there is no such segment, or as `add_memfd`.
+            RequestError: POSIX segments are not allowed, the segment is missing or too small, the name is
+                taken, or a limit is reached.
             UnavailableError: it cannot be opened now.
         """
         if not self._limits.allows_posix:

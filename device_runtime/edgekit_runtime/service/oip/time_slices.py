@@ -13,9 +13,9 @@ _RETRY_AFTER_S: Final = 1.0
 
 
 class Slicer:
-    """Runs one slice of one piece of work in each turn of the loop, all pieces in rotation.
+    """Runs long jobs in slices: each turn of the event loop runs one slice of the next job.
 
-    A thread would not help: Python's reader and writer of JSON hold its lock for a whole document.
+    A thread would not help: Python's JSON functions hold the interpreter lock for a whole document.
     """
 
     __slots__ = ("_held_bytes", "_loop", "_max_held_bytes", "_works")

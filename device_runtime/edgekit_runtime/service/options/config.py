@@ -34,13 +34,13 @@ def _find_socket() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetStreamOptions:
-    """Whether the service runs the streams that the fleet wants.
+    """Whether and how the service runs streams that the fleet orders.
 
     Attributes:
-        file: the file that the agent writes; None for the one in the state folder where installed models are
-            served, empty for none.
-        allows_files: whether the fleet's streams may also use sinks `file:` and sources `gstreamer:`, which
-            write any file that the user of the service may write.
+        file: the file that the agent writes; empty for none. By default, a service of installed models uses
+            the file in its state folder.
+        allows_files: whether these streams may use `file:` sinks and `gstreamer:` sources, which can write
+            any file of the service's user.
     """
 
     file: str | None = None
@@ -56,14 +56,14 @@ class FleetStreamOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOptions:
-    """Whether the service stores requests that the fleet orders as samples.
+    """Whether and how the service stores requests as samples when the fleet orders it.
 
     Attributes:
-        allow: whether it may; if not, samples that wait to be sent are deleted, too.
-        file: the file that the agent writes; None for the one in the state folder where installed models are
-            served, empty for none. Samples wait beside it.
-        max_mb: most megabytes of all samples that wait, whatever is ordered.
-        max_days: older ones are deleted.
+        allow: whether it stores samples. If not, unsent samples are deleted.
+        file: the file that the agent writes; empty for none. By default, a service of installed models uses
+            the file in its state folder. Unsent samples lie beside it.
+        max_mb: size limit of all unsent samples in megabytes, for all orders together.
+        max_days: unsent samples that are older are deleted.
     """
 
     allow: bool = True
@@ -88,7 +88,7 @@ class Listen:
         token_file: holds the token that TCP clients must send as `Authorization: Bearer`.
 
     Raises:
-        ValueError: an address beyond this machine without TLS and a token, or nothing to listen on.
+        ValueError: there is no address, or other machines could connect without TLS and a token.
     """
 
     unix_socket: str = field(default_factory=_find_socket)
@@ -134,10 +134,10 @@ class Inference:
         max_json_bytes: size limit of one request's JSON, with the tensors in it.
         max_json_response_bytes: size limit of one response's JSON; binary data and shared memory have no such
             limit.
-        max_run_bytes: memory that one inference may take, estimated from its package and its inputs. None is
-            a quarter of the machine's memory, at most 1 GiB and `memory.max_bytes`.
-        drain_timeout_s: how long calls of a version may still take after it is unloaded.
-        stop_timeout_s: how long requests may still take after SIGTERM; then they are stopped.
+        max_run_bytes: memory that one inference may take, estimated from its package and its inputs. By
+            default, the least of 1 GiB, a quarter of the machine's memory and `memory.max_bytes`.
+        drain_timeout_s: how long unloading a version waits for its calls.
+        stop_timeout_s: how long requests may still run after SIGTERM.
     """
 
     max_json_bytes: int = 2 << 20
@@ -153,7 +153,7 @@ class LogOptions:
 
     Attributes:
         json: whether each record is a line of JSON; otherwise it is plain text.
-        level: least level of records; without one it is `info`, and the fleet may change it.
+        level: least level of records. None is `info`, and lets the fleet change the level.
     """
 
     json: bool = False
@@ -241,10 +241,12 @@ def read_config(path: Path) -> ServiceConfig:
 
 
 def isolate(models: Mapping[str, ModelOptions], names: Sequence[str]) -> dict[str, ModelOptions]:
-    """Return the options of all models with those in `names` isolated, as stated or by default.
+    """Return the options of all models; `isolated` is set for those in `names`.
+
+    A model in `names` without options gets the default ones.
 
     Raises:
-        ConfigError: one of them cannot be isolated with its other options.
+        ConfigError: `isolated` contradicts another option of such a model.
     """
     try:
         isolated = {

@@ -14,17 +14,17 @@ class HttpLimits:
     Attributes:
         max_head_bytes: size limit of a request line with its headers.
         max_body_bytes: size limit of one request body.
-        max_receiving_bytes: size limit of all request bodies that are being received, counted as far as
-            received; and, by themselves, of all compressed ones that wait to be decompressed.
-        max_sending_bytes: size limit of all responses that clients have not received yet; beyond it, a
+        max_receiving_bytes: size limit of the received parts of all request bodies together. All compressed
+            bodies that wait to be decompressed have the same limit of their own.
+        max_sending_bytes: size limit of all responses that clients have not received yet. Beyond it, the
             connection is closed.
-        max_connections: a further connection gets 503 and is closed. If clients connect both over the Unix
-            socket and over TCP, either kind may have at most three quarters of them.
-        max_tls_connections: limit of TLS connections, unfinished handshakes included. If all are in use, a
-            new client replaces the oldest one that has sent no request with access.
+        max_connections: a further connection gets 503 and is closed. If there are clients over the Unix
+            socket and over TCP, each kind gets at most three quarters of the connections.
+        max_tls_connections: limit of TLS connections and handshakes. Beyond it, a new client replaces the
+            oldest client that has not sent the token yet.
         idle_timeout_s: how long a connection may wait for its next request.
-        read_timeout_s: time limit for a request head; the first one over TCP counts from the start of the
-            connection. The progress of a body or a response is checked at this interval.
+        read_timeout_s: time limit for a request head; over TCP, the first head's time starts when the client
+            connects. It is also the interval at which the progress of bodies and responses is checked.
         min_bytes_per_s: a client that sends or receives more slowly is disconnected.
         server_timing: whether responses to inference requests state their times (`Server-Timing`) and the
             load of the service (`Endpoint-Load-Metrics`).
@@ -57,13 +57,13 @@ class HttpLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcOptions:
-    """Where the protocol is served over gRPC, and bounds beyond those of the HTTP layer, which hold too.
+    """Addresses and bounds of gRPC. The bounds of the HTTP layer hold too.
 
     Attributes:
         unix_socket: path of a Unix socket, or empty for none.
         host: address to listen on over TCP.
         port: port of TCP, 0 for any; None for no TCP.
-        max_streams: calls of one connection at one time; a further one is refused.
+        max_streams: calls at one time on one connection; further ones are refused.
 
     Raises:
         ValueError: the port is out of range.
@@ -84,8 +84,8 @@ class LiveOptions:
     """The page `/live`.
 
     Attributes:
-        enabled: whether it is there; None is true unless the service can be reached from other machines.
-        max_viewers: most clients that read pictures or answers at one time.
+        enabled: whether the page exists; by default only if no other machine can reach the service.
+        max_viewers: most clients at one time.
         max_fps: most pictures in a second.
         max_side: longer side of the pictures in pixels.
     """

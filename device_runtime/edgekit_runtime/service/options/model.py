@@ -24,17 +24,17 @@ class SchedulingLimits:
     """Scheduling of one model's calls.
 
     Attributes:
-        max_batch: most rows that run together; 1 turns batching off. Batching needs a model whose rows do
-            not change each other's outputs, see `rows_are_independent`.
-        max_delay_s: how long a call waits at most for others to share its batch. With 0, calls share a batch
-            only if they had to wait anyway.
+        max_batch: most rows that run together; 1 turns batching off. Batching needs a model whose rows do not
+            change each other's outputs, see `rows_are_independent`.
+        max_delay_s: longest wait of a call for others to share its batch. With 0, only calls that wait anyway
+            share one.
         max_waiting: most calls that wait; further ones are refused.
         levels: number of priority levels.
         default_level: level of calls that state none.
         max_passes: how many batches of other levels may run before a waiting level gets one.
-        short_s: a model that takes less time runs on the thread of the event loop; 0 runs none there.
-        max_run_s: a run that takes longer for each of its calls is stopped and they are refused; 0 for no
-            limit.
+        short_s: a model whose runs are shorter runs on the event loop's thread; with 0, none does.
+        max_run_s: time limit of a run, times the number of calls in its batch. Then it is stopped and its
+            calls are refused. 0 for no limit.
 
     Raises:
         ValueError: a field is out of range.
@@ -65,14 +65,14 @@ class Isolation:
     Attributes:
         processes: number of workers; each serves a share of the connections.
         standby: whether one more worker loads the model and waits to take over.
-        hang_s: a worker that sends no heartbeat for so long is restarted. An engine that holds Python's lock
-            for longer counts as hanging.
+        hang_s: a worker without a heartbeat for this time is restarted, such as when an engine holds Python's
+            lock that long.
         start_timeout_s: time limit for a worker to load its model.
-        max_crashes: the version is rejected after so many crashes with less than `healthy_s` between them.
-        healthy_s: a worker that runs for so long without a crash has its earlier crashes forgotten.
+        max_crashes: the version is rejected after this number of crashes in a row.
+        healthy_s: a crash after this much time in service starts a new row.
         max_delay_s: longest wait before a crashed worker is restarted.
-        max_data_bytes: most memory that a worker may allocate (RLIMIT_DATA), or None for no limit; beyond
-            it, the engine reports an error or crashes.
+        max_data_bytes: limit of a worker's memory (RLIMIT_DATA), or None. Beyond it, the engine reports an
+            error or crashes.
         niceness: niceness of the workers, 0 to 19.
         oom_score: 0 to 1000; the kernel kills processes with a higher score first if memory runs out.
 
@@ -134,27 +134,29 @@ class ModelOptions:
     """How one model is served: the table `[models.NAME]`.
 
     Attributes:
-        latest: number of versions that are served, the newest ones; unused if `specific` is not empty.
-        specific: the versions that are served.
+        latest: number of newest versions that are served if `specific` is empty.
+        specific: the versions that are served; empty for the newest ones.
         swap: order of a swap; `auto` chooses by the memory that is free.
         threads: threads of one inference, or None for the number that the package states.
-        load_timeout_s: time limit for a version to be opened, tested and warmed up, else it is rejected. None
-            is 120 s, and more if TensorRT must build its engine first.
-        instances: how many inferences may run at once; 1 uses what `tune` found here.
-        isolated: whether it runs in worker processes of its own; None isolates it if its inputs may end the
-            process that runs it, or keep it busy for ever (`find_hazard`).
+        load_timeout_s: time limit to open, test and warm up a version; beyond it, the version is rejected. By
+            default 120 s, and longer if TensorRT must build its engine.
+        instances: inferences that may run at once. With 1, the result of `tune` on this machine is used, if
+            any.
+        isolated: whether it runs in worker processes of its own. By default only if its inputs could crash or
+            hang the process (`find_hazard`).
         cache: whether equal inputs are answered from the response cache.
         drift: whether drift statistics of inputs and outputs are collected.
         keep_loaded: whether it stays loaded when others need memory under the cap.
         rollout: `swap` replaces the version in use at once; `canary` first gives the new version a share of
             the calls; `shadow` gives it copies of a share of them.
         canary, shadow, gates: options of such a rollout.
-        scheduling: how its calls are scheduled; a `max_batch` of 1 uses what `tune` found here.
+        scheduling: how its calls are scheduled. With a `max_batch` of 1, the result of `tune` is used, if
+            any.
         isolation: options of its worker processes, if it has any.
         governor: what the governor may change, or None if it may change nothing.
-        max_sequences: most sequences whose states are kept at one time, of a model with states; the memory
-            of so many counts under the memory cap.
-        sequence_idle_s: a sequence without a request for so long ends.
+        max_sequences: for a model with states, most sequences at one time. The states of all of them count
+            under the memory cap.
+        sequence_idle_s: time without a request after which a sequence ends.
 
     Raises:
         ValueError: two settings exclude each other.
@@ -182,7 +184,7 @@ class ModelOptions:
 
     @property
     def trial(self) -> CanaryOptions | ShadowOptions:
-        """Options of a trial, unless `rollout` is `swap`."""
+        """Options of `rollout`: those of a canary or a shadow. Meaningless for `swap`."""
         return self.canary if self.rollout == "canary" else self.shadow
 
     def __post_init__(self) -> None:

@@ -11,18 +11,17 @@ ComparisonName: TypeAlias = Literal["agreement", "similarity"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gates:
-    """Limits that a candidate must keep; 0 switches off the gates of agreement, latency and energy.
+    """Limits that a candidate must keep. For agreement, latency and energy, 0 means no limit.
 
     Attributes:
-        min_agreement: least mean agreement with the current version (see `comparison`), 0..1; a version is
-            not promoted without any comparison.
-        max_extra_errors: how far the share of failed answers may lie above the current version's, 0..1.
-        max_p50_ratio: limit of the median over pairs of the latency relative to the current version's with
-            the same inputs.
-        max_p99_ratio: limit of the latency that one pair in a hundred exceeds, relative to the current
-            version's.
-        max_energy_ratio: limit of the median energy per request relative to the current version's, where it
-            is measured.
+        min_agreement: least mean agreement with the current version (see `comparison`), 0..1. Without any
+            compared answers there is no promotion.
+        max_extra_errors: how much higher the share of failed answers may be than the current version's, 0..1.
+        max_p50_ratio: limit of the median of the latency ratio, candidate to current version with the same
+            inputs.
+        max_p99_ratio: limit of the candidate's 99th percentile of latency over the current version's.
+        max_energy_ratio: limit of the median energy per request over the current version's, where it is
+            measured.
         error_burst: number of failed calls in a row that roll the candidate back at once.
         min_samples: calls that the candidate must have answered before it can be promoted.
         max_duration_s: time after which the trial is decided.
@@ -87,12 +86,12 @@ class ShadowOptions:
 
     Attributes:
         share: share of the calls, more than 0 and at most 1.
-        max_load: real calls that may be running while the candidate runs.
-        quiet_s: the candidate runs only if no real call was answered for so long.
-        max_wait_s: a copy that waited longer is dropped.
-        max_pending: copies that may wait; no more are made.
-        max_copied_bytes: larger inputs in a borrowed buffer are not copied: if the model runs on the thread
-            of the event loop, the copy delays the response.
+        max_load: most real calls under way while the candidate runs.
+        quiet_s: how long before a run of the candidate no real call was answered.
+        max_wait_s: time limit of a waiting copy; then it is dropped.
+        max_pending: most copies that wait.
+        max_copied_bytes: size limit of inputs in a borrowed buffer; larger ones are not copied, since that
+            could delay the response.
         comparison: how answers are compared, or None to choose by the model.
 
     Raises:

@@ -36,8 +36,8 @@ class CanaryLane(Lane):
     """Sends a share of the calls to the candidate and the rest to the current version.
 
     Attributes:
-        skipped: calls that both versions should have run again for comparison, and did not: such a pair of
-            runs was under way, or real calls came first.
+        skipped: calls due to be run again by both versions, and left out, since another pair ran or real
+            calls came first.
     """
 
     __slots__ = (

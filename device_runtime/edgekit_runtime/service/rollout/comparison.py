@@ -33,7 +33,7 @@ class Comparison:
         name: `agreement` (same best class of the first output, or same labels and boxes of an answer) or
             `similarity` (small relative difference).
         reason: why this comparison was chosen.
-        is_guess: whether only the shape of the first output decided, which several kinds of outputs have.
+        is_guess: whether it was guessed from the shape of the first output.
     """
 
     name: str
@@ -131,7 +131,7 @@ def _by_class(output: str) -> Compare:
 def same_class(current: Array, candidate: Array) -> float:
     """Return the share of samples with the same best class.
 
-    `current`: class scores [samples, classes]. A `candidate` of another shape agrees on nothing.
+    `current`, `candidate`: class scores [samples, classes]. Different shapes give 0.
     """
     if current.shape != candidate.shape:
         return 0.0

@@ -39,10 +39,10 @@ class Arm:
 
 @dataclass(slots=True)
 class PairedLatency:
-    """Latencies of pairs: both versions with the same inputs, at about the same time, in random order.
+    """Latencies of both versions, run with the same inputs in quick succession, in random order.
 
-    A disturbance, however long, is as likely to slow down either version. So a pair speaks against an equally
-    fast candidate with a chance of one half, whatever came before; the tests of `judge` need no more.
+    A disturbance is as likely to slow down either version. So if both are equally fast, each looks slower in
+    half of the pairs. The tests of `judge` rest on that.
 
     Attributes:
         ratio: the candidate's latency over the current version's.
@@ -85,10 +85,10 @@ class Observations:
         agreement: sum over `compared` answers, each 0..1.
         compared: pairs of answers to the same inputs.
         paired: latencies of both versions in pairs of runs.
-        not_finite: answers of the candidate with NaN or infinity where the current one's had none, or where
-            the inputs had none.
-        failed_in_a_row: answers of the candidate whose failure is its own: the current version did not fail
-            on the same inputs, and neither a queue nor a deadline was the reason.
+        not_finite: answers of the candidate with NaN or infinity although the inputs, or the current
+            version's answer, had none.
+        failed_in_a_row: failures of the candidate alone, in a row. A failure does not count if the current
+            version fails on the same inputs, or if a queue or a deadline caused it.
     """
 
     elapsed_s: float = 0.0
@@ -152,10 +152,10 @@ class _Finding:
 def judge(observed: Observations, gates: Gates) -> Verdict:
     """Return the verdict on the candidate.
 
-    NaN and a burst of errors roll back at once. Otherwise a gate that is shown to be missed rolls back, and
-    all gates shown to be kept promote. When the time is over, agreement must have been shown, and the errors
-    counted must not exceed the limit: to show 1 % takes a thousand answers. Latency and energy pass unless
-    they were shown to be missed.
+    NaN or a burst of errors rolls back at once. Otherwise, one gate proved missed rolls back, and all gates
+    proved kept promote. When the time is over, agreement must be proved. The errors must only be within the
+    limit as counted, since a proof of 1 % takes a thousand answers. Latency and energy pass unless proved
+    missed.
     """
     at_once = _find_at_once(observed, gates)
     if at_once is not None:
@@ -182,11 +182,11 @@ def judge(observed: Observations, gates: Gates) -> Verdict:
 
 
 def may_be_promoted(current: Arm, candidate: Arm, gates: Gates) -> bool:
-    """Return whether `judge` can have promoted a candidate with these answers, whatever else was observed.
+    """Return whether the counts of answers allow `judge` to promote the candidate.
 
     Args:
-        current: the version in use; only its numbers of answers and of failed ones count.
-        candidate: the candidate; only the same numbers count.
+        current: the version in use; only `answers` and `failed` are read.
+        candidate: the candidate; likewise.
         gates: the limits.
     """
     if candidate.answers < gates.min_samples:

@@ -68,7 +68,10 @@ class Observer:
         _count(self.observed.current, latency_s)
 
     def count_candidate(self, latency_s: float | None) -> None:
-        """Count an answer, None for a failed one; after some dozens, judge."""
+        """Count an answer of the candidate, and judge after some dozens.
+
+        `latency_s`: None for a failed answer.
+        """
         _count(self.observed.candidate, latency_s)
         if latency_s is not None:
             self.observed.failed_in_a_row = 0
@@ -101,7 +104,7 @@ class Observer:
         self.observed.current.energy.add(current_j)
 
     def look(self) -> None:
-        """Judge now, unless there is a verdict; the owner calls this regularly, since time brings one."""
+        """Judge now unless there is a verdict. Call this regularly: a verdict may depend on time."""
         self._until_look = max(_LOOK_EVERY, int(self.observed.candidate.answers * _LOOK_SHARE))
         if self.verdict is not None:
             return

@@ -108,7 +108,7 @@ def _flip() -> int:
 
 
 class PairedRuns:
-    """Runs pairs on a thread of its own, one after the other; used on the thread of the loop."""
+    """Runs pairs one after the other on its own thread. Call its methods on the loop's thread."""
 
     __slots__ = (
         *("_alarm", "_call_soon", "_compare", "_complete", "_defer", "_has_thread", "_is_busy", "_is_over"),
@@ -153,7 +153,7 @@ class PairedRuns:
     def may_start(self) -> bool:
         """Return whether real calls leave room for a pair now.
 
-        How the two versions fare plays no part, so that it cannot bias the comparison.
+        The results so far do not matter, so that they cannot bias the comparison.
         """
         return not self._is_busy()
 
@@ -175,7 +175,7 @@ class PairedRuns:
             self._alarm = self._defer(self._max_run_s, self._stop)
 
     def close(self) -> None:
-        """Make no more pairs. The pair under way is stopped and not reported, then the thread ends."""
+        """Stop the present pair without reporting it, drop the others, and end the thread."""
         self._is_over = True
         self._queue.put(None)
         self._stop()

@@ -41,7 +41,7 @@ class _Orders:
 
 
 class FleetSamples:
-    """Gives each version whose model has orders its sampler, on the thread of the loop."""
+    """Gives a sampler to each version of a model with orders; used on the loop's thread."""
 
     def __init__(self, options: SampleOptions, models: Catalogue, loop: AbstractEventLoop) -> None:
         """Take nothing yet; `options` name the file."""

@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Writer:
-    """A thread that stores samples; jobs beyond 8 or 32 MiB in its queue are dropped."""
+    """A thread that stores samples. Its queue holds at most 8 jobs of 32 MiB together; others are dropped."""
 
     def __init__(self) -> None:
         """Make the queue; the first job starts the thread."""
@@ -82,7 +82,7 @@ class Writer:
 
 
 class ModelSampler:
-    """Samples of one model; used on the thread of the loop, except by `Writer`."""
+    """Samples of one model. Used on the loop's thread; only the jobs for `Writer` run elsewhere."""
 
     __slots__ = (
         *("_clock", "_dropped", "_folder", "_largest_bytes", "_loop", "_max_bytes", "_model", "_options"),
@@ -167,11 +167,11 @@ class ModelSampler:
             self._put(request, draw)
 
     def keep(self, request_id: str | None) -> str:
-        """Store a recent request for the application, the last one by default; return the sample's id.
+        """Store the recent request `request_id`, or the last request; return the sample's id.
 
         Raises:
-            RequestError: no order wants that (409), the request is forgotten (404), the orders have enough
-                samples or no room (429), or the writer's queue is full (503).
+            RequestError: no order wants samples from applications (409), the request is not remembered (404),
+                the orders have enough samples or no room (429), or the writer's queue is full (503).
         """
         if self._recent is None:
             raise RequestError(409, f"the fleet has no order for kept samples of {self._model}")
@@ -293,7 +293,7 @@ def _judge(observation: Observation, line: Line) -> bool | None:
 
 
 def copy_borrowed(arrays: Mapping[str, Array], own: str | None) -> Mapping[str, Array]:
-    """Return arrays that stay valid: copies of all whose memory others may write to, except `own`."""
+    """Return arrays that stay valid: those in foreign memory are copied, except the one named `own`."""
     return {
         name: array if name == own or array.flags.owndata else array.copy() for name, array in arrays.items()
     }

@@ -46,9 +46,10 @@ class ServedRequest:
     """A request with its outputs.
 
     Attributes:
-        data: the file as it came, or None for tensors; `media_type` is None where the client stated none.
-        placement: where preprocessing put the picture, which the task's answer needs; or None.
-        answer: of the task; None while it is not decoded, empty if it cannot be.
+        data: the received file, or None for tensors.
+        media_type: as the client stated it, or None.
+        placement: where preprocessing put the picture, for decoding the answer; or None.
+        answer: answer of the task; None if not decoded yet, empty if undecodable.
         id: identifier that the client gave it, or None.
         taken_at: seconds since 1970.
     """
@@ -81,7 +82,11 @@ class ServedRequest:
         )
 
     def seal(self, selection: Selection, sample_id: str) -> bytes:
-        """Return the sample, encrypted for one order; raises EdgekitError or ValueError for a wrong key."""
+        """Return the sample, encrypted for one order.
+
+        Raises:
+            EdgekitError, ValueError: the order's public key is wrong.
+        """
         from edgekit_runtime.encryption.key_wrapping import seal  # cryptography: where a sample is stored
 
         order, manifest = selection.lines[0].order, self.served.loaded.manifest

@@ -44,10 +44,9 @@ class BatchResult:
         answers: outputs or error of each call, in the order of the calls.
         began_s: when it began, on the clock of the batch.
         merge_s, infer_s, split_s: seconds of merging the calls, of the engine, and of splitting the outputs.
-            For a call with `work` of its own, its preparation is in the first and what follows the engine in
-            the last.
-        is_apart: whether the calls of a batch ran one by one, since the batch failed.
-        is_refused: whether the `work` of a call ended before the engine ran: its inputs are wrong, or it was
+            For a call with `work`, its preparation counts as merging, and its decoding as splitting.
+        is_apart: whether the calls ran one by one after the batch failed.
+        is_refused: whether a call's `work` ended before the engine ran, since its inputs are wrong or it was
             stopped.
     """
 
@@ -68,11 +67,11 @@ class Batch:
 
     Attributes:
         session: session to run; used by this batch alone until it ends.
-        estimate_s: how long it is expected to take.
+        estimate_s: expected time of the run.
         ran: result of the run; not set before `run` ends.
-        stop_error: the answer to its calls if it was stopped, or None.
+        stop_error: error that its calls get if it was stopped, or None.
         stops: how often it was stopped.
-        is_abandoned: whether its calls were answered though it still runs, since it could not be stopped.
+        is_abandoned: whether it could not be stopped, and its calls were answered while it runs on.
     """
 
     __slots__ = (
@@ -104,7 +103,10 @@ class Batch:
         self.is_abandoned = False
 
     def stop(self, error: EdgekitError) -> None:
-        """End the run, whose calls get `error`; call it from the loop's thread, again until it has ended."""
+        """Ask the run to stop; its calls get `error`.
+
+        Call this on the loop's thread, and repeat it until the run has ended.
+        """
         self.stop_error = self.stop_error or error
         self.stops += 1
         cancel_runs(self.session)

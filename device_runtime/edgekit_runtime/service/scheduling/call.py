@@ -17,7 +17,7 @@ Run: TypeAlias = Callable[[Mapping[str, Array]], Answer]
 
 
 class Reused(Mapping[str, Array]):
-    """Outputs that were computed for another call, and so no evidence about a version."""
+    """Outputs computed for an earlier equal call. They say nothing new about a version."""
 
     __slots__ = ("_outputs",)
 
@@ -44,18 +44,18 @@ class Call:
     """One inference on its way.
 
     Attributes:
-        inputs: input name -> array; they may lie in shared memory that the client can write to, so whatever
-            is checked must be read once. They are valid until `reply` is called: a receive buffer is used
-            again after that, and shared memory may shrink. Copy them before to keep them longer.
-        reply: called once with the outputs or the error, on the loop's thread, maybe before `submit`
-            returns. The outputs must not be written to: several readers may hold them.
+        inputs: input name -> array; they may lie in memory that the client can write to: read each value only
+            once, then check it. They are valid until `reply` is called; to keep them longer, copy them before
+            that.
+        reply: called once with the outputs or the error, on the loop's thread, maybe before `submit` returns.
+            The outputs must not be written to: several readers may hold them.
         priority: 1 is the highest, 0 the model's default.
         deadline_s: latest time on the clock of `time.monotonic`; a call that has not begun by then is
             refused.
         is_unwanted: returns whether the client has gone; such a call need not run.
-        sequence: its place in a sequence; None for a call of its own, or with its states in `inputs`.
-        work: makes the inputs, runs the model on them and returns its outputs, all on the thread of the run;
-            it raises nothing, and `inputs` only have the right shapes. For lanes that say `takes_work`.
+        sequence: its place in a sequence; None for a single call, or one with its states in `inputs`.
+        work: makes the inputs, runs the model and returns its outputs, on the thread of the run; raises
+            nothing. `inputs` then only show the shapes. Only for lanes whose `takes_work` is True.
     """
 
     inputs: Mapping[str, Array]
@@ -71,7 +71,7 @@ class Call:
         return {name: array if array.flags.owndata else array.copy() for name, array in self.inputs.items()}
 
     def answered_by(self, reply: Callable[[Answer], None]) -> "Call":
-        """Return the same call with another `reply` and without `work`, for a lane in front of another."""
+        """Return the call with another `reply` and without `work`, to pass it on to another lane."""
         return Call(self.inputs, reply, self.priority, self.deadline_s, self.is_unwanted, self.sequence)
 
 
@@ -94,7 +94,7 @@ class Lane(Protocol):
         return None
 
     def takes_work(self, inputs: Mapping[str, Array]) -> bool:  # noqa: ARG002  # of a lane that never does
-        """Return whether a call with inputs of these shapes may do its `work` on a thread now."""
+        """Return whether a call with inputs of these shapes may carry `work` now."""
         return False
 
 

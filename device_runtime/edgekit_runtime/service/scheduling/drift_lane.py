@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 def make_drift(
     manifest: Manifest, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], limits: DriftLimits
 ) -> Drift | None:
-    """Return the drift statistics of a version; None, with a warning, if its manifest is wrong about data."""
+    """Return drift statistics of a version; None and a warning if its manifest describes data wrongly."""
     try:
         return Drift(inputs, outputs, manifest.figures, limits.window)
     except ManifestError as error:
