@@ -108,7 +108,7 @@ class Service:
         self._listening = Listening(self.http, config)
 
     async def listen(self) -> list[str]:
-        """Accept connections from now on; return the addresses, that of HTTP over TCP as the last one.
+        """Accept connections from now on; return the addresses. HTTP over TCP comes last.
 
         Raises:
             TransportError: an address is in use or cannot be used.
@@ -214,15 +214,15 @@ class Service:
 async def serve(
     config: ServiceConfig, source: Source, announce: Callable[[Sequence[str], Sequence[str]], None]
 ) -> bool:
-    """Serve until SIGTERM, SIGINT, or SIGHUP unless that is ignored, as under `nohup`.
+    """Serve until SIGTERM, SIGINT or SIGHUP. An ignored SIGHUP stays ignored, as under `nohup`.
 
     Args:
         config: configuration of the service.
         source: where packages lie.
-        announce: called with the addresses and the names of all models once these are loaded.
+        announce: called with the addresses and the names of all models when the models are loaded.
 
     Returns:
-        whether all has ended, see `Service.stop`.
+        whether all work has ended, see `Service.stop`.
 
     Raises:
         TransportError: an address is in use or cannot be used.

@@ -33,7 +33,7 @@ def make_drift(
 
 
 class DriftLane(Lane):
-    """Collects statistics of some calls; it stands in front of a cache, which would hide equal inputs."""
+    """Collects statistics of some calls. It stands before the cache, so that it also sees repeated inputs."""
 
     __slots__ = ("_budget_s", "_clock", "_cost_s", "_countdown", "_drift", "_lane", "_phase")
 
@@ -62,7 +62,7 @@ class DriftLane(Lane):
         self._countdown = 1
 
     def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":
-        """Return the answer of the lane behind; None if that has none, or this call is to be counted."""
+        """Return the next lane's answer; None if it has none, or if `submit` should sample the call."""
         if self._countdown <= 1:
             return None
         answer = self._lane.attempt(inputs)
@@ -74,7 +74,7 @@ class DriftLane(Lane):
         return self._countdown > 1 and self._lane.takes_work(inputs)
 
     def submit(self, call: Call) -> None:
-        """Pass `call` to the lane behind, and sample it if its turn has come; raises nothing."""
+        """Pass `call` to the next lane, and sample it if it is due; raises nothing."""
         self._countdown -= 1
         if self._countdown > 0:
             self._lane.submit(call)

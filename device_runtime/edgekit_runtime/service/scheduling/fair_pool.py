@@ -92,10 +92,11 @@ class Threads:
 
 
 class Flow(Protocol):
-    """A model that runs its batches on the pool; start-time fair queueing calls it a flow.
+    """A model that runs its batches on the pool, which is a flow in start-time fair queueing.
 
     Attributes:
-        used_s: seconds of thread time that it has used, on the pool's virtual clock; the pool sets it.
+        used_s: its virtual time in seconds: thread time used so far, advanced when it was idle. Set by the
+            pool.
     """
 
     used_s: float
@@ -111,13 +112,13 @@ class Flow(Protocol):
 
 
 class Pool:
-    """Gives threads to the models that have work, and looks after long runs.
+    """Gives threads to the models that have work, and stops long runs.
 
-    While a run that may never end goes on, the pool has one thread more for other batches: otherwise as many
-    hostile requests as there are threads would keep all models waiting.
+    While a run may never end, the pool has one more thread for other batches. Otherwise a few hostile
+    requests could occupy all threads.
 
     Attributes:
-        on_abandoned: called when a run cannot be stopped and its calls were answered without it.
+        on_abandoned: called when a run cannot be stopped and its calls have got an error.
     """
 
     def __init__(self, threads: Threads, loop: AbstractEventLoop) -> None:
@@ -134,7 +135,7 @@ class Pool:
         self.on_abandoned: Callable[[], None] = _do_nothing
 
     def enlist(self, flow: Flow) -> None:
-        """Ask `flow` for a batch at each turn until it has none; call it again for new work."""
+        """Run batches of `flow` until its `take` returns None. Call this again for new work."""
         if flow not in self._ready:
             flow.used_s = max(flow.used_s, self._floor_s)
             self._ready.append(flow)

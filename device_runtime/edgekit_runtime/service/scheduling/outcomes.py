@@ -30,13 +30,13 @@ def miss(call: Call, metrics: LaneMetrics) -> None:
 
 
 def shed(call: Call, metrics: LaneMetrics, waiting: int, wait_s: float) -> None:
-    """Refuse a call since `waiting` calls wait already, which will take `wait_s`."""
+    """Refuse a call since `waiting` calls already wait; the client may retry after `wait_s`."""
     metrics.shed += 1
     message = f"{metrics.model}: {waiting} calls wait already; try again in {wait_s:.3g} s"
     reply(call, OverloadedError(message, wait_s))
 
 
 def cancel(call: Call, metrics: LaneMetrics) -> None:
-    """Drop a call whose client has gone; lanes in front of this one still get a reply."""
+    """Answer a call whose client has gone with an error, for the lanes that passed it on."""
     metrics.cancelled += 1
     reply(call, UnavailableError(f"{metrics.model}: the client went before the call had begun"))

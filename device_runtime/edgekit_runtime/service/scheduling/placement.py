@@ -35,7 +35,7 @@ def move_mean(mean_s: float, seconds: float) -> float:
 
 
 class RunPlacement:
-    """Decides whether a model runs on the loop or on a thread with inputs of one shape, by its times.
+    """Decides by measured times whether a model runs on the loop or on a thread, for one shape of inputs.
 
     Attributes:
         short: whether the next run may be on the loop.
@@ -79,7 +79,7 @@ class RunPlacement:
             self._leave(0.0)
 
     def note_on_thread(self, seconds: float) -> None:
-        """Count a run on a thread; after several, the shortest decides where the next runs take place."""
+        """Count a run on a thread. After several, the shortest one decides where the next runs take place."""
         self.mean_s = move_mean(self.mean_s, seconds)
         if seconds >= self._freeze_s:  # it would have frozen the loop
             due = min(self._patience, math.ceil(seconds / _SAVED_S))
@@ -101,7 +101,7 @@ class RunPlacement:
 
 
 class RunPlacements(dict[Shapes, RunPlacement]):
-    """The placement of each shape of a model's inputs, made when it is first read; not too many are kept."""
+    """A `RunPlacement` for each shape of a model's inputs, made at first use; all are dropped at a limit."""
 
     __slots__ = ("_limit_s",)
 

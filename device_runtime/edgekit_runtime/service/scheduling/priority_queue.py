@@ -35,7 +35,7 @@ class Queued:
 
 
 class PriorityQueue:
-    """Calls in levels, and in the order of their arrival in each.
+    """A queue with priority levels; calls of a level are in the order of arrival.
 
     Attributes:
         rows: number of rows in all calls that wait.
@@ -70,14 +70,14 @@ class PriorityQueue:
 
     @property
     def oldest_s(self) -> float:
-        """When the oldest waiting call arrived; only while one waits."""
+        """When the oldest waiting call arrived. At least one call must wait."""
         return min(level[0].since_s for level in self._levels if level)
 
     def choose(self, max_rows: int) -> list[Queued]:
         """Return the next batch without removing it; empty if no call waits.
 
-        The next call leads. Calls of its kind join, those of higher levels first, up to `max_rows` rows and
-        `max_bytes` of inputs together. A larger call runs alone.
+        The next call is in the batch. Calls of the same kind join it, higher levels first, up to `max_rows`
+        rows and `max_bytes` of inputs in all. A larger call runs alone.
         """
         lead = self._lead()
         if lead is None:
@@ -99,7 +99,7 @@ class PriorityQueue:
         return batch
 
     def remove(self, batch: list[Queued]) -> None:
-        """Remove a batch that `choose` returned, and count the levels that it passed over."""
+        """Remove a batch from `choose`, and count for each lower level that it had to wait."""
         first = min(queued.level for queued in batch)
         batch_ids = set(map(id, batch))
         for index, level in enumerate(self._levels):

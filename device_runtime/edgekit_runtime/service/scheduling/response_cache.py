@@ -38,10 +38,10 @@ class ResponseCache:
 
     Attributes:
         held_bytes: size of all stored answers.
-        hits: calls that were answered from it at once.
+        hits: calls that were answered from the cache at once.
         joined: calls that waited for an equal call under way, with or without success.
         misses: calls that were computed.
-        passed: calls that were too large.
+        passed: calls that were not cached, since their inputs are too large.
     """
 
     __slots__ = (
@@ -110,7 +110,7 @@ class ResponseCache:
 
 
 class CacheLane(Lane):
-    """Answers from the cache; sends all other calls to the lane behind it, equal ones only once at a time."""
+    """Answers calls from the cache, or passes them on. Of equal calls at one time, one is passed on."""
 
     __slots__ = (
         *("_alarm", "_cache", "_clock", "_is_closed", "_lane", "_max_waiting", "_metrics", "_number"),

@@ -52,7 +52,7 @@ class RunMemory:
         return max(int(allowed_bytes / max(self.bytes_per_input_byte, 1.0)), self.usual_bytes)
 
     def should_trim(self, size_bytes: int, max_batch: int) -> bool:
-        """Return whether to `trim` after a run with inputs of `size_bytes`: it leaves much memory in use.
+        """Return whether to `trim` after a run with inputs of `size_bytes`, since it was unusually large.
 
         Args:
             size_bytes: size of all inputs.
@@ -62,7 +62,7 @@ class RunMemory:
         return is_unusual and size_bytes * self.bytes_per_input_byte > _KEPT_BYTES
 
     def trim(self, session: Session) -> None:
-        """Free what a session keeps beyond a run of the usual size, by a run on zeros."""
+        """Free the memory that a session keeps after a large run, by a run of the usual size on zeros."""
         give_back: Callable[[Mapping[str, object]], None] | None = getattr(session, "trim", None)
         if give_back is not None:
             try:
@@ -74,7 +74,7 @@ class RunMemory:
 
 
 def estimate_run_memory(manifest: Manifest, variant: str) -> RunMemory:
-    """Return the memory of a run, as the package states it, or 64 times the size of its golden data."""
+    """Return the memory of a run as the package states it; else assume 64 times its golden data."""
     chosen = next(candidate for candidate in manifest.all_variants if candidate.name == variant)
     usual = {tensor.name: (tensor.dtype, tensor.shape) for tensor in chosen.golden.inputs}
     stated = _stated_ratio(chosen.figures)

@@ -36,11 +36,11 @@ _logger = logging.getLogger(__name__)
 
 
 class Scheduler(Lane):
-    """The lane to the sessions of one version of a model; all of it on the thread of the loop.
+    """The lane that runs calls in the sessions of one version. Use it on the loop's thread.
 
     Attributes:
         metrics: counts and times of its calls.
-        used_s: time on the threads of the pool, kept by the pool.
+        used_s: see `Flow`.
     """
 
     __slots__ = (
@@ -137,7 +137,7 @@ class Scheduler(Lane):
         return answer
 
     def takes_work(self, inputs: Mapping[str, Array]) -> bool:
-        """Return True if a thread would run the call at once: then no other call waits for its work."""
+        """Return True if a thread could run the call at once, so that its `work` delays no other call."""
         is_free = bool(self._idle) and self._is_open and not (self._batches or self._waiting.rows)
         return is_free and not self._placements[find_shapes(inputs)].short
 
@@ -150,9 +150,9 @@ class Scheduler(Lane):
         self._max_rows = max(1, min(rows, self._limits.max_batch)) if self._batches else 1
 
     def drain(self, done: Callable[[], None]) -> None:
-        """Accept no more calls, run those that wait without delay, and call `done` once all are answered.
+        """Accept no more calls, run the waiting ones without delay, and call `done` when all are answered.
 
-        Where there are none, `done` is called before this returns.
+        If no call waits or runs, `done` is called before this returns.
         """
         self._is_open = self._is_held = False
         self._drained = done
@@ -232,7 +232,7 @@ class Scheduler(Lane):
             self._answer(batch)
 
     def take(self) -> Batch | None:
-        """Return the next batch to run, or None; refuse late calls and those without clients."""
+        """Return the next batch to run, or None; refuse calls past their deadline or without a client."""
         if late := self._waiting.expire(self._clock()):
             # Not from here: whom they answer may submit more, in the middle of what the pool decides.
             self._late += late
@@ -276,12 +276,13 @@ class Scheduler(Lane):
             self._loop.call_soon(self._answer_dropped)  # later, for the same reason as what is late
 
     def look(self, batch: Batch, seconds: float) -> bool:
-        """Stop a batch that runs too long or without clients; the pool calls this several times a second.
+        """Stop a batch that runs too long or whose clients have gone.
 
-        If it does not stop in about 2 s, its calls are refused while it still runs.
+        The pool calls this several times a second. If the batch has not stopped after about 2 s, its calls
+        are refused while it runs on.
 
         Returns:
-            Whether the run may never end: the pool then has one thread more.
+            True if the run may never end; the pool then uses one more thread.
         """
         if batch.is_abandoned:
             return True

@@ -37,8 +37,8 @@ class SequenceLimits(NamedTuple):
 
     Attributes:
         max_bytes: size limit of all their states.
-        idle_s: a sequence without a request for so long ends.
-        max_waiting: most calls of all sequences that wait for an earlier one.
+        idle_s: time without a request after which a sequence ends.
+        max_waiting: most calls, over all sequences, that wait for an earlier call of their sequence.
     """
 
     max_sequences: int
@@ -69,7 +69,7 @@ class _Sequence:
 
 
 class SequenceLane(Lane):
-    """Adds states to the inputs of calls, and stores those in the answers."""
+    """Adds a sequence's states to the inputs of its calls, and stores the new states from the answers."""
 
     __slots__ = (
         *("_clock", "_held_bytes", "_lane", "_limits", "_metrics", "_sequences", "_states", "_waiting"),
@@ -98,7 +98,7 @@ class SequenceLane(Lane):
         return self._lane.attempt(self._states.complete(inputs))
 
     def submit(self, call: Call) -> None:
-        """Accept `call`, which runs after those before it in its sequence; raises nothing."""
+        """Accept `call`, which runs after the earlier calls of its sequence; raises nothing."""
         step = call.sequence
         if step is None:
             self._submit(call, self._states.complete(call.inputs), call.reply)
@@ -119,7 +119,7 @@ class SequenceLane(Lane):
         return sequence_id in self._sequences
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Drop sequences that are over; return how many are active, started and expired, and `held_bytes`."""
+        """Drop idle sequences; return the counts `active`, `started` and `expired`, and `held_bytes`."""
         self._expire(self._clock())
         return {
             "active": len(self._sequences),

@@ -23,14 +23,14 @@ class Alarm:
         self._at_s = math.inf
 
     def set(self, action: Callable[[], None], at_s: float, now_s: float, *, is_exact: bool) -> None:
-        """Call `action` at `at_s`. An earlier time that is set stays; the owner sets a new one then.
+        """Call `action` at `at_s`. If an earlier time is set, that stays, and `action` must set the next.
 
         Args:
             action: what to call, always the same.
             at_s: when; infinite for never.
             now_s: time on the same clock.
-            is_exact: whether to wait for the last millisecond in turns of the loop, which keep a core busy;
-                otherwise the call may be a millisecond late.
+            is_exact: whether to poll during the last millisecond, which keeps a core busy. Otherwise the call
+                may be a millisecond late.
         """
         if at_s >= self._at_s:
             return

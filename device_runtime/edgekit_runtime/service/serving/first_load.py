@@ -11,7 +11,7 @@ def load_tested(
     open_remote: OpenRemote | None = None,
     beside: Loaded | None = None,
 ) -> Loaded:
-    """Do what `load` does; a package that gets no process of its own must pass `check_first_opening` first.
+    """Do what `load` does. A package without a process of its own is first tested in a child process.
 
     Raises:
         BackendError: as `load`, or the engine ended the child.

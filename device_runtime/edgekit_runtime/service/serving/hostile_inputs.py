@@ -116,7 +116,7 @@ def _examine(content: memoryview, *, can_stop: bool) -> tuple[list[str], bool]:
 
 
 def can_trap(package: OpenedPackage, machine: str | None = None) -> bool:
-    """Return True if inputs of the model in `package` may end its process, by a division of integers.
+    """Return True if inputs could crash the model's process, by a division of integers.
 
     `machine`: as `platform.machine` names it, by default this one; only x86 gives True.
     """

@@ -28,7 +28,7 @@ class LaneFactory:
     """Puts lanes in front of a loaded version.
 
     Attributes:
-        times: the times of the call that is answered next, where responses state them; or None.
+        times: times of the call being answered, if responses state them; or None.
     """
 
     def __init__(self, loop: AbstractEventLoop, pool: Pool, regions: Regions, config: ServiceConfig) -> None:

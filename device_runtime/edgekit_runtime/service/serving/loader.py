@@ -51,12 +51,12 @@ class Loaded:
     """A version whose sessions are open, tested and warm, in this process or in workers.
 
     Attributes:
-        scheduling: how its calls are scheduled; without batches where rows change each other's answers.
-        settings: ways to run it here, the usual one first; a governor chooses among several.
+        scheduling: how its calls are scheduled; no batches if rows affect each other's answers.
+        settings: ways to run it in this process, the usual one first. A governor chooses among them.
         answerer: its preprocessing and task; None if it has neither, or runs in worker processes.
-        remote: the version in worker processes, if there are no `settings`; or None.
+        remote: the version in worker processes; None if it runs in this process.
         memory_bytes: about how much memory all of it takes.
-        sessions_counted: number of sessions that `memory_bytes` counts, for each process with the model.
+        sessions_counted: number of sessions in each process that `memory_bytes` assumes.
     """
 
     manifest: Manifest
@@ -70,7 +70,7 @@ class Loaded:
 
     @property
     def instances(self) -> tuple[Session, ...]:
-        """The sessions of the usual setting, of which several may be the same; none in worker processes."""
+        """The sessions of the usual setting; one may occur several times. Empty in worker processes."""
         return self.settings[0].instances if self.settings else ()
 
     @property
@@ -97,7 +97,7 @@ class Loaded:
 
     @property
     def session_count(self) -> int:
-        """How many different sessions compute the answers; in worker processes, how many in each."""
+        """Number of different sessions; for a version in worker processes, the number in each."""
         return len({id(session) for session in self.instances}) or self.sessions_counted
 
     def close(self) -> None:
@@ -110,9 +110,10 @@ class Loaded:
 
 @contextlib.contextmanager
 def map_exceptions(description: str) -> Iterator[None]:
-    """Turn every other exception of the block into an `EdgekitError`: engines and plug-ins raise anything.
+    """Turn exceptions in the block into `EdgekitError`.
 
-    Without this, they could end the loop that serves all models.
+    Engines and plug-ins may raise anything, which could end the loop that serves all models. An
+    `EdgekitError` passes unchanged.
 
     Raises:
         UnavailableError: there is no memory or no descriptor for it now.
@@ -139,12 +140,12 @@ def load(
 ) -> Loaded:
     """Return the model of `package`, tested and warm; the package may be closed after that.
 
-    `open_remote`: opens models in worker processes; None loads every model in this process.
-    `beside`: the version in use, if this one is to be tried beside it; it is opened in the same process.
+    `open_remote`: opens models in worker processes; None loads every model in this process. `beside`: for a
+    trial, the version in use; this version is then opened in the same process.
 
     Raises:
-        BackendError: no engine for it is here, the engine refused it or raised an unexpected exception, it
-            computes something else than the package promises, or it takes too long.
+        BackendError: no engine for it is installed, the engine failed, the self-test failed, or it took too
+            long.
         UnavailableError: it cannot be opened now; this is no evidence against the version.
     """
     manifest = package.manifest
@@ -251,7 +252,7 @@ def _load_here(package: OpenedPackage, options: ModelOptions, attempt: LoadAttem
 
 
 def trim_after_start() -> None:
-    """Free the memory that starting left, and exempt what stays from garbage collection."""
+    """Free memory that only the start needed, and exempt all present objects from garbage collection."""
     gc.collect()
     gc.freeze()
     trim_memory()

@@ -29,10 +29,11 @@ def count_sessions(manifest: Manifest, options: ModelOptions) -> int:
 def model_bytes(manifest: Manifest, path: Path, options: ModelOptions, sessions: int) -> int:
     """Return about how many bytes of memory a model takes, over all its processes and sessions.
 
-    The package states that for a session, or it is three times its size; sequences' states count, too.
+    A session takes what the package states, or else three times the package's size. States of sequences
+    count, too.
 
-    `options`: a governor opens all variants, with each number of threads.
-    `sessions`: number of sessions of each variant in one process.
+    `options`: with a governor, all variants count, each with every number of threads. `sessions`: number of
+    sessions of each variant in one process.
     """
     return sequence_bytes(manifest, options) + _session_bytes(manifest, path, options, sessions)
 

@@ -33,10 +33,10 @@ class TrialRunner(Protocol):
 
 
 class IsolatedVersion(DrainingLane, Protocol):
-    """A version in worker processes; as a lane it answers the calls that no worker can take.
+    """A version in worker processes. As a lane it only refuses calls: requests reach workers by `lend`.
 
     Attributes:
-        metrics: the sums over all workers.
+        metrics: sums over all workers.
     """
 
     metrics: LaneMetrics
@@ -52,7 +52,7 @@ class IsolatedVersion(DrainingLane, Protocol):
         """
 
     def refuse(self) -> EdgekitError:
-        """Count a request that no worker can take now, and return why."""
+        """Count a request that no worker can take now, and return the error to answer."""
 
     def to_json(self) -> Mapping[str, JsonValue]:
         """Return a worker's statistics beyond its counts; empty before its first report."""

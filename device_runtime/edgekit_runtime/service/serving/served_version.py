@@ -42,7 +42,7 @@ class Sampler(Protocol):
         """
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return order id -> samples that it got and lost, and its error."""
+        """Return order id -> its counts of stored and dropped samples, and its error."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -50,9 +50,9 @@ class Served:
     """One version of a model that accepts calls.
 
     Attributes:
-        own_lane: the lane at its sessions or workers, which drains before the version is unloaded.
-        stack: `own_lane`, behind its cache, drift statistics and states of sequences if it has them.
-        lane: where its calls go: `stack`, or a trial in front of that.
+        own_lane: the last lane, which passes calls to its sessions or workers; drained before unloading.
+        stack: the first of its lanes: sequences, drift statistics and cache, as configured, then `own_lane`.
+        lane: where calls enter: `stack`, or the trial's lane in front of it.
         sequences: the lane in `stack` that keeps the states of sequences, or None for a model without states.
         drift: drift statistics of its inputs and outputs, or None.
         cache: the response cache of this version, or None.
@@ -80,10 +80,10 @@ class Served:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of this version, in bytes: an estimate by the number of sessions that its worker opened.
+        """Estimated memory of this version in bytes, by the number of sessions that its worker reports.
 
-        `tune` opens at most one session a processor. More do not count: a faulty worker could otherwise push
-        out all other models.
+        At most one session per processor counts, as `tune` opens no more. A faulty worker could otherwise
+        push out all other models.
         """
         loaded = self.loaded
         reported = None if loaded.remote is None else loaded.remote.to_json().get("sessions")
@@ -132,7 +132,7 @@ class Trial:
 
     Attributes:
         current: the version in use; its calls go through the trial until `end`.
-        options: options of the model, with those of the trial.
+        options: options of the model, which include the trial's.
         runner: compares the two, here or in a worker.
     """
 
@@ -142,7 +142,7 @@ class Trial:
     runner: TrialRunner
 
     def end(self) -> None:
-        """Send the candidate no more calls of the version in use; those under way are still answered."""
+        """Send the candidate no more calls; those under way are still answered."""
         self.runner.end()
         self.current.trial = self.candidate.trial = None
 

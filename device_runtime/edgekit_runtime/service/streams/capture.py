@@ -171,10 +171,10 @@ def _confine() -> None:
 
 
 def main() -> None:
-    """Read the source of one stream and send its frames to the service, until either ends.
+    """Read the source of one stream and send its frames, until the source or the service ends.
 
-    The first argument is the descriptor of the channel to the service, which sends the options and the
-    memory for frames. A failure is sent as `error`, not raised.
+    The first argument is the descriptor of the channel to the service, which sends the options and the memory
+    for frames. A failure is sent as `error`, not raised.
     """
     channel = open_channel()
     data, descriptors, _, _ = socket.recv_fds(channel, MAX_PACKET_BYTES, 1)
