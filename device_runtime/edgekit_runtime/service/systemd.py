@@ -89,9 +89,9 @@ class Notifier:
         self._timer: asyncio.TimerHandle | None = None
 
     def notify_starting(self) -> None:
-        """Ask systemd to wait while models are loaded, for as long as the event loop turns.
+        """Ask systemd to wait while models are loaded, again and again while the event loop responds.
 
-        Each load has a limit of its own; building a TensorRT engine takes longer than systemd would wait.
+        Each load has its own time limit. Building a TensorRT engine takes longer than systemd would wait.
         """
         self._send(f"EXTEND_TIMEOUT_USEC={self._extension_s * _MICROSECONDS:.0f}")
         if self._address:

@@ -51,7 +51,7 @@ class FleetStreams:
         self._faults: dict[str, str] = {}
 
     def look(self) -> None:
-        """Follow the file of streams if it changed, start those whose names are free, and log failures."""
+        """Read the file of streams if it changed, start those whose names are not taken, log failures."""
         stamp = read_stamp(self._path)
         if stamp != self._stamp:
             self._stamp = stamp

@@ -20,7 +20,7 @@ _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # a
 
 
 class FrameMemory:
-    """The slots, mapped into this process; the system takes memory only for what frames fill."""
+    """The slots for frames, mapped into this process. Unused parts of slots occupy no memory."""
 
     def __init__(self, descriptor: int, frame_bytes: int) -> None:
         """Map the memory.

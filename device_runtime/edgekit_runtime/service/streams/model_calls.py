@@ -60,12 +60,12 @@ class ModelCalls:
         return None if entry is None or entry.trial is None else entry.trial.candidate.version
 
     def submit(self, call: FrameCall) -> None:
-        """Submit one frame or window; load the model first if it was unloaded for others.
+        """Submit one frame or window. If the model was unloaded for others, it is loaded first.
 
-        A sequence that the model no longer knows, as after a swap, starts again.
+        If the model does not know the sequence, as after a swap, the sequence starts anew.
 
         Raises:
-            EdgekitError: it is refused; `reply` is not called.
+            EdgekitError: the call is refused; its `reply` is not called.
         """
         model, reply = call.model, call.reply
 

@@ -30,7 +30,7 @@ class Sink:
     """A receiver of answers, used on one thread; it may block for a few seconds.
 
     Attributes:
-        max_batch: most answers for one `write`; if it fails, all of them are written again.
+        max_batch: most answers for one `write`. If a write fails, all its answers are written again.
     """
 
     max_batch = 16
@@ -45,7 +45,7 @@ class Sink:
         raise NotImplementedError
 
     def rest(self) -> None:
-        """Called every few seconds without answers; raises OSError as `write`."""
+        """Called every few seconds while there are no answers; raises OSError as `write`."""
 
     def close(self) -> None:
         """Free everything; nothing is called afterwards."""
@@ -81,7 +81,7 @@ class QueuedSink:
             self._changed.notify()
 
     def stop(self) -> None:
-        """Have the thread write what waits, and end; the first failure drops the rest. Does not wait."""
+        """Let the thread write the queue and end; the first failure drops the rest. Does not wait."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify()

@@ -17,7 +17,10 @@ from edgekit_runtime.service.streams.source_kinds import AddressKind, find_kind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkKind(AddressKind):
-    """A kind of sinks; `open` takes its text, the name of the stream and its options, and connects later."""
+    """A kind of sinks.
+
+    `open`: takes the sink's address, the stream's name and its options; connects later.
+    """
 
     open: Callable[[str, str, StreamOptions], Sink]
 

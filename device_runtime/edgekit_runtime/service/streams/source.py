@@ -48,7 +48,7 @@ _logger = logging.getLogger(__name__)
 
 
 def find_pause_s(failures: int, most_s: float = _MAX_PAUSE_S) -> float:
-    """Return the pause in seconds after `failures` in a row, at least 1; the first has none."""
+    """Return the pause in seconds after `failures` (at least 1) in a row; 0 after the first."""
     return min(most_s, _FIRST_PAUSE_S * _GROWTH ** min(failures - 2, 99)) if failures > 1 else 0.0
 
 
@@ -57,7 +57,7 @@ class Frame:
     """A frame, or a window of sound, in a slot that the capture process leaves alone until `release`.
 
     Attributes:
-        number: number of the frame in this source, from 1; frames that nobody gets count too.
+        number: number of the frame in this source, from 1; dropped frames count too.
         captured_at: seconds since 1970.
         array: uint8 [height, width, 3] in RGB, or float32 [samples].
         rate: samples in a second, or 0 for a picture.
@@ -95,7 +95,7 @@ class FrameSource:
     """One source, read by a capture process that is started again after it failed.
 
     Attributes:
-        options: of the next process.
+        options: options for the next start of the process.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, options: StreamOptions, owner: SourceOwner) -> None:
@@ -182,7 +182,7 @@ class FrameSource:
                 raise ValueError(f"a document of the kind {kind!r:.40}")
 
     def fail(self, reason: str, *, is_final: bool = False) -> None:
-        """End the capture process, which ended, stalls or sends garbage; start another unless it is final."""
+        """End a faulty capture process. Start another after a pause, unless `is_final`."""
         self._drop()
         self._failures += 1
         delay_s = None if is_final else find_pause_s(self._failures)

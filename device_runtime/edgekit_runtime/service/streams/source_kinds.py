@@ -24,7 +24,7 @@ _MICROPHONE: Final = "microphone"
 
 
 class CaptureError(Exception):
-    """A source that cannot be opened or read; opening it again cannot help."""
+    """A source cannot be opened or read, and trying again would not help."""
 
 
 class Capture(Protocol):
@@ -81,9 +81,10 @@ class SourceKind(AddressKind):
     """A kind of sources.
 
     Attributes:
-        open: opens it, in the capture process; raises `CaptureError`, or any other error if it may come back.
-        is_endless: whether its end is a failure, after which it is opened again.
-        waits: whether it waits for the model unless the options say otherwise.
+        open: opens the source in the capture process. Raises `CaptureError` for lasting faults, and other
+            errors for those that may pass.
+        is_endless: whether the source should never end; if it ends, it is opened again.
+        waits: whether the source by default waits for the model instead of dropping frames.
     """
 
     open: Callable[[StreamOptions], Capture]
@@ -91,7 +92,7 @@ class SourceKind(AddressKind):
     waits: bool = False
 
     def keeps_all(self, options: StreamOptions) -> bool:
-        """Whether a source waits for the model, so that no frame is left out."""
+        """Whether the source waits for the model, so that it drops no frame."""
         stated = self.waits if options.all_frames is None else options.all_frames
         return stated and not self.is_endless
 

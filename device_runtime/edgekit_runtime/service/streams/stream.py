@@ -45,13 +45,14 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class FrameCall:
-    """A frame, or sound of a rate over 0, on its way to a model.
+    """A frame or a window of sound, on its way to a model.
 
     Attributes:
         version: the version that answers; None for the one in use.
         array: uint8 [height, width, 3] in RGB, or float32 [samples].
-        sequence: where it stands in the stream, for models that keep states.
-        reply: gets the answer once, maybe before `Calls.submit` returns.
+        rate: samples in a second; 0 for a frame.
+        sequence: its place in the stream, for models that keep states.
+        reply: called once with the answer, maybe before `Calls.submit` returns.
     """
 
     model: str
@@ -78,10 +79,10 @@ class Stream:
     """One stream, on the thread of the loop.
 
     Attributes:
-        state: `waiting` is between two attempts to open the source; `failed` is for good.
-        error: what is wrong with source or model now, or empty.
-        last_error: the last error, also if all is well by now.
-        counts: frames that were `read`, and that were `answered`, `replaced` by a newer one or `failed`;
+        state: `waiting`: the source will be opened again after a pause; `failed`: it will not.
+        error: present error of source or model, or empty.
+        last_error: the last error, even if it is over; or empty.
+        counts: numbers of frames `read`, `answered`, `replaced` by a newer frame and `failed`, and of
             `restarts` of the source.
     """
 
@@ -351,7 +352,7 @@ class Stream:
         return (len(recent) - 1) / max(recent[-1] - recent[0], 1e-3) if recent else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry in the list of streams; `times_ms` are means of 64 answers."""
+        """Return the entry in the list of streams; `times_ms` are means of the last 64 answers."""
         times: dict[str, list[float]] = {}
         for _, times_ms in self._recent:
             for stage, value in times_ms.items():
@@ -376,12 +377,12 @@ class Stream:
 
 
 def fit_windows(options: StreamOptions, calls: Calls) -> StreamOptions | None:
-    """Return options with windows of sound that suit the model; None while it is not loaded.
+    """Return options whose windows of sound suit the model; None while the model is not loaded.
 
-    If it keeps states, `hop_s` becomes `window_s`.
+    If the model keeps states, windows must not overlap, so `hop_s` becomes `window_s`.
 
     Raises:
-        RequestError: there is no such model, or the stated windows overlap and it keeps states between them.
+        RequestError: there is no such model, or it keeps states and the options state another `hop_s`.
     """
     has_states = calls.has_states(options.model)
     if not has_states:
@@ -396,7 +397,7 @@ def fit_windows(options: StreamOptions, calls: Calls) -> StreamOptions | None:
 
 
 def drop_low_scores(answer: Mapping[str, Any], min_score: float | None) -> dict[str, Any]:
-    """Return an answer without the entries of its lists whose score is lower; None leaves all."""
+    """Return an answer without list entries that score below `min_score`; None keeps all."""
 
     def keep(entry: Any) -> bool:
         score = entry.get("score") if isinstance(entry, Mapping) else None

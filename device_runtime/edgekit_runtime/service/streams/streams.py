@@ -111,18 +111,18 @@ class Streams:
         return stream
 
     def check_model(self, options: StreamOptions) -> None:
-        """Refuse a stream that its model cannot answer, if that is loaded.
+        """Refuse a stream whose options do not suit its model; checked only if the model is loaded.
 
         Raises:
-            RequestError: there is no such model, or its windows must not overlap.
+            RequestError: see `fit_windows`.
         """
         fit_windows(options, self._calls)
 
     def check_room(self) -> None:
-        """Refuse one more viewer where there are too many.
+        """Refuse another viewer at the limit of viewers.
 
         Raises:
-            RequestError: there are.
+            RequestError: the limit is reached (503).
         """
         if self._viewers >= self._live.max_viewers:
             raise RequestError(503, f"{self._viewers} clients look at streams, the limit", retry_after_s=5)
@@ -143,8 +143,8 @@ class Streams:
             connected: socket of the client; owned here from now on.
             head: head of the response.
             view: what it sees.
-            on_close: of the client that started the stream, which does not count as a viewer; called once
-                it has gone.
+            on_close: only for the client that started the stream: called once it has disconnected. That
+                client does not count as a viewer.
         """
         counted = int(on_close is None)
 

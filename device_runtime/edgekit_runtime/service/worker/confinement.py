@@ -13,7 +13,10 @@ _OOM_SCORE: Final = Path("/proc/self/oom_score_adj")
 
 
 def confine(isolation: Isolation) -> list[str]:
-    """Limit memory and priority, ignore signals to stop; return a line for each refused limit."""
+    """Limit this process's memory and priority, and ignore signals to stop.
+
+    Returns a line for each limit that the system refused.
+    """
     # A crash prints its Python stack and writes no core file: that takes seconds, in which the service does
     # not see that the process has ended. The limit is 1 byte, since 0 does not hold where cores are piped to
     # a program, see core(5).

@@ -12,7 +12,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ForwardedRegions(Regions):
-    """Regions that the service registers; its message about one may still lie in the channel."""
+    """Regions that the service registers and sends through the channel."""
 
     __slots__ = ("_channel", "_missing")
 
@@ -23,10 +23,9 @@ class ForwardedRegions(Regions):
         self._missing: dict[str, bool] = {}  # name -> is_mapped
 
     def receive(self, payload: bytes, descriptors: list[int]) -> None:
-        """Register a region of the service; without its memory if this process cannot open it now.
+        """Register a region that the service sent. If its memory cannot be opened, remember it as missing.
 
-        `payload`: the message as the service packs it. `descriptors`: that of the file, or none if it could
-        not come.
+        `payload`: the packed message. `descriptors`: the file's descriptor; empty if it did not arrive.
         """
         offset_bytes, size_bytes, is_mapped, length = REGION.unpack_from(payload)
         words = payload[REGION.size :]
@@ -56,7 +55,7 @@ class ForwardedRegions(Regions):
         """Return the region `name`, see `Regions.find`.
 
         Raises:
-            UnavailableError: the service has it, and this process could not take it.
+            UnavailableError: the service has the region, but this process could not open it.
         """
         try:
             return super().find(name, is_local=is_local)

@@ -51,7 +51,7 @@ Handle: TypeAlias = Callable[[Kind, bytes, list[int]], None]
 
 
 class Passed(Protocol):
-    """The owner of a descriptor to send with a message; it may close the descriptor before that."""
+    """The owner of a descriptor to send with a message. It may close it before the message is sent."""
 
     def fileno(self) -> int:
         """Return its descriptor, or -1 once it is closed."""
@@ -94,13 +94,13 @@ class Channel:
 
     @property
     def is_full(self) -> bool:
-        """Whether the other process should get no more work: it is far behind, or has closed the channel."""
+        """Whether to send no more work: too many bytes are queued, or the channel is closed."""
         return not self._is_open or self._queued_bytes > _MAX_QUEUED_BYTES
 
     def send(self, kind: Kind, payload: bytes = b"", passed: Passed | None = None) -> None:
-        """Send a message, or queue it; does nothing after the end.
+        """Send or queue a message; does nothing after the channel is closed.
 
-        `passed`: owner of a descriptor to send along, unless it is closed before the message goes.
+        `passed`: owner of a descriptor to send with it, if still open then.
         """
         if not self._is_open:
             return

@@ -29,8 +29,8 @@ class VerifiedPackage:
         version: version of the model.
         manifest_sha256: digest of the signed manifest, compared when the worker opens the package.
         submodel: the part of the package that is the model; None for all of it.
-        local_key: `local_key` of the package, as text, for what the worker derives and stores; None for a
-            plain package. The worker gets the content decrypted.
+        local_key: `local_key` of the package as text, to encrypt files that the worker derives and stores;
+            None for a plain package. The worker gets the content decrypted.
     """
 
     version: str
@@ -41,10 +41,10 @@ class VerifiedPackage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """The order to a worker: JSON in a file, passed with the package and the memory of the leases.
+    """The order to a worker, passed as a JSON file; the package and shared memory for leases go with it.
 
     Attributes:
-        config: configuration of the service in the worker, which does not listen.
+        config: configuration of the worker's own service, which does not listen.
         isolation: limits of this process.
         limits: limits of reading packages.
         token: the token that clients over TCP must send, or None.
@@ -68,10 +68,10 @@ class TrialReport:
     """A worker's report on a version that it tries.
 
     Attributes:
-        outcome: `tried` once its trial has begun, `refused` if it cannot be loaded, `unavailable` if the
-            machine lacks memory or descriptors for it now; after `tried`, `promote` or `rollback`.
-        gate: the gate that was missed, if it is rolled back.
-        reason: why it is rolled back, or not tried.
+        outcome: first `tried` if the trial has begun, `refused` if the version cannot be loaded, or
+            `unavailable` if memory or descriptors are lacking now. Later `promote` or `rollback`.
+        gate: the missed gate, for `rollback`.
+        reason: why it was rolled back or not tried.
     """
 
     version: str

@@ -43,17 +43,17 @@ _logger = logging.getLogger(__name__)
 
 
 class IsolatedModel(IsolatedVersion):
-    """A version in worker processes; all of it on the thread of the loop but `close`.
+    """A version in worker processes. Use it on the loop's thread, except for `close`.
 
-    A version on trial has no workers of its own: it runs in one of the version in use, its host, and takes
-    that worker over if it is promoted.
+    A version on trial has no workers of its own. It runs in a worker of the version in use, its host. If
+    promoted, it takes that worker over.
 
     Attributes:
         spec: what each worker is started with.
-        opened: done once a worker is ready or the candidate gets calls; holds an error if that fails; `end`
-            cancels it.
-        hosted: the trial of another version in one of its workers, or None.
-        workers: the workers that run or start; the ready ones are in the order in which they became so.
+        opened: done when a worker is ready or, in a trial, when the candidate gets calls. It has an error if
+            that fails; `end` cancels it.
+        hosted: trial of another version in a worker of this one, or None.
+        workers: workers that run or start, in the order in which they became ready.
         restarts: how often a worker was started again after it was lost.
     """
 
@@ -95,9 +95,9 @@ class IsolatedModel(IsolatedVersion):
 
     @property
     def ready(self) -> list[WorkerHandle]:
-        """The workers that have loaded the model; on trial, those of the version in use.
+        """The workers that have loaded the model; during a trial, those of the host.
 
-        With a standby worker, those behind the first `processes` get no requests.
+        Only the first `processes` of them get requests; a standby worker waits behind them.
         """
         workers = self.workers if self._trial is None else self._trial.host.workers
         return [worker for worker in workers if worker.is_ready]
@@ -117,9 +117,9 @@ class IsolatedModel(IsolatedVersion):
         return self._package
 
     def begin(self) -> None:
-        """Start a worker; the owner calls this for the first one, and this class for later ones.
+        """Start a worker. The owner calls this once; later workers are started by this class.
 
-        If that fails, it is tried again later, or `opened` gets an error.
+        If it fails, it is tried again later. If the restart policy gives up, `opened` gets an error.
         """
         try:
             worker = WorkerHandle(self._http, self, self.spec, self._package)
@@ -131,9 +131,9 @@ class IsolatedModel(IsolatedVersion):
             worker.add_region(region)
 
     def begin_trial(self, host: "IsolatedModel") -> None:
-        """Try this version in the first ready worker of `host`, at once or when there is one.
+        """Try this version in the first ready worker of `host`; wait for one if none is ready.
 
-        Ends this version instead if `host` is being unloaded.
+        If `host` is being unloaded, this ends the version instead.
         """
         if host._is_draining:
             self.end()
@@ -170,7 +170,7 @@ class IsolatedModel(IsolatedVersion):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is under way in any of its workers, whichever version it is for."""
+        """Whether no request is under way in its workers, for this version or another."""
         return all(worker.is_idle for worker in self.ready)
 
     def lend(self, connection: Connection, *, is_default: bool) -> bool:
@@ -189,7 +189,7 @@ class IsolatedModel(IsolatedVersion):
         call.reply(self.refuse())
 
     def refuse(self) -> UnavailableError:
-        """Count a request that no worker can take now, and return why."""
+        """Count a request that no worker can take now, and return the error to answer."""
         self._past.refused += 1
         self._add_up()
         if self.ready and not self._is_draining:
@@ -200,10 +200,10 @@ class IsolatedModel(IsolatedVersion):
         return UnavailableError(f"{self.manifest.name}: {text}", _RESTART_S + left_s)
 
     def drain(self, done: Callable[[], None]) -> None:
-        """Lend no more connections, request all of them back, and call `done` once they have come.
+        """Lend no more connections, ask the workers to return all, and call `done` once they have.
 
-        It is called after `drain_timeout_s` in any case, and maybe before this returns. A trial in its
-        workers ends without the candidate. A version that is not open yet ends at once.
+        `done` is called after `drain_timeout_s` at the latest, and maybe before this returns. A hosted trial
+        is ended. A version that is not open yet ends at once.
         """
         if not self.opened.done():
             self.end()
@@ -227,7 +227,7 @@ class IsolatedModel(IsolatedVersion):
     # As the owner of its workers
 
     def on_ready(self, worker: WorkerHandle) -> None:
-        """Use a worker that has loaded its model, to answer or to stand by; start the next missing one."""
+        """Use a worker that has loaded its model, and start the next worker if one is missing."""
         self.workers.remove(worker)
         self.workers.append(worker)  # behind those that were ready before
         self._policy.note_ready()
@@ -258,7 +258,7 @@ class IsolatedModel(IsolatedVersion):
             trial.handle_message(message)
 
     def on_end(self, worker: WorkerHandle, end: End, reason: str) -> None:
-        """Forget an ended worker, blame its candidate, and start another when the restart policy says."""
+        """Forget an ended worker, roll back its candidate, and restart as `RestartPolicy` says."""
         ended = self._snapshots.pop(worker, None)
         if ended is not None:
             total = LaneMetrics("", "")
@@ -277,7 +277,7 @@ class IsolatedModel(IsolatedVersion):
     # As the host of a trial
 
     def promote(self, trial: "WorkerTrialRunner") -> bool:
-        """Put the candidate in use, and end all workers but its own; return False if that one is lost."""
+        """Put the candidate in use and end the other workers; return False if its worker is lost."""
         if self.hosted is not trial or trial.worker is None:
             return False
         self.hosted = trial.report = None
@@ -288,7 +288,7 @@ class IsolatedModel(IsolatedVersion):
         return True
 
     def drop(self, trial: "WorkerTrialRunner") -> None:
-        """End the trial without the candidate; does nothing if it is over."""
+        """End the trial and unload the candidate; does nothing if the trial is over."""
         if self.hosted is not trial:
             return
         if trial.worker is not None:
@@ -296,7 +296,7 @@ class IsolatedModel(IsolatedVersion):
         self.end_trial(trial)
 
     def end_trial(self, trial: "WorkerTrialRunner") -> None:
-        """End the trial and the candidate; the worker knows already."""
+        """End the trial and the candidate without telling the worker, which knows."""
         self.hosted = trial.report = None
         trial.model.end()
 
@@ -367,16 +367,16 @@ class IsolatedModel(IsolatedVersion):
 
 
 class WorkerTrialRunner(TrialRunner):
-    """The trial of a candidate in a worker of the version in use; it ends with that worker.
+    """The trial of a candidate in a worker of the version in use. If that worker ends, so does the trial.
 
-    The worker judges the candidate, the service decides. The candidate gets calls once it is `opened`.
+    The worker proposes a verdict, and the service checks it. The candidate gets calls once it is `opened`.
 
     Attributes:
         host: the version in use.
         deadline_s: time by which the candidate must be open, on the clock of the loop.
         worker: the worker that tries it; None until one is ready.
         figures: the rollout's statistics in the worker; empty until the first report arrives.
-        report: gets the verdict; None before `begin` and after the end.
+        report: called with the verdict; None before `begin` and after the trial.
     """
 
     def __init__(self, model: IsolatedModel, host: IsolatedModel) -> None:
@@ -429,7 +429,7 @@ class WorkerTrialRunner(TrialRunner):
         self._fail(UnavailableError(text, _RESTART_S))
 
     def crash(self, reason: str) -> None:
-        """Blame the candidate for the end of the worker: the version in use has served without it."""
+        """Roll back the candidate, since its worker crashed: the version in use ran well without it."""
         name = self.model.manifest.name
         _logger.error("%s: its worker is lost with %s: %s", name, self.version, reason)
         if self.model.opened.done():  # also if it was to be promoted: it has not been yet
@@ -460,11 +460,11 @@ class WorkerTrialRunner(TrialRunner):
         return self.figures
 
     def take_over(self) -> bool:
-        """Go on with the candidate alone; returns False if it is lost, which is reported, too."""
+        """Go on with the candidate alone. If its worker is lost, return False; a rollback follows."""
         return self.host.promote(self)
 
     def end(self) -> None:
-        """End the trial without the candidate."""
+        """End the trial and unload the candidate."""
         self.host.drop(self)
 
     def _fail(self, error: EdgekitError) -> None:

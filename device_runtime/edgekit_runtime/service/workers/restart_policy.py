@@ -26,7 +26,7 @@ class Crashes:
     """Crashes of a model's workers in a row.
 
     Attributes:
-        count: number of crashes; one after `healthy_s` of service begins a new row.
+        count: number of crashes. A crash after `healthy_s` of service starts at 1 again.
     """
 
     count: int = 0
@@ -62,7 +62,7 @@ class RestartDecision:
 
 
 class RestartPolicy:
-    """Decides when the workers of one model are started again, by why and how soon they ended."""
+    """Decides when a model's workers are restarted, by the reason and the time of their end."""
 
     def __init__(self, isolation: Isolation) -> None:
         self._isolation = isolation

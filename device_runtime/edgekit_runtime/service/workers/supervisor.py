@@ -43,7 +43,7 @@ class Versions(Protocol):
         """Return a version in worker processes, or None if it is not ready or not there."""
 
     def report_crash(self, name: str, version: str, reason: str, *, is_loop: bool) -> None:
-        """Restart the wait for the confirmation of a version; replace it if it crashes in a loop."""
+        """Postpone the confirmation of a version that crashed. If `is_loop`, replace the version."""
 
 
 class Supervisor:
@@ -115,7 +115,7 @@ class Supervisor:
     def pass_on(self, connection: Connection, head: RequestHead) -> bool:
         """Return whether the request was passed to a worker, together with its connection.
 
-        It clears `head` if no request with it can be for an isolated model.
+        If no isolated model is at its path, `head` is marked so that this need not be called for it again.
         """
         target = parse_infer_path(head.path)
         if target is None or target[0] not in self._names:

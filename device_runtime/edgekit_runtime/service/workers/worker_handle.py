@@ -77,7 +77,7 @@ class WorkerHandle:
     """One worker process; used only on the thread of the loop.
 
     Attributes:
-        owner: is called back.
+        owner: called on events of the worker.
         is_ready: whether it has loaded its model.
     """
 
@@ -134,7 +134,7 @@ class WorkerHandle:
         `is_default`: whether that request names no version.
 
         Returns:
-            False, with nothing done, if it can accept no more.
+            False if the worker can take no more connections; nothing is done then.
         """
         if self._is_killed or self.channel.is_full or not (self._free or self._unused):
             return False
@@ -174,9 +174,10 @@ class WorkerHandle:
         self.channel.send(Kind.MAIN_SETTLE, SETTLED.pack(is_promoted) + version.encode())
 
     def check_heartbeat(self) -> None:
-        """Kill the process if it hangs or loads for too long; to be called every `HEARTBEAT_S`.
+        """Kill the process if it hangs or loads for too long. Call this every `HEARTBEAT_S`.
 
-        It counts these calls, not time: if the service itself was stopped, its workers do not hang.
+        A hang is measured in calls, not in time: if the service itself was paused, its workers do not count
+        as hanging.
         """
         self._silent_s += HEARTBEAT_S
         isolation = self._isolation
@@ -187,7 +188,7 @@ class WorkerHandle:
             self.kill(f"it did not load the model within {isolation.start_timeout_s:g} s")
 
     def kill(self, reason: str) -> None:
-        """Kill the process; `on_end` gets `reason`. Its connections come back once it surely has ended."""
+        """Kill the process; `on_end` gets `reason`. Its connections come back after it has ended."""
         if not self._is_killed:
             self._is_killed, self._reason = True, reason
             self._process.kill()
