@@ -61,9 +61,9 @@ def write_fast_bench(path: Path) -> Path:
     return path
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def device(bench: Bench) -> Iterator[Device]:
-    """Return the device with an empty folder; no snapshot is restored for each test: that takes long."""
+    """Return the device with a folder for all tests; no snapshot is restored for each: that takes long."""
     drivers = (bench.target.get_active_driver(f"{name}Protocol") for name in ("Command", "FileTransfer"))
     device = Device(*drivers, f"{bench.home}/drivers", bench.file.settings.python)
     yield device
