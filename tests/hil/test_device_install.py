@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import hashlib
+import json
 import subprocess
 import sys
 import sysconfig
@@ -257,7 +258,8 @@ def test_device_joins_a_fleet_once(tmp_path, first):
         assert "enroll --code -" in arguments
         assert str(invitation.code) not in arguments
         facts = probe(device.host)
-        assert (facts.device, facts.agent) == ("pi-1", "active")
+        assert (facts.device, facts.agent, facts.models) == ("pi-1", "active", "")
+        assert json.loads(probe(device.host, has_models=True).models)["models"] == []
         again = set_up(device, code=str(invitation.code))
         assert again.changed == ()
         assert again.notes == ("this device is in a fleet already; the code was not used",)

@@ -58,16 +58,21 @@ class InstallReport:
     notes: tuple[str, ...]
 
 
-def probe(host: SshHost) -> InstallFacts:
+def probe(host: SshHost, *, has_models: bool = False) -> InstallFacts:
     """Return the facts that a device reports over ssh.
+
+    Args:
+        host: the device.
+        has_models: whether it reports its models too.
 
     Raises:
         TransportError: the device cannot be reached.
         ProvisioningError: the device refuses the login, or does not describe itself.
     """
-    facts = InstallFacts.parse(_run(host, "none", "status", limit_s=_PROBE_LIMIT_S))
+    call = ("status", str(int(has_models)))
+    facts = InstallFacts.parse(_run(host, "none", *call, limit_s=_PROBE_LIMIT_S))
     if facts.rights == "sudo":  # facts that only root may read; by sudo it reports the rights of root
-        facts = InstallFacts.parse(_run(host, "sudo", "status", limit_s=_PROBE_LIMIT_S))
+        facts = InstallFacts.parse(_run(host, "sudo", *call, limit_s=_PROBE_LIMIT_S))
         facts = replace(facts, rights="sudo")
     return facts
 

@@ -39,9 +39,14 @@ probe() {
     echo "system=$(. /etc/os-release 2>/dev/null && echo "${PRETTY_NAME-}")"
     if [ -r /proc/device-tree/model ]; then echo "model=$(tr -d '\0' </proc/device-tree/model)"; fi
     echo "libc=$(getconf GNU_LIBC_VERSION 2>/dev/null || true)"
+    started=
     for name in python3 python3.13 python3.12 python3.11 python3.10; do
+        file=$(readlink -f "$(command -v "$name")") || continue
+        case "$started " in *" $file "*) continue ;; esac
+        started="$started $file"
         found=$("$name" -c '
-import importlib.util, platform, sys, venv
+import importlib.util, platform, sys
+if importlib.util.find_spec("venv") is None: sys.exit(1)
 has_tensorrt = importlib.util.find_spec("tensorrt") is not None
 bits = 64 if sys.maxsize > 1 << 32 else 32
 print(sys.executable, platform.python_version(), platform.python_implementation(), int(has_tensorrt), bits)
@@ -79,11 +84,19 @@ make_release() { # ID PYTHON ENGINE SYSTEM-PACKAGES
         --no-warn-script-location --ignore-installed --no-deps --no-index --find-links "$prefix/stage/wheels" \
         --require-hashes -r "$prefix/stage/requirements.txt" || fail "pip could not install the packages"
     "$release/bin/python" -c "import $3" || fail "the engine cannot be imported on this device: $3"
-    "$release/bin/edgekit-device" serve --print-unit >/dev/null || fail "edgekit-device does not start on this device"
+    print_units "$1"
     sync # without it, a power cut may leave the mark below and empty files
     : >"$release/complete"
     sync "$release/complete"
     changed "release $1"
+}
+
+print_units() { # ID
+    for pair in edgekit:serve edgekit-agent:agent; do
+        printed=$prefix/releases/$1/${pair%:*}.printed
+        [ -s "$printed" ] || "$prefix/releases/$1/bin/edgekit-device" "${pair#*:}" --print-unit >"$printed" ||
+            fail "edgekit-device does not start on this device"
+    done
 }
 
 make_user() {
@@ -116,9 +129,9 @@ trust_keys() {
 write_units() { # ID TARGET; beside the release, which keeps them for a way back
     edit="s|$prefix/releases/$1/|$prefix/current/|"
     if [ -n "$2" ]; then edit="$edit; s|^\[Service\]\$|&\nEnvironment=EDGEKIT_TARGET=$2|"; fi
-    for pair in edgekit:serve edgekit-agent:agent; do
-        unit=$("$prefix/releases/$1/bin/edgekit-device" "${pair#*:}" --print-unit)
-        printf '%s\n' "$unit" | sed "$edit" >"$prefix/releases/$1/${pair%:*}.service"
+    print_units "$1" # an earlier edgekit that made the release has not
+    for name in edgekit edgekit-agent; do
+        sed "$edit" "$prefix/releases/$1/$name.printed" >"$prefix/releases/$1/$name.service"
     done
 }
 
@@ -232,7 +245,7 @@ uninstall() { # whether to remove models, keys and membership too: 1 or 0
     if id edgekit >/dev/null 2>&1; then userdel edgekit && changed "user edgekit removed"; fi
 }
 
-status() {
+status() { # whether to ask for the models, which takes a start of Python: 1 or 0
     probe
     if [ -e "$config/fleet/enrolment.json" ]; then
         echo "device=$(sed -n 's/.*"device": *"\([^"]*\)".*/\1/p' "$config/fleet/enrolment.json")"
@@ -240,7 +253,7 @@ status() {
     for key in "$config"/keys/*.pub.pem; do
         if [ -e "$key" ]; then echo "key=$(basename "$key" .pub.pem) $(sha256sum <"$key" | cut -c -64)"; fi
     done
-    if [ -n "$(find_release current)" ] && [ "$(id -u)" = 0 ]; then
+    if [ "$1" = 1 ] && [ -n "$(find_release current)" ] && [ "$(id -u)" = 0 ]; then
         echo "models=$($as_edgekit "$prefix/current/bin/edgekit-device" status --json 2>/dev/null | tr -d '\n' || true)"
     fi
 }

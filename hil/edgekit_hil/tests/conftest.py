@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from edgekit_hil.benches.bench_file import find_bench, list_shipped
+from edgekit_hil.benches.bench_file import BenchFile, find_bench, list_shipped
 from edgekit_hil.benches.device import Device
 from edgekit_hil.benches.opening import Bench, open_bench
 from edgekit_hil.tests.bench_target import BenchTarget
@@ -19,6 +19,7 @@ from edgekit_host.evidence import Curve, Figure
 from edgekit_runtime.errors import BenchError, BenchUnavailableError
 
 _OF_TIME: Final = ("s", "ms", "mJ")
+_BENCHES: Final = pytest.StashKey[list[BenchFile]]()
 _MOST_POINTS: Final = 1000  # of a curve; a plot shows no more, and evidence is committed
 
 
@@ -62,12 +63,21 @@ class Recorder:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run each test on every bench."""
     if "bench" in metafunc.fixturenames:
-        named = metafunc.config.getoption("bench", None)
-        files = [find_bench(name) for name in named] if named else list_shipped()
+        files = _read_benches(metafunc.config)
         ids = [file.settings.name for file in files]
-        if len(set(ids)) < len(ids):  # evidence is by name
-            raise pytest.UsageError(f"benches of one name: {', '.join(sorted(ids))}; give each its own")
         metafunc.parametrize("bench", files, ids=ids, indirect=True, scope="session")
+
+
+def _read_benches(config: pytest.Config) -> list[BenchFile]:
+    """Return the files of all benches of this run, which are read once."""
+    if _BENCHES not in config.stash:
+        named = config.getoption("bench", None)
+        files = [find_bench(name) for name in named] if named else list_shipped()
+        names = [file.settings.name for file in files]
+        if len(set(names)) < len(names):  # evidence is by name
+            raise pytest.UsageError(f"benches of one name: {', '.join(sorted(names))}; give each its own")
+        config.stash[_BENCHES] = files
+    return config.stash[_BENCHES]
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ import base64
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import hashlib
 import itertools
 import json
@@ -66,19 +67,26 @@ class Promise:
 class PackageMaker:
     """Makes packages by `edgekit package`, signed with a key of their own, and keeps them between runs.
 
-    Attributes:
-        home: edgekit's configuration with the key.
-        public_key: file that a device trusts.
-
     Args:
         limit_s: limit of time for one command.
     """
 
     def __init__(self, limit_s: float = _PACKAGE_LIMIT_S) -> None:
         self._limit_s = limit_s
-        self._folder = find_cache_folder() / "hil" / "packages" / _hash_sources()
-        self.home = self._folder / "home"
-        self.public_key = self._folder / "bench.pub.pem"
+
+    @functools.cached_property
+    def _folder(self) -> Path:
+        return find_cache_folder() / "hil" / "packages" / _hash_sources()
+
+    @property
+    def home(self) -> Path:
+        """The configuration of edgekit with the key."""
+        return self._folder / "home"
+
+    @property
+    def public_key(self) -> Path:
+        """File that a device trusts."""
+        return self._folder / "bench.pub.pem"
 
     def make(self, model: str, target: str, backend: str, version: str = "1.0.0") -> Path:
         """Return the package of a model of models/tiny, or of the large one.

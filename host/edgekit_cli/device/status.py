@@ -26,7 +26,7 @@ def command(*, host: str, ssh_config: Path | None, as_json: bool) -> None:
     from edgekit_host.terminal import open_console, print_section
     from edgekit_runtime.dataclass_json import to_plain
 
-    facts = probe(device)
+    facts = probe(device, has_models=True)
     models = json.loads(facts.models)["models"] if facts.models else []
     if as_json:
         click.echo(json.dumps({"host": host, **to_plain(facts), "models": models}, indent=2))

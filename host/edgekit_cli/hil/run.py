@@ -92,6 +92,7 @@ def command(
         "-c",
         "/dev/null",
         f"--rootdir={folder}",
+        f"--confcutdir={folder}",  # else pytest looks through all folders above it
         "--import-mode=importlib",
         "-v",
         "-ra",
