@@ -16,9 +16,11 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 SOURCES: Final = ("device_runtime", "host", "toolkit", "offload", "fleet", "hil")
 FOLDERS: Final = ("tests/codecs", "tests/runtime", "tests/service", "tests/agent", "tests/offload/session")
 # What tests import beside what the image has; the engines stay those of the image.
-WHEELS: Final = (
-    *("hypothesis==6.170.15", "onnx==1.23.2", "click==8.5.1", "rich==15.0.0", "packaging", "jsonschema"),
-    *("prometheus_client", "protobuf", "flatbuffers"),
+WHEELS: Final = tuple(
+    """
+    hypothesis==6.170.15 onnx==1.23.2 click==8.5.1 rich==15.0.0 packaging jsonschema prometheus_client
+    protobuf flatbuffers
+    """.split()
 )
 _DATA_LIMIT: Final = "qemu takes note of RLIMIT_DATA only for itself"
 _TCP_INFO: Final = "qemu gives 4 bytes of TCP_INFO, so what the kernel has sent is not known"

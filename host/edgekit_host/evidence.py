@@ -284,6 +284,9 @@ def describe_source(evidence: Evidence, current: Checkout) -> str:
 def _git(*arguments: str) -> str:
     done = subprocess.run(
         ["git", "-C", str(PACKAGE), *arguments],
-        check=True, capture_output=True, text=True, timeout=_GIT_LIMIT_S,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=_GIT_LIMIT_S,
+    )
     return done.stdout.strip()

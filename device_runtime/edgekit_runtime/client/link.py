@@ -156,8 +156,15 @@ class Link:
     """
 
     __slots__ = (
-        *("_connection_count", "_max_body_bytes", "_socket", "_timeout_s", "_was_used"),
-        *("address", "connection", "first_read", "memory"),
+        "_connection_count",
+        "_max_body_bytes",
+        "_socket",
+        "_timeout_s",
+        "_was_used",
+        "address",
+        "connection",
+        "first_read",
+        "memory",
     )
 
     def __init__(self, address: Address, max_body_bytes: int = _MAX_BODY_BYTES) -> None:

@@ -68,11 +68,6 @@ class LinkEstimate:
         overhead_s: time of a small exchange beyond the round trip of the network: both machines' work.
     """
 
-    __slots__ = (
-        *("_before_fall", "_downs", "_pending", "_rates", "_used_s", "_window"),
-        *("is_bound", "is_claimed", "overhead_s", "rtt_s", "up_bits_per_s"),
-    )
-
     def __init__(self) -> None:
         self._rates: deque[float] = deque(maxlen=_MAX_SAMPLES)
         self._downs: deque[float] = deque(maxlen=_MAX_SAMPLES)

@@ -201,8 +201,16 @@ class Pending:
     """
 
     __slots__ = (
-        *("_base", "_connection", "_is_over", "_lock", "_request", "_sent_bytes"),
-        *("done", "is_aborted", "is_connected", "reply"),
+        "_base",
+        "_connection",
+        "_is_over",
+        "_lock",
+        "_request",
+        "_sent_bytes",
+        "done",
+        "is_aborted",
+        "is_connected",
+        "reply",
     )
 
     def __init__(self, connection: WarmConnection, request: TailRequest) -> None:

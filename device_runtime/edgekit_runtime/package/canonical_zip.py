@@ -26,18 +26,38 @@ _CENTRAL: Final = struct.Struct("<IHHHHHHIIIHHHHHII")
 _END: Final = struct.Struct("<IHHHHIIH")
 _EXTRA: Final = struct.Struct("<HHH")
 _COMMON_FIELDS: Final = (
-    "version needed", "flags", "compression method", "time", "date", "CRC-32", "compressed size", "size",
-    "name length", "extra length",
-)  # fmt: skip
+    "version needed",
+    "flags",
+    "compression method",
+    "time",
+    "date",
+    "CRC-32",
+    "compressed size",
+    "size",
+    "name length",
+    "extra length",
+)
 _LOCAL_FIELDS: Final = ("local header signature", *_COMMON_FIELDS)
 _CENTRAL_FIELDS: Final = (
-    "central directory signature", "version made by", *_COMMON_FIELDS, "comment length", "disk number",
-    "internal attributes", "external attributes", "local header offset",
-)  # fmt: skip
+    "central directory signature",
+    "version made by",
+    *_COMMON_FIELDS,
+    "comment length",
+    "disk number",
+    "internal attributes",
+    "external attributes",
+    "local header offset",
+)
 _END_FIELDS: Final = (
-    "end record signature", "disk number", "directory disk number", "members on this disk", "members",
-    "directory size", "directory offset", "comment length",
-)  # fmt: skip
+    "end record signature",
+    "disk number",
+    "directory disk number",
+    "members on this disk",
+    "members",
+    "directory size",
+    "directory offset",
+    "comment length",
+)
 
 _VERSION_NEEDED: Final = 10  # 1.0: stored files
 _MADE_BY_UNIX: Final = (3 << 8) | 20

@@ -33,10 +33,7 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
     }
 }
 _IMAGE_FIELDS: Final = ("type", *ImageRules.__dataclass_fields__)
-_AUDIO_FIELDS: Final = (
-    *("type", "sample_rate", "samples", "hop", "resample", "features"),
-    *("scale", "mean", "std", "dtype"),
-)
+_AUDIO_FIELDS: Final = tuple("type sample_rate samples hop resample features scale mean std dtype".split())
 _DEFAULT_SIZE: Final = 224  # size in an example for a model with free height and width
 _DEFAULT_RATE: Final = 16000
 

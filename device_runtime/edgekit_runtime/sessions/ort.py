@@ -106,11 +106,6 @@ class OrtSession:
         is_concurrent: `run` may be called from several threads, which do not wait for one another.
     """
 
-    __slots__ = (
-        *("_checks", "_names", "_output_names", "_run", "_session", "_settings", "has_fixed_work", "inputs"),
-        *("outputs", "provider"),
-    )
-
     is_concurrent: ClassVar[bool] = True
 
     def __init__(

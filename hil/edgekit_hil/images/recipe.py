@@ -7,11 +7,12 @@ from typing import Final
 from edgekit_host.pinned_packages import PINNED_ENGINES, find_list
 from edgekit_toolkit.targets.loader import load_target
 
-PACKAGES: Final = (
-    *("base-files", "base-passwd", "bash", "coreutils", "dash", "debianutils", "diffutils", "findutils"),
-    *("grep", "gzip", "hostname", "libc-bin", "login", "mount", "ncurses-base", "passwd", "sed", "tar"),
-    *("util-linux", "procps", "systemd-sysv", "udev", "dbus", "iproute2", "openssh-server", "python3"),
-    *("python3-venv", "libstdc++6", "e2fsprogs", "kmod", "busybox-static"),
+PACKAGES: Final = tuple(
+    """
+    base-files base-passwd bash coreutils dash debianutils diffutils findutils grep gzip hostname libc-bin
+    login mount ncurses-base passwd sed tar util-linux procps systemd-sysv udev dbus iproute2 openssh-server
+    python3 python3-venv libstdc++6 e2fsprogs kmod busybox-static
+    """.split()
 )
 KERNEL: Final = "linux-image-arm64"
 
@@ -28,9 +29,10 @@ BOOT_MODULES: Final = (
     "i6300esb",
 )
 # For tests: faults of links and of block devices.
-TEST_MODULES: Final = (
-    *("sch_netem", "sch_tbf", "sch_ingress", "ifb", "act_mirred", "cls_matchall"),
-    *("dm-flakey", "dm-log-writes", "loop", "overlay", "softdog"),
+TEST_MODULES: Final = tuple(
+    """
+    sch_netem sch_tbf sch_ingress ifb act_mirred cls_matchall dm-flakey dm-log-writes loop overlay softdog
+    """.split()
 )
 
 # Those that a Raspberry Pi 5 gets without asking for more; their packages are those of a device.
@@ -74,9 +76,11 @@ FILES: Final = {
     "etc/sysusers.d/sshd.conf": "u sshd - - /run/sshd /usr/sbin/nologin\n",
 }
 _WANTS: Final = "etc/systemd/system/multi-user.target.wants"
-_MASKED: Final = (
-    *("systemd-networkd-wait-online.service", "e2scrub_reap.service", "getty.target", "dpkg-db-backup.timer"),
-    *("serial-getty@ttyAMA0.service", "e2scrub_all.timer", "fstrim.timer", "systemd-pstore.service"),
+_MASKED: Final = tuple(
+    """
+    systemd-networkd-wait-online.service e2scrub_reap.service getty.target dpkg-db-backup.timer
+    serial-getty@ttyAMA0.service e2scrub_all.timer fstrim.timer systemd-pstore.service
+    """.split()
 )
 LINKS: Final = {
     "usr/bin/awk": "mawk",

@@ -17,8 +17,7 @@ from edgekit_hil.images.programs import run_checked
 from edgekit_runtime.errors import BenchError
 
 _MERGED: Final = ("bin", "sbin", "lib")
-_PLATFORMS: Final = ("manylinux_2_36", "manylinux_2_34", "manylinux_2_31", "manylinux_2_28", "manylinux_2_27",
-                     "manylinux_2_26", "manylinux_2_17", "manylinux2014")  # fmt: skip
+_PLATFORMS: Final = [f"manylinux_2_{minor}" for minor in (36, 34, 31, 28, 27, 26, 17)] + ["manylinux2014"]
 
 
 def make_root(root: Path, packages: Sequence[Path], show: Callable[[str], None]) -> None:

@@ -20,8 +20,20 @@ OUTPUT: Final = "scores"
 DESCRIPTION: Final = "a network with random weights, made from a seed; images of 320 x 320 made from a seed"
 # Output channels and stride of each convolution.
 _LAYERS: Final = (
-    *((24, 2), (48, 2), (48, 1), (96, 2), (96, 1), (8, 2)),
-    *((256, 1), (256, 1), (256, 1), (256, 1), (256, 1), (256, 1), (256, 1), (256, 1)),
+    (24, 2),
+    (48, 2),
+    (48, 1),
+    (96, 2),
+    (96, 1),
+    (8, 2),
+    (256, 1),
+    (256, 1),
+    (256, 1),
+    (256, 1),
+    (256, 1),
+    (256, 1),
+    (256, 1),
+    (256, 1),
 )
 _KERNEL: Final = 3
 _BIAS: Final = "bias"

@@ -46,9 +46,14 @@ def find_bytes(samples: NDArray[np.float32]) -> Lattice | None:
         count = np.array([grid[2] for grid in grids])
         ends = np.array([first - count // _SLACK, first + count + count // _SLACK])
         return Lattice(
-            step, offset, 0, _BYTE, axis=axis, table=np.array(table, np.float32),
+            step,
+            offset,
+            0,
+            _BYTE,
+            axis=axis,
+            table=np.array(table, np.float32),
             accepted=ends.clip(0, _BYTE),
-        )  # fmt: skip
+        )
     return None
 
 

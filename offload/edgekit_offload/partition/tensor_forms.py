@@ -11,17 +11,14 @@ import onnx
 
 # Their outputs hold values of a data input as they are: all of them, a part, or beside others.
 _MOVES: Final = frozenset(
-    {
-        "Identity", "Dropout", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Tile",
-        "Slice", "Split", "Gather", "Pad", "Concat", "SpaceToDepth", "DepthToSpace",
-    }
-)  # fmt: skip
+    """
+    Identity Dropout Transpose Reshape Flatten Squeeze Unsqueeze Expand Tile Slice Split Gather Pad
+    Concat SpaceToDepth DepthToSpace
+    """.split()
+)
 _RECODES: Final = frozenset(
-    {
-        "Cast", "CastLike", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear",
-        "Clip", "Round", "Floor", "Ceil",
-    }
-)  # fmt: skip
+    "Cast CastLike QuantizeLinear DequantizeLinear DynamicQuantizeLinear Clip Round Floor Ceil".split()
+)
 _ARITHMETIC: Final = frozenset(  # with constants
     {"Add", "Sub", "Mul", "Div", "Neg", "Min", "Max", "BatchNormalization"}
 )

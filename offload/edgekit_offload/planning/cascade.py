@@ -186,10 +186,13 @@ def _at_most(errors: int, count: int, rate: float) -> float:
     if rate == 1.0:
         return float(errors >= count)
     logs = (
-        math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
-        + k * math.log(rate) + (count - k) * math.log1p(-rate)
+        math.lgamma(count + 1)
+        - math.lgamma(k + 1)
+        - math.lgamma(count - k + 1)
+        + k * math.log(rate)
+        + (count - k) * math.log1p(-rate)
         for k in range(errors + 1)
-    )  # fmt: skip
+    )
     return math.fsum(math.exp(log) for log in logs)
 
 
@@ -250,14 +253,22 @@ def plan_cascade(
     sent, share = upload.costs, cascade.escalation.share
     head_s = 0.0 if upload.head is None else sent.device_s - sent.compress_s - sent.request_s
     costs = replace(
-        sent, device_s=small_s + head_s + share * (sent.device_s - head_s),
-        compress_s=share * sent.compress_s, request_s=share * sent.request_s, is_measured=False,
-    )  # fmt: skip
+        sent,
+        device_s=small_s + head_s + share * (sent.device_s - head_s),
+        compress_s=share * sent.compress_s,
+        request_s=share * sent.request_s,
+        is_measured=False,
+    )
     stem = f"{NAME}-{(upload.tail or '').removesuffix('.tail')}"
     planned = replace(
-        upload, name=stem, costs=costs, head=f"{stem}.head", tail=f"{stem}.tail",
-        escalation=cascade.escalation, answers_changed=1 - cascade.agreement,
-    )  # fmt: skip
+        upload,
+        name=stem,
+        costs=costs,
+        head=f"{stem}.head",
+        tail=f"{stem}.tail",
+        escalation=cascade.escalation,
+        answers_changed=1 - cascade.agreement,
+    )
     return planned, cascade
 
 

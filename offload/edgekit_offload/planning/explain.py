@@ -75,7 +75,8 @@ def explain_plan(
                 (
                     min(other.score[row][column] for other in rivals)
                     / max(candidate.score[row][column], 1e-12),
-                    rtts[row], bandwidths[column],
+                    rtts[row],
+                    bandwidths[column],
                     min(rivals, key=lambda other: other.score[row][column]).name,
                 )
                 for win in candidate.wins
@@ -84,7 +85,7 @@ def explain_plan(
                 if win.from_mbit_s <= bandwidths[column] <= win.to_mbit_s
             ),
             key=lambda gain: gain[0],
-        )  # fmt: skip
+        )
         if gain >= LIMIT_BROKEN:
             where = f"{bandwidth:g} Mbit/s and {rtt:g} ms"
             sentences.append(
@@ -146,10 +147,11 @@ def describe_certificate(certificate: Certificate) -> str:
     loads = [
         f"with the {machine} {slowdown:.3g} times slower"
         for machine, slowdown in (
-            ("device", certificate.device_slowdown), ("server", certificate.server_slowdown)
+            ("device", certificate.device_slowdown),
+            ("server", certificate.server_slowdown),
         )
         if slowdown != 1
-    ]  # fmt: skip
+    ]
     coding = f"with {certificate.coding} tensors"
     link = f"at {certificate.bandwidth_mbit_s:.3g} Mbit/s and {certificate.rtt_ms:.3g} ms"
     limits = [_describe_limit(limit) for limit in certificate.limits]

@@ -209,8 +209,15 @@ def _sound_arguments(rules: AudioRules) -> dict[str, str]:
     if rules.features is not None:
         kind = rules.features
         values = (
-            *(kind.kind == "mfcc", kind.frame, kind.hop, kind.mel_bins),
-            *(float(kind.low_hz), float(kind.high_hz), kind.coefficients, kind.power, float(kind.floor)),
+            kind.kind == "mfcc",
+            kind.frame,
+            kind.hop,
+            kind.mel_bins,
+            float(kind.low_hz),
+            float(kind.high_hz),
+            kind.coefficients,
+            kind.power,
+            float(kind.floor),
         )
         features = f"FeatureRules({', '.join(map(_kotlin, values))})"
     return {

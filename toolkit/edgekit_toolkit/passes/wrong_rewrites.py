@@ -48,7 +48,7 @@ OPTIMIZERS: Final = tuple(
     MatMulNBitsFusion MatMulNBitsMlpFusion MatMulNBitsQkvFusion SliceConcatToSpaceToDepthFusion
     QDQFinalCleanupTransformer FuseFp16InitializerToFp32NodeTransformer NchwcTransformer NhwcTransformer
     ConvAddActivationFusion
-    """.split()  # noqa: SIM905  # a table of words reads better than 76 lines
+    """.split()  # a table of words reads better than 76 lines
 )
 
 # onnxruntime's exact rewrites move a MobileNet by 8.5e-5 of the outputs' range (docs/adr/0011), and more for

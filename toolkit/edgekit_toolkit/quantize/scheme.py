@@ -66,8 +66,13 @@ OPENVINO_7BIT = replace(OPENVINO, name="openvino-7bit", weight_peak=_NARROW_PEAK
 SCHEMES = {
     scheme.name: scheme
     for scheme in (
-        *(ASYMMETRIC, ASYMMETRIC_7BIT, SYMMETRIC),
-        *(LITERT, LITERT_AVX512, OPENVINO, OPENVINO_7BIT),
+        ASYMMETRIC,
+        ASYMMETRIC_7BIT,
+        SYMMETRIC,
+        LITERT,
+        LITERT_AVX512,
+        OPENVINO,
+        OPENVINO_7BIT,
     )
 }
 

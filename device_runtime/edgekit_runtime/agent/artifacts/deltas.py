@@ -84,8 +84,20 @@ NEW_NOISE: Final = RunKind(14, 1, has_step=True, residual_width=0)
 KINDS: Final = {
     kind.number: kind
     for kind in (
-        *(LITERAL, BYTES, WORDS_16, WORDS_32, SCALED_INT8, SCALED_UINT8, PRODUCT, STEPS_16),
-        *(NEW_BYTES, NEW_INT32, NEW_FLOAT32, NEW_FLOAT16, NEW_MULTIPLES, NEW_NOISE),
+        LITERAL,
+        BYTES,
+        WORDS_16,
+        WORDS_32,
+        SCALED_INT8,
+        SCALED_UINT8,
+        PRODUCT,
+        STEPS_16,
+        NEW_BYTES,
+        NEW_INT32,
+        NEW_FLOAT32,
+        NEW_FLOAT16,
+        NEW_MULTIPLES,
+        NEW_NOISE,
     )
 }
 CODED: Final = 0x80

@@ -41,9 +41,8 @@ Route: TypeAlias = tuple[tuple[str, ...], Action]  # methods, and what handles t
 
 _READ: Final = ("GET", "HEAD")
 _WRITE: Final = ("POST",)
-_EXTENSIONS: Final = (
-    *("binary_tensor_data", "model_repository", "schedule_policy", "sequence", "shared_memory"),
-    "statistics",
+_EXTENSIONS: Final = tuple(
+    "binary_tensor_data model_repository schedule_policy sequence shared_memory statistics".split()
 )
 
 

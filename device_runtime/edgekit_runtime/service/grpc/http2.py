@@ -90,8 +90,15 @@ class Http2Stream:
     """
 
     __slots__ = (
-        *("context", "consumed_bytes", "is_remote_open", "queue", "queued_bytes", "receive_window"),
-        *("send_window", "stream_id", "trailers"),
+        "consumed_bytes",
+        "context",
+        "is_remote_open",
+        "queue",
+        "queued_bytes",
+        "receive_window",
+        "send_window",
+        "stream_id",
+        "trailers",
     )
 
     def __init__(self, stream_id: int, send_window: int, receive_window: int) -> None:

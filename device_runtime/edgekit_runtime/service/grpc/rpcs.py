@@ -224,9 +224,24 @@ class Rpc:
     """
 
     __slots__ = (
-        *("_body", "_filled", "_has_all", "_has_ended", "_has_headers", "_held_bytes", "_pieces", "_prefix"),
-        *("_responders", "_taken_bytes", "deadline_s", "head", "is_held", "is_open", "method", "owner"),
-        *("received_bytes", "stream"),
+        "_body",
+        "_filled",
+        "_has_all",
+        "_has_ended",
+        "_has_headers",
+        "_held_bytes",
+        "_pieces",
+        "_prefix",
+        "_responders",
+        "_taken_bytes",
+        "deadline_s",
+        "head",
+        "is_held",
+        "is_open",
+        "method",
+        "owner",
+        "received_bytes",
+        "stream",
     )
 
     def __init__(self, owner: RpcOwner, stream: Http2Stream, head: RpcHead) -> None:

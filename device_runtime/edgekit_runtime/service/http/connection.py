@@ -91,10 +91,29 @@ class Connection:
     deadline_s: float | None = None
 
     __slots__ = (
-        *("_body_bytes", "_expected", "_has_ended", "_head", "_is_advancing", "_is_paused", "_is_yielding"),
-        *("_lease", "_moved_bytes", "_owner", "_parser", "_send_buffer", "_socket", "address", "closes"),
-        *("deadline_tick", "descriptors", "is_busy", "is_lingering", "is_local", "is_open"),
-        *("on_admit", "on_close"),
+        "_body_bytes",
+        "_expected",
+        "_has_ended",
+        "_head",
+        "_is_advancing",
+        "_is_paused",
+        "_is_yielding",
+        "_lease",
+        "_moved_bytes",
+        "_owner",
+        "_parser",
+        "_send_buffer",
+        "_socket",
+        "address",
+        "closes",
+        "deadline_tick",
+        "descriptors",
+        "is_busy",
+        "is_lingering",
+        "is_local",
+        "is_open",
+        "on_admit",
+        "on_close",
     )
 
     def __init__(

@@ -20,7 +20,11 @@ _MAX_HEADS: Final = 256
 _MAX_KEPT_BYTES: Final = 2048  # of one head; longer ones are rare and would fill memory
 _ONE_OF_A_KIND: Final = frozenset(
     (
-        *(b"content-length", b"transfer-encoding", b"host", b"expect", b"authorization"),
+        b"content-length",
+        b"transfer-encoding",
+        b"host",
+        b"expect",
+        b"authorization",
         b"inference-header-content-length",
     )
 )
@@ -67,11 +71,26 @@ class RequestHead:
     """
 
     __slots__ = (
-        *("authorization", "body_bytes", "clearance", "content_coding", "content_type", "data"),
-        *("expects_continue",),
-        *("has_foreign_host",),
-        *("is_from_page", "is_http_1_0", "is_plain", "json_bytes", "keeps_alive", "method", "query"),
-        *("passes_descriptor", "path", "request_bytes", "route", "size_bytes"),
+        "authorization",
+        "body_bytes",
+        "clearance",
+        "content_coding",
+        "content_type",
+        "data",
+        "expects_continue",
+        "has_foreign_host",
+        "is_from_page",
+        "is_http_1_0",
+        "is_plain",
+        "json_bytes",
+        "keeps_alive",
+        "method",
+        "passes_descriptor",
+        "path",
+        "query",
+        "request_bytes",
+        "route",
+        "size_bytes",
     )
 
     def __init__(self, data: bytes, parser: Any, url: bytes, fields: dict[bytes, bytes]) -> None:

@@ -38,11 +38,6 @@ class ModelEntry:
         lock: held while any of this is changed.
     """
 
-    __slots__ = (
-        *("default", "failed", "is_evicted", "loaded_s", "loading", "lock", "name", "reason", "state"),
-        *("trial", "versions", "waiting"),
-    )
-
     def __init__(self, name: str) -> None:
         self.name = name
         self.versions: dict[str, Served] = {}

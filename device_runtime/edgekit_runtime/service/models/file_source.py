@@ -40,11 +40,6 @@ class PackageFiles(Source):
     signed, too, so a file cannot show whether it is a rollback or an attack.
     """
 
-    __slots__ = (
-        *("_damaged", "_opened", "_paths", "_rejected", "_manifests", "_tails", "_trust", "_unreadable"),
-        "limits",
-    )
-
     def __init__(self, paths: Sequence[Path], trust: Verifier, tails: Sequence[Path] = ()) -> None:
         """Serve the packages at `paths`; those that are removed later are logged.
 

@@ -101,7 +101,9 @@ class Lifecycle:
         _logger.error(
             "%s %s: a call did not end within %g s; the service goes on, and the memory of this version"
             " stays occupied until the call ends",
-            *(name, served.version, self._drain_timeout_s),
+            name,
+            served.version,
+            self._drain_timeout_s,
         )
         return False
 

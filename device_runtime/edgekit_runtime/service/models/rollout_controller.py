@@ -107,7 +107,10 @@ class RolloutController:
             _logger.warning(
                 "%s %s: how its answers are compared is a guess; say what its output is by --metric or"
                 " --labels of `edgekit package`, or set %s.comparison in [models.%s]",
-                *(model.name, candidate.version, options.rollout, model.name),
+                model.name,
+                candidate.version,
+                options.rollout,
+                model.name,
             )
 
     def _report(self, model: ModelEntry, trial: Trial, verdict: "Promote | Rollback") -> None:

@@ -11,8 +11,25 @@ from typing import Final
 
 # From a tenth of the shortest model to a client's patience.
 LATENCY_BOUNDS_S: Final = (
-    *(10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3),
-    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+    10e-6,
+    25e-6,
+    50e-6,
+    100e-6,
+    250e-6,
+    500e-6,
+    1e-3,
+    2.5e-3,
+    5e-3,
+    10e-3,
+    25e-3,
+    50e-3,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
 )
 MAX_KINDS: Final = 256  # of runs
 _BATCH_BOUNDS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
@@ -90,11 +107,6 @@ class LaneMetrics:
         waiting: calls that wait now.
         last_s: when the engine or the cache last answered a call, on the clock of the scheduler, or None.
     """
-
-    __slots__ = (
-        *("_lone", "cache_misses", "cached", "cancelled", "compute", "failed", "failed_s", "last_s", "late"),
-        *("model", "queue", "refused", "rows", "runs", "shed", "succeeded", "total", "version", "waiting"),
-    )
 
     def __init__(self, model: str, version: str) -> None:
         self.model, self.version = model, version

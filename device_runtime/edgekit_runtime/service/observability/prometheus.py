@@ -97,8 +97,11 @@ _SERVICE_METRICS: Final[tuple[tuple[str, Kind, str, str, tuple[str, ...]], ...]]
     ("swaps_total", "counter", "Changes of a model's version.", "swaps", ("model", "outcome")),
     ("energy_joules_total", "counter", "Energy, by model.", "energy_j", ("model",)),
     (
-        *("request_energy_joules", "gauge", "Measured mean energy of a request above idle."),
-        *("request_energy_j", ("model", "version")),
+        "request_energy_joules",
+        "gauge",
+        "Measured mean energy of a request above idle.",
+        "request_energy_j",
+        ("model", "version"),
     ),
     ("power_watts", "gauge", "Power now, by sensor.", "power_w", ("sensor",)),
     ("temperature_celsius", "gauge", "Temperature, by zone.", "temperature_c", ("zone",)),

@@ -48,11 +48,6 @@ RegionMap: TypeAlias = Mapping[str, Region]
 class Codec:
     """Decodes requests to one version of a model and encodes its responses."""
 
-    __slots__ = (
-        *("_answerer", "_check_inputs", "_may_be_empty", "_max_json_bytes", "_max_json_response_bytes"),
-        *("_max_kept", "_names", "_regions", "_requests", "inputs", "outputs", "states"),
-    )
-
     def __init__(
         self,
         name: str,

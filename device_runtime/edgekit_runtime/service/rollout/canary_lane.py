@@ -40,12 +40,6 @@ class CanaryLane(Lane):
             calls came first.
     """
 
-    __slots__ = (
-        *("_candidate", "_clock", "_compared", "_current", "_measured", "_pairs", "_phase"),
-        *("_is_pairing", "_most_unpaired", "_retry", "_sequences", "_share", "_unpaired", "_observer"),
-        *("_compared_share", "skipped"),
-    )
-
     def __init__(
         self,
         current: Lane,

@@ -110,11 +110,6 @@ def _flip() -> int:
 class PairedRuns:
     """Runs pairs one after the other on its own thread. Call its methods on the loop's thread."""
 
-    __slots__ = (
-        *("_alarm", "_call_soon", "_compare", "_complete", "_defer", "_has_thread", "_is_busy", "_is_over"),
-        *("_is_running", "_max_run_s", "_own", "_queue", "_sessions"),
-    )
-
     def __init__(
         self,
         current: Session,

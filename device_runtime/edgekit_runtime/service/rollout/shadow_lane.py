@@ -40,11 +40,6 @@ class ShadowLane(Lane):
         dropped: copies that were not made, or waited too long, since real calls came first.
     """
 
-    __slots__ = (
-        *("_armed", "_is_scheduled", "_candidate", "_clock", "_current", "_defer", "_last_s"),
-        *("_observer", "_options", "_pairs", "_pending", "_phase", "dropped", "under_way"),
-    )
-
     def __init__(
         self,
         current: Lane,

@@ -84,11 +84,6 @@ class Writer:
 class ModelSampler:
     """Samples of one model. Used on the loop's thread; only the jobs for `Writer` run elsewhere."""
 
-    __slots__ = (
-        *("_clock", "_dropped", "_folder", "_largest_bytes", "_loop", "_max_bytes", "_model", "_options"),
-        *("_orders", "_problems", "_recent", "_recent_bytes", "_sizes", "_writer", "draws"),
-    )
-
     def __init__(
         self,
         model: str,

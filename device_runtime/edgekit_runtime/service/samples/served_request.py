@@ -184,7 +184,18 @@ def write_wav(samples: bytes, parameters: Mapping[str, str]) -> bytes:
     rate, channels = int(parameters["rate"]), int(parameters.get("channels", "1"))
     frame = channels * width
     head = _WAV.pack(
-        *(b"RIFF", _WAV.size - 8 + len(samples), b"WAVE", b"fmt ", 16, tag, channels, rate),
-        *(rate * frame, frame, 8 * width, b"data", len(samples)),
+        b"RIFF",
+        _WAV.size - 8 + len(samples),
+        b"WAVE",
+        b"fmt ",
+        16,
+        tag,
+        channels,
+        rate,
+        rate * frame,
+        frame,
+        8 * width,
+        b"data",
+        len(samples),
     )
     return head + samples

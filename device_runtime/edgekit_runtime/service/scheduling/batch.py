@@ -75,8 +75,16 @@ class Batch:
     """
 
     __slots__ = (
-        *("_clock", "_run_one", "_trim", "estimate_s", "is_abandoned", "queued", "ran", "session"),
-        *("stop_error", "stops"),
+        "_clock",
+        "_run_one",
+        "_trim",
+        "estimate_s",
+        "is_abandoned",
+        "queued",
+        "ran",
+        "session",
+        "stop_error",
+        "stops",
     )
 
     def __init__(

@@ -44,11 +44,6 @@ class ResponseCache:
         passed: calls that were not cached, since their inputs are too large.
     """
 
-    __slots__ = (
-        *("_answers", "_lanes", "_secret", "limits"),
-        *("held_bytes", "hits", "joined", "misses", "passed"),
-    )
-
     def __init__(self, limits: CacheLimits | None = None) -> None:
         self.limits = limits or CacheLimits()
         # Without a secret key, a client could look for inputs that are taken for those of another.
@@ -111,11 +106,6 @@ class ResponseCache:
 
 class CacheLane(Lane):
     """Answers calls from the cache, or passes them on. Of equal calls at one time, one is passed on."""
-
-    __slots__ = (
-        *("_alarm", "_cache", "_clock", "_is_closed", "_lane", "_max_waiting", "_metrics", "_number"),
-        *("_under_way", "_waiting"),
-    )
 
     def __init__(
         self,

@@ -43,14 +43,6 @@ class Scheduler(Lane):
         used_s: see `Flow`.
     """
 
-    __slots__ = (
-        *("_alarm", "_answering", "_batches", "_clock", "_drained", "_has_rows", "_idle", "_instances"),
-        *("_has_fixed_work", "_is_held", "_is_open", "_is_replying", "_late", "_limits", "_loop"),
-        *("_lost", "_max_rows", "_may_hang", "_memory", "_placements", "_per_call_s", "_shares"),
-        "_unwanted",
-        *("_per_run_s", "_pool", "_run_one", "_session", "_stops_alone", "_waiting", "metrics", "used_s"),
-    )
-
     def __init__(
         self,
         instances: Sequence[Session],

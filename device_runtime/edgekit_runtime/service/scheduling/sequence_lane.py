@@ -71,11 +71,6 @@ class _Sequence:
 class SequenceLane(Lane):
     """Adds a sequence's states to the inputs of its calls, and stores the new states from the answers."""
 
-    __slots__ = (
-        *("_clock", "_held_bytes", "_lane", "_limits", "_metrics", "_sequences", "_states", "_waiting"),
-        *("expired", "started"),
-    )
-
     def __init__(
         self,
         lane: Lane,

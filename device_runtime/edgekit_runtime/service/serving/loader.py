@@ -194,7 +194,8 @@ def _isolate_hostile(package: OpenedPackage, options: ModelOptions) -> ModelOpti
     if options.isolated is None:
         _logger.warning(
             "%s: %s, so it runs in a process of its own; isolated = false for this model keeps it here",
-            *(package.path, hazard.reason),
+            package.path,
+            hazard.reason,
         )
         isolation = usual
     # Its clients can end it, so no number of crashes says that the version is bad.

@@ -10,10 +10,7 @@ from edgekit_runtime.service.observability.metrics import Histogram, LaneMetrics
 from edgekit_runtime.service.serving.served_version import Served
 from edgekit_runtime.service.worker_wire.channel import ChannelError
 
-_COUNTS: Final = (
-    *("succeeded", "rows", "failed", "shed", "late", "refused", "cancelled", "cache_misses"),
-    "failed_s",
-)
+_COUNTS: Final = tuple("succeeded rows failed shed late refused cancelled cache_misses failed_s".split())
 _HISTOGRAMS: Final = ("queue", "compute", "total", "cached")
 _MAX_KINDS: Final = 4096  # of runs by their numbers of calls and rows
 _DETAILS: Final = ("variant", "sessions", "drift", "cache", "governor", "rollout", "samples", "sequences")
