@@ -13,9 +13,8 @@ from edgekit_runtime.service.worker_wire.snapshots import add_up, read_snapshots
 
 def fill(start: int) -> LaneMetrics:
     metrics, numbers = LaneMetrics("m", "1"), itertools.count(start)
-    for name in LaneMetrics.__slots__:
-        if isinstance(getattr(metrics, name, None), (int, float)):
-            setattr(metrics, name, next(numbers))
+    for name in values(metrics):
+        setattr(metrics, name, next(numbers))
     metrics.note_lone(1e-4, 5.0)
     metrics.note_run(4, 6, 1e-5, 2e-4, 3e-5)
     metrics.note_success(1e-3, 2e-4, 2e-3, 6.0)
@@ -24,8 +23,7 @@ def fill(start: int) -> LaneMetrics:
 
 
 def values(metrics: LaneMetrics) -> dict[str, object]:
-    plain = {name: getattr(metrics, name) for name in LaneMetrics.__slots__}
-    return {name: value for name, value in plain.items() if isinstance(value, (int, float))}
+    return {name: value for name, value in vars(metrics).items() if isinstance(value, (int, float))}
 
 
 class _Version:
