@@ -108,7 +108,7 @@ class Service:
         self._listening = Listening(self.http, config)
 
     async def listen(self) -> list[str]:
-        """Accept connections from now on; return the addresses. HTTP over TCP comes last.
+        """Accept connections from now on; return the addresses, with HTTP over TCP last.
 
         Raises:
             TransportError: an address is in use or cannot be used.

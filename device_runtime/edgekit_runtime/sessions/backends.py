@@ -27,13 +27,13 @@ def open_session(
     limits: Limits = DEFAULT_LIMITS,
     threads: int | None = None,
 ) -> Session:
-    """Return a session of a variant's backend, or of its next fallback if that engine is missing.
+    """Return a session of a variant. If a backend's engine is not installed, its fallback is tried.
 
-    If a tournament was held on this machine, its winner comes first; if the package was tuned here, it runs
-    with the found options.
+    Results stored on this machine are used: the winner of a tournament is tried first, and options from
+    tuning are applied.
 
     Args:
-        package: path of a package, which is then verified first, or an opened package, which stays open.
+        package: path of a package to verify and open, or an opened package, which stays open.
         variant: name of the variant; by default the choice of `open_preferred`.
         trust: the verifier whose packages are accepted; by default the keys in `find_keys_folder()`.
         limits: limits of reading the package.
@@ -75,18 +75,18 @@ def _open_verifier() -> contextlib.AbstractContextManager[Verifier]:
 
 
 def open_preferred(package: OpenedPackage, threads: int | None = None) -> tuple[str, Session]:
-    """Return the name of the variant that is best here, and a session of it.
+    """Return the name of the preferred variant on this machine, and a session of it.
 
-    That is the winner of the tournament on this machine, else the default; if none of its engines is
-    installed, the first other variant with an installed engine.
+    Preferred is the winner of a tournament held here, or else the default variant. If none of its engines is
+    installed, the next variant with an installed engine is used.
 
     Args:
         package: verified.
-        threads: threads of one inference, or None for the options' number.
+        threads: threads of one inference; by default as the options say.
 
     Raises:
-        EngineMissingError: no engine of any variant is installed; the message has every reason.
-        BackendError: the first engine that is installed refused the model or an option.
+        EngineMissingError: no engine of any variant is installed; the message names each.
+        BackendError: the first installed engine refused the model or an option.
     """
     missing: list[EngineMissingError] = []
     for variant in recall_order(package.manifest):
@@ -110,11 +110,11 @@ def open_choice(package: OpenedPackage, choice: BackendChoice, threads: int | No
     Args:
         package: verified.
         choice: a backend with its artifact, options and fallbacks.
-        threads: threads of one inference, or None for the options' number.
+        threads: threads of one inference; by default as the options say.
 
     Raises:
-        EngineMissingError: no engine of them is installed; the message has every reason.
-        BackendError: the first engine that is installed refused the model or an option.
+        EngineMissingError: no engine of `choice` or its fallbacks is installed; the message names each.
+        BackendError: the first installed engine refused the model or an option.
     """
     try:
         session = _open_alone(package, choice, threads)
@@ -164,11 +164,11 @@ def open_model(
         engine: name of the engine.
         model: content of a file in the engine's format.
         options: options as in a manifest; by default none.
-        threads: threads of one inference, or None for the options' number.
+        threads: threads of one inference; by default as the options say.
 
     Raises:
         EngineMissingError: the engine is not installed.
-        BackendError: it opens models of packages only, or refused the model or an option.
+        BackendError: the engine only opens models in packages, or refused the model or an option.
     """
     opener = find_engine(engine).open_model
     if opener is None:

@@ -13,11 +13,10 @@ from edgekit_runtime.tensors import Array, Shapes, find_shapes, input_bytes
 
 
 def open_instances(open_one: Callable[[], Session], count: int) -> tuple[Session, ...]:
-    """Return `count` sessions for as many runs at once.
+    """Return sessions for `count` runs at once.
 
-    A session that `is_concurrent` can run in several threads at once, so it is returned `count` times. Of
-    other sessions, whose threads would wait for one another, `count` are opened, with as many times the
-    memory.
+    A session with `is_concurrent` runs in several threads at once, so one is opened and returned `count`
+    times. Otherwise `count` sessions are opened, which take `count` times the memory.
 
     Args:
         open_one: opens a session.
@@ -42,7 +41,7 @@ def open_instances(open_one: Callable[[], Session], count: int) -> tuple[Session
 
 @dataclass(frozen=True, slots=True)
 class WarmRun:
-    """The measurement of a run before there was traffic."""
+    """The measurement of a run before the first request, see `warm_up`."""
 
     shapes: Shapes
     size_bytes: int
@@ -56,14 +55,14 @@ def warm_up(
     max_batch: int = 1,
     runs: int = 4,
 ) -> list[WarmRun]:
-    """Run each session before there is traffic, and return the last runs of each size, to `learn` from.
+    """Run each session before the first request, and return measured runs for `Scheduler.learn`.
 
     Args:
         instances: sessions of one model; one that occurs several times runs once.
         inputs: inputs, such as the golden ones.
-        max_batch: the most rows of a batch; if rows are free, the powers of two up to it run too.
-        runs: runs of each session with each size, at least 1; the first of each is not returned if there are
-            more.
+        max_batch: most rows of a batch. If the number of rows is free, batches of 2, 4, 8 … rows up to it run
+            too.
+        runs: runs of each session with each size, at least 1. The first one of several is not returned.
 
     Raises:
         DataError: the inputs do not fit.

@@ -25,10 +25,12 @@ class LatencyLimits:
     Attributes:
         min_rounds: rounds that are counted regardless of the time.
         max_rounds: most rounds that are counted.
-        time_limit_s: once `min_rounds` are counted, no round starts later than this after the warm-up began.
-        precision: stop early once the 95 % interval of every median is within this share of it; 0 for never.
-        batch_s: a shorter inference is repeated for about so long in each round, after an uncounted one, and
-            the mean counts. 0 for one a round.
+        time_limit_s: seconds since the warm-up began after which no round starts, except the first
+            `min_rounds`.
+        precision: stop early once every median's 95 % interval is within this share of the median; 0 for
+            never.
+        batch_s: in each round, repeat a shorter inference for about this time, after one that is not counted,
+            and take the mean. With 0, each round has one inference.
     """
 
     warmup_rounds: int = 2
@@ -68,13 +70,13 @@ class Latency:
     def ratio_to(self, reference: "Latency") -> float:
         """Return the median over the rounds of this latency divided by that of `reference` in the same round.
 
-        Both must come from one call of `measure_latency`: then a load on the machine that lasts longer than
-        a round affects both alike.
+        Both must come from one call of `measure_latency`, so that other load on the machine affects both
+        alike.
         """
         return statistics.median(self._ratios(reference))
 
     def ratio_interval_to(self, reference: "Latency") -> tuple[float, float]:
-        """Return lower and upper end of the 95 % interval of `ratio_to`; for few rounds, the extreme ratios.
+        """Return the ends of the 95 % interval of `ratio_to`; for few rounds, the least and largest ratio.
 
         Source: H. A. David, H. N. Nagaraja, Order Statistics, 3rd ed., section 7.1.
         """
@@ -88,7 +90,9 @@ class Latency:
 
 
 def find_tied(latencies: Mapping[Name, Latency]) -> list[Name]:
-    """Return the names of the fastest and of those within chance or 2 % of it, in the given order.
+    """Return the names of the fastest and of all tied with it, in the given order.
+
+    Tied are latencies within 2 % of the fastest, and those that differ by no more than chance.
 
     `latencies`: at least one, from one call of `measure_latency`.
     """

@@ -102,7 +102,7 @@ def keep_winner(manifest: Manifest, variant: str, chain_index: int) -> Path:
     Args:
         manifest: manifest of the package.
         variant: name of the variant.
-        chain_index: position of the backend in the variant's chain; its name alone may stand there twice.
+        chain_index: position of the backend in the variant's chain, which may hold two backends of one name.
 
     Raises:
         OutputError: the cache folder cannot be created or written.
@@ -111,9 +111,10 @@ def keep_winner(manifest: Manifest, variant: str, chain_index: int) -> Path:
 
 
 def recall_order(manifest: Manifest) -> tuple[Variant, ...]:
-    """Return the variants of `manifest` in the order to try, that of the stored winner first.
+    """Return the variants of `manifest` in the order to try.
 
-    In it the winner is the first backend. The other variants follow in their order.
+    The stored winner's variant comes first, with the winning backend first in its chain. The other variants
+    keep their order.
     """
     variants = manifest.all_variants
     if len(variants) == len(manifest.backend.chain) == 1:

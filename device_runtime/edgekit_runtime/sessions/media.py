@@ -21,9 +21,9 @@ class MediaSession:
     """A session that decodes some inputs of another.
 
     Attributes:
-        inputs: inputs of the model; an input to decode is the content of one file, uint8 of any length.
-        outputs: outputs of the model; the first dimension is 1 if it is the number of files.
-        is_concurrent: whether runs on several threads do not wait for one another.
+        inputs: inputs of the model. An input to decode takes the content of one file, uint8 [bytes].
+        outputs: outputs of the model. A first dimension that counts files is 1.
+        is_concurrent: whether several threads can run it at once.
     """
 
     __slots__ = ("_codecs", "_session", "_specs", "inputs", "is_concurrent", "outputs")

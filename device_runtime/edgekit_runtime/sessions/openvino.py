@@ -39,8 +39,8 @@ class OpenVinoOptions:
     Attributes:
         threads: number of threads that share one inference; None is one for each core that the process may
             use.
-        precision: precision of float arithmetic. `bfloat16` is for processors that have it (AVX-512 BF16,
-            AMX); others compute such a model in float32, since they would only emulate it, slowly.
+        precision: precision of float arithmetic. `bfloat16` takes effect on processors that have it (AVX-512
+            BF16, AMX). Others compute in float32, since emulation would be slow.
     """
 
     threads: Annotated[int | None, Range(1, MAX_THREADS)] = None

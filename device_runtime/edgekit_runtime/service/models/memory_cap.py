@@ -29,8 +29,8 @@ _logger = logging.getLogger(__name__)
 def estimate_bytes(packages: Sequence[Servable], options: ModelOptions | None = None) -> int:
     """Return about how much memory `packages` take, from their manifests alone.
 
-    A package counts with its stated number of sessions. More sessions that `tune` found do not count before
-    they are open, since looking them up would load the engine.
+    Sessions count as the options state. More sessions that `tune` found are left out, since looking them up
+    would load the engine.
     """
     options = options or ModelOptions()
     total = 0
@@ -83,7 +83,7 @@ class MemoryCap:
     ) -> AsyncIterator[LoadPlan | None]:
         """Yield how to load a model, with memory reserved for it during the block.
 
-        None: there is no room now, and the first request will load the model.
+        It yields None if there is no room now; then the first request loads the model.
 
         Args:
             model: with its versions in use.

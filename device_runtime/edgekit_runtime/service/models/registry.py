@@ -227,7 +227,7 @@ class Registry:
             model.waiting -= 1
 
     async def close(self) -> None:
-        """Confirm all versions that wait for it, and stop serving."""
+        """Confirm all versions whose confirmation is pending, and stop serving."""
         self._lifecycle.confirmations.confirm_all()
         await self._tasks.cancel()
         for model in self.models.by_name.values():

@@ -48,7 +48,7 @@ class InstalledModels(Source):
         return servables
 
     def find_proven(self, name: str) -> Servable | None:
-        """If the current version is unproven, return an older proven one, else None."""
+        """Return a proven version if the current version is unproven, else None."""
         state = self._slots.load(name).state
         if state.current is None or state.current.health != UNPROVEN:
             return None
@@ -60,7 +60,7 @@ class InstalledModels(Source):
     def find_trial(self, name: str) -> str | None:
         """Return the trial requested when the current version was installed: `shadow`, `canary` or None.
 
-        A proven version has None.
+        Once that version has proved itself, this is None.
 
         Raises:
             SlotError: no such model, or its folder is open to other users.

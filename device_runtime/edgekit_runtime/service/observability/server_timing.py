@@ -84,7 +84,7 @@ class UtilizationMeter:
         self._askers[asker] = self._askers.get(asker, 0.0) + compute_s
 
     def measure(self, list_lanes: Callable[[], Iterable[LaneMetrics]], asker: int = 0) -> float:
-        """Return which share of the slots' time clients other than `asker` take, 0..1.
+        """Return the share of the slots' time that clients other than `asker` use, 0..1.
 
         Time that `asker` uses itself is left out, so a client that is alone gets 0. The share is a mean over
         0.25 s, or since the last measurement if that is longer ago.

@@ -165,19 +165,8 @@ class ServiceConfig:
     """All of the configuration; each field is a table of the TOML file.
 
     Attributes:
-        listen: where the service can be reached.
-        http: bounds of the HTTP layer.
-        grpc: where the service can be reached over gRPC.
-        inference: bounds of single requests.
-        cache: bounds of the response cache, which models share.
-        media: bounds of photographs and sound.
-        drift: bounds of the drift statistics.
-        power: sensors and limits of the device.
-        log: how log records are written.
+        models: name of a model -> its options; a model without any has the default ones.
         streams: streams by name, which run as long as the service.
-        fleet_streams: whether the streams that the fleet wants run, too.
-        samples: whether requests that the fleet orders are stored as samples.
-        live: the live page.
     """
 
     listen: Listen = field(default_factory=Listen)

@@ -33,8 +33,8 @@ class SchedulingLimits:
         default_level: level of calls that state none.
         max_passes: how many batches of other levels may run before a waiting level gets one.
         short_s: a model whose runs are shorter runs on the event loop's thread; with 0, none does.
-        max_run_s: time limit of a run, times the number of calls in its batch. Then it is stopped and its
-            calls are refused. 0 for no limit.
+        max_run_s: time limit of a run for each call in its batch. A longer run is stopped, and its calls are
+            refused. 0 for no limit.
 
     Raises:
         ValueError: a field is out of range.

@@ -87,7 +87,7 @@ class ShadowOptions:
     Attributes:
         share: share of the calls, more than 0 and at most 1.
         max_load: most real calls under way while the candidate runs.
-        quiet_s: how long before a run of the candidate no real call was answered.
+        quiet_s: the candidate runs at the earliest this long after the last real answer.
         max_wait_s: time limit of a waiting copy; then it is dropped.
         max_pending: most copies that wait.
         max_copied_bytes: size limit of inputs in a borrowed buffer; larger ones are not copied, since that

@@ -36,8 +36,8 @@ class CanaryLane(Lane):
     """Sends a share of the calls to the candidate and the rest to the current version.
 
     Attributes:
-        skipped: calls due to be run again by both versions, and left out, since another pair ran or real
-            calls came first.
+        skipped: calls that were due for a comparison and got none, since another pair ran or real calls came
+            first.
     """
 
     def __init__(

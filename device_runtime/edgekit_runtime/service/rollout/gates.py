@@ -41,7 +41,7 @@ class Arm:
 class PairedLatency:
     """Latencies of both versions, run with the same inputs in quick succession, in random order.
 
-    A disturbance is as likely to slow down either version. So if both are equally fast, each looks slower in
+    A disturbance is as likely to slow down either version. So if both are equally fast, each is slower in
     half of the pairs. The tests of `judge` rest on that.
 
     Attributes:
@@ -152,10 +152,10 @@ class _Finding:
 def judge(observed: Observations, gates: Gates) -> Verdict:
     """Return the verdict on the candidate.
 
-    NaN or a burst of errors rolls back at once. Otherwise, one gate proved missed rolls back, and all gates
-    proved kept promote. When the time is over, agreement must be proved. The errors must only be within the
-    limit as counted, since a proof of 1 % takes a thousand answers. Latency and energy pass unless proved
-    missed.
+    NaN or a burst of errors rolls back at once. Otherwise, a gate that is proved missed rolls back, and the
+    candidate is promoted once all gates are proved kept. When the time is over, agreement must be proved. The
+    counted errors must only be within the limit, since a proof takes a thousand answers for 1 %. Latency and
+    energy pass unless proved missed.
     """
     at_once = _find_at_once(observed, gates)
     if at_once is not None:

@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Writer:
-    """A thread that stores samples. Its queue holds at most 8 jobs of 32 MiB together; others are dropped."""
+    """A thread that stores samples. Its queue holds up to 8 jobs and 32 MiB in all; others are dropped."""
 
     def __init__(self) -> None:
         """Make the queue; the first job starts the thread."""

@@ -95,8 +95,7 @@ class Flow(Protocol):
     """A model that runs its batches on the pool, which is a flow in start-time fair queueing.
 
     Attributes:
-        used_s: its virtual time in seconds: thread time used so far, advanced when it was idle. Set by the
-            pool.
+        used_s: thread seconds used so far; the pool sets it, and raises it after idle time.
     """
 
     used_s: float

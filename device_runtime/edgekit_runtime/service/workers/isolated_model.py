@@ -53,7 +53,7 @@ class IsolatedModel(IsolatedVersion):
         opened: done when a worker is ready or, in a trial, when the candidate gets calls. It has an error if
             that fails; `end` cancels it.
         hosted: trial of another version in a worker of this one, or None.
-        workers: workers that run or start, in the order in which they became ready.
+        workers: workers that run or start; ready ones are in the order in which they became ready.
         restarts: how often a worker was started again after it was lost.
     """
 
@@ -296,7 +296,7 @@ class IsolatedModel(IsolatedVersion):
         self.end_trial(trial)
 
     def end_trial(self, trial: "WorkerTrialRunner") -> None:
-        """End the trial and the candidate without telling the worker, which knows."""
+        """End the trial and the candidate. The worker need not be told."""
         self.hosted = trial.report = None
         trial.model.end()
 

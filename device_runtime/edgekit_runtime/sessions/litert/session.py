@@ -30,7 +30,7 @@ class LiteRtOptions:
     """Options of LiteRT for a model; the `backend.options` of a manifest.
 
     Attributes:
-        threads: number of threads that share one inference; None leaves it to the engine, which takes one.
+        threads: number of threads that share one inference; by default the engine's choice, which is one.
         xnnpack: whether XNNPACK runs the operators that it can; otherwise the engine's own kernels do.
         float_io: whether quantized inputs and outputs are float32 to the caller, see `LiteRtSession`.
     """
@@ -43,18 +43,17 @@ class LiteRtOptions:
 class LiteRtSession:
     """A model in LiteRT; `run` may be called from several threads, which then wait for one another.
 
-    Names are those of the signature if the file has exactly one and it covers the inputs and outputs of the
-    model, else the tensor names as they are in the file (`serving_default_x:0`, nothing stripped).
+    Names come from the file's signature if it has exactly one, with all inputs and outputs of the model.
+    Otherwise they are the tensor names of the file, unchanged (`serving_default_x:0`).
 
-    A quantized input or output (int8, uint8 or int16 with one scale) is float32 here unless
-    `options.float_io` is off: `run` then quantizes and dequantizes, and `inputs` and `outputs` are float32,
-    as `run` takes and returns them. `quantization` has the codes of the file. With `float_io` off everything
-    is as in the file. Integers without a scale are never converted.
+    With `options.float_io`, quantized inputs and outputs (int8, uint8 or int16 with one scale) are float32
+    for the caller, also in `inputs` and `outputs`: `run` quantizes and dequantizes. Without it, everything is
+    as in the file. Integers without a scale are never converted.
 
     Attributes:
         inputs: specifications of the inputs of `run`; a free dimension is named by input and axis: `image_0`.
         outputs: specifications of the outputs of `run`.
-        quantization: name -> codes of each quantized input, and of each quantized output.
+        quantization: name -> the file's quantization of each quantized input and output.
         has_fixed_work: whether values of inputs cannot change how long a run takes, see `fixed_work`.
     """
 
@@ -106,8 +105,8 @@ class LiteRtSession:
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run as `Session.run` says; the caller owns the arrays.
 
-        A new size of a free dimension allocates the model's memory again, which costs about as much as a
-        first run. An empty array and a NaN to quantize are refused with a `DataError`.
+        If shapes differ from the last run's, the model's memory is allocated again, which takes about as long
+        as a first run. An empty array, or a NaN to quantize, raises `DataError`.
         """
         if inputs.keys() != self._checks.keys():
             raise DataError(f"got inputs {sorted(inputs)}, expected {sorted(self._checks)}")

@@ -39,8 +39,8 @@ def read_tensors(
         float_io: whether quantized tensors are float32 to the caller.
 
     Raises:
-        BackendError: a tensor is not plain, has an unusable quantization or a name that is no text, or two
-            tensors have one name.
+        BackendError: a tensor has an unsupported type, an unusable quantization or a name that is no text, or
+            two tensors have the same name.
     """
     try:
         return _read(interpreter, float_io=float_io)

@@ -29,20 +29,20 @@ _logger = logging.getLogger(__name__)
 def check_first_opening(
     package: OpenedPackage, *, variants: Sequence[str] = (), threads: int | None = None, limit_s: float
 ) -> None:
-    """Check that no engine ends its process over `package`, unless that was done here before.
+    """Check that opening `package` does not crash the process, unless it was checked here before.
 
-    A package that an engine refuses passes: whoever opens it next gets that error.
+    A package that its engine refuses with an error passes this check.
 
     Args:
         package: verified.
         variants: variants that will be opened; by default the preferred one.
-        threads: threads of one inference, or None for the options' number.
+        threads: threads of one inference; by default as the options say.
         limit_s: seconds until the child is ended.
 
     Raises:
-        BackendError: the engine ended the child, or the child cannot be started.
+        BackendError: the engine crashed the child process, or the child cannot be started.
         SlowOpeningError: the child did not end within `limit_s`.
-        UnavailableError: it was killed or cannot be started, as for want of memory.
+        UnavailableError: the child was killed or cannot be started now, as when memory is lacking.
     """
     if is_opening_kept(package, variants):
         return
@@ -64,18 +64,19 @@ def test_in_child(
     engines: Path | None = None,
     is_kept: bool = True,
 ) -> str:
-    """Open and self-test `package` in a child, and return why that fails, or an empty text.
+    """Open and self-test `package` in a child process; return why that fails, or an empty text.
 
-    It raises what `check_first_opening` does.
+    Raises the same errors as `check_first_opening`.
 
     Args:
         package: verified.
-        variants: variants to open, those without an installed engine excepted; by default the preferred one.
-        threads: threads of one inference, or None for the options' number.
+        variants: variants to open; those without an installed engine are skipped. By default the preferred
+            one.
+        threads: threads of one inference; by default as the options say.
         limit_s: seconds until the child is ended.
         engines: folder of Python packages that precede those of this process, such as another release of an
             engine; or None.
-        is_kept: whether to store a success, so that the next opening need not be tried.
+        is_kept: whether to store a success, so that later openings skip the test.
     """
     request = {
         "package": str(package.path.absolute()),
