@@ -180,10 +180,10 @@ def open_model(
 def check_engines(manifest: Manifest) -> None:
     """Check that an engine is installed here for one of the backends that the manifest names.
 
-    No engine is imported, so this takes no memory, and does not detect an engine that cannot be imported.
+    Engines are not imported, which saves memory; so an engine that fails to import is not noticed.
 
     Raises:
-        EngineMissingError: none is installed; the message says what to install for each.
+        EngineMissingError: none is installed; the message says what to install.
     """
     label = f"{manifest.name} {manifest.version}"
     check_backends(list_backends(manifest), label)

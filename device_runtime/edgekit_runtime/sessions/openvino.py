@@ -95,7 +95,7 @@ class OpenVinoSession:
 
     @property
     def alone(self) -> AbstractContextManager[object]:
-        """Keeps other threads' runs waiting for a `with` block, so that a run in it can be timed."""
+        """A context manager in which other threads' runs wait, so that a run inside can be timed."""
         return self._lock
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -47,8 +47,8 @@ class LoadPlan:
 
     Attributes:
         order: order of a swap, see `SwapOrder`.
-        needed_bytes: memory that the model to load needs; 0 without a cap.
-        for_others: whether others may be unloaded for it.
+        needed_bytes: memory that the new versions need; 0 without a cap.
+        for_others: whether other models may be unloaded to make room.
     """
 
     order: SwapOrder
@@ -99,7 +99,7 @@ class MemoryCap:
 
     @contextlib.asynccontextmanager
     async def reserve(self, model: ModelEntry, plan: LoadPlan) -> AsyncIterator[None]:
-        """Reserve memory for a model during the block, after its old versions were unloaded.
+        """Reserve memory for a model during the block. Its old versions must be unloaded already.
 
         Raises:
             MemoryCapError: the cap leaves no room.

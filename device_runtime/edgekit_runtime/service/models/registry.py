@@ -191,7 +191,7 @@ class Registry:
             await self._lifecycle.retire(model.withdraw())
 
     async def settle_trial(self, name: str, version: str, *, is_promoted: bool) -> None:
-        """Promote a version or unload it, if it is on trial."""
+        """Promote or unload a version on trial; does nothing if it is not on trial."""
         model = self.models.by_name[name]
         async with model.lock:
             trial = model.trial

@@ -27,9 +27,9 @@ class ModelMemory:
     """The memory cap of all models together.
 
     Attributes:
-        max_bytes: size limit of all loaded models, as their packages state it; None for no cap.
-        load_wait_s: how long a request waits while its unloaded model is loaded again; then it gets a 503.
-        max_waiting: requests that may wait for that at once; further ones get a 503.
+        max_bytes: limit of the estimated memory of all loaded models; None for no cap.
+        load_wait_s: how long a request may wait while its unloaded model is loaded again. Then it gets a 503.
+        max_waiting: most requests that wait for such loads; further ones get a 503.
 
     Raises:
         ValueError: a value is out of range.
@@ -85,11 +85,11 @@ class RegionLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftLimits:
-    """How much time drift statistics may take, and how far back they reach.
+    """Bounds of the time and the window of drift statistics.
 
     Attributes:
-        budget_s: mean time per call.
-        window: sampled calls after which all earlier ones lose half their weight.
+        budget_s: mean time per call that the statistics may take.
+        window: number of sampled calls after which the weight of earlier calls is halved.
     """
 
     budget_s: float = 2e-6
@@ -109,7 +109,7 @@ class Power:
         period_s: time between two readings, and between two decisions of the governor.
         power_w: limit of the mean power over `window_s`, or None.
         temperature_c: limit of the hottest zone, or None.
-        battery_floor: charge that must be left after `battery_hours` of service, 0 to 1, or None.
+        battery_floor: battery charge to be left after `battery_hours` of service, 0 to 1, or None.
         idle_w: first estimate of the power without requests; the governor learns the real one.
         window_s: time over which `power_w` is a mean; 0 forbids more power even for a moment.
 

@@ -60,8 +60,8 @@ class CanaryOptions:
 
     Attributes:
         share: share of the calls, more than 0 and at most 1.
-        compared_share: share of the candidate's calls that both versions run again (see `PairedRuns`), more
-            than 0 and at most 1.
+        compared_share: share of the candidate's calls that both versions then run again for comparison (see
+            `PairedRuns`), more than 0 and at most 1.
         retry: whether the version in use answers a call that the candidate fails.
         comparison: how answers are compared, or None to choose by the model.
 

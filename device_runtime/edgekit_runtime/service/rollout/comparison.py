@@ -57,10 +57,9 @@ def all_finite(arrays: Outputs) -> bool:
 def choose_comparison(
     outputs: Sequence[TensorSpec], figures: Mapping[str, JsonValue], *, name: str | None = None
 ) -> Comparison:
-    """Return the comparison of answers: the one asked for, the manifest's, or one that fits the shape.
+    """Return how to compare answers: as `name` says, else as the manifest says, else by the shape.
 
-    `outputs`, `figures`: those in the manifest.
-    `name`: `agreement` or `similarity` to ask for one; None to choose.
+    `outputs`, `figures`: from the manifest. `name`: `agreement`, `similarity` or None.
 
     Raises:
         ManifestError: no such comparison, or `agreement` for outputs that are no class scores.
@@ -145,8 +144,8 @@ def same_class(current: Array, candidate: Array) -> float:
 def similarity(current: Outputs, candidate: Outputs) -> float:
     """Return 1 - |difference| / |current|, at least 0, the mean over outputs; 1 for equal ones.
 
-    Integers (classes, counts) count by the share of equal values. Outputs with another number of rows (of
-    detections, say) are compared as sets. An output that is missing, or has another shape, counts 0.
+    For integers (classes, counts) it is the share of equal values. If only the number of rows differs (as
+    with detections), rows are compared as sets. An output that is missing or has another shape counts 0.
     """
     parts = []
     for name, want in current.items():

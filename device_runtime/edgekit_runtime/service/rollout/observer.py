@@ -82,7 +82,7 @@ class Observer:
     def blame(self, *, not_finite: bool) -> None:
         """Count a failure that is the candidate's own: the current version did not fail on the same inputs.
 
-        NaN or infinity (`not_finite`), or a burst of failures, are judged at once.
+        After NaN or infinity (`not_finite`), or a burst of failures, it judges at once.
         """
         self.observed.failed_in_a_row += 1
         self.observed.not_finite += not_finite
@@ -150,7 +150,7 @@ class Observer:
 
 
 def is_of_model(failed: Answer) -> bool:
-    """Whether a failed answer may be the model's fault, not that of a queue, a deadline or a closed lane."""
+    """Whether a failed answer may be the model's fault: no queue, deadline or closed lane caused it."""
     return isinstance(failed, BackendError | DataError) or not isinstance(failed, EdgekitError)
 
 

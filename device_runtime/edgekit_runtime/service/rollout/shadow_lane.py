@@ -33,7 +33,7 @@ class _Copy:
 
 
 class ShadowLane(Lane):
-    """Answers with the current version, and lets the candidate try in quiet moments.
+    """Answers with the current version, and runs the candidate on copies of calls in quiet moments.
 
     Attributes:
         under_way: real calls without an answer yet.

@@ -104,7 +104,7 @@ class Flow(Protocol):
         """Return a batch to run now, or None."""
 
     def finish(self, batch: Batch) -> Callable[[], None]:
-        """Count a batch that has run; returns a function that answers its calls."""
+        """Count a batch that has run; return a function that answers its calls."""
 
     def look(self, batch: Batch, seconds: float) -> bool:
         """Stop a batch that runs too long or without clients; return True if the pool may run another now."""

@@ -81,7 +81,10 @@ class ResponseCache:
         return state.digest()
 
     def find(self, key: _Key) -> Reused | None:
-        """Return the answer under a key, (number of a lane, digest of inputs), or None; count it as used."""
+        """Return the answer under a key, or None; count it as used.
+
+        `key`: (number of a lane, digest of inputs).
+        """
         answer = self._answers.get(key)
         if answer is None:
             return None

@@ -45,9 +45,9 @@ class RunMemory:
         return _count_bytes(self.usual.values())
 
     def most_input_bytes(self, allowed_bytes: int) -> int:
-        """Return the largest total size of inputs, in bytes, with which a run takes at most `allowed_bytes`.
+        """Return the size limit of a run's inputs in bytes that keeps its memory within `allowed_bytes`.
 
-        It is never less than the size of the usual inputs.
+        It is at least the size of the usual inputs.
         """
         return max(int(allowed_bytes / max(self.bytes_per_input_byte, 1.0)), self.usual_bytes)
 

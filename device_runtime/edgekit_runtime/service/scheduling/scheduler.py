@@ -134,11 +134,11 @@ class Scheduler(Lane):
         return is_free and not self._placements[find_shapes(inputs)].short
 
     def learn(self, shapes: Shapes, seconds: float) -> None:
-        """Count a run that was measured before there was traffic; see `warm_up`."""
+        """Count a run measured before the first request, see `warm_up`."""
         self._placements[shapes].note_on_thread(seconds)
 
     def limit_batch(self, rows: int) -> None:
-        """Limit batches to `rows` rows from now on, or to `max_batch` of the options if that is less."""
+        """From now on, limit batches to the lesser of `rows` rows and the option `max_batch`."""
         self._max_rows = max(1, min(rows, self._limits.max_batch)) if self._batches else 1
 
     def drain(self, done: Callable[[], None]) -> None:

@@ -42,7 +42,7 @@ class Hazard(NamedTuple):
 
     Attributes:
         reason: what the model does, a predicate that follows its name: `has a loop, in which …`.
-        max_data_bytes: limit on the memory of that process, if the model may take any amount; else None.
+        max_data_bytes: memory limit for that process if the model may take any amount; else None.
     """
 
     reason: str
@@ -52,7 +52,7 @@ class Hazard(NamedTuple):
 def find_hazard(package: OpenedPackage, sessions: int = 1) -> Hazard | None:
     """Return the hazard for which a model should run in a process of its own, or None.
 
-    `sessions`: number of sessions of each model in that process, for `max_data_bytes`.
+    `sessions`: number of sessions of each model in that process; `max_data_bytes` grows with it.
     """
     members = package.list_members()
     if not members:

@@ -23,7 +23,7 @@ class TrialRunner(Protocol):
         """Count the energy of a request to each version, in joules."""
 
     def take_over(self) -> bool:
-        """Use the candidate from now on; return whether it still runs. If not, another verdict follows."""
+        """Use the candidate from now on; return whether it still runs. If it does not, a rollback follows."""
 
     def end(self) -> None:
         """Send no more calls to the candidate; those under way there are answered."""
@@ -46,7 +46,7 @@ class IsolatedVersion(DrainingLane, Protocol):
         """The trial in which this version is the candidate, or None."""
 
     def lend(self, connection: Connection, *, is_default: bool) -> bool:
-        """Let a worker answer the present request of `connection`; returns whether one does.
+        """Let a worker answer the present request of `connection`; return False if none can.
 
         `is_default`: whether the request names no version.
         """

@@ -165,7 +165,7 @@ class Trial:
         return isinstance(comparison, Mapping) and comparison["guessed"] is True
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the figures of `runner`, with the `kind` and both versions."""
+        """Return the figures of `runner`, the `kind` of trial and both versions."""
         return {
             **self.runner.to_json(),
             "kind": self.options.rollout,

@@ -25,7 +25,7 @@ _OFFLINE: Final = b'{"state":"offline"}'
 
 
 class MqttSink(Sink):
-    """A connection to a broker, made at its first use and again after it was lost."""
+    """A connection to a broker, opened at its first use, and again after a loss."""
 
     def __init__(self, text: str, name: str) -> None:
         """Read the address; `write` connects.

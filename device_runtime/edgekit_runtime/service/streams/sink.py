@@ -39,8 +39,8 @@ class Sink:
         """Write answers, each a line of JSON.
 
         Raises:
-            OSError: they were not written, and are written again later.
-            UndeliverableError: they never will be.
+            OSError: the answers were not written; the caller tries them again later.
+            UndeliverableError: the answers can never be written.
         """
         raise NotImplementedError
 

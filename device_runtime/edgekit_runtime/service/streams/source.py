@@ -131,7 +131,7 @@ class FrameSource:
         return min(self.options.open_s, least_s * _GROWTH ** min(max(self._failures - 4, 0), 99))
 
     def want_pictures(self, max_side: int) -> None:
-        """Let frames carry a JPEG with sides of `max_side` pixels at most; 0 for none."""
+        """Make frames carry a JPEG with sides of at most `max_side` pixels; 0 for no JPEG."""
         self._max_side = max_side
         if self._process is not None:
             self._process.send({"max_side": max_side})

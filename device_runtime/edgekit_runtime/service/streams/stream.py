@@ -156,7 +156,7 @@ class Stream:
             viewer.put(chunk)
 
     def add_viewer(self, viewer: Viewer, view: View) -> None:
-        """Let a client see the stream from now on."""
+        """Send the stream to a client from now on."""
         self._viewers[viewer] = view
         if view == "lines":
             viewer.put(_to_line(self._describe_state()))

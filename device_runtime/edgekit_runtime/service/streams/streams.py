@@ -80,7 +80,7 @@ class Streams:
                 raise ConfigError(f"streams.{name}: {cause}") from cause
 
     def remove(self, name: str) -> None:
-        """Begin to stop the stream of this name, if any; the name is free at once."""
+        """Begin to stop the stream, if it exists; its name can be used again at once."""
         stream = self._streams.pop(name, None)
         if stream is not None:
             task = self._loop.create_task(stream.stop())

@@ -23,7 +23,7 @@ class Snapshot:
     """A worker's figures on one version.
 
     Attributes:
-        counted: counts since the worker's start.
+        counted: counts since the start of the worker process.
         details: result of `Served.to_json` in the worker, without the rollout.
         rollout: the `rollout` of `Served.to_json`, or None.
     """

@@ -104,12 +104,12 @@ class IsolatedModel(IsolatedVersion):
 
     @property
     def is_in_use(self) -> bool:
-        """Whether it has, or is to have, workers of its own."""
+        """Whether it has or will get workers of its own: it is neither on trial nor ended."""
         return self._trial is None and not self._is_ended
 
     @property
     def is_over(self) -> bool:
-        """Whether `end` was called and all its processes have ended."""
+        """Whether `end` was called and all worker processes have ended."""
         return self._is_ended and not self.workers
 
     def fileno(self) -> int:
@@ -392,7 +392,7 @@ class WorkerTrialRunner(TrialRunner):
         return self.model.manifest.version
 
     def start(self, worker: WorkerHandle) -> None:
-        """Make `worker` load and try the candidate; give the trial up if the message cannot be sent."""
+        """Make `worker` load and try the candidate; give up the trial if the order cannot be sent."""
         try:
             worker.start_trial(self.model.spec.package, self.model)
         except Exception as cause:  # the thread that loads all models waits for an outcome
@@ -424,7 +424,7 @@ class WorkerTrialRunner(TrialRunner):
             raise ChannelError(f"it sent {outcome!r} of version {message.version} at the wrong time")
 
     def give_up(self, reason: str) -> None:
-        """End the trial: the candidate cannot be tried now, which is no evidence against it."""
+        """End the trial, since the candidate cannot be tried now. This does not count against it."""
         text = f"{self.model.manifest.name} {self.version} cannot be tried now: {reason}; load it again later"
         self._fail(UnavailableError(text, _RESTART_S))
 

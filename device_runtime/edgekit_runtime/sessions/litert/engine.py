@@ -26,7 +26,7 @@ _greeted = threading.Event()
 
 
 def find_engine() -> ModuleType:
-    """Import and return the module with the interpreter: ai-edge-litert's, else tflite-runtime's.
+    """Import and return the module with the interpreter: of ai-edge-litert, else of tflite-runtime.
 
     Raises:
         EngineMissingError: neither can be imported; the message has both reasons.

@@ -99,7 +99,7 @@ class LiteRtSession:
 
     @property
     def alone(self) -> AbstractContextManager[object]:
-        """A context manager that keeps other threads' runs waiting, so that a run inside can be timed."""
+        """A context manager in which other threads' runs wait, so that a run inside can be timed."""
         return self._lock
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -37,7 +37,7 @@ _VERIFIED_LIMITS: Final = Limits(
 
 
 def main(request: Mapping[str, Any]) -> str:
-    """Self-test the package of `request`; return its fault or ''. Success is stored unless `forget` is set."""
+    """Self-test the package of `request`; return its fault or ''. Without `forget`, store success."""
     try:
         with _read(request) as whole:
             submodel = request.get("submodel")
