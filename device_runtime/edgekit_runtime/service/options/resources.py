@@ -74,8 +74,8 @@ class RegionLimits:
 
     Attributes:
         max_region_bytes: size limit of all regions together.
-        allows_posix: whether clients may register POSIX segments by name. Then any client can access any
-            segment of the service's user.
+        allows_posix: whether clients may register POSIX segments by name. Then any client of this user
+            can register any segment of this user.
     """
 
     max_regions: int = 64

@@ -17,7 +17,7 @@ Run: TypeAlias = Callable[[Mapping[str, Array]], Answer]
 
 
 class Reused(Mapping[str, Array]):
-    """Outputs computed for an earlier equal call. They say nothing new about a version."""
+    """Outputs computed for another, equal call. They say nothing new about a version."""
 
     __slots__ = ("_outputs",)
 

@@ -95,7 +95,7 @@ class IsolatedModel(IsolatedVersion):
 
     @property
     def ready(self) -> list[WorkerHandle]:
-        """The workers that have loaded the model; during a trial, those of the host.
+        """The workers that have loaded the model; for a version on trial, those of its host.
 
         Only the first `processes` of them get requests; a standby worker waits behind them.
         """
