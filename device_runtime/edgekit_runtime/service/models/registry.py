@@ -206,7 +206,7 @@ class Registry:
         """Load a model that was unloaded for others, and return once it is loaded.
 
         Raises:
-            UnavailableError: too many calls wait already, or it takes too long.
+            UnavailableError: too many calls wait for loads already, or loading takes too long.
         """
         model = self.models.by_name[name]
         if model.default is not None:

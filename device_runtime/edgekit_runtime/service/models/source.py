@@ -27,7 +27,7 @@ class Source(Protocol):
     confirm_after_s: float = 10.0
 
     def names(self) -> Sequence[str]:
-        """Return the names of all installed models; on any thread.
+        """Return the names of all installed models. May be called on any thread.
 
         Raises:
             EdgekitError: they cannot be listed.

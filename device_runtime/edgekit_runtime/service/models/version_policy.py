@@ -66,12 +66,12 @@ class VersionPolicy:
 
 
 def choose_order(needed_bytes: int, available_bytes: int, configured: SwapOrder) -> SwapOrder:
-    """Return whether a swap loads first (`availability`) or unloads first (`resource`).
+    """Return the order of a swap: load first (`availability`) or unload first (`resource`).
 
     Args:
         needed_bytes: memory that the new version needs.
         available_bytes: free memory on this machine, while the old version is loaded.
-        configured: order set by hand, or `auto`.
+        configured: the order to return, or `auto` to decide by memory.
     """
     if configured != "auto":
         return configured

@@ -318,11 +318,11 @@ def classify(scores: Array, count: int, labels: Sequence[str]) -> Array:
 
     Args:
         scores: [..., classes].
-        count: how many classes; no more than there are.
-        labels: names of the classes; those without one are `SCORE:INDEX`.
+        count: number of classes to return; capped at their number in `scores`.
+        labels: names of the classes by index. A class beyond them is `SCORE:INDEX`.
 
     Raises:
-        RequestError: there are so many rows that writing them would keep other requests waiting.
+        RequestError: there are too many rows: writing them would delay other requests.
 
     Source: Triton's classification extension.
     """

@@ -252,7 +252,7 @@ class Regions:
         return [region for region in self if is_local or not region.is_mapped]
 
     def remove(self, region: Region) -> None:
-        """Forget `region`; a second call does nothing. A request under way keeps its memory."""
+        """Forget `region`; a second call does nothing. Requests under way can still use its memory."""
         region.close()
         if self._regions.get(region.name) is region:
             del self._regions[region.name]

@@ -128,8 +128,9 @@ class Observer:
         """Return what was observed, for `/v2` statistics; means without values are None.
 
         `verdict` is `promote`, `rollback` (with `gate` and `reason`) or `continue` (with `undecided` gates);
-        `compared` counts pairs, `agreement` is their mean, `latency_ratio_p50` the median of candidate over
-        current; `current` and `candidate` have counts, and quantiles of latency and energy.
+        `compared` is the number of pairs, `agreement` their mean agreement, and `latency_ratio_p50` their
+        median latency ratio, candidate to current. `current` and `candidate` have counts, and quantiles of
+        latency and energy.
         """
         observed = self.observed
         verdict = self.verdict or judge(observed, self._gates)

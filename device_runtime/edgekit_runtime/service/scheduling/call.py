@@ -105,7 +105,7 @@ class DrainingLane(Lane, Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call waits, is under way or is being answered."""
+        """True if no call waits, runs or is being answered."""
 
     def drain(self, done: Callable[[], None]) -> None:
         """Accept no more calls, and call `done` once the accepted ones are answered, maybe at once."""

@@ -62,7 +62,7 @@ class PriorityQueue:
         return sum(map(len, self._levels))
 
     def push(self, queued: Queued) -> None:
-        """Add a call after the others of its level."""
+        """Add a call at the end of its level."""
         self._levels[queued.level - 1].append(queued)
         self.rows += queued.rows
         if queued.call.deadline_s is not None:

@@ -153,7 +153,7 @@ class Scheduler(Lane):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call waits, is under way or is being answered."""
+        """True if no call waits, runs or is being answered."""
         is_running = len(self._idle) < self._instances or self._answering
         return not (is_running or self._waiting.rows or self._late or self._unwanted)
 

@@ -58,7 +58,7 @@ class LoadAttempt(Generic[Result]):
         return self._future.result()
 
     def note(self, session: Session) -> Session:
-        """Return `session`, and interrupt it if this load is abandoned.
+        """Return `session`; it is interrupted if this load is abandoned later.
 
         Raises:
             BackendError: the load was abandoned already; the session is closed.

@@ -58,4 +58,4 @@ class IsolatedVersion(DrainingLane, Protocol):
         """Return a worker's statistics beyond its counts; empty before its first report."""
 
     def close(self) -> None:
-        """End the worker processes; from any thread."""
+        """End the worker processes. May be called on any thread."""

@@ -62,7 +62,7 @@ class MqttSink(Sink):
         self._guard(lambda: self._serve(lambda: True))
 
     def close(self) -> None:
-        """Publish that the stream has ended, and disconnect."""
+        """Publish that the stream ended, and disconnect."""
         if self._client is not None:
             with contextlib.suppress(OSError):
                 self._publish(f"{self._topic}/status", [_OFFLINE], is_retained=True)

@@ -79,7 +79,7 @@ class SourceOwner(Protocol):
     def on_opened(self) -> None: ...
 
     def on_frame(self, frame: Frame) -> None:
-        """Receive a frame, which the owner releases."""
+        """Receive a frame. The owner must call its `release`."""
 
     def on_read(self, number: int) -> None:
         """Called now and then with the number of the frame read last."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ReceivedPackages(Source):
-    """A `Source` of packages of one model; the service itself records successes and failures."""
+    """A `Source` of one model's packages, in a worker. The service records their successes and failures."""
 
     __slots__ = ("_local_keys", "_name", "_packages", "limits")
 

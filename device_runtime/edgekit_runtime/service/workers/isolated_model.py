@@ -215,12 +215,12 @@ class IsolatedModel(IsolatedVersion):
         self._await_returns(done, self._loop.time() + self.spec.config.inference.drain_timeout_s)
 
     def close(self) -> None:
-        """Have the loop kill all processes, from any thread; does not wait."""
+        """Let the loop kill all processes, without waiting. May be called on any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, after `Supervisor.close`
             self._loop.call_soon_threadsafe(self.end)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the first worker's statistics other than counts; empty until a message arrives."""
+        """Return the first worker's statistics without the counts; empty before its first report."""
         snapshot = self._snapshots.get(self.ready[0]) if self.ready else None
         return {} if snapshot is None else snapshot.details
 

@@ -47,7 +47,7 @@ class Versions(Protocol):
 
 
 class Supervisor:
-    """The isolated models of one service; on the thread of its loop, except for `open`."""
+    """The isolated models of one service. Use it on the loop's thread, except for `open`."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Supervisor:
         return remote is not None and remote.lend(connection, is_default=target[1] is None)
 
     def begin_stop(self) -> None:
-        """Request all connections back, and open nothing more."""
+        """Ask the workers to return all connections, and open no more models."""
         self._is_over = True
         for model in self.models:
             model.drain(lambda: None)
