@@ -19,13 +19,13 @@ DECODE: Final = "decode"
 def read_options(
     kind: type[Options], backend: str, options: Mapping[str, JsonValue], threads: int | None = None
 ) -> Options:
-    """Return the options that a manifest states, as an instance of `kind`; the option `decode` is left out.
+    """Return the options that a manifest states, except `decode`, as an instance of `kind`.
 
     Args:
         kind: a dataclass whose fields are the options.
         backend: name of the backend, for the message.
         options: the `backend.options` of a manifest.
-        threads: in place of those in `options`; None leaves them.
+        threads: replaces the option `threads`, unless it is None.
 
     Raises:
         BackendError: an option is unknown or has a wrong value.

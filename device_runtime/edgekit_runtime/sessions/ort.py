@@ -71,16 +71,16 @@ class OrtOptions:
         threads: number of threads that share one inference; None is one for each core that the process may
             use.
         spinning: whether idle threads wait in a busy loop: lower latency, but a core is never idle.
-        arena: whether the memory of activations is kept for the next run; off is for models whose activations
-            vary greatly in size, and was slower and larger for those in docs/explanation/memory.md.
+        arena: whether the memory of activations is kept for the next run. Turn it off for activations that
+            vary greatly in size. Without it, the models in docs/explanation/memory.md were slower and larger.
         optimise: whether the graph is optimised on loading; off for a model that was saved optimised. If off,
             8-bit products saturate on x86 without VNNI, see `ort_products`.
         fold_weights: whether quantized weights are widened to float once, on loading; for models that compute
             in float. Otherwise onnxruntime widens them in every inference, at 1.1 to 5 times the latency.
         narrow_weights: whether 8-bit weights have codes of 7 bits, with which the fast kernels are exact on
             every processor, see `ort_products`.
-        disabled_optimizers: rewrites of the optimiser that change this model's results, by onnxruntime's
-            names; they are off, as are those that are off for every model (`WRONG_REWRITES`).
+        disabled_optimizers: onnxruntime's names of rewrites that are off because they change this model's
+            results. `WRONG_REWRITES` are off for every model.
         weights: path of the artifact that holds the weights of a submodel, as its graph names it; None for a
             model that holds its own.
     """
@@ -159,9 +159,9 @@ class OrtSession:
         return dict(zip(self._output_names, values, strict=True))
 
     def trim(self, inputs: Mapping[str, Array]) -> None:
-        """Return memory of earlier runs to the system, by one more run with `inputs`; nothing after `close`.
+        """Return memory of earlier runs to the system; do nothing after `close`.
 
-        The arena releases only memory that is unused at the end of a run, which still holds its outputs.
+        It runs the model once more with `inputs`. Memory of that run's outputs is not released.
 
         Raises:
             BackendError: onnxruntime failed, and no memory is returned.
@@ -178,7 +178,7 @@ class OrtSession:
         trim_memory()
 
     def share(self) -> "OrtSession":
-        """Return a session of the same loaded model, which is interrupted, cancelled and closed by itself."""
+        """Return a session of the same loaded model; interrupt, cancel and close each one separately."""
         shared = copy.copy(self)
         shared._settings = _make_run_settings()
         return shared
@@ -209,7 +209,7 @@ def _blames_inputs(message: str) -> bool:
 def open_ort(package: OpenedPackage, choice: BackendChoice, threads: int | None) -> OrtSession:
     """Return a session for the artifact that `choice` names; see `OpenBackend`.
 
-    On a GPU it has passed the package's self-test; if it fails that, it is one on the processor.
+    A session on a GPU must pass the package's self-test. If it fails, return a session on the processor.
 
     Raises:
         EngineMissingError: onnxruntime is not installed.
@@ -292,7 +292,7 @@ def _memory_file(content: bytes | memoryview) -> Iterator[str]:
 def with_weights(
     path: str, name: str, weights: bytes | memoryview, settings: "onnxruntime.SessionOptions"
 ) -> Iterator[str]:
-    """Yield the path of a graph whose external data is `weights`; it can reach no other file.
+    """Yield the path of a graph whose external data is `weights`; the graph can read no other file.
 
     Args:
         path: path of the graph.
@@ -323,7 +323,7 @@ def with_weights(
 
 
 def make_settings(options: OrtOptions) -> "onnxruntime.SessionOptions":
-    """Return the settings of a session with these options, but for its rewrites and weights.
+    """Return the settings for `options`, except `disabled_optimizers`, `narrow_weights` and `weights`.
 
     Raises:
         ImportError: onnxruntime is not installed.
@@ -370,8 +370,8 @@ def create_session(
 
     Args:
         path: path of an ONNX model.
-        settings: see `make_settings`; changed in place.
-        options: options of the model; `settings` have been made of them.
+        settings: made from `options` by `make_settings`; changed in place.
+        options: options of the model.
         provider: where to run it; the processor if that does not work.
 
     Raises:

@@ -26,9 +26,8 @@ _loading = threading.Lock()
 def make_lean(settings: "onnxruntime.SessionOptions") -> None:
     """Change `settings` in place to keep one session's memory small.
 
-    Memory patterns are off: they allocate the activations in one block after a first run allocated them one
-    by one, and the arena keeps both. Weights are allocated outside the arena of the activations, so that
-    loading leaves no holes in it.
+    Memory patterns are off. With them, the first run allocates activations one by one, later runs allocate
+    one block, and the arena keeps both. Weights are not in the arena, so loading leaves no holes in it.
     """
     settings.enable_mem_pattern = False
     settings.enable_cpu_mem_arena = True
@@ -37,10 +36,10 @@ def make_lean(settings: "onnxruntime.SessionOptions") -> None:
 
 @contextmanager
 def lean_loading() -> Iterator[None]:
-    """Give memory that is freed in the block back to the system; a session is created in it.
+    """Return freed memory to the system while a session is created in the `with` block.
 
-    Its settings are of the whole process, so one block runs at a time; one that hangs delays another for at
-    most ten seconds. Without glibc this does nothing.
+    This changes settings of the whole process, so one block runs at a time. A block waits at most ten seconds
+    for another block. Without glibc this does nothing.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallopt") or not hasattr(library, "malloc_trim"):

@@ -33,8 +33,8 @@ PROBE: Final = bytes.fromhex(
 def saturates() -> bool:
     """Return True if onnxruntime's sums of uint8 by int8 products saturate on this processor.
 
-    The first call of a process tests the engine itself, in about a millisecond: it need not use all features
-    that the system reports for the processor.
+    The first call runs a small model, in about a millisecond, because onnxruntime may not use all features of
+    the processor.
 
     Raises:
         ImportError: onnxruntime is not installed.
@@ -59,12 +59,12 @@ def open_exact(
     *,
     is_narrow: bool = False,
 ) -> "onnxruntime.InferenceSession":
-    """Return `create(settings)`, with exact 8-bit products if this processor's saturate.
+    """Return `create(settings)`, after changes to `settings` that make 8-bit products exact here.
 
     Args:
-        settings: changed in place.
-        create: makes a session; called again if the engine has no kernel for the exact form.
-        is_narrow: whether the codes of the weights have 7 bits, with which nothing saturates.
+        settings: changed in place if products would saturate.
+        create: makes a session; called again if the engine has no exact kernel for a node.
+        is_narrow: whether the codes of the weights have 7 bits; then no product saturates.
 
     Raises:
         Exception: an error that `create` raised.

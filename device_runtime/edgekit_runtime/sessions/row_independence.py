@@ -23,18 +23,17 @@ def has_free_rows(model: Session | Manifest) -> bool:
 
 
 def rows_are_independent(session: Session, inputs: Mapping[str, Array]) -> bool:
-    """Return True if a session gives rows the same answers alone and beside much larger and smaller rows.
+    """Return True if a row's answer is the same alone and in a batch with much larger and smaller values.
 
-    False too if the first dimensions are not free, an input has no row, or the engine refuses the batch.
-    Rows of another size reveal a scale, a norm or an extreme that is computed over the whole batch. Integers
-    and bools stay within the values of the given rows, as they may be indices. Float outputs may differ by
-    0.1 % of the largest value of their own row, because engines choose other kernels for other numbers of
-    rows; integers may not.
+    Return False, too, if the first dimensions are not free, an input has no row, or the engine refuses the
+    batch. These values reveal a scale, a norm or an extreme over the whole batch. Integers and bools stay
+    within the values of the given rows, as they may be indices. Float outputs may differ by 0.1 % of their
+    row's largest value, because kernels depend on the number of rows; integer outputs may not differ.
 
     Args:
         session: session to try; it runs four times.
-        inputs: input name -> array of one row or more; the first row of each is judged, with at most two
-            others beside it.
+        inputs: input name -> array of one row or more. The first row is tested, in a batch with at most two
+            of the others.
 
     Raises:
         BackendError: the engine failed on a single row.

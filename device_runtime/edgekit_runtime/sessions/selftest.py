@@ -27,11 +27,11 @@ class OutputCheck:
     """The comparison of one output.
 
     Attributes:
-        name: name of the output, after `STAGE/` for a member of a pipeline; `answer` for the check that the
-            task decodes the outputs.
+        name: name of the output; `STAGE/NAME` for a member of a pipeline; `answer` for the check that the
+            task can decode the outputs.
         passed: whether enough of the compared values are within the tolerance.
-        wrong_count: number of values outside the tolerance; for outputs whose number of rows depends on the
-            data, of rows without a counterpart. None if the output is missing, or its dtype or shape differs.
+        wrong_count: number of values outside the tolerance. If the number of rows depends on the data, number
+            of rows without a counterpart. None if the output is missing, or its dtype or shape differs.
         max_abs_error: the largest difference of two finite values; None where `wrong_count` is.
         message: what was compared and how far it differs, in one sentence, also if it passed.
     """
@@ -62,9 +62,10 @@ class GoldenCase:
 
     Attributes:
         inputs: input name -> array of the golden inputs, ready for `Session.run`.
-        expected: each golden output for them with its stored values.
-        rows: for each further golden row the seed by which `resample` makes its inputs of `inputs`, and its
-            expected outputs.
+        expected: each golden output for `inputs`, with its stored values.
+        rows: (seed, expected outputs) of each further golden row; `resample` makes its inputs from `inputs`
+            and the seed.
+        answerer: decodes the outputs for a further check; None for no such check.
         members: golden tensors of the members of a pipeline, by stage.
     """
 
@@ -77,7 +78,7 @@ class GoldenCase:
     def check(self, session: Session) -> SelfTest:
         """Return how the session's outputs compare with the golden outputs, over all rows.
 
-        If the task of the package cannot decode them, a further check fails.
+        If the package's task cannot decode the session's outputs, a failed check `answer` is added.
 
         Raises:
             DataError: the session takes other inputs.
@@ -112,7 +113,7 @@ def read_golden(package: OpenedPackage) -> GoldenCase:
 
 
 def find_answerer(package: OpenedPackage) -> "Answerer | None":
-    """Return preprocessing and task of a package; None if it states neither, nor labels."""
+    """Return the package's answerer; None if the package has no preprocessing, no task and no labels."""
     if not package.manifest.needs_answerer:
         return None
     from edgekit_runtime.tasks.answerer import open_answerer  # which models of plain tensors do not need

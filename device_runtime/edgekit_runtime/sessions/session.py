@@ -17,9 +17,9 @@ class Session(Protocol):
         inputs: specifications of the inputs of `run`.
         outputs: specifications of the outputs of `run`.
 
-    A session may have more: `has_fixed_work` is True if values of inputs cannot change how long a run takes,
-    see `fixed_work`; otherwise the service runs the model on threads only and makes no batches. For
-    `is_concurrent`, `share`, `trim` and `cancel_runs` see `OrtSession`.
+    A session may have further attributes. `has_fixed_work` is True if the values of inputs cannot change how
+    long a run takes, see `fixed_work`. If not, the service runs the model only in threads, and makes no
+    batches. For `is_concurrent`, `share`, `trim` and `cancel_runs` see `OrtSession`.
     """
 
     @property
@@ -62,7 +62,7 @@ class OpenBackend(Protocol):
 
 
 def share_session(session: Session) -> Session:
-    """Return a session of the same model whose runs are cancelled alone; `session` if it has no `share`."""
+    """Return `session.share()`, see `OrtSession.share`; return `session` if it has no such method."""
     share = getattr(session, "share", None)
     shared: Session = session if share is None else share()
     return shared

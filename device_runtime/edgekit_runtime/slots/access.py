@@ -30,7 +30,7 @@ class RecordError(SlotError):
 
 
 class ForeignFileError(SlotError):
-    """A file is a link, no regular file, too large or of another user."""
+    """A file is a link or not a regular file, is too large, or belongs to another user."""
 
 
 def make_folder(path: Path, mode: int, disk: Disk) -> None:
@@ -57,12 +57,12 @@ def make_folder(path: Path, mode: int, disk: Disk) -> None:
 
 
 def check_private(folder: Path, *, may_be_link: bool = False) -> None:
-    """Check that only this user, or root, can change what lies in `folder`.
+    """Check that only this user and root can change what lies in `folder`.
 
-    `may_be_link`: whether it may be a symbolic link; then its target is checked.
+    `may_be_link`: whether to accept a symbolic link, and check its target.
 
     Raises:
-        SlotError: others can, or it is missing, no folder, or a link that it may not be.
+        SlotError: other users can change it; or it is missing, not a folder, or a link that is not accepted.
         UnavailableError: it cannot be read now.
     """
     try:
@@ -85,8 +85,8 @@ def check_private(folder: Path, *, may_be_link: bool = False) -> None:
 def hold_for_service(folder: Path) -> Iterator[None]:
     """Lock a state folder during the `with` block: only one service may count starts and verdicts there.
 
-    The folder is made if missing. Installations go on: they lock folders of models. Without locks in the file
-    system, a warning is logged.
+    The folder is made if missing. Installations are not blocked: they lock a model's folder. If the file
+    system has no locks, only a warning is logged.
 
     Raises:
         SlotError: another service holds the lock, or the folder cannot be made or read.
@@ -135,7 +135,8 @@ def hold(folder: Path, wait_s: float = _LOCK_TIMEOUT_S) -> Iterator[None]:
     The folder itself is locked, so that no file needs to be made on a disk that is full.
 
     Raises:
-        RecordError: the folder is missing or has no locks, or somebody holds it for longer than `wait_s`.
+        RecordError: the folder is missing, its file system has no locks, or another process holds the lock
+            for longer than `wait_s`.
         UnavailableError: it cannot be opened now.
     """
     give_up_s = time.monotonic() + wait_s

@@ -34,9 +34,9 @@ class Choice:
     Attributes:
         sha256: digest of the package's manifest.
         package: verified and open; an installation may remove its file later, so open the model from this.
-        health: `unproven` on trial, `healthy`, or `rejected` where every better version is damaged: open a
-            rejected version last, if possible in a separate process.
-        begun: number of starts without a confirmation, with this one if it was counted.
+        health: `unproven`, `healthy` or `rejected`. A rejected version is chosen only if all better ones are
+            damaged; open it in a separate process, if possible.
+        begun: number of starts without a confirmation, including this one if `is_counted`.
         why: the reason for this choice, as text to show.
         is_counted: whether this start was counted on the disk.
     """
@@ -73,13 +73,13 @@ def select(state: ModelState, version: str | None) -> tuple[Installed, ...]:
 def open_first(
     folder: ModelFolder, state: ModelState, candidates: Iterable[Installed], problem: str | None
 ) -> Choice:
-    """Verify candidates in turn and return the first whose package is whole, open; nothing is recorded.
+    """Open the first candidate whose package is intact, and return it; nothing is recorded.
 
     `candidates`: best first. `problem`: what is wrong with the state file, for the choice's `why`; or None.
 
     Raises:
-        NothingToOpenError: none is whole.
-        UnavailableError: it cannot be found out now whether a version is whole.
+        NothingToOpenError: none is intact.
+        UnavailableError: a package cannot be checked now.
     """
     problems = [] if problem is None else [problem]
     for item in candidates:
@@ -104,15 +104,15 @@ def open_first(
 
 
 def begin(folder: ModelFolder, decide: Decide, counted: Collection[str]) -> Choice:
-    """Open the first candidate of `decide` whose package is whole; record its state and the start.
+    """Open the first candidate of `decide` whose package is intact; record the next state and the start.
 
     If the start cannot be recorded, open the first version that has proved itself instead, if any.
 
-    `decide`: returns the next state and its candidates, best first, for the present state.
-    `counted`: digests of the manifests of the versions whose start was counted before.
+    `decide`: takes the present state; returns the next state and the candidates, best first.
+    `counted`: manifest digests of versions whose start was counted before.
 
     Raises:
-        NothingToOpenError: none is whole; nothing is recorded.
+        NothingToOpenError: none is intact; nothing is recorded.
         UnavailableError: as from `open_first`, or the state cannot be read or written now; nothing recorded.
         SlotError: `decide` raised it.
     """

@@ -63,7 +63,7 @@ class FoundState:
 
 
 def identify(package: "OpenedPackage") -> Installed:
-    """Return the entry of a package for a state, as one that is unproven and was never started."""
+    """Return a new state entry for a package: unproven and never started."""
     manifest = package.manifest
     return Installed(version=manifest.version, sha256=manifest.sha256, encrypted=package.is_encrypted)
 
@@ -89,12 +89,12 @@ class ModelFolder:
         return any(name == STATE_NAME or name.endswith(_SUFFIX) for name in self._list_names())
 
     def load(self, written: Installed | None = None) -> FoundState:
-        """Return the state, or a new one made from the packages where it is missing or damaged.
+        """Return the state; if its file is missing or damaged, rebuild it from the packages.
 
         Nothing is written.
 
         Args:
-            written: a package that was just written and verified; a state that is made anew leaves it out.
+            written: a package that was just written and verified; a rebuilt state leaves it out.
         """
         where = self.path / STATE_NAME
         find = functools.partial(self._find_packages, written)
@@ -146,7 +146,7 @@ class ModelFolder:
         return self.path / _file_name(item, factory=item is state.factory)
 
     def write(self, package: "OpenedPackage", item: Installed, *, factory: bool) -> bool:
-        """Write a verified package as the file of `item`, and verify it; False if it was there undamaged.
+        """Write and verify the package file of `item`; return False if it was already there, undamaged.
 
         A factory package gets a read-only file.
 
@@ -171,13 +171,13 @@ class ModelFolder:
         return True
 
     def may_name(self, item: Installed) -> bool:
-        """Return True if the state file names `item` or cannot be read, as after a failed sync."""
+        """Return True if the state file names `item`, or cannot be read, such as after a failed sync."""
         loaded = self.load()
         is_named = any(other.sha256 == item.sha256 for other in loaded.state.installed)
         return is_named if loaded.problem is None else not loaded.replaceable
 
     def remove(self, item: Installed, *, factory: bool) -> None:
-        """Remove the files of a package that no state names; an error is ignored."""
+        """Remove a package that no state names, ignoring errors; `factory` as for `write`."""
         with contextlib.suppress(OSError):
             path = self.path / _file_name(item, factory=factory)
             self._disk.remove(path)

@@ -45,8 +45,8 @@ class Installed(Record):
         sha256: digest of the manifest, in 64 lower-case hexadecimal digits.
         health: `unproven` until it is confirmed for the first time, `healthy` from then on, or `rejected`.
         begun: number of starts since it was installed, while unproven.
-        trial: how a service tries it beside the version before, also after a restart, while unproven: as
-            `shadow`, as `canary`, or empty for as the service is configured.
+        trial: how a service runs it beside the previous version while it is unproven, also after a restart:
+            `shadow`, `canary`, or empty for the service's setting.
         encrypted: whether its file is encrypted.
     """
 
@@ -90,7 +90,7 @@ class ModelState(Record):
     """Which versions of one model are installed, which is opened, and which were rejected.
 
     Attributes:
-        active: the package that is opened, unless it was rejected and there is a factory package; or None.
+        active: the package in the active slot, or None; see `current`.
         spare: the package in the other slot, or None.
         factory: the package that always remains, or None.
         pinned: version at which the model stays, or None.
@@ -123,7 +123,7 @@ class ModelState(Record):
     def current(self) -> Installed | None:
         """The package that is opened first; None if nothing is installed.
 
-        It is the active one. If there is none, or it was rejected, it is the factory package if there is one.
+        It is the active package. If that is missing or rejected, it is the factory package, if there is one.
         """
         is_rejected = self.active is not None and self.active.health == REJECTED
         return self.factory or self.active if is_rejected else self.active or self.factory

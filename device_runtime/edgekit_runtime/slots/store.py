@@ -88,7 +88,7 @@ class Slots:
     disk: Disk = field(default=DISK, repr=False)
 
     def models(self) -> tuple[str, ...]:
-        """Return the names of the models of which something is installed, whole or damaged, sorted.
+        """Return the sorted names of all models that are installed, even if damaged.
 
         Raises:
             SlotError: the folder cannot be read, or is open to other users.
@@ -120,8 +120,8 @@ class Slots:
 
         Args:
             model: name of the model.
-            version: the only one that may be chosen; None for the active one or, if that is damaged or
-                rejected, the best that is whole.
+            version: the version to open. None for the active version or, if that is damaged or rejected,
+                the best intact one.
 
         Raises:
             SlotError: no version can be opened; says why for each.
@@ -156,7 +156,7 @@ class Slots:
         return located
 
     def open(self, model: str, sha256: str) -> "OpenedPackage":
-        """Return the verified package of an installed version, open, also of a rejected one; record nothing.
+        """Open and verify the package of an installed version, even a rejected one; record nothing.
 
         `sha256`: digest of the package's manifest.
 
@@ -179,16 +179,16 @@ class Slots:
         """Return what `choose` returns, after counting the start of an unproven version on the disk.
 
         A version that was begun `max_begun` times and never confirmed is rejected here, so that a loop of
-        crashes ends at the version before. If the count cannot be written, a version that has proved itself
-        comes first, since the other one could crash again and again.
+        crashes ends at the previous version. If the count cannot be written, versions that have proved
+        themselves come first, since an unproven one could crash again and again.
 
         Args:
             model: name of the model.
             version: as for `choose`.
-            counted: sha256 of manifests of versions whose start this process has counted: a crash ends the
-                process, so a version that it opens again has not crashed.
-            without: sha256 of manifests of versions that this device cannot open, as for a missing engine;
-                skipped and left as they are.
+            counted: manifest digests of versions whose start this process has counted. They are not counted
+                again: a crash would have ended the process.
+            without: manifest digests of versions that this device cannot open, such as for a missing engine.
+                They are skipped and not changed.
         """
 
         def decide(state: ModelState) -> tuple[ModelState, tuple[Installed, ...]]:
@@ -214,10 +214,10 @@ class Slots:
         counted: Collection[str] = (),
         without: Collection[str] = (),
     ) -> Choice | None:
-        """Record that `version` failed; return the version to open in its place, its start counted.
+        """Record that `version` failed; return the version to open in its place, with its start counted.
 
-        If the record cannot be written, that is only logged. None if no version can be opened that is not
-        rejected.
+        Return None if all other versions are rejected or cannot be opened. If the failure cannot be recorded,
+        that is only logged.
 
         Args:
             model: name of the model.
@@ -227,7 +227,7 @@ class Slots:
             without: the same as for `begin_start`.
 
         Raises:
-            UnavailableError: whether another version is whole is unknown now; the failure is recorded.
+            UnavailableError: other versions cannot be checked now; the failure is recorded.
         """
 
         def decide(state: ModelState) -> tuple[ModelState, tuple[Installed, ...]]:
@@ -284,18 +284,18 @@ class Slots:
         check: "Callable[[Manifest], None] | None" = None,
         trial: str = "",
     ) -> Receipt:
-        """Install the package at `path`; the active version stays so until the last step, which is atomic.
+        """Install the package at `path`; the active version changes in the last step, which is atomic.
 
         Args:
             path: path of a package; it is verified before anything is written.
             allowed: changes that are otherwise refused.
             factory: install it as the package that always remains, beside the slots.
             check: raises an `EdgekitError` if this device cannot run a package, before anything is written.
-            trial: how a service tries the version: `shadow`, `canary`, or empty for as it is configured.
+            trial: how a service tries the version: `shadow`, `canary`, or empty for the service's setting.
 
         Raises:
             PackageError: the package is wrong; the subclass says how.
-            SlotError: it is refused (`transitions.add`), for another target, or the folder cannot be written.
+            SlotError: `transitions.add` refuses it, the target differs, or the folder cannot be written.
         """
         with self._read(path) as package:
             if check is not None:

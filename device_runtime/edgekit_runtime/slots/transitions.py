@@ -72,9 +72,9 @@ def list_candidates(state: ModelState) -> tuple[Installed, ...]:
 
 
 def give_up(state: ModelState, max_begun: int, counted: Collection[str] = ()) -> ModelState:
-    """Return the state after every unproven version that was begun `max_begun` times has been rejected.
+    """Return the state after rejecting every unproven version that was begun `max_begun` times.
 
-    `counted`: digests of the manifests of versions whose present start may yet be confirmed; they stay.
+    `counted`: manifest digests of versions whose current start may still be confirmed; not rejected.
     """
     for item in (state.active, state.spare):
         if item is None or item.health != UNPROVEN or item.sha256 in counted:
@@ -86,19 +86,19 @@ def give_up(state: ModelState, max_begun: int, counted: Collection[str] = ()) ->
 
 
 def count_start(state: ModelState, version: str) -> ModelState:
-    """Return the state after another start of `version`; unchanged if that is not unproven."""
+    """Return the state with one more start of `version` if that is unproven, else unchanged."""
     return _change(state, version, lambda item: replace(item, begun=item.begun + 1), only=(UNPROVEN,))
 
 
 def undo_start(state: ModelState, version: str) -> ModelState:
-    """Return the state with one start of `version` less; unchanged if that is not unproven."""
+    """Return the state with one start of `version` less if that is unproven, else unchanged."""
     return _change(state, version, lambda item: replace(item, begun=max(0, item.begun - 1)), only=(UNPROVEN,))
 
 
 def confirm(state: ModelState, version: str) -> ModelState:
     """Return the state after `version` has proved itself; unchanged if it is not installed any more.
 
-    A rejected version becomes healthy only if it is the current one: then nothing else is there.
+    A rejected version becomes healthy only if it is current: then there was no other version to open.
     """
     is_current = (
         state.current is state.active and state.active is not None and state.active.version == version
@@ -118,7 +118,8 @@ def confirm(state: ModelState, version: str) -> ModelState:
 def reject(state: ModelState, version: str, reason: str) -> ModelState:
     """Return the state after `version` has failed; unchanged if it is not installed.
 
-    The reason is stored. If it was the active one, that of `find_previous` is current. A pin on it is gone.
+    If the active version failed, the package from `find_previous` becomes current. If the model was pinned to
+    `version`, it is unpinned.
     """
     failed = next((item for item in state.installed if item.version == version), None)
     if failed is None:
@@ -154,8 +155,8 @@ def add_factory(state: ModelState, new: Installed, allowed: Permissions) -> Mode
     """Return the state with `new` as the factory package.
 
     Raises:
-        SlotError: there is another factory package; the version is known with other content; it was rejected;
-            or it is not encrypted though an installed package is, unless `allowed` permits that.
+        SlotError: there is another factory package; the version is known here with another digest; it was
+            rejected; or it is plain, an installed package is encrypted, and `allowed.plain` is False.
     """
     _check_content(state, new)
     _check_encrypted(state, new, allowed)
@@ -174,12 +175,12 @@ def add_factory(state: ModelState, new: Installed, allowed: Permissions) -> Mode
 def add(state: ModelState, new: Installed, allowed: Permissions) -> ModelState:
     """Return the state with `new` as the active version, unproven unless it was confirmed here before.
 
-    The other slot keeps the version that has proved itself best.
+    The other slot keeps a healthy version or, without one, an unproven one.
 
     Raises:
-        SlotError: the version is known here with other content. Unless `allowed` permits it: another version
-            is pinned, `new` was rejected here, is older than the current one, or is not encrypted though an
-            installed package is.
+        SlotError: the version is known here with another digest. Also, unless `allowed` permits it: another
+            version is pinned; `new` was rejected here; it is older than the current version; or it is plain
+            and an installed package is encrypted.
     """
     _check_content(state, new)
     _check_allowed(state, new, allowed)

@@ -31,12 +31,14 @@ _LEAST, _MOST = 1e-7, 1e4
 
 
 def log_evidence(total: float, count: int, share: float) -> float:
-    """Return the logarithm of the martingale against `share`; log(1 / alpha) or more refutes it.
+    """Return the logarithm of the test martingale against the mean `share`.
+
+    A value of log(1 / alpha) or more refutes that mean at the level alpha.
 
     Args:
-        total: sum of the observations; each is in 0..1, and by convexity need not be 0 or 1.
+        total: sum of the observations; each is any number in 0..1.
         count: number of observations.
-        share: their supposed mean, in 0..1, the ends excluded.
+        share: supposed mean of the observations, in 0..1, the ends excluded.
     """
     missed = max(count - total, 0.0)  # sums of fractions are rounded
     mixed = math.lgamma(total + _PRIOR) + math.lgamma(missed + _PRIOR) - math.lgamma(count + 2 * _PRIOR)
@@ -44,7 +46,7 @@ def log_evidence(total: float, count: int, share: float) -> float:
 
 
 def share_interval(total: float, count: int, alpha: float) -> tuple[float, float]:
-    """Return the interval of shares that the observations do not refute; 0 and 1 without any.
+    """Return the lowest and highest mean that the observations do not refute; (0, 1) if there are none.
 
     Args:
         total: sum of the observations, as for `log_evidence`.

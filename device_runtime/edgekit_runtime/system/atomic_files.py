@@ -11,7 +11,7 @@ from edgekit_runtime.errors import OutputError
 
 
 class Disk:
-    """The calls that change a disk durably, in one place, so that a test can fail, record or end at each.
+    """The calls that change a disk durably. A test can override them to record, fail or stop at each.
 
     All raise OSError. The umask applies to each `mode`.
     """
@@ -19,12 +19,12 @@ class Disk:
     __slots__ = ()
 
     def create(self, path: Path, mode: int) -> BinaryIO:
-        """Return a new file at `path`, where none may be, open for writing."""
+        """Create a file at `path`, which must not exist, and return it, open for writing."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         return os.fdopen(descriptor, "wb")
 
     def append(self, path: Path, begin: int) -> BinaryIO:
-        """Return the file at `path`, made if missing, cut or extended to `begin` bytes, open for more."""
+        """Open or create a file, cut or extend it to `begin` bytes, and return it, to write at its end."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         os.ftruncate(descriptor, begin)
         os.lseek(descriptor, begin, os.SEEK_SET)
@@ -131,7 +131,7 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 
 def find_size(path: Path) -> int:
-    """Return the size of a file in bytes; 0 where there is none, or it cannot be looked at."""
+    """Return the size of a file in bytes; 0 if it is missing or not accessible."""
     try:
         return path.stat().st_size
     except OSError:
@@ -139,7 +139,7 @@ def find_size(path: Path) -> int:
 
 
 def read_stamp(path: Path) -> tuple[int, ...]:
-    """Return a tuple that changes with the file; empty if it cannot be looked at."""
+    """Return a tuple that changes with the file; empty if the file is missing or not accessible."""
     try:
         status = path.stat()
     except OSError:

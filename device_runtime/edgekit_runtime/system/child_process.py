@@ -208,12 +208,12 @@ class ChildProcess:
             self._pidfd = None
 
     def lower_priority(self) -> None:
-        """Give the child a lower priority than this process, also for memory; it must have its own session.
+        """Give the child, which must have its own session, a lower priority than this process.
 
         If memory runs out, the kernel kills the child before this process.
 
         If the kernel divides the processors among sessions (autogroup), niceness counts only within a
-        session, so this sets the session's too. Values that the system refuses do not change.
+        session, so the session's niceness is set too. Values that the system refuses do not change.
 
         Source: sched(7), "The autogroup feature".
         """
@@ -246,7 +246,7 @@ class JsonChild(ChildProcess):
     """A child that exchanges lines of JSON with this process on its channel.
 
     Attributes:
-        descriptors: those that came with documents; the code that removes one closes it.
+        descriptors: file descriptors received with documents; the code that removes one closes it.
     """
 
     def __init__(
@@ -288,7 +288,7 @@ class JsonChild(ChildProcess):
         self._near.sendall(f"{json.dumps(document)}\n".encode("ascii"))
 
     def receive(self, limit_s: float, most_bytes: int | None = None) -> Any:
-        """Return the next document; add what came with it to `descriptors`.
+        """Return the next document; add descriptors that came with it to `descriptors`.
 
         Args:
             limit_s: how long to wait for all of it; after a time-out, another call continues to wait.
@@ -297,7 +297,7 @@ class JsonChild(ChildProcess):
         Raises:
             TimeoutError: it did not come within `limit_s`.
             EOFError: the child has ended.
-            OSError: it has ended before it read everything.
+            OSError: the child has ended, and had not read all documents.
             ValueError: the document is not JSON, or too long.
         """
         end_s, received_count = time.monotonic() + limit_s, 0

@@ -40,11 +40,11 @@ class Installation:
     """How an engine comes onto a device.
 
     Attributes:
-        modules: Python packages of the engine, of which one is enough.
+        modules: Python packages of the engine; any one is enough.
         distributions: its names in package indexes, the usual one first.
         extra: extra of our distribution that installs the engine; empty if `advice` says how.
         advice: how to install it if no extra does.
-        host_extra: extra that installs what packages for it need on a host; empty if every host has it.
+        host_extra: extra for hosts that make packages for the engine; empty if they need none.
         pinned_list: file in `requirements/` that pins what a device installs; empty if pip does not.
     """
 
@@ -116,10 +116,10 @@ class Engine:
         platform: the format as the Open Inference Protocol names it; empty if it has no name there.
         open_model: opens the content of a model (bytes or a view) by options as in a manifest, and a number
             of threads or None. None if the engine opens models of packages only.
-        open: opens a package's model if its artifact alone does not do, see `sessions.OpenBackend`.
+        open: opens a package's model, see `sessions.OpenBackend`; None if `open_model` is used for that.
         tuning_options: returns the options to try for some numbers of threads; no option may change results.
         builds_for_s: longest time to build a model on the device before it can run, seconds; 0 for none.
-        on_gpu: whether it computes on a GPU, whose kernels no run on a processor predicts.
+        on_gpu: whether it computes on a GPU; then runs on a processor say nothing about its kernels.
         can_stop_runs: whether its sessions have `cancel_runs`.
         shares_model: whether its sessions are `is_concurrent`, so that one serves several runs at once.
     """
@@ -154,7 +154,7 @@ def register(engine: Engine) -> Engine:
 
 
 def find_engine(name: str) -> Engine:
-    """Return the record of an engine: a registered one, or that of another distribution's entry point.
+    """Return the record of an engine, registered here or found by an entry point.
 
     Raises:
         EngineMissingError: there is none, or its module cannot be imported.
@@ -189,7 +189,7 @@ def get_engine(name: str) -> Engine | None:
 
 
 def parse_engine(release: str) -> Engine:
-    """Return the engine of a release, such as `onnxruntime 1.24.4`, whatever its number.
+    """Return the engine of a release such as `onnxruntime 1.24.4`; the version is ignored.
 
     Raises:
         EngineMissingError: no registered engine has such a package.

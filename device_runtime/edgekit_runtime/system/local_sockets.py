@@ -24,7 +24,7 @@ def connect_local(path: str, timeout_s: float) -> socket.socket:
 def limit_time(connected: socket.socket, timeout_s: float) -> None:
     """Limit how long each call that sends or receives may wait; then it raises `BlockingIOError`.
 
-    The kernel keeps this time: with Python's own time-out each call would poll first.
+    The kernel enforces the limit. With Python's own time-out, each call would poll first.
     """
     value = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6) or 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)

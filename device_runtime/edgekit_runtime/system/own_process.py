@@ -30,7 +30,7 @@ def open_standard_descriptors() -> None:
 def end_now(exit_code: int) -> NoReturn:
     """End this process at once, even while its threads run in an engine.
 
-    Python would wait for such threads, or end while they run; an engine that returns then aborts the process.
+    A normal exit waits for such threads, or leaves them running and may abort when the engine returns.
     """
     logging.shutdown()
     sys.stdout.flush()
@@ -46,8 +46,8 @@ def count_cores() -> int:
 def forbid_dumps() -> None:
     """Let no crash of this process, or of children that it starts from now on, write memory to the disk.
 
-    The limit of core files is 1 byte: 0 does not hold if the kernel passes cores to a program. Should
-    a kernel ignore it, the filter leaves out all memory.
+    Core files are limited to 1 byte. A kernel that pipes cores to a program ignores the limit 0. If it
+    ignores 1, too, the core dump filter leaves out all memory.
 
     Source: core(5).
     """

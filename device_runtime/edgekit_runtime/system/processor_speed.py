@@ -62,9 +62,9 @@ class SpeedGate:
         return all(_is_near(speed_s, self.usual_s) for speed_s in speeds)
 
     def follow(self) -> bool:
-        """Take the most frequent recent speed as the usual one if that has become rare; return True if so.
+        """If the usual speed has become rare, replace it by the most frequent one, and return True.
 
-        It is rare if less than a third of the last 100 checks had it; before 20 checks nothing changes.
+        It is rare if less than a third of the last 100 checks had it. Before 20 checks nothing changes.
         """
         usual = sum(self.is_usual(speed_s) for speed_s in self._speeds)
         if len(self._speeds) < _ENOUGH_CHECKS or usual >= _RARE_SHARE * len(self._speeds):
@@ -98,8 +98,8 @@ def time_fixed_work() -> float:
 def begin_anywhere(draws: random.Random, share: float) -> None:
     """Work for a random time, so that later work begins at a random point of this process's time slice.
 
-    A process that slept wakes as its slice begins. Work shorter than a slice would then never wait, and seem
-    as fast as without the quota.
+    A process that slept wakes at the start of a slice. Work shorter than a slice would never be paused, and
+    look as fast as without the quota.
 
     `share`: share of a processor that a quota allows this process; at 1 nothing happens.
     """

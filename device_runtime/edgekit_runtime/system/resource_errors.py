@@ -17,7 +17,7 @@ _RETRY_AFTER_S: Final = 1.0
 def is_lack(cause: BaseException) -> bool:
     """Return True if `cause` says that the machine lacks descriptors or memory.
 
-    False for memory if this process has its own limit: data will not fit at the next start either.
+    If this process has a memory limit of its own, return False for memory: a restart would not help.
     """
     number = cause.errno if isinstance(cause, OSError) else None
     if isinstance(cause, MemoryError) or number == errno.ENOMEM:
@@ -44,7 +44,9 @@ def check_lack(cause: BaseException, doing: str) -> None:
 
 
 def check_descriptors(doing: str) -> None:
-    """Raise `UnavailableError` if this process cannot open a file, which explains a failure without a reason.
+    """Raise `UnavailableError` if this process cannot open a file.
+
+    Call it after a failure that states no reason.
 
     Args:
         doing: the failed action, for the message.

@@ -20,10 +20,10 @@ _MAX_BOXES: Final = 100  # the best of each answer are compared
 def compare_answers(current: Decoded, candidate: Decoded) -> float:
     """Return the agreement of two answers, 0..1: the mean over their fields.
 
-    Boxes form a pair if they have the same label and overlap by half or more (IoU); they agree by the share
-    of pairs among the boxes of the longer list. Of other lists of labels the best entries are compared, of
-    regressions all values. A pair that holds answers counts as much as these agree. Numbers agree as
-    `compare_numbers` says, and anything else if it is equal.
+    Two boxes form a pair if they have the same label and an IoU of at least 0.5. Lists of boxes agree by the
+    number of pairs over the length of the longer list. A pair with inner answers counts by the agreement of
+    these answers. For regressions all values are compared, for other lists with labels only the first
+    entries. Numbers are compared by `compare_numbers`; other values agree if they are equal.
     """
     parts = [_compare(current.get(name), candidate.get(name)) for name in {*current, *candidate}]
     return sum(parts) / len(parts) if parts else 1.0

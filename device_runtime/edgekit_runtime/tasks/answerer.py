@@ -51,8 +51,8 @@ class Answerer:
     """The preprocessing, the task and the labels of one package; it neither waits nor runs a model.
 
     Attributes:
-        blank: input name -> zeros in the shape that `prepare` gives it, as a view that takes no memory; None
-            without a preprocessing, or if a size other than the batch is free.
+        blank: input name -> zeros in the shape of `Prepared.inputs`, as a view that takes no memory. None
+            without a preprocessing, or if a dimension other than the batch is free.
     """
 
     __slots__ = ("_options", "_spec", "blank", "labels", "rules", "task")
@@ -111,7 +111,7 @@ class Answerer:
     def prepare_decoded(self, media: Media, origin: tuple[int, int] = (0, 0)) -> Prepared:
         """Return the inputs for media of the kind and sample rate that the preprocessing takes.
 
-        `origin`: x and y of a crop's upper left corner in the whole picture; answers are in pixels of that.
+        `origin`: x and y of a crop's upper left corner in the picture; answers are in pixels of the picture.
 
         Raises:
             DataError: it does not fit the model.
@@ -157,7 +157,7 @@ class Answerer:
     def find_fault(self, inputs: Mapping[str, Array], outputs: Outputs) -> str | None:
         """Return why the task cannot decode outputs of the model; None if it can.
 
-        None also without a task or a batch of 1. A picture is assumed to fill the input.
+        It is also None if there is no task, or the batch is not 1. A picture is assumed to fill the input.
         """
         array, rules = inputs.get(self._spec.name), self.rules
         if self.task is None or array is None or array.shape[:1] != (1,):
@@ -174,7 +174,7 @@ class Answerer:
 
 
 def open_answerer(package: OpenedPackage) -> Answerer:
-    """Return the answerer of a package; without a preprocessing or a task it refuses the requests for it.
+    """Return the answerer of a package; it refuses requests for a preprocessing or task that is missing.
 
     Raises:
         PackageError: the preprocessing or the task is malformed or does not fit the model.

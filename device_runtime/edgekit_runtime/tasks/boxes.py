@@ -15,7 +15,7 @@ class Boxes:
     """Boxes of one picture.
 
     Attributes:
-        corners: float32 [K, 4], x1, y1, x2, y2.
+        corners: float32 [K, 4], x1, y1, x2, y2 in pixels of the input.
         scores: float32 [K], 0..1.
         classes: int64 [K].
     """
@@ -33,7 +33,7 @@ class Boxes:
 
 
 def find_overlaps(boxes: Floats, others: Floats) -> Floats:
-    """Return the intersection over union of `boxes` [J, 4] with `others` [K, 4], [J, K]; 0 without area."""
+    """Return [J, K]: the intersection over union of `boxes` [J, 4] and `others` [K, 4]; 0 without area."""
     left, top, right, bottom = (np.ascontiguousarray(column) for column in others.T)
     areas = (right - left) * (bottom - top)
     x1, y1, x2, y2 = (column[:, None] for column in boxes.T)

@@ -63,7 +63,7 @@ class Statement:
 
     @classmethod
     def from_bytes(cls, payload: bytes, where: str) -> "Statement":
-        """Return the statement in a payload.
+        """Return the statement in a payload; an error message starts with `where`.
 
         Raises:
             SignatureError: not a canonical in-toto statement v1 with one subject.

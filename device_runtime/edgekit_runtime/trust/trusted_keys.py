@@ -67,7 +67,7 @@ def remove_key(name: str, folder: Path) -> TrustedKey:
     """Delete the public key `name` from `folder`; return it.
 
     Raises:
-        SignatureError: there is no such key, or the folder also holds what signs with it.
+        SignatureError: there is no such key, or the folder also holds its signing key.
         OutputError: it cannot be removed.
     """
     path = folder / f"{check_name(name)}{PUBLIC_KEY_SUFFIX}"

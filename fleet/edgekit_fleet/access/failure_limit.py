@@ -22,7 +22,7 @@ _PAUSE_S: Final = _MINUTE_S // MAX_FAILURES  # until an attempt is checked again
 
 
 def too_many(attempts: str) -> RequestError:
-    """Return the error 429 for an attempt that is not checked, as too many `attempts` (`logins`) failed."""
+    """Return the error 429, which refuses a further attempt after too many `attempts`, such as `logins`."""
     return RequestError(429, f"too many {attempts}; wait {_PAUSE_S} s", retry_after_s=_PAUSE_S)
 
 

@@ -38,7 +38,7 @@ class Login:
     Attributes:
         principal: the user.
         csrf_token: token that each form of the console carries.
-        signed_on_role: role of a user of a proxy; None for one with a password.
+        signed_on_role: role of a user whom a proxy logs in; None for a user with a password.
     """
 
     principal: Principal
@@ -53,13 +53,13 @@ class Login:
 class LoginDesk:
     """Lets users in by name and password, and slows down those who guess.
 
-    A browser in which a user has logged in before holds a cookie for that user. Attempts with the cookie
-    count by themselves, so nobody without it can shut the user out there.
+    After a login, the browser holds a cookie for that user. Failures with the cookie have a limit of their
+    own, so nobody without it can shut the user out in that browser.
 
-    Other failures count for the pair of name and address. So they shut out neither other users at that
-    address nor this user elsewhere. All failures of a name, and all at an address, have a wider limit. That
-    limit does not hold for a user at an address where they have logged in before. Failures are in the audit
-    log, an alarm for each address and minute.
+    Other failures count for the pair of name and address. They shut out neither other users at that address
+    nor this user elsewhere. Wider limits hold for all failures of a name, for all at an address, and for all
+    together. These do not apply to a user at an address where they have logged in before. The audit log gets
+    at most one alarm a minute for an address.
 
     Source: OWASP, *Slow Down Online Guessing Attacks with Device Cookies*.
     """
@@ -207,7 +207,7 @@ def find_login(store: Store, secret: str, now: float, *, is_use: bool = True) ->
 
 
 def csrf_of(secret: str) -> str:
-    """Return the CSRF token of a login's forms; after its end, it still tells which login they came from."""
+    """Return the CSRF token of a login's forms; it identifies the login even after the login has ended."""
     return digest(f"csrf {secret}")
 
 

@@ -50,7 +50,7 @@ class NewSecondFactor:
 
 
 def make_code(secret: str, step: int) -> str:
-    """Return the six-digit one-time code of a base-32 secret in a step: the count of 30 s since 1970."""
+    """Return the six-digit one-time code of a base-32 secret; `step` counts units of 30 s since 1970."""
     mac = hmac.digest(base64.b32decode(secret), struct.pack(">Q", step), "sha1")
     (number,) = struct.unpack_from(">I", mac, mac[-1] & 15)
     return f"{(number & 0x7FFFFFFF) % 10**_DIGITS:0{_DIGITS}}"
@@ -63,7 +63,7 @@ def add_factor(session: Session, name: str, *, actor: str, is_confirmed: bool) -
 
     Raises:
         NotFoundError: there is no such user.
-        FleetError: the user has one that counts, or no password.
+        FleetError: the user has a confirmed second factor, or no password.
     """
     user = session.get(UserRow, name)
     if user is None:

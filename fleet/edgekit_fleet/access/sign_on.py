@@ -53,9 +53,9 @@ class Identity:
 
 
 def fits_login(identity: Identity | None, login: Login) -> bool:
-    """Return True if a login may go on in a request with this identity.
+    """Return True if a request with this identity may use the login.
 
-    `identity`: None, in a request without headers of a proxy, fits only a login with a password.
+    `identity`: None for a request without headers of a proxy; it may use only a login with a password.
     """
     if identity is None:
         return login.signed_on_role is None
@@ -80,8 +80,8 @@ class SignOn:
         """Return the user who has logged in at a proxy; None if no header names one, or no proxy is set up.
 
         Raises:
-            SpoofedHeadersError: 403, it comes from elsewhere, or without the secret.
-            RequestError: 400, a header is malformed or there twice; 403, no group of the user has a role.
+            SpoofedHeadersError: 403, the sender is not the proxy, or does not send its secret.
+            RequestError: 400, a header is malformed or repeated; 403, no group of the user has a role.
         """
         headers = {end: request.headers.getlist(f"{self._prefix}-{end}") for end in _ENDS}
         if not self._proxies or not any(headers.values()):
@@ -122,10 +122,12 @@ class SignOn:
 
 
 def open_signed_on(session: Session, identity: Identity, now: float) -> str:
-    """Log a proxy's user in, added or given the proxy's role if necessary; return the secret of the login.
+    """Log in a user whom a proxy names; return the secret of the login.
+
+    A new user is added. A known user gets the role that the proxy states.
 
     Raises:
-        RequestError: 403, a user with a password has this name; 429, the user logs in all the time.
+        RequestError: 403, a user with a password has this name; 429, too many logins of this user.
     """
     limits = {f"sign-ons of {identity.name}": failure_limit.MAX_FAILURES}
     if not failure_limit.take(session, limits, now):  # each is an entry of the audit log

@@ -28,9 +28,9 @@ class Token:
     Attributes:
         name: name of the token; `token:NAME` is the actor in the audit log.
         scopes: what it may do.
-        created_at, created_by: when, and by whom.
-        expires_at: end of its validity, or None.
-        used_at: when it was used last, to a minute, or None.
+        created_at, expires_at: begin and end of its validity, in seconds since 1970; None for no end.
+        created_by: actor who made it.
+        used_at: when it was used last, in seconds since 1970, to a minute; None if never.
     """
 
     name: str

@@ -140,7 +140,7 @@ def check_password(digest: str | None, password: str) -> tuple[bool, str]:
     """Check a password. It takes about 50 ms, so do it outside of a transaction.
 
     Args:
-        digest: stored digest; None for an unknown user, empty for one of a proxy.
+        digest: stored digest; None for an unknown user, empty for a user whom a proxy logs in.
         password: password to check.
 
     Returns:
@@ -164,7 +164,7 @@ def _digest_of_nobody() -> str:
 
 
 def principal_of_user(row: UserRow) -> Principal:
-    """Return the principal of a user, with the scopes of their role; without any for an unknown role."""
+    """Return the principal of a user, with the scopes of their role; an unknown role has no scopes."""
     return Principal(row.name, SCOPES_OF_ROLE.get(row.role, frozenset()))  # type: ignore[call-overload]  # an unknown role may nothing
 
 

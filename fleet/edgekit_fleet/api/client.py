@@ -171,7 +171,7 @@ def list_all(
 
 
 def drop_unset(record: Any, plain: dict[str, Any]) -> dict[str, Any]:
-    """Return `plain`, the JSON of `record`, without defaults of None, which an older fleet may not know."""
+    """Return `plain`, the JSON of `record`, without fields left at None: an older fleet may not know them."""
     defaults = {field.name: field.default for field in dataclasses.fields(record)}
     return {
         name: drop_unset(getattr(record, name), value)

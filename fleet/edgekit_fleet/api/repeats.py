@@ -43,7 +43,9 @@ def check_key(key: str) -> str:
 
 
 def begin_request(store: Store, request: KeyedRequest, now: float) -> tuple[int, bytes] | None:
-    """Mark a request as begun, and return None; or return status and body of the answer that it got before.
+    """Mark a new request as begun, and return None.
+
+    For a repeated request, return status and body of its answer.
 
     Raises:
         RequestError: 422 the key was used for another request; 409 it is being carried out, or its answer is

@@ -118,7 +118,7 @@ def _write_acl(path: Path, authority: Authority, silent: Collection[str] = ()) -
 
 
 def write_revoked(authority: Authority, serials: Iterable[str], folder: Path) -> None:
-    """Write the list of revoked certificates, and copy it for the broker, which reads it after `reload`.
+    """Write the list of revoked certificates into the broker's folder; the broker reads it after `reload`.
 
     `serials`: all serial numbers, in hexadecimal digits. `folder`: folder that the broker reads.
 
@@ -173,7 +173,7 @@ class Mosquitto:
             os.kill(self._child.pid, signal.SIGHUP)
 
     def silence(self, devices: Collection[str]) -> None:
-        """Let the broker drop all that these devices send, and hear devices again that were silenced before.
+        """Make the broker drop all messages of these devices, and accept those of all other devices.
 
         A device that floods the broker would otherwise fill the manager's queue at the broker, and messages
         of other devices would be lost.
@@ -187,7 +187,7 @@ class Mosquitto:
     def restart_if_ended(self) -> bool:
         """Start the broker again if it has ended; return True if it was started.
 
-        After each end that comes soon after a start, a longer pause must pass before the next start.
+        Each time the broker ends soon after a start, the pause before the next start doubles.
 
         Raises:
             TransportError: it does not start.

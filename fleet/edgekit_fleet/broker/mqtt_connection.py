@@ -43,7 +43,7 @@ class ConnectionOptions:
         session: TLS session of an earlier connection with this context, to be resumed; or None.
         host: name that the broker's certificate must have.
         will_topic, will: the last will, retained; no topic for none.
-        keepalive_s: the broker ends the connection that is silent for one and a half times as long.
+        keepalive_s: the broker ends the connection after 1.5 times this without a packet.
         is_mqtt5: whether to speak MQTT 5, else 3.1.1.
     """
 
@@ -105,7 +105,7 @@ class MqttConnection(asyncio.Protocol):
         return len(self._packets) + buffered
 
     def pause_reading(self) -> None:
-        """Leave incoming bytes to the system, whose buffer holds more than a second of them."""
+        """Leave incoming bytes in the system's buffer, which has room for more than a second of messages."""
         if self._transport is not None:
             self._transport.pause_reading()
 

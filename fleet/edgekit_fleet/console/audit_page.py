@@ -44,7 +44,7 @@ class AuditPages:
     def show(self, console: Console, request: Request) -> Response:
         """Return the page with the newest entries that the query asks for.
 
-        Its parameters: `subject`, `actor`, the begin of an `action`, and `before`, the number of an entry.
+        Its parameters: `subject`, `actor`, `action` (a prefix), and `before` (the number of an entry).
         """
         query = request.query_params
         statement = select(AuditRow).order_by(AuditRow.number.desc()).limit(_PAGE + 1)

@@ -28,7 +28,6 @@ class Line:
         style: class of the style sheet.
         points: (x, y), x rising.
         is_filled: whether the area under it is filled.
-        has_dots: whether its points are marked.
     """
 
     name: str

@@ -64,7 +64,6 @@ class VersionBar:
         share: share of the devices with this model, as text.
         width: width of the bar, 0..1000.
         is_most: whether no other version of the model runs on more devices.
-        link: page with these devices.
     """
 
     version: str
@@ -85,7 +84,7 @@ def warm_up(store: Store) -> None:
     """Read everything that the first page reads, so that its first reader does not wait.
 
     The first reading of a process compiles its statements, and each connection to the database has a cache of
-    its own. So it reads over two connections: the page uses the second while the first reads a rollout's log.
+    its own. The page uses two connections, so this reads over two.
     """
     with store.snapshot() as first, store.snapshot() as other:
         _read_values(first)

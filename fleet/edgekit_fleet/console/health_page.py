@@ -37,8 +37,7 @@ class Metric:
         name: name in identifiers of the page.
         value: column that is averaged over devices.
         show: returns a value as text.
-        top: least upper end of the y axis.
-        bottom: lower end of the y axis.
+        top: the y axis ends here, or higher if values are higher.
     """
 
     name: str
@@ -51,11 +50,11 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class VersionSample:
-    """The devices whose figures of one version are shown.
+    """One version in the charts, and its devices.
 
     Attributes:
         style: class of the style sheet for its lines.
-        devices: class -> names.
+        devices: class of devices -> their names.
     """
 
     version: str

@@ -55,7 +55,7 @@ class EventPosition:
 
     @classmethod
     def parse(cls, text: str) -> "EventPosition":
-        """Return the position whose text `str` gave; for any other text, the position before all events."""
+        """Return the position in a text made by `str`; for any other text, the position before all events."""
         audit, _, devices_ms = text.partition("-")
         if audit.isdecimal() and devices_ms.isdecimal() and len(text) < 50:
             return cls(int(audit), int(devices_ms))

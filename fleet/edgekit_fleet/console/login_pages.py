@@ -25,7 +25,7 @@ def show_login(console: Console, request: Request) -> Response:
 def log_in(console: Console, request: Request) -> Response:
     """Log a user in by the form, and redirect to the page that they wanted; show a failure in the form.
 
-    If a login had ended before the user sent another form, the answer is that form, to be sent again.
+    If the user's last login ended before they sent a form, the answer shows that form, to be sent again.
     """
     form = request.state.form
     name, target = form.get("name", ""), local_address(form.get("next", "/"))

@@ -35,7 +35,6 @@ class ReleaseView:
     Attributes:
         models: `digits 1.2.0` -> its classes.
         bytes: size of the largest package.
-        is_encrypted: whether its packages are encrypted.
         rollouts: (name, state), the newest first.
     """
 
@@ -53,8 +52,8 @@ class PackageEvidence:
     Attributes:
         score: score that the packager measured, in words, or empty.
         agreement: least agreement with the version before.
-        deltas: (version to start from, bytes) of each delta. The begin of a package's digest stands for a
-            version that is not known, and an empty text for a coded file, which starts from none.
+        deltas: (start, bytes) of each delta. The start is the old version; the begin of the old package's
+            digest if the version is not known; or empty for a coded file, which needs no old version.
     """
 
     row: ReleasePackageRow

@@ -48,8 +48,8 @@ _logger = logging.getLogger(__name__)
 def open_tensorrt(package: OpenedPackage, choice: BackendChoice, threads: int | None) -> TensorRtSession:
     """Return a session for the artifact that `choice` names; see `OpenBackend`.
 
-    It runs on the fallback of `choice` until the engine is ready. Without a fallback, or if its engine is
-    missing too, this returns when the engine is ready.
+    Until the TensorRT engine is ready, the session runs the fallback of `choice`. If there is no fallback, or
+    it cannot run here, this call waits for the TensorRT engine.
 
     Raises:
         EngineMissingError: there is no TensorRT or no GPU here.

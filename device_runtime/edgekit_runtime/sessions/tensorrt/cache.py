@@ -47,7 +47,6 @@ class EngineKey:
     Attributes:
         model_sha256: digest of the ONNX model.
         tensorrt: version of the library.
-        gpu, compute_capability: name and compute capability of the device's GPU.
         power_mode: clocks for which the kernels were chosen, see `read_power_mode`.
         options: build options as canonical JSON.
         builder: revision of this code.
@@ -87,8 +86,8 @@ class CacheEntry:
         precision: precision of the stored engine; None without one.
         seconds: precision -> median latency in seconds, for each precision that was measured.
         notes: why other engines were not stored.
-        plan: the engine, or None if TensorRT or the golden outputs refused every one, for the reasons in
-            `notes`: another build would fail too.
+        plan: the engine. None if another build would fail, too: TensorRT cannot parse the model, or every
+            engine computed wrong values, see `notes`.
     """
 
     precision: str | None
@@ -98,7 +97,7 @@ class CacheEntry:
 
 
 class EngineCache:
-    """Engines, at most eight, and timing caches in one folder; with a `local_key` engines are encrypted."""
+    """At most eight engines, and timing caches, in one folder. A `local_key` encrypts the engines."""
 
     __slots__ = ("root",)
 
@@ -165,11 +164,13 @@ class EngineCache:
 
     @contextlib.contextmanager
     def only_one(self, key: EngineKey, stop: threading.Event) -> Iterator[None]:
-        """Hold the entry of `key` alone in the `with` block, if the cache can be written; a crash unlocks it.
+        """Lock the entry of `key` during the `with` block; a crash unlocks it.
+
+        If the cache cannot be written, nothing is locked.
 
         Args:
             key: key of the entry.
-            stop: set when the entry is no longer wanted.
+            stop: set to stop waiting for the lock.
 
         Raises:
             StoppedError: `stop` was set before the entry was free.

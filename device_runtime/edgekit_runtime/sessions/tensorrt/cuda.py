@@ -44,7 +44,6 @@ class Gpu:
     """The GPU for which an engine is built.
 
     Attributes:
-        name: name from the driver, such as `Orin`.
         compute_capability: version, such as `8.7`.
     """
 

@@ -85,7 +85,7 @@ class EngineExecutor:
         )
 
     def accepts(self, inputs: Mapping[str, Array]) -> bool:
-        """Return True if the shapes lie within the optimization profile, as always for a fixed engine."""
+        """Return True if the shapes lie within the optimization profile, or all shapes are fixed."""
         for name, (low, _, high) in self._ranges.items():
             shape = np.shape(inputs.get(name, ()))
             if len(shape) == len(low):  # otherwise every engine refuses it

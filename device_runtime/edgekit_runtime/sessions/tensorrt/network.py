@@ -118,7 +118,7 @@ def remove_quantization(trt: Any, network: Any) -> list[Any]:
     half precision is faster than int8 on this GPU.
 
     Raises:
-        RefusedError: a layer dequantizes something else, or codes that numpy does not have (int4).
+        RefusedError: a layer dequantizes a tensor that is neither stored nor from a Q layer, or stored int4.
     """
     producers = {
         layer.get_output(i).name: layer for layer in _layers(network) for i in range(layer.num_outputs)

@@ -19,17 +19,17 @@ class TensorRtOptions:
     """Options of a build; the `backend.options` of a manifest.
 
     Attributes:
-        precisions: engines to build and measure, out of `PRECISIONS`; None for int8 and fp16 of a quantized
-            model, fp16 and fp32 of another. `int8` is the model as it is; the others leave out its
+        precisions: engines to build and measure, out of `PRECISIONS`. None builds int8 and fp16 for a
+            quantized model, else fp16 and fp32. `int8` is the model as it is; fp16 and fp32 remove its
             quantization.
         shapes: input name -> smallest, usual and largest shape, for inputs with free dimensions; if only the
             first is free, batches of 1 to 8 are the default.
         workspace_bytes: most GPU memory for building, or None for TensorRT's choice (all of it).
         timing_cache: path of an artifact with TensorRT's timing cache, or None.
-        threads: for the session that runs until the engine is ready; the engine has none.
+        threads: threads of the fallback session; the engine does not use them.
 
     Raises:
-        ValueError: `precisions` is empty, or shapes do not rise.
+        ValueError: `precisions` is empty, or a range of shapes is not in ascending order.
     """
 
     precisions: tuple[Precision, ...] | None = None

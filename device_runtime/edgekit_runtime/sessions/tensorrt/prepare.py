@@ -67,7 +67,6 @@ class BuildJob:
     """The engine to build; the job outlives the package.
 
     Attributes:
-        model: the whole ONNX model.
         golden: tensors that an engine must reproduce before it takes traffic.
         inputs, outputs: inputs and outputs of the package's manifest.
         timings: timing caches in the package.
@@ -89,7 +88,6 @@ class PreparedEngine:
     """An engine that has reproduced the golden outputs.
 
     Attributes:
-        engine: the engine, ready to run.
         entry: its entry in the cache, with the reasons why other engines were not stored.
     """
 
@@ -105,12 +103,12 @@ class _WrongError(BackendError):
 def prepare(job: BuildJob, machine: Machine, stop: threading.Event) -> PreparedEngine:
     """Return the engine for `job`, from the cache, or newly built and then stored there.
 
-    It is the fastest that reproduces the golden outputs. That TensorRT refuses the model, or all engines
-    compute wrong values, is stored too.
+    It is the fastest engine that reproduces the golden outputs. The cache also stores that TensorRT cannot
+    parse the model, or that all engines compute wrong values.
 
     Raises:
         StoppedError: `stop` was set.
-        BackendError: no engine could be built that reproduces the golden outputs, with every reason.
+        BackendError: no engine reproduces the golden outputs; the message has every reason.
     """
     with machine.cache.only_one(job.key, stop):
         entry = machine.cache.read(job.key, job.local_key)

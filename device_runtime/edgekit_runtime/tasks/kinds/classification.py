@@ -19,8 +19,8 @@ class ClassificationOptions:
         scores: what the values are: `probabilities`, or logits for a `softmax` or a `sigmoid`.
         top: number of classes in an answer.
         min_score: classes of a lower score are left out.
-        background: classes at the start that are no answer, such as the 1 of TensorFlow's ImageNet models;
-            labels do not name them.
+        background: number of classes at the start that are no answer, such as 1 for TensorFlow's ImageNet
+            models; labels do not name them.
     """
 
     output: str = ""

@@ -45,15 +45,15 @@ class DetectionOptions:
     Attributes:
         layout: where the boxes are in the outputs, see the layouts.
         output: name of the output with the boxes; empty for the first output that fits.
-        scores_output: name of the output with scores alone; empty for the first that fits.
-        classes_output: name of the output with the classes of the layout `listed`; empty for one class.
-        count_output: name of the output that says how many boxes of `listed` count; empty if all do.
+        scores_output: name of the output with only scores; empty for the first that fits.
+        classes_output: name of the output with classes, for `listed`; empty if there is only one class.
+        count_output: name of the output with the number of valid boxes, for `listed`; empty if all are valid.
         boxes: `centre` for centre and size, `corners` for two corners; with `-yx` vertical values come first.
         unit: `pixels` of the input, or `shares` of its width and height.
         scores: what scores are: `probabilities`, or logits for a `softmax` over the classes or a `sigmoid`.
         background: where the class of no object is among the classes: `none`, `first` or `last`.
         columns: order of the values in a row of the layout `rows`.
-        strides: pixels of the input for one cell of each grid, of the layouts `grid` and `anchors`.
+        strides: pixels of the input for one cell of each grid, for `grid` and `anchors`.
         scales: smallest and largest anchor, as shares of the input.
         aspects: width over height of the anchors of a cell.
         interpolated: width over height of a further anchor between this scale and the next; 0 for none.
@@ -62,8 +62,8 @@ class DetectionOptions:
         divisors: divide raw x, y, width and height of the layout `anchors`; 0 for the width of the input.
         sizes: whether raw sizes are logarithms (`exponential`) or shares (`linear`) of the anchor's.
         min_score: boxes of a lower score are left out.
-        overlap: of two boxes of a class that overlap more (intersection over union) the worse is left out;
-            1 leaves all, for a model that has done so itself.
+        overlap: if two boxes of a class overlap more (intersection over union), the worse one is left out; 1
+            keeps all, for a model that removes such boxes itself.
         max_boxes: most boxes in an answer.
     """
 
@@ -107,11 +107,11 @@ class OutputLayout:
     Attributes:
         sentence: shapes and meaning, for documents.
         options: the options that it reads beside those that all layouts read.
-        leading: number of values of a box before its class scores, where one output holds both: 4 for the
-            box itself, 5 if the score of any object follows. 0 for separate outputs.
+        leading: number of values before the class scores, if one output holds boxes and scores: 4 for the
+            box, 5 with an objectness score. 0 for separate outputs.
         find_corners: (coords [A, 4 or more], chosen rows, options, size of the input) -> corners of the
             chosen boxes in pixels of the input.
-        read: reads the boxes of a detector that has chosen classes by itself; then `find_corners` is None.
+        read: reads the boxes if outputs state one class for each box; then `find_corners` is None.
     """
 
     sentence: str
@@ -131,8 +131,8 @@ def find_boxes(
         options: options of the task.
         input_size: height and width of the input.
         labels: number of classes that have a label. It tells which axis of an output with boxes and scores
-            counts the boxes. If it fits neither axis or both, the longer axis counts them, and a probability
-            over 1 shows that this was wrong. None takes the longer axis too, and accepts any score.
+            counts the boxes. If it fits neither axis or both, the longer axis is taken, and a probability
+            over 1 is an error. None takes the longer axis, too, but accepts any score.
 
     Raises:
         DataError: an output is missing or has another shape, or a probability is over 1, see `labels`.

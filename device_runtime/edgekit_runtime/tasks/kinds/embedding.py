@@ -14,7 +14,7 @@ class EmbeddingOptions:
 
     Attributes:
         output: name of the output with the vector; empty for the first output.
-        normalize: divides the vector by its length, so that the sum of products of two is their cosine.
+        normalize: divides the vector by its length, so that a dot product of two vectors is their cosine.
     """
 
     output: str = ""

@@ -28,17 +28,17 @@ class KeypointOptions:
 
     Attributes:
         output: name of the output; empty for the first output.
-        form: `coordinates` [N, points, values] or flat, `heatmaps` with a map for each point, or `poses`
-            [N, 5 + points x values, A] or turned: a box (centre and size) and a score before the points of
-            each object, as YOLOv8-pose.
-        row: the values of a point in their order: x, y, z, s for a score and - for what has no use here;
-            `yxs` with unit `shares` for MoveNet, `xyz` for a face mesh.
+        form: `coordinates` [N, points, values] or flat; `heatmaps` with a map for each point; `poses`
+            [N, 5 + points x values, A] or transposed, as YOLOv8-pose: the box (centre and size), the score
+            and the points of each of A candidates.
+        row: the values of a point in their order: x, y, z, s for a score, - for a value to ignore; for
+            example `yxs` with unit `shares` for MoveNet, `xyz` for a face mesh.
         unit: `pixels` of the input, or `shares` of its width and height.
         layout: order of the axes of heatmaps.
         scores: what scores are: `probabilities`, or logits for a `sigmoid`.
         min_score: points of a lower score are left out.
-        min_object_score: objects of a lower score are left out, of `poses`.
-        skeleton: pairs of points that a line joins, one pair after the other, for who draws the answer.
+        min_object_score: objects of a lower score are left out, for `poses`.
+        skeleton: pairs of points to join by a line in a drawing, one pair after the other.
     """
 
     output: str = ""

@@ -18,7 +18,7 @@ class RegressionOptions:
     Attributes:
         output: name of the output with the values; empty for the first output.
         scale: factor of the values; a list of one number for all, or of one for each value.
-        offset: is added after the factor, as a list too.
+        offset: added to the scaled values; a list like `scale`.
     """
 
     output: str = ""

@@ -36,9 +36,9 @@ class SegmentationOptions:
         layout: order of its axes. With several classes the largest value wins.
         scores: what the values of a single class are: `probabilities`, or logits for a `sigmoid`.
         threshold: a pixel belongs to a single class from this score on.
-        form: form of the mask: `png` in grey levels of a palette that are the classes, or `rle`, run lengths
-            of each class in column order that begin with pixels outside it, as COCO's uncompressed RLE.
-        max_side: the mask of a larger picture is scaled down to this longer side, in pixels.
+        form: form of the mask: `png`, whose palette indices are the classes; or `rle`, COCO's uncompressed
+            RLE of each class: run lengths in column order that begin with pixels outside the class.
+        max_side: longest side of the mask in pixels; the mask of a larger picture is scaled down.
     """
 
     output: str = ""
@@ -50,9 +50,10 @@ class SegmentationOptions:
 
 
 def find_mask(outputs: Outputs, options: SegmentationOptions, placement: Placement | None) -> Array:
-    """Return the class of each pixel, uint8 [height, width] in the size of the picture or of `max_side`.
+    """Return the class of each pixel, uint8 [height, width].
 
-    Without a placement it has the size of the output.
+    The mask has the size of the picture, scaled down to `max_side` if necessary. Without a placement it has
+    the size of the output.
 
     Raises:
         DataError: an output is missing, of another shape, holds NaN, or has more than 255 classes.

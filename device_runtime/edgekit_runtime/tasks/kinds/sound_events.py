@@ -21,9 +21,9 @@ class SoundEventOptions:
         layout: `NTC` for [N, frames, classes] or [N, classes], `NCT` for [N, classes, frames].
         scores: what the values are: `probabilities`, or logits for a `softmax` or a `sigmoid`.
         threshold: an event begins where a class has this score.
-        release: it lasts while the score is this or more; at most `threshold`.
-        hop_s: seconds from one frame to the next; 0 for the recording's length through the frames, where the
-            preprocessing states it. Where neither is known, events have no times.
+        release: an event lasts while the score is this or more; at most `threshold`.
+        hop_s: seconds from one frame to the next. 0 divides the recording's length by the number of frames;
+            if the preprocessing does not state the length, events have no times.
         min_event_s: shorter events are left out.
         max_events: most events in an answer; those of the highest scores stay.
     """

@@ -18,8 +18,8 @@ class TextOptions:
     Attributes:
         output: name of the output with a value for each frame and character; empty for the first output.
         layout: `NTC` for [N, frames, characters], `NCT` for [N, characters, frames].
-        blank: position of the blank among the characters. Labels name it or leave it out; where a further
-            label is missing, a space is the last character, as in PaddleOCR.
+        blank: position of the blank among the characters. Labels may leave it out. If two labels are missing,
+            the second is a space at the end, as in PaddleOCR.
         space: the label that stands for a space, such as the bar of wav2vec 2.0.
         scores: what the values are: `probabilities`, or logits for a `softmax`.
     """

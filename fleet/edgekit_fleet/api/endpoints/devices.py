@@ -59,8 +59,8 @@ class TagDevice:
 
     Attributes:
         name: name of the device.
-        tags: an empty value removes one.
-        is_sure: set the tags even if the device then gets another version; otherwise 409.
+        tags: tag -> value; an empty value removes the tag.
+        is_sure: set the tags even if the device then gets another version; without it, that is error 409.
     """
 
     name: str

@@ -22,11 +22,7 @@ DEFAULT_LIMIT: Final = 100
 
 @dataclass(frozen=True)
 class Fleet:
-    """A fleet on this machine.
-
-    Attributes:
-        folder, store: folder and store of the fleet.
-    """
+    """A fleet on this machine."""
 
     folder: FleetFolder
     store: Store
@@ -51,7 +47,6 @@ class Endpoint(Generic[Request, Answer]):
         name: name of the operation.
         method, path: `{name}` in a path is a field of the request.
         scope: scope that the caller needs.
-        summary: one sentence.
         request, answer: dataclasses of the request and of the answer.
         run: the function; it may change the fleet.
         status: HTTP status after success.

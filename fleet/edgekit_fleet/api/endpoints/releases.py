@@ -65,9 +65,9 @@ class MakeRelease:
         packages: SHA-256 of uploaded packages, at most one for each model and class.
         name: name of the release; today's date and a number if empty.
         note: note to show.
-        min_agreement: least agreement with the version before, for a release that disagrees by design.
+        min_agreement: least agreement with the previous version; lower it if answers change on purpose.
         encrypt: whether to encrypt the packages; if left out, as the settings of the fleet say.
-        allow_plain: release plain packages of models of which an encrypted version was released.
+        allow_plain: release plain packages even of a model that had an encrypted release.
     """
 
     packages: tuple[str, ...]
@@ -128,7 +128,7 @@ class PlanRollout:
     Attributes:
         release, selector: the release, and the devices that get it.
         waves: sizes of the waves, as shares or counts.
-        minimum: number of devices of the first step; a tenth of all, 1 to 30, if left out.
+        minimum: number of devices of the first step; by default a tenth of all, but at least 1, at most 30.
     """
 
     release: str
@@ -148,8 +148,8 @@ class StartRollout(PlanRollout):
             its first wave.
         soak_s, patience_s, step_timeout_s, retries, spread_s, approval, is_dynamic, window, trial: see
             `RolloutSettings`.
-        order: whether the new version of a model is loaded before the old one is unloaded (needs memory for
-            both), after it, or the old one is only unloaded until a safe version exists.
+        order: `new-first` loads the new version before it unloads the old one, which needs memory for both;
+            `old-first` unloads first; `unloaded` only unloads the old version, until a safe one exists.
         priority: models with a higher one are updated first on a device.
         orders, priorities: model -> order or priority of that model, in place of `order` or `priority`.
     """
@@ -206,7 +206,7 @@ class OrderRollout:
 
     Attributes:
         name: name of the rollout.
-        order: `abort` takes back every device that was updated, also after the end.
+        order: `abort` moves all updated devices back, even after the rollout has ended.
         note: note for the audit log.
         allow_plain: for `abort` after the end: also take devices back from an encrypted version to a plain
             one.
@@ -220,10 +220,10 @@ class OrderRollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """Decisions of a rollout that a replay of its log does not give again.
+    """The result of a replay, which decides a rollout again from its log.
 
     Attributes:
-        differences: decisions that differ; there should be none.
+        differences: decisions that differ from the log; there should be none.
     """
 
     differences: tuple[Difference, ...]

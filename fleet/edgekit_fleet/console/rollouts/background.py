@@ -54,7 +54,7 @@ class Background(Generic[Result]):
         Args:
             key: key of the work; if work with this key runs already, the call waits for that.
             work: work to begin otherwise.
-            is_again: whether the same page asks again: then a result that has come meanwhile will do.
+            is_again: whether the same page asks again; then a recent result is accepted.
 
         Raises:
             RequestError: too much work is waiting.

@@ -36,14 +36,14 @@ class Course:
     """The evidence of one gate over time.
 
     Attributes:
-        where: the group with the strongest evidence against the release: empty for all devices, or ` of class
-            NAME`.
-        of_model: ` of MODEL` for the model with that evidence; empty if the release has one model.
+        where: ` of class NAME` for the devices with the strongest evidence against the release; empty if
+            these are all devices.
+        of_model: ` of MODEL` for the model with the strongest evidence; empty if the release has one model.
         counts: numbers of devices, rising.
         estimates: mean over the first `counts` devices; an improvement is shown as no change.
         lows: lower bound of that mean; 0 where there is none yet.
         limit: limit at which the rollout stops. Estimates, lows and limit are in the gate's unit of evidence.
-        leaning: how far it has come towards a stop, 0 to 1.
+        leaning: strength of the evidence, 0 to 1; at 1 the gate stops the rollout.
         sentence: the gate's present statement.
     """
 

@@ -50,7 +50,6 @@ class ClassPlan:
     """The packages that devices of one class get.
 
     Attributes:
-        devices: number of these devices.
         packages: packages that they get, such as `digits 1.2.0`.
         bytes: number of bytes that all of them download together.
         minutes: minutes that the download takes on the slowest device.

@@ -48,7 +48,7 @@ class Wave:
 
     @property
     def counts(self) -> list[tuple[str, int]]:
-        """(state, number of devices) in the order of the parts of a bar, without states of no device."""
+        """(state, number of devices) in the order of a bar's parts, without states that no device has."""
         return [(state, self.states[state]) for state in MEMBER_STATES if self.states.get(state)]
 
     def draw(self) -> Markup:
@@ -63,7 +63,6 @@ class Reason:
     Attributes:
         outcome: outcome, such as `failed`; empty for devices that are not in the rollout.
         sentence: the reason, as one of the devices states it.
-        count: number of devices.
         devices: names of a few of them.
     """
 
@@ -192,7 +191,7 @@ def list_refusals(session: Session, row: RolloutRow) -> list[Reason]:
 def list_members(
     session: Session, rollout: str, *, state: str | None, after: str, limit: int
 ) -> list[MemberRow]:
-    """Return at most `limit` devices of a rollout, by name, from the one behind `after` on.
+    """Return at most `limit` devices of a rollout, sorted by name, that follow the name `after`.
 
     `state`: only devices in this state; None or empty for all.
     """

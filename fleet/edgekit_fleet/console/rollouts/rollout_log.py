@@ -74,7 +74,7 @@ class LogView:
         earlier: number of older moments, which `moments` leaves out.
         waits_for: number of the wave that waits for an approval, from 1, or 0.
         faults: fault -> (number of devices, names of some of them).
-        outside: name, gate and finding of each outside judge; no finding before its evidence.
+        outside: name, gate and finding of each outside judge; the finding is None until its evidence comes.
     """
 
     courses: Sequence[Course]
@@ -178,7 +178,7 @@ class RolloutLogs:
         self._background: Background[LogView] = Background(closing)
 
     def find(self, store: Store, rollout: str) -> Lookup[LogView]:
-        """Return the log of a rollout as read so far, see `Lookup`; a thread reads what was written since.
+        """Return the log of a rollout as read so far, see `Lookup`; a thread reads the newer entries.
 
         Raises:
             FleetError: the log does not begin with a start.
