@@ -1,5 +1,7 @@
 """The contents of an image."""
 
+import ast
+import functools
 import hashlib
 from pathlib import Path
 from typing import Final
@@ -113,11 +115,25 @@ exec $busybox switch_root $disk /sbin/init
 def hash_recipe(*versions: str) -> str:
     """Return a hash of 16 hexadecimal digits of the recipe and of further values, such as versions.
 
-    The recipe is this folder's modules and the lists of the engines' packages.
+    The recipe is the code of this folder's modules, whatever their docstrings, comments and format, and the
+    lists of the engines' packages.
     """
     digest = hashlib.sha256()
-    for path in (*sorted(Path(__file__).parent.glob("*.py")), *map(find_list, ENGINES)):
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(_read_code(path))
+    for path in map(find_list, ENGINES):
         digest.update(path.read_bytes())
     for text in versions:
         digest.update(b"\0" + text.encode())
     return digest.hexdigest()[:16]
+
+
+@functools.cache
+def _read_code(path: Path) -> bytes:
+    tree = ast.parse(path.read_bytes())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
+            node, clean=False
+        ):
+            node.body = node.body[1:]
+    return ast.unparse(tree).encode()
