@@ -28,13 +28,13 @@ _MAX_FIELD: Final = 128
 
 
 class SamplePages:
-    """The pages of samples; the audit log has each page that somebody sees, but not each picture."""
+    """The pages of samples. Each view of a page goes into the audit log, but not each picture on it."""
 
     def __init__(self) -> None:
         self._viewed_s: dict[tuple[str, str], float] = {}
 
     def show_all(self, console: Console, request: Request) -> Response:
-        """Return orders and counts, and the newest samples of the query to users with the scope `sample`."""
+        """Return the page of orders. Users with the scope `sample` also see the newest matching samples."""
         query, actor = request.query_params, request.state.principal
         choice = _read_choice(query)
         items: list[SampleSummary] = []
@@ -73,7 +73,7 @@ class SamplePages:
         )
 
     def show_content(self, console: Console, request: Request) -> Response:
-        """Return the content of a sample as `render_content` makes it, never the bytes as they came."""
+        """Return the content of a sample as rendered by `render_content`, never its original bytes."""
         sample_id, actor = request.path_params["id"], request.state.principal.name
         side = SIDES.get(request.query_params.get("size", ""), SIDES["small"])
         vault = open_vault(console)
@@ -105,7 +105,7 @@ def delete_one(console: Console, request: Request) -> Response:
 
 
 def delete_matching(console: Console, request: Request) -> Response:
-    """Delete the samples that the form's filter means, and redirect; refuse a filter that means all."""
+    """Delete the samples that match the filter in the form, and redirect. An empty filter is refused."""
     form = request.state.form
     vault, choice = open_vault(console), _read_choice(form)
     count = samples.delete(console.store, vault, choice, actor=request.state.principal.name)
@@ -118,7 +118,7 @@ def stop_order(console: Console, request: Request) -> Response:
 
 
 def switch(console: Console, request: Request) -> Response:
-    """Let the fleet collect samples, or end that; set for how many days, up to 3650, it stores them."""
+    """Turn the collection of samples on or off; set how many days, at most 3650, the fleet stores them."""
     form = request.state.form
     try:
         days = float(form.get("days", ""))

@@ -47,7 +47,7 @@ def _show(
 def change_factor(console: Console, request: Request) -> Response:
     """Make a second factor for the user, confirm it by its first code, or remove it by a code.
 
-    A wrong code is shown on the page; one that should have removed the factor is an alarm, too.
+    After a wrong code the page says so. A wrong code for a removal also raises an alarm.
 
     Raises:
         RequestError: 401 without a login, 422 for an unknown action.

@@ -25,7 +25,7 @@ _MOST_CODES: Final = 100
 
 
 def show_users(console: Console, request: Request) -> Response:
-    """Return the page of users and their roles; others than administrators are redirected."""
+    """Return the page of users and their roles to an administrator; redirect all other users."""
     if not request.state.principal.may("admin"):
         return console.redirect(request, "/settings/fleet")
     with console.store.snapshot() as session:
@@ -34,7 +34,7 @@ def show_users(console: Console, request: Request) -> Response:
 
 
 def change_user(console: Console, request: Request) -> Response:
-    """Add or remove a user, give one another role or password, or remove their second factor; redirect."""
+    """Add or remove a user, or change a user's role, password or second factor; then redirect."""
     form, actor = request.state.form, request.state.principal.name
     name, action = form.get("name", ""), form.get("action", "")
     with console.store.transaction() as session:
@@ -158,7 +158,7 @@ def remove_query(console: Console, request: Request) -> Response:
 
 
 def change_window(console: Console, request: Request) -> Response:
-    """Keep a window, the hours in which devices switch, under a name, or forget that name; then redirect."""
+    """Save or remove a named window (the hours in which devices may switch), and redirect."""
     form, actor = request.state.form, request.state.principal.name
     name = form.get("name", "").strip()
     if form.get("action") == "remove":

@@ -62,10 +62,10 @@ _OTHER_LOGIN: Final = RequestError(
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A link in the bar of all pages; `SECTION` in a module of pages.
+    """A link in the navigation bar of all pages; each module of pages defines one as `SECTION`.
 
     Attributes:
-        position: place among the others, from left to right.
+        position: order of the links, from left to right.
     """
 
     name: str
@@ -157,9 +157,9 @@ class Console:
     def find_principal(self, request: Request) -> Principal | None:
         """Return the user of a request, or None without a login.
 
-        Sets `principal` in the request's state, and `csrf`, the token for forms: from the login or a cookie;
-        and `identity`, whom a proxy has logged in. A user who must have a second factor has no scopes without
-        one.
+        Sets three fields of the request's state: `principal`; `csrf`, the forms' token from the login, or
+        else from a cookie; and `identity`, the user whom a proxy has logged in. If a second factor is
+        required, a user without one gets no scopes.
 
         Raises:
             RequestError: the headers of a proxy are refused.
@@ -189,7 +189,7 @@ class Console:
             return session.get_one(UserRow, name).password_digest != "" and not has_factor(session, name)
 
     def render(self, request: Request, template: str, /, *, status: int = 200, **values: Any) -> HTMLResponse:
-        """Return a page made from a template, with the notice that a redirect left in a cookie for it.
+        """Return a page made from a template. It shows the notice that `redirect` has put into a cookie.
 
         Args:
             request: request that it answers.
@@ -245,12 +245,11 @@ class Console:
         return self.redirect(request, local_address(form.get("next", "/")))
 
     def ask_to_confirm(self, request: Request, order: str, status: int = 200) -> Response:
-        """Return a page with a form that was sent under a login that had ended, to be sent again.
+        """Return a page that asks the user to send a form again, since the login had ended when it was sent.
 
         Args:
             request: request that it answers; its user is logged in.
-            order: path and fields of the form that was sent, as the login form carries them:
-                `PATH?NAME=VALUE`; foreign text.
+            order: path and fields of that form as `PATH?NAME=VALUE`, from the login form; untrusted text.
             status: HTTP status.
         """
         parts = urlsplit(local_address(order))
@@ -322,7 +321,7 @@ def _read_templates() -> Environment:
 
 
 def with_query(request: Request, **changes: str) -> str:
-    """Return path and query of a request after `changes` to its parameters; those without a value go."""
+    """Return path and query of a request with `changes` to its parameters; empty parameters are left out."""
     query = {**request.query_params, **changes}
     text = urlencode({name: value for name, value in query.items() if value})
     return f"{request.url.path}?{text}" if text else request.url.path

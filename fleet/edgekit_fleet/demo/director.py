@@ -151,7 +151,7 @@ def _join(fleet: RunningFleet, setup: DemoSetup, device: RealDevice) -> Simulate
 def wait_while_moving(
     is_so: Callable[[], bool], look: Callable[[], str], clock: Callable[[], float] = time.monotonic
 ) -> str | None:
-    """Wait until `is_so` holds; return None, or the last state if there was no new one for a minute.
+    """Wait until `is_so` returns True; return None, or the last state if no new state came for a minute.
 
     `look`: returns the state, as text.
     """

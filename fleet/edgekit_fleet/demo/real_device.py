@@ -90,7 +90,7 @@ class Application:
     """Calls the model of a device from a thread, and counts the answers.
 
     Attributes:
-        calls, failed, right: numbers of all calls, of those without an answer, and of those with the right
+        calls, failed, right: number of all calls, of calls without an answer, and of calls with the right
             class.
     """
 

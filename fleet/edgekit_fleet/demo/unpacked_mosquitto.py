@@ -25,7 +25,7 @@ def provide_mosquitto(show: Callable[[str], None]) -> None:
     """Put a mosquitto on the PATH of this process, unless one is installed.
 
     Args:
-        show: called with a description of what takes time.
+        show: called with a message before the package is unpacked.
 
     Raises:
         ConfigError: none is installed, and there is no package to unpack.

@@ -129,7 +129,7 @@ class Authority:
         return f"{MANAGER}-{number}" if number else MANAGER
 
     def make_manager(self, number: int) -> tuple[Path, Path]:
-        """Return the paths of certificate and private key of manager `number`, from 0; made if missing.
+        """Return the paths of certificate and private key of manager `number`, from 0; make missing files.
 
         Raises:
             OutputError: the folder cannot be written.
@@ -159,7 +159,7 @@ class Authority:
         """Return a certificate for the public key in a signing request.
 
         Args:
-            csr: certificate signing request in PEM, from anybody; only its key counts.
+            csr: untrusted certificate signing request in PEM; only its key is used.
             name: name that the certificate gets.
             life_s: how long it is valid, in seconds.
 
@@ -179,7 +179,7 @@ class Authority:
     def load_short_lived(self, context: ssl.SSLContext, name: str) -> None:
         """Load a new key into `context`, with a certificate for `name` that is valid for ten minutes.
 
-        The manager uses it to take over the connection of a revoked device, and `doctor` to play devices.
+        With it the manager takes over a revoked device's connection, and `doctor` connects as test devices.
         """
         key = Ed25519PrivateKey.generate()
         with tempfile.TemporaryDirectory(prefix="edgekit-certificate-") as folder:  # `ssl` reads files alone

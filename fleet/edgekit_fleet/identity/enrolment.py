@@ -84,9 +84,9 @@ def enrol(
 ) -> tuple[DeviceRow, SignedCertificate]:
     """Enrol a device, and use up its code; return its row and its certificate.
 
-    The answer to the first request may have been lost. So a device that is enrolled with this key gets
-    another certificate, as from `renew`, and nothing else: tags and class are the operator's by then. Only
-    a new code adds the decryption key that a device lacks, and none changes the one that it has.
+    The answer to the first request may have been lost. So a device that is already enrolled with this key
+    gets a new certificate, as from `renew`. Its tags and class stay. A decryption key is added only with an
+    unused code, and only to a device without one; it never changes.
 
     Raises:
         SignatureError: the code is unknown, expired or used, or a key or the certificate request is wrong.
@@ -168,7 +168,7 @@ def renew(
 
 
 def is_expected(session: Session, request: EnrolmentRequest | RenewalRequest) -> bool:
-    """Return True if a request has a valid code or is by its device's key; nobody can guess either.
+    """Return True if a request has a valid code, or is signed by the key of its device.
 
     Raises:
         SignatureError: the certificate request is wrong.
@@ -196,7 +196,7 @@ def find_device(session: Session, name: str) -> DeviceRow:
 def revoke(session: Session, name: str, actor: str, why: str) -> DeviceRow:
     """Shut a device out, and end its unused codes; return its row.
 
-    From then on `list_revoked_serials` has every certificate that the audit log names for the device.
+    From then on `list_revoked_serials` includes all certificates that the audit log lists for the device.
 
     Raises:
         FleetError: there is no such device, or it is revoked already.

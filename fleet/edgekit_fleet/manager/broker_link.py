@@ -109,7 +109,7 @@ class BrokerLink:
     # Called by the connection
 
     def connected(self, connection: MqttConnection) -> None:
-        """Send by this connection from now on: the broker has accepted it."""
+        """Send over `connection` from now on: the broker has accepted it."""
         self.connections += 1
         self._connection = connection
         self._outcome.set_result(None)
@@ -181,7 +181,10 @@ class BrokerLink:
 
 
 def make_context(authority: Authority, number: int = 0) -> ssl.SSLContext:
-    """Return a TLS context with a manager's certificate, made if missing; it trusts only the authority."""
+    """Return a TLS context with the certificate of manager `number`; it trusts only the authority.
+
+    A missing certificate is made.
+    """
     context = ssl.create_default_context(cafile=authority.certificate_path)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(*authority.make_manager(number))

@@ -76,13 +76,13 @@ Called twice a second, and at once after an order or an ended execution.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagerParts:
-    """What the loop works on.
+    """The parts that `ControlLoop` uses.
 
     Attributes:
         key: the key that signs desired documents.
         broker: our own broker, restarted when it ends; None if others run the broker.
         brokers: host and port of the broker, or of each node of a cluster.
-        broker_folder: where a broker of ours reads which certificates are revoked.
+        broker_folder: folder from which our own broker reads the list of revoked certificates.
         vault: stored samples, which the loop deletes when they are too old; None if another manager has them.
     """
 
@@ -163,7 +163,7 @@ class ControlLoop:
         Raises:
             UnavailableError: another manager has taken over, and the store allows only one.
             ConfigError: see `__init__`.
-            TransportError: our own broker cannot be reached at the start; a broker of others may come later.
+            TransportError: our own broker cannot be reached at the start; for other brokers it waits.
         """
         try:
             while not stop.is_set():

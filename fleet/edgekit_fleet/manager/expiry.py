@@ -54,11 +54,11 @@ class Expiry:
         return now > self.ends_at - self.notice_s or now < self.begins_at
 
     def is_urgent(self, now: float) -> bool:
-        """Return True if less than half of the notice is left at `now`, or it is not valid."""
+        """Return True if less than half of `notice_s` is left at `now`, or the thing is not valid."""
         return now > self.ends_at - self.notice_s / 2 or now < self.begins_at
 
     def describe(self, now: float) -> str:
-        """Return until when it is valid, as a sentence without its end."""
+        """Return until when it is valid, as a sentence without a full stop."""
         if now < self.begins_at:
             return f"the {self.what} is not valid before {_format(self.begins_at)}: a clock is or was wrong"
         verb = "ended" if now > self.ends_at else "ends"

@@ -84,7 +84,7 @@ _KINDS: Final[dict[str, type[Document]]] = {
 
 @dataclass(slots=True, kw_only=True)
 class KnownDevice:
-    """A device as the manager keeps it in memory; see `DeviceRow`, `Hello`, and `_write_attributes`."""
+    """A device in the manager's memory; see `DeviceRow` and `Hello`, which states `reported`."""
 
     name: str
     keys: dict[str, Ed25519PublicKey]
@@ -115,14 +115,14 @@ class KnownDevice:
 
     @property
     def highest_sequence(self) -> int:
-        """The highest number of any of its documents that was accepted."""
+        """The highest sequence number of the documents accepted from this device."""
         return max(self.sequence, self.hello_sequence, self.event_sequence)
 
     def lacks_report(self, now: float) -> bool:
         """Return True if the manager should send a new document, so that the device reports.
 
-        The last report of a connected device has not come, and is not on its way. Or the device is late: it
-        does not know its highest number, sent at most once a minute. `now`: seconds since 1970.
+        That is so if the last report of a connected device has not come for 15 s; or, at most once a minute,
+        if the device is late. `now`: seconds since 1970.
         """
         is_behind = self.is_online and self.sequence < self.reported
         is_missing = is_behind and now - max(self.last_seen_at, self.asked_at) >= REPORT_S
@@ -146,9 +146,9 @@ class KnownDevice:
     def find_copy(self, hello: Hello) -> str:
         """Record a hello; return the address of another machine that uses this device's identity, or "".
 
-        An agent that was started again has a new `instance`, and the old one never says hello again. So an
-        instance that says hello again, with a higher number, after another instance did, runs at the same
-        time as that one. A hello that is late or repeated does not say who runs now.
+        A restarted agent has a new `instance`, and its old instance sends no more hellos. So if an instance
+        sends a hello with a higher number after another instance has sent one, both run at the same time. A
+        late or repeated hello proves nothing.
         """
         before, _ = self.instances.get(hello.instance, (-1, ""))
         if hello.sequence < self.hello_sequence or hello.sequence <= before:
@@ -199,7 +199,7 @@ class DeviceIndex:
         self._shards = shards
 
     def load(self, session: Session, names: Iterable[str]) -> None:
-        """Read devices from the store that may be new or revoked; leave out those of other managers."""
+        """Read these devices from the store again, except devices of other managers."""
         own = [name for name in names if self._shards.holds(name)]
         if own:
             self._read(session, DeviceRow.name.in_(own))
@@ -211,7 +211,6 @@ class DeviceIndex:
             self._read(session, true() if is_all else DeviceRow.shard.in_(sorted(shards)))
 
     def drop_shards(self, shards: Collection[int]) -> None:
-        """Forget the devices of these shards."""
         if shards:
             remaining = {name: entry for name, entry in self.devices.items() if shard_of(name) not in shards}
             self.devices = remaining
@@ -276,9 +275,9 @@ class Inbox:
     def put(self, topic: str, payload: bytes) -> None:
         """Store a message for `take`, or for `take_over` if it is for another manager.
 
-        Messages of a device that sends too many are dropped here, before they cost anything. The device then
-        counts as late, so the manager asks for its newest report. Messages beyond the room for all are
-        dropped, too.
+        Messages of a device that sends too fast are dropped here, before they cost anything. The device then
+        counts as late, so the manager asks for its newest report. If the queue is full, messages of all
+        devices are dropped.
         """
         device = self._index.devices.get(_device_of(topic))
         if device is not None and device.is_too_fast(time.monotonic()):
@@ -306,7 +305,7 @@ class Inbox:
             self._foreign_bytes -= len(foreign.popleft()[2])
 
     def take_over(self) -> None:
-        """Store messages again that other managers may have received and not written before they ended."""
+        """Pass messages for other managers to `put` again: a manager may have ended before it wrote them."""
         foreign, self._foreign, self._foreign_bytes = self._foreign, deque(), 0
         for _, topic, payload in foreign:
             self.put(topic, payload)

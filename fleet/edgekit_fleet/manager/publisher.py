@@ -90,10 +90,10 @@ class Publisher:
         return is_new
 
     def make_due(self, session: Session, now: float) -> list[Outgoing]:
-        """Make and store new documents for devices of which something has changed, and return them.
+        """Make, store and return new documents for devices whose wanted state has changed.
 
-        Publish them after the commit. A limited number is made at once; the others follow at the next call.
-        `now`: seconds since 1970.
+        Publish them after the commit. A call makes a limited number; the next call continues. `now`: seconds
+        since 1970.
         """
         due = session.execute(self._select_due()).all()
         if not due:
@@ -166,10 +166,10 @@ class Publisher:
                 entry.desired_sent, entry.sent_at = message.version, now
 
     def answer(self, session: Session, devices: Iterable[str]) -> list[Outgoing]:
-        """Return the stored documents of devices that have just stated to hold an older one.
+        """Return the stored documents of those `devices` that hold an older one.
 
-        A device that holds a higher number than the store has it from before the store was restored from a
-        backup. Its next document gets a number above that, and the audit log gets an alarm.
+        If a device holds a newer document than the store, the store was restored from a backup. The device's
+        next document then gets a higher number, and the audit log gets an alarm.
         """
         entries = [self._index.devices[name] for name in devices if name in self._index.devices]
         for entry in entries:
@@ -184,7 +184,7 @@ class Publisher:
         )
 
     def read(self, session: Session, devices: Sequence[str]) -> list[Outgoing]:
-        """Return the newest documents of devices, but none that an older key of the manager signed."""
+        """Return the newest documents of devices, except documents signed by an older key of the manager."""
         outgoing = []
         for begin in range(0, len(devices), 500):
             statement = select(DesiredRow.device, DesiredRow.version, DesiredRow.envelope).where(
@@ -204,8 +204,8 @@ class Publisher:
     def mark_expiring(self, session: Session, now: float) -> None:
         """Mark documents that are past half of their life, so that `make_due` writes them again.
 
-        It also marks documents that an older key of the manager signed, and those that are valid for longer
-        than a document may be: they were written when the clock was ahead. `now`: seconds since 1970.
+        It also marks documents that an older key of the manager signed, and documents that are valid for too
+        long because the clock was ahead when they were written. `now`: seconds since 1970.
         """
         ends = DesiredRow.expires_at
         expiring = (

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 class RepositoryUpkeep:
     """Signs and cleans the repository, and deletes old samples.
 
-    It works in a task of its own, beside the manager's loop, whose turns must send heartbeats in time.
+    It runs in its own task, so that it does not delay the heartbeats of the manager's loop.
     """
 
     def __init__(
@@ -51,9 +51,10 @@ class RepositoryUpkeep:
         self._refreshed_at = float("-inf")
 
     def begin(self, now: float) -> list[Expiry]:
-        """Begin a refresh in the background unless one is running; return what the last one found to expire.
+        """Begin a refresh in the background unless one is running; return the expiries from the last one.
 
-        The result is empty while a refresh runs, if none was due, or if it failed. `now`: seconds since 1970.
+        The result is empty while a refresh runs, or if the last one was not due or failed. `now`: seconds
+        since 1970.
         """
         last = self._task
         if last is not None and not last.done():
@@ -126,7 +127,7 @@ class FigureUpkeep:
         self._begun_at = float("-inf")
 
     def forget_next(self, session: Session, now: float) -> None:
-        """Delete old figures of the next devices of the index; once an hour this begins with the first one.
+        """Delete old figures of the next devices in the index; each hour a new pass over the index begins.
 
         `now`: seconds since 1970.
         """

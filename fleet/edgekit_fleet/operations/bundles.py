@@ -147,7 +147,7 @@ def collect_results(store: Store, paths: Sequence[Path], *, actor: str) -> list[
     no effect.
 
     Raises:
-        FleetError: a file is no file of results; those before it are taken in.
+        FleetError: a file does not hold results; the files before it stay taken in.
     """
     documents = []
     for path in paths:

@@ -26,7 +26,7 @@ class DeviceLog:
     Attributes:
         device, lines, asked_at, asked_by, answered_at: see `DeviceLogRow`.
         source: `journal`; or `memory`, which lacks lines from before a restart.
-        refusal: why the device gives none, or empty.
+        refusal: why the device refuses to send logs, or empty.
         text: the lines, the oldest first, without secrets; foreign text.
     """
 
@@ -41,7 +41,7 @@ class DeviceLog:
 
 
 def change_settings(store: Store, device: str, changes: Mapping[str, str], *, actor: str) -> None:
-    """Change settings of a device; after an empty value the device decides on a setting by itself again.
+    """Change settings of a device. An empty value removes a setting: the device then uses its own value.
 
     Raises:
         FleetError: there is no such device or setting, or a value is wrong.

@@ -67,7 +67,7 @@ def find_devices(
         after: `DevicePage.after` of the page before; empty for the first page.
         limit: most devices of a page.
         counts: result of `count_devices`, to skip empty groups and choose the faster query; or None.
-        max_listed: above this number of devices in `counts`, SQLite looks attributes up in the index, see
+        max_listed: if `counts` sums to more devices than this, SQLite looks attributes up in the index, see
             `selector_sql.Lookup`.
 
     Raises:

@@ -18,14 +18,14 @@ _DEVICES = ("edgekit-doctor-1", "edgekit-doctor-2")
 
 
 def probe_broker(authority: Authority | None, addresses: tuple[tuple[str, int], ...]) -> list[Finding]:
-    """Carry out the checks of a broker with certificates of this fleet; return the finding of each.
+    """Check a broker with certificates of this fleet; return a finding for each check.
 
     Args:
         authority: signs certificates for the checks; None probes without TLS.
         addresses: host and port of the broker, or of nodes of one cluster.
 
     Raises:
-        ConfigError: a broker beyond this machine is probed without TLS.
+        ConfigError: `authority` is None, and a broker runs on another machine.
         TransportError: the broker cannot be reached, or refuses a client.
     """
     if authority is None and any(host not in ("127.0.0.1", "::1", "localhost") for host, _ in addresses):

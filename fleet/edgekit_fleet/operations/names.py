@@ -16,7 +16,7 @@ def check_name(kind: str, name: str) -> None:
     """Check that a name can stand in a path and a URL; `kind`, such as `release`, names it in the error.
 
     Raises:
-        FleetError: it cannot, or it is an address of the console.
+        FleetError: the name is malformed, or is an address of the console.
     """
     if name == _PAGE:
         raise FleetError(f"{kind} name '{name}' is an address of the console; choose another name")
@@ -28,9 +28,10 @@ def check_name(kind: str, name: str) -> None:
 
 
 def follows(kind: type[ReleaseRow] | type[RolloutRow], created_at: float, name: str) -> ColumnElement[bool]:
-    """Return the SQL condition for rows that come after another one in a list, the newest first.
+    """Return the SQL condition for the rows after a given row, in a list with the newest first.
 
-    `created_at`: time of the other row in seconds since 1970; rows of one time are in the order of names.
+    `created_at`, `name`: time (seconds since 1970) and name of the given row. Rows of the same time are
+    sorted by name.
     """
     is_next = and_(kind.created_at == created_at, kind.name > name)
     return or_(kind.created_at < created_at, is_next)

@@ -54,10 +54,10 @@ def read_audit(
 
     Args:
         store: store of the fleet.
-        subject: only of this device, release or rollout; None for all.
+        subject: only entries about this device, release or rollout; None for all.
         action: only actions that begin with this, such as `rollout` or `alarm.`; None for all.
         limit: most entries to return.
-        before: only those with a smaller number; None for all.
+        before: only entries with a smaller number; None for all.
     """
     statement = select(AuditRow).order_by(AuditRow.number.desc()).limit(limit)
     if subject is not None:
@@ -96,9 +96,9 @@ def find_audit_break(store: Store) -> int | None:
 
 
 def back_up(folder: FleetFolder, path: Path) -> None:
-    """Write a whole fleet, which may run, into one file: settings, authority, keys, repository, store.
+    """Write settings, authority, keys, repository and store of a fleet into one file, even while it runs.
 
-    The file does not hold a database elsewhere: dump that one first, with its own tools.
+    A PostgreSQL database is not part of the file: dump it first, with its own tools.
 
     The file gives control of the fleet, so only its owner can read it. Devices may be ahead of a restored
     backup: the manager then continues from their state, and writes an alarm to the audit log.
@@ -132,7 +132,7 @@ def back_up(folder: FleetFolder, path: Path) -> None:
 def restore(folder: FleetFolder, path: Path, database: str = "") -> None:
     """Restore a fleet from a backup into an empty folder.
 
-    With a database elsewhere, a further manager also gets its folder in this way.
+    A further manager of a fleet on PostgreSQL gets its folder in this way, too.
 
     Args:
         folder: an empty one, or one that does not exist.
@@ -141,8 +141,8 @@ def restore(folder: FleetFolder, path: Path, database: str = "") -> None:
             that database; if the backup has no store, the database must hold it already.
 
     Raises:
-        ConfigError: the folder is not empty, or the file is no backup; or the database holds a fleet already,
-            or holds none though the backup has no store.
+        ConfigError: the folder is not empty; the file is no backup; the backup and the database both hold a
+            fleet's store, or neither does.
         OutputError: the folder or the database cannot be written.
     """
     if database and not database.startswith(("postgresql://", "postgres://")):

@@ -48,8 +48,9 @@ class ReleaseSummary:
         is_withdrawn: whether no rollout may use it.
         is_encrypted: whether only devices that may run it can read its packages.
         packages: (model, version, target, size in bytes) of each.
-        deltas: (model, target, version to start from, size in bytes) of each delta. The begin of a package's
-            digest stands for a version that is not known, an empty text for a coded file, which needs none.
+        deltas: (model, target, version to start from, size in bytes) of each delta. For an unknown version it
+            has the begin of the package's digest; for a coded file, which needs no old package, an empty
+            text.
     """
 
     name: str
@@ -77,7 +78,7 @@ def make_release(
 ) -> ReleaseSummary:
     """Make a release of packages; devices can fetch it from now on, but no device is told to.
 
-    Of an encrypted release the repository gets ciphertext alone, under a new key and name for each package.
+    For an encrypted release the repository gets only ciphertext; each package has its own new key and name.
 
     Args:
         folder: folder of the fleet.
@@ -288,10 +289,10 @@ def _find_score(figures: Mapping[str, JsonValue]) -> dict[str, JsonValue] | None
 
 
 def find_agreement(figures: Mapping[str, JsonValue]) -> float | None:
-    """Return the least agreement with the version before, 0 to 1, that a package's own evidence suggests.
+    """Return the least agreement with the version before, 0 to 1, from the figures of a package's manifest.
 
-    What the package lost against its source model on real samples, it may also lose against the version
-    before. So that share is subtracted from the default limit. None without a score on real samples.
+    This is the default limit, less the share that the package lost against its source model on real samples:
+    the package may lose as much against the version before. None if `figures` has no `score` on real samples.
     """
     score = figures.get("score")
     if not isinstance(score, Mapping) or score.get("samples_kind") == "generated":
@@ -308,7 +309,7 @@ def find_agreement(figures: Mapping[str, JsonValue]) -> float | None:
 def withdraw_release(folder: FleetFolder, store: Store, name: str, actor: str) -> ReleaseSummary:
     """Withdraw a release: no rollout may use it, and no device can fetch it.
 
-    A device that runs it keeps it, and a device may return to it while it is in the spare slot. A day later
+    A device that runs the release keeps it. A device whose spare slot holds it may return to it. A day later
     the manager deletes files that no other release offers, see `TufRepository.remove_unused`.
 
     Raises:
@@ -368,7 +369,7 @@ def list_releases(store: Store, *, after: str = "", limit: int | None = None) ->
 
     Args:
         store: store of the fleet.
-        after: the release before the first one; the list begins with the newest if it is empty.
+        after: name of the release after which the list begins; empty to begin with the newest.
         limit: most entries to return.
 
     Raises:

@@ -339,8 +339,8 @@ def give_order(
         allow_plain: whether a rollback takes devices from an encrypted version back to a plain one, too.
 
     Raises:
-        FleetError: there is no such rollout, or it cannot do that now. Or, for an abort after the end, other
-            rollouts have decided on all its devices since, or it would lead back to a plain version.
+        FleetError: there is no such rollout, or it cannot do that now. An abort after the end also fails if
+            later rollouts have decided on all its devices, or if it would restore a plain version.
     """
     with store.transaction() as session:
         row = find_row(session, name, will_change=True)
@@ -378,7 +378,7 @@ def give_order(
 
 
 def list_plain_returns(session: Session, row: RolloutRow) -> list[str]:
-    """Return the models of which an abort would take devices from an encrypted version back to a plain one.
+    """Return the models that an abort would take back from an encrypted version to a plain one.
 
     Empty before the rollout's end: until then a bad release must go back at once, and the plain version is
     still on the device.
@@ -439,7 +439,7 @@ def list_rollouts(store: Store, *, after: str = "", limit: int | None = None) ->
 
     Args:
         store: store of the fleet.
-        after: the rollout before the first one; the list begins with the newest if it is empty.
+        after: name of the rollout after which the list begins; empty to begin with the newest.
         limit: most entries to return.
 
     Raises:
@@ -487,9 +487,9 @@ def replay_rollout(store: Store, name: str) -> list[Difference]:
 
 
 def find_tag_effects(store: Store, device: str, tags: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each open rollout that another set of tags would affect.
+    """Return a sentence for each open rollout that a change of a device's tags would affect.
 
-    The device would join; or the selector would no longer match it, although the cohort keeps it.
+    Either the device would join; or the selector would no longer match it, yet it stays in the cohort.
 
     Args:
         store: store of the fleet.

@@ -76,7 +76,7 @@ def start(
     joins: bool = False,
     root_folder: Path | None = None,
 ) -> Iterator[RunningFleet]:
-    """Start a fleet, making missing files, and end its parts with the block; `RunningFleet.run` manages it.
+    """Start a fleet and make missing files; its parts end with the block. `RunningFleet.run` manages it.
 
     Args:
         folder: folder of the fleet.

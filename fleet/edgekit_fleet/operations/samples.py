@@ -199,7 +199,7 @@ def start(
     window: str | None = None,
     actor: str,
 ) -> SampleOrderStatus:
-    """Order samples of a model from the devices that a selector means, also from new ones.
+    """Order samples of a model from all devices that a selector matches, also from later ones.
 
     The arguments are fields of `SampleOrder`; `days`: days from now until the order ends.
 
@@ -247,7 +247,7 @@ def start(
 
 
 def stop(store: Store, order_id: str, *, actor: str) -> SampleOrderStatus:
-    """End an order of samples; the samples that came by it stay. Return the order's state.
+    """End an order of samples, and return its state; the samples that it collected stay stored.
 
     Raises:
         NotFoundError: there is no such order, or it was stopped.
@@ -297,7 +297,7 @@ def count_by_trigger(session: Session, choice: SampleChoice) -> dict[str, int]:
 def page_samples(
     session: Session, choice: SampleChoice, *, after: str = "", limit: int = 100
 ) -> tuple[list[SampleSummary], str | None]:
-    """Return a page of samples, the newest first, and `after` of the next page, or None on the last one.
+    """Return a page of samples, the newest first, and the `after` for the next page (None on the last).
 
     `after`: identifier of the last sample of the page before; empty for the first page.
 

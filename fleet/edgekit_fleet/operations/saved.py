@@ -27,7 +27,7 @@ def check_window(window: str) -> None:
     """Check that a window has the form `01:00-04:00` and is not empty.
 
     Raises:
-        FleetError: it has not.
+        FleetError: the window is malformed or empty.
     """
     if not is_window(window):
         raise FleetError(f"window {window[:40]!r} is not of the form 01:00-04:00, or is empty")

@@ -16,7 +16,7 @@ from edgekit_runtime.protocol.streams import StreamOptions, check_fleet_streams,
 
 
 def set_stream(store: Store, device: str, name: str, settings: StreamOptions, *, actor: str) -> None:
-    """Let a device run a stream, in place of one that the fleet wants under this name.
+    """Let a device run a stream; an earlier stream of this name is replaced.
 
     Raises:
         FleetError: there is no such device, or its streams are beyond a limit.
@@ -35,10 +35,10 @@ def set_stream(store: Store, device: str, name: str, settings: StreamOptions, *,
 
 
 def remove_stream(store: Store, device: str, name: str, *, actor: str) -> None:
-    """Let a device end a stream that the fleet wants of it.
+    """Let a device end a stream that `set_stream` has ordered.
 
     Raises:
-        FleetError: there is no such device, or the fleet wants no such stream of it.
+        FleetError: there is no such device, or no such stream was ordered.
     """
     with store.transaction() as session:
         row = find_device(session, device)

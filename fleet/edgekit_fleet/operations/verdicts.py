@@ -50,7 +50,7 @@ def find_verdict(store: Store, name: str) -> RolloutVerdict:
 
 
 def add_evidence(store: Store, name: str, evidence: Evidence, actor: str) -> OutsideFinding:
-    """Add evidence to a rollout, whose next decision heeds it; return what its gate says to it.
+    """Add evidence to a rollout for its next decision; return the finding of the evidence's gate.
 
     Raises:
         NotFoundError: there is no such rollout.

@@ -46,7 +46,7 @@ class Webhook:
 
     Attributes:
         name, url, actions, created_at, created_by, failures, because: fields of `WebhookRow`.
-        waiting: number of entries of the audit log that it has not processed, wanted or not.
+        waiting: number of entries of the audit log still to process, including those that `actions` exclude.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Webhook:
 
 
 def add_webhook(store: Store, name: str, url: str, actions: Sequence[str], *, actor: str) -> str:
-    """Make a webhook, which is told of what happens from now on; return its secret `whsec_...`.
+    """Make a webhook for the audit log's entries from now on; return its secret `whsec_...`.
 
     `url`: `https`, or `http` on this machine. `actions`: beginnings of actions of the audit log, such as
     `rollout.`; all if empty.
@@ -109,7 +109,7 @@ def list_webhooks(store: Store) -> list[Webhook]:
 
 
 def remove_webhook(store: Store, name: str, *, actor: str) -> None:
-    """Remove a webhook; entries of the audit log that it has not got are not sent any more.
+    """Remove a webhook; it gets no entries that were not sent yet.
 
     Raises:
         NotFoundError: there is none of that name.
@@ -133,7 +133,7 @@ def sign(secret: str, identifier: str, timestamp: int, body: bytes) -> str:
 
 
 class WebhookSender:
-    """Sends messages on a thread of its own, in order for each webhook, and again until they arrive.
+    """Sends messages from its own thread, in order for each webhook; a failed message is sent again.
 
     Several processes may send: a process reserves a webhook by moving its due time ahead.
     """

@@ -43,7 +43,7 @@ class ArtifactStorage:
         self._copied: bytes | None = None
 
     def copy(self, repository: Path) -> int:
-        """Copy the files of a repository that the storage lacks; return how many were copied.
+        """Copy files that the storage lacks from a repository; return how many were copied.
 
         Raises:
             OutputError: the storage cannot be reached or refuses a file; try again.

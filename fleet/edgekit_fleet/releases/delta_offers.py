@@ -96,9 +96,10 @@ def find_bases(session: Session, repository: Path, manifest: Manifest) -> tuple[
 def publish_deltas(
     repository: TufRepository, packages: Sequence[NewPackage], now: float
 ) -> dict[str, tuple[DeltaOffer, ...]]:
-    """Make and offer deltas and coded files of packages, as far as they pay off and time allows.
+    """Make deltas and coded files of packages, and offer those that save enough bytes.
 
-    Return SHA-256 of a manifest -> offers, without packages that have none. `now`: seconds since 1970.
+    After 120 s no more are made. Return SHA-256 of a manifest -> offers; packages without offers are missing.
+    `now`: seconds since 1970.
 
     Raises:
         OutputError: the repository cannot be written.

@@ -24,10 +24,10 @@ _EXCHANGED: Final = "keys.rotate"
 
 
 class ManagerKey:
-    """The key that signs desired documents, also after its exchange by another process.
+    """The key that signs desired documents; it follows an exchange of keys by another process.
 
     Attributes:
-        version: version of the root that names it, 0 before the first `read`.
+        version: version of the TUF root that names the key; 0 before the first `read`.
     """
 
     def __init__(self, folder: FleetFolder) -> None:
@@ -39,11 +39,11 @@ class ManagerKey:
     def read(self) -> Ed25519PrivateKey:
         """Return the private key that the newest root names.
 
-        Without a newer root than at the last call this only looks for one file.
+        If the root is the same as at the last call, this only looks for one file.
 
         Raises:
             PackageError: there is no root, or it cannot be read.
-            SignatureError: the root names no key, or none that is here.
+            SignatureError: the folder holds no key that the root names.
         """
         version = _find_root(self._repository, self.version)
         if self._key is None or version != self.version:
@@ -63,7 +63,7 @@ class ManagerKey:
 
 
 def check_copies(session: Session, folder: FleetFolder, now: float) -> None:
-    """Check that no other manager runs, which would have a copy of the key, before the key is exchanged.
+    """Check before an exchange of the manager's key that no manager with a copy of the key runs.
 
     `now`: seconds since 1970.
 
@@ -94,7 +94,7 @@ def check_newest(session: Session, key: ManagerKey) -> None:
     """Check that the manager's key was not exchanged by a manager with another folder.
 
     Raises:
-        ConfigError: it was, and devices refuse what the key of this folder signs.
+        ConfigError: the key was exchanged: devices refuse what this folder's key signs.
     """
     statement = select(AuditRow.detail).where(AuditRow.action == _EXCHANGED).order_by(AuditRow.number.desc())
     root = next((detail["root"] for detail in session.scalars(statement) if "root" in detail), 0)

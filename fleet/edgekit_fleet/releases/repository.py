@@ -75,7 +75,8 @@ class Lifetimes:
     """Lifetimes of metadata; `refresh` signs it again when half of the time is over.
 
     Attributes:
-        timestamp_s: how long somebody can withhold a release before a device reports it.
+        timestamp_s: lifetime of the timestamp: an attacker can hide a new release from a device for this
+            long.
         snapshot_s, targets_s, root_s: lifetimes of the other roles.
     """
 
@@ -158,7 +159,7 @@ class TufRepository:
     def create(
         self, now: float, *, root_keys: int = 1, threshold: int = 1, root_folder: Path | None = None
     ) -> None:
-        """Make an empty repository with new keys; complete one that was cut off, and leave a complete one.
+        """Make an empty repository with new keys, or complete a half-made one; leave a complete one as it is.
 
         Args:
             now: seconds since 1970.
@@ -271,9 +272,10 @@ class TufRepository:
         return self._read_bytes(f"{version}.root.json")
 
     def refresh(self, now: float) -> bool:
-        """Sign metadata again that is past half its life, or valid for too long; return True if any was.
+        """Sign metadata again that is past half of its life; return True if there was any.
 
-        This leaves out the root, whose keys may be offline. `read_expiries` says when `rotate` is due.
+        This includes metadata that is valid for too long. It leaves out the root, whose keys may be offline;
+        `read_expiries` says when `rotate` is due.
 
         Args:
             now: seconds since 1970.
@@ -303,9 +305,9 @@ class TufRepository:
     def remove_unused(self, now: float) -> int:
         """Delete files that no metadata of the last day names, here and in the storage.
 
-        These are files of withdrawn releases, metadata that newer one has replaced, and what a killed process
-        left. The root stays: a device may be any number of versions behind. Files that are in the storage
-        alone stay, too: after a restored backup they belong to newer releases.
+        These are files of withdrawn releases, replaced metadata, and leftovers of killed processes. All
+        versions of the root stay: a device may need any of them. Files that are only in the storage stay,
+        too: after a restored backup they belong to newer releases.
 
         Args:
             now: seconds since 1970.
@@ -360,9 +362,8 @@ class TufRepository:
     def pack_metadata(self, now: float, expires_at: float) -> dict[str, bytes]:
         """Return the files of the metadata for devices without a network: path in the repository -> content.
 
-        The timestamp among them is signed again and valid until `expires_at`, longer than that of the web
-        server. For that long, a carrier of these files can hide newer releases from devices that get their
-        metadata from them.
+        The timestamp is signed again and valid until `expires_at`. Until then, whoever carries the files can
+        hide newer releases from the devices that read them.
 
         Args:
             now: seconds since 1970.
@@ -430,7 +431,8 @@ class TufRepository:
 
         Raises:
             SignatureError: too few keys of the root are in its folder, or a file of a key holds none.
-            OutputError: the folder cannot be written; or the storage cannot, and then nothing has changed.
+            OutputError: the folder cannot be written; or the storage cannot be written: then nothing has
+                changed.
             ValueError: an unknown role.
         """
         root_folder = root_folder or self._keys.folder

@@ -37,7 +37,7 @@ class RepositoryKeys:
         self._disk = disk
 
     def signers(self, role: str) -> tuple[CryptoSigner, ...]:
-        """Return the signers of a role: that of its present key, and that of the next one during an exchange.
+        """Return the signers of a role: with its present key and, during an exchange, with its next key.
 
         Raises:
             SignatureError: the role has no key, or a file holds none.
@@ -69,7 +69,7 @@ class RepositoryKeys:
         return self._make(self._path(role, _NEXT))
 
     def renew_next(self, role: str) -> CryptoSigner:
-        """Make a next key of a role, in place of that of an interrupted exchange; return its signer.
+        """Make a new next key of a role, which replaces one of an interrupted exchange; return its signer.
 
         Raises:
             OutputError: it cannot be written.

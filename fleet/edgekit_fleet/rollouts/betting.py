@@ -25,11 +25,13 @@ _FACTORS: Final = 64  # factors multiplied before the logarithm: their product s
 
 
 def log_capital(values: Sequence[float] | NDArray[np.float64], limit: float) -> float:
-    """Return the logarithm of the capital against "the mean is at most `limit`".
+    """Return the natural logarithm of the capital of bets that the mean is above `limit`.
+
+    The capital begins at 1.
 
     Args:
         values: each in 0..1; one outside counts as the nearest end.
-        limit: the supposed mean, more than 0 and at most 1.
+        limit: limit of the mean, more than 0 and at most 1.
 
     Raises:
         ValueError: `limit` is out of its range.
@@ -53,8 +55,8 @@ def find_refuted_limits(
 
     Args:
         values: values in the order in which they came, each in 0..1; one outside counts as the nearest end.
-        counts: numbers of values, rising, from 1 to all of them.
-        limits: rising, 1e-4..1; between two of them the result is interpolated.
+        counts: values of n in rising order, each from 1 to the number of `values`.
+        limits: in rising order, 1e-4..1; between two of them the result is interpolated.
         evidence: logarithm of the capital that refutes a limit.
 
     Returns:

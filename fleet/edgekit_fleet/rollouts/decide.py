@@ -72,8 +72,8 @@ def decide(progress: Progress, now: float) -> Decision | None:
 def is_judged(member: Member, settings: RolloutSettings, now: float) -> bool:
     """Return True if nothing more is expected of a device.
 
-    It failed or was refused; or each of its models has answered enough calls; or it has had the release for
-    the time of the soak, with few calls or none. `now`: seconds since 1970.
+    That is so if the device failed or was refused; if each of its models has answered enough calls; or if it
+    has had the release for `soak_s`. `now`: seconds since 1970.
     """
     if member.state in ("pending", "started"):
         return False

@@ -42,8 +42,8 @@ class Sample:
     """The evidence of one device about the release; each field but `fault` is fixed when it is first known.
 
     Attributes:
-        is_failed: whether the installation failed; None where it was refused beforehand. Until it ends, it
-            counts as a success: failures are reported earlier than successes.
+        is_failed: whether the installation failed; None if it was refused beforehand. Until an installation
+            ends, this is False, since failures are reported earlier than successes.
         fault: what went wrong after the installation.
         measures: (model, stage) -> result of `gates.measure`, for stages with enough answered calls.
     """
@@ -93,13 +93,13 @@ class Gate:
             `{where}` for a share of devices.
         outcome: for a gate on a share of devices: returns whether a device counts as bad. A device counts
             from its first answer.
-        figure: for any other gate: returns the figure of a model between two reports of a version, or None
-            if it is unknown. A device counts after `min_requests` calls.
-        compare: with the old version on the same device, by ratio or difference; or the level by itself.
+        figure: for any other gate: returns the figure of a model between two reports of a version, or None if
+            it is unknown. A device counts after `min_requests` calls.
+        compare: `ratio` or `difference` to the old version on the same device, or the `level` by itself.
         worse: direction in which the figure gets worse.
         ideal: the best level.
-        most, least: bounds to which evidence is clipped. A negative `least` lets improved devices count
-            as such: random differences have a mean of 0, which stays near 0 only with both signs.
+        most, least: bounds to which evidence is clipped. `least` is negative where improvements count: random
+            differences have both signs, so only then does their mean stay near 0.
         form: how its values are written.
     """
 
@@ -129,7 +129,7 @@ class Gate:
     def find_limit(self, limits: Mapping[str, float]) -> float | None:
         """Return the limit of this gate in the unit of its evidence.
 
-        None if the rollout has no such limit, or evidence is clipped at it, so that no mean can exceed it.
+        None if the rollout has no such limit, or the limit is at least `most`, which no mean can exceed.
         """
         value = limits.get(self.limit.name)
         if value is None:
@@ -141,7 +141,7 @@ class Gate:
         return value if value < self.most else None
 
     def to_figure(self, evidence: float) -> float:
-        """Return the figure that a mean of evidence stands for, in the unit of the limit that people set."""
+        """Convert a mean of evidence to a figure in the unit of the limit that people set."""
         if self.compare == "difference":
             return evidence
         sign = 1.0 if self.worse == "higher" else -1.0
@@ -300,7 +300,7 @@ def make_limits(changes: Mapping[str, float] | None = None) -> dict[str, float]:
 
 
 def check_stored_limits(values: Mapping[str, float]) -> None:
-    """Check the limits of a stored rollout; values pass that only earlier versions of edgekit allowed.
+    """Check the limits of a stored rollout. Values that earlier versions of edgekit allowed pass, too.
 
     Raises:
         ValueError: a limit is unknown, or no gate can be decided with it.

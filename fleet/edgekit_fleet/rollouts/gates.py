@@ -97,12 +97,12 @@ def find_stage(requests: int, limits: Mapping[str, float]) -> int:
 def measure(
     before: Period | None, after: Period, controls: Sequence[tuple[Period, Period]]
 ) -> dict[str, float]:
-    """Return the evidence of a device: its changes with the new version, less the median change of controls.
+    """Return the evidence of a device: how its figures changed, less the median change of the controls.
 
     Args:
-        before: the old version's figures on this device; None if there was none: then only gates that judge
-            the level of a figure have evidence.
-        after: the new version's.
+        before: figures of the old version on this device. None if no old version ran: then only gates that
+            compare by `level` have evidence.
+        after: figures of the new version.
         controls: (before, after) for devices of the same class that still run the old version, in the same
             periods; with fewer than 5 nothing is subtracted.
 
@@ -134,8 +134,8 @@ class Judgement:
 
     Attributes:
         verdict: why the release must stop, or None while no test has come to a stop.
-        leaning: how far the worst gate has come towards a stop, 0 to 1; at least a half if it has answers of
-            fewer than five devices and their mean is over twice its limit.
+        leaning: how far the worst gate has come towards a stop, 0 to 1. With answers of fewer than five
+            devices it is at least 0.5 if their mean is over twice the limit.
         suspicion: statement of the gate that decides `leaning`; empty if `leaning` is 0.
     """
 
@@ -152,8 +152,8 @@ class GateTest:
         gate: row of the gate in `gate_table`.
         limit: limit of the mean, in the unit of the gate's evidence.
         alpha: chance of a wrong stop that this test may add.
-        model, stage: model and stage of a figure, see `Sample.measures`; without meaning for a gate on a
-            share of devices.
+        model, stage: model and stage of a figure, see `Sample.measures`; unused for a gate on a share of
+            devices.
         of_model: words for the statement: ` of MODEL`, or empty if the release has one model.
     """
 
@@ -188,7 +188,7 @@ class SampleGroup:
     alpha: float
 
     def choose(self, evidence: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the evidence of members that have answered, from float64 [samples] of all devices."""
+        """Return the members' values without NaN; `evidence`: float64 [samples], NaN without an answer."""
         values = evidence[self.members]
         return values[~np.isnan(values)]
 
@@ -289,7 +289,10 @@ def find_needed(test: GateTest, group: SampleGroup) -> float:
 
 
 def weigh(test: GateTest, group: SampleGroup, values: NDArray[np.float64]) -> float:
-    """Return a test's progress towards a stop: 0 while the mean keeps the limit; 1 or more is a stop."""
+    """Return a test's progress towards a stop: 0 while the mean keeps the limit; 1 or more is a stop.
+
+    `values`: from `SampleGroup.choose`.
+    """
     scaled, limit = test.scale(values), float(test.scale(test.limit))
     if not len(values) or scaled.mean() <= limit:  # no bet has won anything yet
         return 0.0

@@ -60,10 +60,10 @@ class _Report:
 
 @dataclass(slots=True)
 class Controls:
-    """Reports of devices that still run the old version: up to 12 of each class, the last of the cohort.
+    """Reports of control devices, which run the old version: the last 12 of each class in the cohort.
 
-    The store has only the last report of each hour. Here are reports a minute apart since the rollout began,
-    so that periods fit the moments at which devices switch. After a restart of the manager, only the hourly
+    The store has only the last report of each hour. This object has one report a minute since the rollout
+    began, so that a period can begin when a device switches. After a restart of the manager, only the hourly
     reports of the store remain.
     """
 
@@ -185,7 +185,7 @@ def observe_figures(
         packages: (class, model) -> package of the release.
         cache: figures that were read before; is changed.
         since: seconds since 1970; figures that came earlier were observed already.
-        fresh: devices that have succeeded since then: all their figures are read, also earlier ones.
+        fresh: devices that have succeeded since `since`; their earlier figures are read, too.
         now: seconds since 1970; all figures that came earlier are in the store.
     """
     of_device = _read_new(session, rollout, progress, packages, since=since, fresh=fresh)
@@ -324,10 +324,10 @@ def _is_more_not_finite(session: Session, cache: FigureCache, row: FigureRow, af
 
 
 def count_before(session: Session, row: FigureRow) -> tuple[int, int]:
-    """Return (answers with NaN or infinity, checked answers) of the version before on the device of `row`.
+    """Return (answers with NaN or infinity, checked answers) of the previous version on the device of `row`.
 
-    Each process of the service counts from 0; the process that checked most answers counts. (0, 0) if the
-    device ran no other version.
+    Each process of the service counts from 0, so these are the counts of the process that checked most
+    answers. (0, 0) if the device ran no other version.
     """
     rows = session.scalars(
         select(FigureRow)

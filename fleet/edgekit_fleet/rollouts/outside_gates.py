@@ -35,15 +35,15 @@ class OutsideGate:
     """A gate that a rollout declares at its start.
 
     Attributes:
-        limit: the worst value that passes, after the comparison; without one the judge states pass or stop,
-            with one a value or stop.
+        limit: the worst compared value that passes. With a limit the judge sends a value or `stop`; without
+            one, `pass` or `stop`.
         unit: unit of the compared value, to show.
         compare: the value by itself, or its difference from the reference, or its ratio to it.
         worse: direction in which the value gets worse.
         min_samples: evidence of fewer samples is unclear.
-        deadline_s: seconds after the rollout's start from which it goes on without the evidence; without a
-            deadline it waits.
-        judge: the only one whose evidence counts, as `token:shop`; without one everybody with the scope.
+        deadline_s: seconds after its start at which the rollout goes on without the evidence; by default it
+            waits.
+        judge: the only actor whose evidence counts, such as `token:shop`; by default anybody with the scope.
     """
 
     limit: Annotated[float | None, _FIGURE] = None
@@ -112,7 +112,8 @@ class OutsideFinding:
     def outweighs(self, other: "OutsideFinding | None") -> bool:
         """Return whether this finding replaces an earlier one of the same gate.
 
-        A stop gives way only to a newer stop, a pass to a stop or a newer pass; None is always replaced.
+        `stop` outweighs `pass`, and `pass` outweighs `unclear`; of two equal ones the newer counts. None is
+        always replaced.
         """
         return other is None or _WEIGHTS[self.outcome] >= _WEIGHTS[other.outcome]
 
@@ -121,7 +122,7 @@ def check_gates(gates: Mapping[str, OutsideGate]) -> None:
     """Check the gates that a rollout declares.
 
     Raises:
-        ValueError: there are too many, or a name is malformed or one of the fleet's own.
+        ValueError: there are too many, a name is malformed, or the fleet itself has a gate of this name.
     """
     if len(gates) > _MAX_GATES:
         raise ValueError(f"evidence: {len(gates)} gates, expected at most {_MAX_GATES}")

@@ -113,8 +113,8 @@ class Reading:
     """The evidence in the figures of one model on a device.
 
     Attributes:
-        stage: stage that its calls have reached, see `gates.find_stage`; it counts for earlier ones without a
-            reading, too.
+        stage: stage that its calls have reached, see `gates.find_stage`. The reading also counts for earlier
+            stages that have none.
         measures: see `gates.measure`.
     """
 
@@ -173,7 +173,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WithdrawalEntry:
-    """Cancels the last decision, to start or retry `devices`: it was not carried out."""
+    """Cancels the last decision for `devices`: they were not started or retried."""
 
     devices: tuple[str, ...]
 
@@ -182,7 +182,7 @@ class WithdrawalEntry:
 class ClockSetBack:
     """The manager's clock was `ahead_s` seconds ahead, and is right again.
 
-    Recorded times that are later than this entry become its time.
+    Times in the rollout's progress that are later than this entry become its time.
     """
 
     ahead_s: Annotated[float, Range(0.0, 1e12)]
@@ -241,8 +241,8 @@ class Member:
 
     Attributes:
         sample: sample for the gates; None before its first answer.
-        state: `pending` before it was offered the release, `started` until it answers, then the outcome;
-            `returning` after it was told to go back, `returned` when it has, or the outcome if that fails.
+        state: `pending` until it is offered the release, `started` until it answers, then the outcome.
+            `returning` after it was told to go back, then `returned`; if it fails to go back, the outcome.
         started_at, answered_at: times of the last attempt and of its outcome, in seconds since 1970.
         attempts, returns: how often it was offered the release, and how often told to go back.
         code: code of the last outcome.
@@ -277,7 +277,7 @@ class Progress:
         step_at: begin of `step_timeout_s`: when devices were last started, or a person resumed or approved.
         approved: waves with a number below this are approved.
         pause: the decision that paused it; None if a person paused it or it is not paused.
-        resumed_with: value of `started` when a person last resumed it after a pause from doubt.
+        resumed_with: value of `started` when a person last resumed the rollout after a pause with `is_doubt`.
         wants_abort: who ordered to abort, or None.
         last: the last decision, or None.
         stop: the decision to abort, or None.
@@ -307,7 +307,7 @@ class Progress:
         return len(self.members) if self.wave >= len(waves) - 1 else min(waves[self.wave], len(self.members))
 
     def samples(self, now: float) -> list[Sample]:
-        """Return the samples that the gates judge: of devices that have answered, and `unanswered`.
+        """Return the samples that the gates judge: those of devices that have answered, then `unanswered`.
 
         `now`: seconds since 1970.
         """

@@ -273,7 +273,10 @@ class RolloutRunner:
 
 
 def execution_name(rollout: str, device: str, model: str, attempt: int) -> str:
-    """Return the name of an attempt: 64 characters of the rollout, the attempt, a digest of all arguments."""
+    """Return the name of an attempt: `ROLLOUT.ATTEMPT.DIGEST`, with a digest of all arguments.
+
+    The rollout's name is cut to 64 characters.
+    """
     digest = hashlib.sha256(f"{rollout}\0{device}\0{model}\0{attempt}".encode()).hexdigest()
     return f"{rollout[:64]}.{attempt}.{digest[:24]}"
 

@@ -131,7 +131,8 @@ def parse_selector(text: str) -> Selector:
     """Return the selector that a text states.
 
     Raises:
-        FleetError: the text is malformed (the message shows where), or names a fact not kept for searches.
+        FleetError: the text is malformed (the message shows where), or names a fact that is not stored for
+            searches.
     """
     if len(text) > _MAX_CHARS:
         raise FleetError(f"selector: has {len(text)} characters, at most {_MAX_CHARS} are allowed")

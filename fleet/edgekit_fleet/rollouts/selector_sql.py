@@ -67,10 +67,10 @@ def compile_selector(
 
 
 def count_by_attributes(session: Session, selector: Selector) -> int | None:
-    """Return how many devices match a selector of tags, facts and versions joined by `and`; else None.
+    """Return how many devices match a selector, or None if counting needs the rows of the devices.
 
-    At most one attribute may be negated. No row of a device is read: sorted lists of the index of attributes
-    are merged, and devices with the negated attribute subtracted.
+    The selector may join tags, facts and versions by `and`, and negate at most one. Their index alone is
+    read: its sorted lists are merged, and devices with the negated attribute subtracted.
     """
     tests = selector.test.tests if isinstance(selector.test, Every) else (selector.test,)
     positive_tests = [test for test in tests if not isinstance(test, Negation)]

@@ -26,7 +26,7 @@ class RolloutVerdict:
         rollout, release: names.
         verdict: `pass` or `stop` once it is decided, `undecided` until then.
         state: state of the rollout; devices may still be on their way after a verdict.
-        reasons: sentences with the figures that it rests on, or of what is missing.
+        reasons: sentences with the figures behind the verdict, or about what is missing.
     """
 
     rollout: str
@@ -41,6 +41,6 @@ def give_verdict(state: str, logged: Verdict | None) -> Verdict:
 
     Args:
         state: state of the rollout.
-        logged: the newest verdict in the audit log; None if there is none: then `state` decides.
+        logged: the newest verdict in the audit log; if it is None, `state` decides.
     """
     return logged or _OF_STATES.get(state, "undecided")

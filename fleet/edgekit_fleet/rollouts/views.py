@@ -29,7 +29,7 @@ _BATCH: Final = 500  # devices; a statement may have 999 parameters
 
 
 def list_attributes(row: DeviceRow, tags: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the attributes of a device that selectors see: a tag hides a fact of its name.
+    """Return the attributes of a device for selectors; a tag replaces a fact of the same name.
 
     Args:
         row: row of the device.
@@ -107,8 +107,8 @@ def read_groups(
         packages: packages of the release.
 
     Returns:
-        (view of a group's devices, their names). The view names an open rollout only if it has a model of
-        `packages`, and has `free_bytes` only if the disk might be too small.
+        (view of a group's devices, their names). In the view, `rollout` is set only if that rollout has a
+        model of `packages`, and `free_bytes` only if the disk might be too small.
     """
     open_members = session.execute(
         select(MemberRow.device, MemberRow.rollout)

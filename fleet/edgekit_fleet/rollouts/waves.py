@@ -25,7 +25,7 @@ def plan_waves(text: str, devices: int, minimum: int) -> tuple[int, ...]:
     Args:
         text: counts or shares, each larger than the one before; the last is `100%` or all devices.
         devices: number of devices, at least 1.
-        minimum: least number of devices in a wave; a wave that then adds no device is left out.
+        minimum: least number of devices at the end of a wave; a wave that adds no devices is left out.
 
     Raises:
         FleetError: the text is malformed, or does not reach all devices.
@@ -50,7 +50,7 @@ def plan_waves(text: str, devices: int, minimum: int) -> tuple[int, ...]:
 
 
 def default_minimum(devices: int) -> int:
-    """Return the devices of the first step: 30, in fleets of less than 300 a tenth, and at least one."""
+    """Return the number of devices in the first step: a tenth, but at least 1 and at most 30."""
     return min(max(math.ceil(devices / 10), 1), _MOST_MINIMUM)
 
 
@@ -73,7 +73,7 @@ def freeze_cohort(rollout: str, classes: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def join_cohort(rollout: str, cohort: tuple[str, ...], devices: Collection[str]) -> tuple[str, ...]:
-    """Return the cohort and, behind it in random order, those of `devices` that it lacks."""
+    """Return the cohort, followed in random order by those of `devices` that are not in it."""
     return (*cohort, *sorted(set(devices) - set(cohort), key=lambda device: _draw(rollout, device)))
 
 

@@ -47,10 +47,10 @@ def delete_where(
 
 
 def delete_unwanted(store: Store, vault: SampleVault, now: float) -> int:
-    """Delete samples older than the fleet's setting allows, and of revoked devices; return their number.
+    """Delete samples that are too old or of revoked devices, and return their number.
 
-    It also deletes unfinished uploads of revoked devices, and those not continued for a week. Without a
-    setting it deletes nothing. `now`: seconds since 1970.
+    It also deletes uploads of revoked devices, and uploads that were not continued for a week. The fleet's
+    setting says how long samples are stored; without a setting nothing is deleted. `now`: seconds since 1970.
 
     Raises:
         OutputError: a file cannot be deleted.

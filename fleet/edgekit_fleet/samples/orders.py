@@ -44,7 +44,7 @@ def list_wishes(session: Session, devices: Sequence[str], now: float) -> dict[st
 
 
 def list_orders_of(session: Session, device: str, since: float) -> list[SampleOrderRow]:
-    """Return the orders of `list_orders` whose selectors mean a device."""
+    """Return the orders of `list_orders` whose selectors match a device."""
     return [
         row
         for row in list_orders(session, since)
@@ -53,7 +53,7 @@ def list_orders_of(session: Session, device: str, since: float) -> list[SampleOr
 
 
 def mark_meant(session: Session, row: SampleOrderRow) -> int:
-    """Have the desired documents of an order's devices written again; return the number of devices."""
+    """Mark the desired documents of an order's devices for rewriting; return the number of devices."""
     devices = session.scalars(_select_meant(session, row)).all()
     mark_due(session, devices)
     return len(devices)

@@ -24,7 +24,7 @@ _CACHE: Final = "private, no-store"
 
 
 class SampleVault:
-    """Stores samples sealed, and opens them in memory alone.
+    """Stores encrypted samples, and decrypts them only in memory.
 
     Attributes:
         incoming: folder of uploads that are not complete.

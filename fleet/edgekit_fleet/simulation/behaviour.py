@@ -16,7 +16,7 @@ class DeviceBehaviour:
         install_s, confirm_s, trial_s: duration of an installation with its self-test, of the time until the
             service confirms a version, and of a trial beside the old version.
         requests_per_s: calls of each model.
-        latency_ms: median latency of a version with a latency of 1.
+        latency_ms: median latency of a version whose `latency` is 1.
         figures_s: time between two reports of figures.
         free_bytes: free space on its disk.
         is_mqtt5: whether it speaks MQTT 5, else 3.1.1.
@@ -46,7 +46,7 @@ class VersionBehaviour:
         crashes: share of the devices on which it crashes in a loop, so that the service returns to the old
             version.
         not_finite: share of the devices on which the service sees NaN, and returns to the old version.
-        latency: relative to that of the device.
+        latency: factor of the device's `latency_ms`.
         agreement: mean agreement with the old version on the same inputs, 0..1.
         errors: share of the calls that fail.
     """

@@ -47,7 +47,7 @@ def enrol_simulated(
     target: str = "x86-64",
     tags: Mapping[str, str] | None = None,
 ) -> list[SimulatedMember]:
-    """Enrol and return devices, a thousand in 2 s; key and certificate go into `folder` as `NAME.pem`.
+    """Enrol devices and return them; write the certificate and key of each to `folder` as `NAME.pem`.
 
     Raises:
         ConfigError: a name is malformed or taken.

@@ -60,9 +60,9 @@ class FleetAccess:
     Attributes:
         brokers: host and port of the broker, or of each node of a cluster; tried in turn.
         authority: certificate of the authority, in PEM.
-        manager_keys: key id -> key of the manager, as the first root of the devices names them.
-        read_manager_keys: returns key id -> key by the newest root. It stands for a refresh of the TUF
-            metadata, which simulated devices do not hold.
+        manager_keys: key id -> key of the manager, from the TUF root with which the devices begin.
+        read_manager_keys: returns key id -> key from the newest root. Simulated devices call it instead of a
+            TUF refresh, since they hold no TUF metadata.
     """
 
     brokers: tuple[tuple[str, int], ...]
@@ -135,12 +135,12 @@ class SimulatedDevice:
 
     @property
     def is_online(self) -> bool:
-        """Return whether the device has said hello on a connection that stands."""
+        """Return whether the device has said hello on its present connection."""
         return self.link.is_online
 
     @property
     def versions(self) -> dict[str, str]:
-        """Return model -> version that the slots open."""
+        """Return model -> version that the device runs."""
         return self.slots.versions
 
     def start(self, within_s: float) -> None:
@@ -164,7 +164,7 @@ class SimulatedDevice:
         self.link.close("off")
 
     def reboot(self) -> None:
-        """Switch off, in the middle of any step, and on again after `boot_s`; nothing if it is off."""
+        """Switch the device off, even in a step, and on again after `boot_s`; do nothing if it is off."""
         if self._is_off:
             return
         self.stop()

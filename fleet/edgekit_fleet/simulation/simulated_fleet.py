@@ -31,7 +31,7 @@ _SHARE_OF_TURN_S: Final = 0.005  # of the loop, for what devices compute
 class SimulatedFleet:
     """Devices that connect when the `with` block begins, and are switched off at its end.
 
-    Any thread may use the methods; what a device states is read as it is at that moment.
+    Any thread may use the methods; they read the present state of the devices.
 
     Attributes:
         versions: version -> its behaviour; may be changed at any time.
@@ -93,7 +93,7 @@ class SimulatedFleet:
         self._each(names, lambda device: device.restore(wait_s))
 
     def drop(self, names: Iterable[str] | None = None) -> None:
-        """Break off the connections of devices, or of all; they come back in the window of the manager."""
+        """Break the connections of devices, by default of all; devices reconnect in the manager's window."""
         self._each(names, lambda device: device.link.drop())
 
     def reboot(self, names: Iterable[str] | None = None) -> None:

@@ -37,8 +37,8 @@ class LinkOwner(Protocol):
     """The device of a link.
 
     Attributes:
-        reconnect_s: window of the manager, within which the device connects again.
-        stated_versions: version of the newest document, and number of the last report, for the hello.
+        reconnect_s: the manager's reconnect window: time within which the device connects again.
+        stated_versions: (version of the newest document, number of the last report), which the hello states.
     """
 
     name: str
@@ -83,11 +83,11 @@ class SimulatedLink:
 
     @property
     def is_online(self) -> bool:
-        """Return whether the device has said hello on a connection that stands."""
+        """Return whether the device has said hello on its present connection."""
         return self._connection is not None and self._is_greeted
 
     def open(self, within_s: float) -> None:
-        """Connect after a random time within `within_s`, and again after each end until `close`."""
+        """Connect after a random time within `within_s`; connect again after each break until `close`."""
         self._is_open = True
         wait_s = self._draw.uniform(0.0, within_s)
         asyncio.get_running_loop().call_later(wait_s, self._connect)
@@ -111,7 +111,7 @@ class SimulatedLink:
         return self._sequence
 
     def send(self, kind: Kind, document: object) -> None:
-        """Sign and send a document; offline do nothing. With the chance `loss`, the connection breaks."""
+        """Sign and send a document; do nothing offline. With the chance `loss`, break the link instead."""
         connection = self._connection
         if connection is None or not self._is_greeted:
             return
@@ -184,7 +184,7 @@ class SimulatedLink:
             self._owner.take_desired(payload, at_s)
 
     def closed(self, connection: MqttConnection, reason: str) -> None:
-        """Connect again in the window of the manager, unless the link was closed."""
+        """Connect again within the manager's reconnect window, unless the link was closed."""
         if connection is not self._connection:
             return
         self._ends += 1  # the next broker, as the agent does

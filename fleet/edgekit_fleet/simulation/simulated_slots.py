@@ -45,7 +45,7 @@ class SimulatedSlots:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Return model -> version that the slots open."""
+        """Return model -> version that the device runs."""
         return {name: model.version for name, model in self._models.items()}
 
     def list_unproven(self) -> list[tuple[str, str]]:

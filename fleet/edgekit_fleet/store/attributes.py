@@ -20,7 +20,7 @@ _BATCH: Final = 500  # devices; a statement may have 999 parameters
 
 
 def list_models(reported: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return model -> running version, from a last report as plain values; {} where that is None."""
+    """Return model -> running version from a device's last report as plain values; {} for None."""
     return {model["model"]: model["version"] for model in (reported or {}).get("models", ())}
 
 
@@ -37,7 +37,7 @@ def list_stable(facts: Mapping[str, str], models: Mapping[str, str]) -> dict[str
 
 
 def make_rows(device: str, stable: Mapping[str, str], tags: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the rows of a device in `AttributeRow`, as column -> value; a tag hides a fact of its name.
+    """Return a device's `AttributeRow`s as column -> value; a tag replaces a fact of the same name.
 
     `stable`: result of `list_stable`.
     """

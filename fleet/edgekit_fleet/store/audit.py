@@ -40,9 +40,10 @@ def append(
     now: float | None = None,
     on_written: Callable[[int], None] | None = None,
 ) -> None:
-    """Have entries written in the transaction of `session`, so that they are kept if and only if it commits.
+    """Add entries to the audit log with the transaction of `session`; they are kept only if it commits.
 
-    They are written at the transaction's end: numbers have no gaps, so from then on other writers wait.
+    They are written at the end of the transaction: their numbers have no gaps, so other writers then wait
+    until it has committed.
 
     Args:
         session: session of `Store.transaction`.
@@ -93,7 +94,7 @@ def record(session: Session, actor: str, action: str, subject: str, **detail: An
 
 
 def find_break(session: Session) -> int | None:
-    """Return the number of the first entry that is missing, was changed or does not follow; None if whole."""
+    """Return the number of the first entry that is missing, changed or wrongly linked, or None."""
     previous = FIRST_SHA256
     rows = session.scalars(select(AuditRow).order_by(AuditRow.number).execution_options(yield_per=1000))
     with contextlib.closing(rows):

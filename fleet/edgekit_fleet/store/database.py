@@ -73,7 +73,7 @@ class Store:
     def transaction(self) -> Iterator[Session]:
         """Yield a session whose changes are kept if the block ends without an error.
 
-        One such transaction runs at a time, so nobody changes what it has read before it ends.
+        Only one such transaction runs at a time, so the rows that it reads do not change until it ends.
 
         Raises:
             OutputError: the database cannot be reached, is locked or damaged, or its disk is full.
@@ -133,8 +133,8 @@ class Store:
 def try_exclude_writers(session: Session) -> bool:
     """Take the lock of `Store.transaction` until this transaction ends; return False if another has it.
 
-    It does not wait: the holder may itself wait for rows that this transaction has locked. SQLite needs no
-    such lock: True.
+    It does not wait, since the holder may wait for rows that this transaction has locked. With SQLite, which
+    needs no such lock, it returns True.
     """
     if session.get_bind().dialect.name != "postgresql":
         return True
@@ -147,7 +147,7 @@ def insert_many(session: Session, table: type[Table], rows: Sequence[Mapping[str
     Args:
         session: session of a transaction.
         table: table to change.
-        rows: column -> value, the same columns in each row, also those with a default in the table.
+        rows: column -> value, with the same columns in each row; columns with a default must be given, too.
     """
     if rows:
         connection = session.connection()
@@ -155,7 +155,7 @@ def insert_many(session: Session, table: type[Table], rows: Sequence[Mapping[str
 
 
 def upsert_many(session: Session, table: type[Table], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows as `insert_many`; where a row has the same primary key, replace these columns of it."""
+    """Insert rows as `insert_many` does; if a primary key exists, update these columns of its row."""
     if rows:
         connection = session.connection()
         _compile_upsert(table, tuple(rows[0]), connection.dialect).execute(connection, rows)
@@ -175,7 +175,7 @@ def update_many(
         session: session of a transaction.
         table: table to change.
         rows: rows with the same columns each.
-        keys: columns whose values name the rows to change; the others are changed.
+        keys: columns whose values name the rows to change; the values of the other columns are written.
         condition: further condition on the rows to change.
     """
     if rows:
@@ -246,7 +246,6 @@ def _compile_update(
 
 
 def sqlite_url(path: Path) -> str:
-    """Return the URL of a database in a file."""
     return f"sqlite:///{path.absolute()}"
 
 
@@ -254,7 +253,7 @@ def open_store(url: str) -> Store:
     """Open a store; make its tables, or bring them to the newest form.
 
     Args:
-        url: `sqlite:////FILE`, or of PostgreSQL as libpq has it: `postgresql://USER@HOST,HOST/DATABASE`.
+        url: `sqlite:////FILE`, or a PostgreSQL URL as in libpq: `postgresql://USER@HOST,HOST/DATABASE`.
 
     Raises:
         ConfigError: the URL is malformed or its driver missing, or a newer edgekit made the tables.

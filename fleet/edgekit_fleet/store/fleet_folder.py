@@ -32,21 +32,21 @@ class FleetSettings:
         host: address that broker and web server listen on; 127.0.0.1 is this machine alone.
         names: DNS names and addresses under which devices find this machine. Enrolment codes hold the first,
             certificates hold all.
-        console_certificate, console_key: PEM files of the console, which browsers trust; empty for those of
-            the fleet's authority, or for plain HTTP if only this machine reaches the console.
-        trusted_proxies: addresses or networks of proxies before the console and the web server, whose
-            `X-Forwarded-For` and `X-Forwarded-Proto` count; of anybody else they do not.
+        console_certificate, console_key: PEM files that browsers trust. If empty, the console uses a
+            certificate of the fleet's authority, or plain HTTP if only this machine reaches it.
+        trusted_proxies: addresses or networks of proxies in front of the console and the web server.
+            `X-Forwarded-For` and `X-Forwarded-Proto` count only if these send them.
         requires_second_factor: whether each user with a password needs a one-time code.
         sign_on_proxies: addresses or networks of proxies that log users in, see `access.sign_on`; empty for
             none.
         sign_on_headers: beginning of the names of the headers in which those proxies name the user.
-        sign_on_roles: roles of the groups that those headers name, `GROUP=ROLE` each.
+        sign_on_roles: role of each group that those headers may name, as `GROUP=ROLE`.
         sign_on_secret: path of a file with a secret that those proxies send, too; empty for none.
         store_url: URL of the database; empty for SQLite in the folder.
         brokers: `HOST:PORT` of each broker that others run, as devices see it; empty for the fleet's own.
         artifacts_storage: where the signed repository is copied to, see `ArtifactStorage`; empty for nowhere.
         artifacts_url: where devices fetch it, such as a CDN; empty for the fleet's own web server.
-        encrypts: whether releases are encrypted unless one says otherwise.
+        encrypts: whether releases are encrypted by default.
         desired_life_s: how long a desired document is valid. A device that is cut off from newer ones reports
             `stale` after this time.
     """
@@ -125,7 +125,7 @@ class FleetSettings:
 
 @dataclass(frozen=True, slots=True)
 class FleetFolder:
-    """The paths of a fleet's files; a property makes no folder."""
+    """The paths of a fleet's files; reading one creates no folder."""
 
     path: Path
 
@@ -136,7 +136,6 @@ class FleetFolder:
 
     @property
     def broker(self) -> Path:
-        """Return the folder of the broker's configuration."""
         return self.path / "broker"
 
     @property
@@ -158,8 +157,8 @@ class FleetFolder:
     def hold(self, *, joins: bool) -> Iterator[bool]:
         """Hold the folder while a manager runs in it; yield whether no other manager holds it.
 
-        A manager that joins a fleet and is alone in its folder has a copy of the folder. It marks the copy,
-        so that no releases are made there.
+        If a manager joins a fleet and no other manager holds the folder, the folder is a copy. It is marked
+        as a copy, so that no releases are made there.
 
         Args:
             joins: whether this is a further manager of a fleet that runs already.
@@ -192,7 +191,6 @@ class FleetFolder:
 
     @property
     def is_running(self) -> bool:
-        """Return whether a manager runs in this folder."""
         try:
             with (self.path / _LOCK).open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -208,7 +206,7 @@ class FleetFolder:
         return (self.path / _JOINED).exists()
 
     def check_repository(self) -> None:
-        """Refuse to change the repository of a further manager, which no device sees.
+        """Check that this is no further manager's folder: devices do not see changes to its repository.
 
         Raises:
             FleetError: the folder is that of a further manager.
@@ -246,7 +244,7 @@ class FleetFolder:
         return from_json(FleetSettings, data, str(path))
 
     def write_settings(self, settings: FleetSettings) -> None:
-        """Write the settings; make the folder, and with the first settings the SQLite store, if they use it.
+        """Write the settings and make the folder; the first write also makes the SQLite store if it is used.
 
         Raises:
             ConfigError: others may read the folder; or as from `database.open_store`.
@@ -326,5 +324,5 @@ def _is_network(text: str) -> bool:
 
 
 def bracket(name: str) -> str:
-    """Return a name or address as it stands before `:PORT`: an IPv6 address gets brackets."""
+    """Return a host name or address for use before `:PORT`; an IPv6 address gets brackets."""
     return f"[{name}]" if ":" in name else name

@@ -34,7 +34,6 @@ def migrate_store(engine: Engine, name: str) -> None:
 
 
 def alembic_config() -> Config:
-    """Return the configuration of the migrations in this package."""
     config = Config()
     config.set_main_option("script_location", str(FOLDER).replace("%", "%%"))
     config.set_main_option("path_separator", "os")

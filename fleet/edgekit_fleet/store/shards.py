@@ -28,7 +28,7 @@ _MOST_IDLE_MS: Final = 10_000  # longest time that a manager frozen in mid-trans
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """The shards that a manager takes and gives up; `Shards.apply` it once its transaction is committed.
+    """The shards that a manager takes and gives up; call `Shards.apply` after its transaction commits.
 
     Attributes:
         claimed: shard that it takes -> its new epoch.
@@ -57,14 +57,13 @@ class Shards:
 
     @classmethod
     def of_all(cls, epoch: int = 0) -> "Shards":
-        """Return an object that holds all shards, each with this epoch, for a process beside the managers."""
+        """Return an object that holds all shards with this epoch, for a process that is not a manager."""
         shards = cls()
         shards.epochs = dict.fromkeys(range(SHARDS), epoch)
         return shards
 
     @property
     def is_complete(self) -> bool:
-        """Return whether it holds all shards."""
         return len(self.epochs) == SHARDS
 
     def holds(self, name: str) -> bool:
@@ -76,7 +75,7 @@ class Shards:
         return self.epochs[shard_of(name)]
 
     def join(self, session: Session, now: float) -> None:
-        """Join the managers under the lowest free number, at first without shards; the audit log says so.
+        """Register as a manager with the lowest free number and no shards; the audit log records it.
 
         `now`: seconds since 1970.
 
@@ -122,7 +121,7 @@ class Shards:
             row.heartbeat_at, self._beat_at = _read_clock(session, now), time.monotonic()
 
     def look_around(self, session: Session) -> None:
-        """Set `horizon` by the rows of the other managers; infinity if it holds all shards or is alone."""
+        """Set `horizon` from the rows of other managers; to infinity if it is alone or holds all shards."""
         others = select(func.min(ManagerRow.turned_at)).where(ManagerRow.number != self.number)
         other = None if self.is_complete else session.scalar(others)
         self.horizon = float("inf") if other is None else other
@@ -130,8 +129,8 @@ class Shards:
     def balance(self, session: Session, now: float, *, may_leave: bool = True) -> Balance:
         """Send a heartbeat, remove managers that have stopped, and take or give up shards in the store.
 
-        A manager that was itself late (the database was down, say) gives the others time to come back. Its
-        shards are those that the store names: an earlier balance may have been committed without an answer.
+        A manager whose own heartbeat was late, as when the database was down, gives the others time to come
+        back. Its shards are read from the store, since the answer to an earlier commit may have been lost.
 
         `now`: seconds since 1970. `may_leave`: whether it gives up shards beyond its fair share.
 
@@ -172,7 +171,7 @@ class Shards:
         return Balance({**unknown, **claimed}, surplus | (self.epochs.keys() - own_epochs.keys()))
 
     def apply(self, balance: Balance) -> None:
-        """Take the claimed shards of a committed balance into `epochs`, and the released ones out of it."""
+        """Add the claimed shards of a committed balance to `epochs`, and remove the released ones."""
         remaining = {number: epoch for number, epoch in self.epochs.items() if number not in balance.released}
         self.epochs = remaining | balance.claimed
 
@@ -203,7 +202,7 @@ def check_free(session: Session, now: float) -> None:
 def count_living(session: Session, now: float) -> int:
     """Return how many managers have sent a heartbeat within the last `LEASE_S`.
 
-    `now`: seconds since 1970; PostgreSQL's own clock counts instead.
+    `now`: seconds since 1970; with PostgreSQL the database's own clock counts instead.
     """
     clock = _read_clock(session, now)
     is_living = ManagerRow.heartbeat_at.between(clock - LEASE_S, clock + LEASE_S)

@@ -73,14 +73,14 @@ class DeviceRow(Table):
         facts: facts of its last report.
         reported: the whole last report as plain values, or None.
         desired_held: `$version` of the desired document that the device says it holds.
-        sequence, hello_sequence, event_sequence: sequence numbers of its last report, hello and event. One
-            number for all would drop a retained report that comes after a newer event.
+        sequence, hello_sequence, event_sequence: sequence numbers of its last report, hello and event. They
+            are separate, since a retained report may come after a newer event.
         is_online: whether it is connected, by its last will.
         last_seen_at: when its last document came, or None.
         pinned: model -> version at which somebody pinned it on the device, as it reports.
-        streams: name -> a `StreamOptions` as plain values that the device should run; with passwords.
-        decryption_key: P-256 public key in PEM, of its enrolment, for which content keys are wrapped; empty
-            for a device that enrolled before there were any.
+        streams: name -> stream that the device should run: a `StreamOptions` as plain values, with passwords.
+        decryption_key: P-256 public key (PEM) from its enrolment, for which content keys are wrapped; empty
+            for a device that enrolled before these keys existed.
         settings: key -> value of the settings that it should have.
         logs: the newest `LogRequest` as plain values, or empty.
     """
@@ -160,7 +160,7 @@ class WantedModelRow(Table):
     The manager makes the document of all rows of a device, and publishes it when it differs from the last.
 
     Attributes:
-        rollout: rollout that wants it, or None for what is kept after its rollout ended.
+        rollout: rollout that wants it, or None after the end of its rollout.
         document: a `DesiredModel` as plain values.
         is_removed: whether the device should have no version of the model; then `document` does not count.
     """
@@ -182,8 +182,8 @@ class DesiredRow(Table):
         content_sha256: SHA-256 of its models and streams, to see whether they changed.
         envelope: signed envelope as it is published.
         key_id: id of the manager's key that signed it.
-        issued_at, expires_at: begin and end of the validity of the document; the end is earlier here if the
-            document bears a notice, which ends after a day.
+        issued_at, expires_at: begin and end of the document's validity. If it bears a notice, which ends
+            after a day, `expires_at` is earlier than the document's own end.
         is_due: whether a newer document must be written, since what the fleet wants of the device may differ.
     """
 
@@ -226,7 +226,6 @@ class ReleaseRow(Table):
 
     Attributes:
         name: such as `2026-11-22.1`.
-        created_at, created_by, note: when and by whom the release was made, and a note.
         withdrawn_at: when it was withdrawn, or None.
     """
 
@@ -287,13 +286,11 @@ class RolloutRow(Table):
     """A rollout of a release to a cohort.
 
     Attributes:
-        name, release, selector: name of the rollout, its release, and the devices that get it.
+        release, selector: its release, and the devices that get it.
         state: state of the rollout, such as `running`, `paused`, `aborted`, `done`.
         because: one sentence for the state.
         settings: waves, gates, window, order and so on, as plain values; frozen at the start.
         wave: number of the wave that is open, from 0.
-        created_at, created_by, started_at, ended_at: when and by whom the rollout was made, its start and
-            end.
     """
 
     __tablename__ = "rollouts"
@@ -321,8 +318,8 @@ class MemberRow(Table):
             `returned`.
         because: one sentence for the state.
         attempts: executions so far.
-        before: versions that it ran when the cohort was frozen: model -> `DesiredModel` as plain values,
-            empty if it ran none; no model of a device that had not reported yet.
+        before: versions that it ran when the cohort was frozen: model -> `DesiredModel` as plain values, {}
+            if it ran no version. No models for a device that had not reported yet.
         offered_at, answered_at: when the release was offered, and answered; or None.
     """
 
@@ -345,8 +342,8 @@ class ExecutionRow(Table):
 
     Attributes:
         execution: name of the attempt, as in `DesiredModel`.
-        rollout, device, model, version: rollout, device, model and version of the attempt; no rollout for one
-            that the manager did not order.
+        rollout, device, model, version: rollout, device, model and version of the attempt; `rollout` is None
+            if the manager did not order it.
         state, reason, code, done_bytes, sent_bytes: see `Execution`.
         created_at, changed_at: when the row was made and last changed.
         ended_at: when its state became one of `ENDED`, or None.
@@ -421,7 +418,7 @@ class ManagerRow(Table):
         number: number of the manager, from 0: the lowest that was free.
         holder: identifier of the process.
         heartbeat_at: time of the last heartbeat, by the clock of the database.
-        turned_at: time by its own clock; all that it received before is in the store.
+        turned_at: time, by its own clock, before which all messages that it received are in the store.
     """
 
     __tablename__ = "managers"
@@ -487,7 +484,7 @@ class SecondFactorRow(Table):
     Attributes:
         secret: what the user's app holds, in base 32.
         is_confirmed: whether a login needs it.
-        last_step: time step of the one-time code that was used last; codes of it and before are refused.
+        last_step: time step of the last used one-time code; codes of this step and earlier ones are refused.
         failures, failed_at: number of wrong codes in a row, and time of the last wrong code.
         recovery_sha256: digests of the recovery codes that were not used yet.
     """
@@ -523,8 +520,7 @@ class FailureRow(Table):
 
     Attributes:
         key_sha256: SHA-256 of the address or name.
-        begun_at: time at which `count` held; from then on failures are forgiven bit by bit, all after a
-            minute.
+        begun_at: time from which the failures in `count` are forgiven one by one, all within a minute.
         count: number of failed attempts.
     """
 
@@ -582,7 +578,7 @@ class WebhookRow(Table):
         url: where messages go.
         actions: beginnings of actions, such as `rollout.`; empty for all.
         secret: secret that signs messages.
-        position: number of the last entry of the audit log that was sent, or was not wanted.
+        position: number of the last entry of the audit log that was sent or skipped.
         failures: attempts in a row that failed.
         because: why the last attempt failed, or empty.
         due_at: when to send next; a sender moves it ahead while it works, so that no other one sends the
@@ -655,7 +651,7 @@ class SampleSettingRow(Table):
 
 
 class SampleOrderRow(Table):
-    """An order of samples, which goes to all devices that its selector means, also to new ones.
+    """An order of samples for all devices that its selector matches, also for later ones.
 
     Attributes:
         id, model, triggers, per_day, max_bytes, ends_at, window: see `SampleOrder`.
@@ -679,7 +675,7 @@ class SampleOrderRow(Table):
 
 
 class SampleRow(Table):
-    """A sample that has come; its file is sealed.
+    """A received sample; its file is encrypted.
 
     Attributes:
         id, order, model, version, probability, media_type, taken_at: see `SampleHeader`.

@@ -55,7 +55,7 @@ class MultipartParser:
         """Whether the last boundary has come; otherwise the body was cut off."""
 
     def feed(self, piece: bytes) -> Iterator[PartBegin | PartData]:
-        """Yield the heads that a piece of the body completes, and data of the part whose head came last.
+        """Yield the part heads and the data in a piece of the body; data belongs to the last head.
 
         Raises:
             RequestError: 400, the body is malformed.

@@ -31,7 +31,7 @@ async def read_body(request: Request, most_bytes: int, limit_s: float) -> bytes:
 
 
 async def read_pieces(request: Request, most_bytes: int, piece_s: float) -> AsyncIterator[bytes]:
-    """Yield the body in pieces as they come, `most_bytes` together at most.
+    """Yield the pieces of the body as they come, at most `most_bytes` in all.
 
     `piece_s`: time limit for each piece.
 

@@ -55,13 +55,14 @@ class ConnectionLimits:
 
     Attributes:
         connections: most connections that are open at a time.
-        handshakes: most TLS handshakes at a time; an honest one takes as long as three packets.
+        handshakes: most TLS handshakes at a time; an honest client needs only three packets for one.
         head_s: time limit for the head of a request.
-        window_s: seconds over which the rate of a client that takes data is measured; a slow one is cut off.
-        waiting: most connections that wait to be accepted, which is seconds of handshakes.
+        window_s: seconds over which the rate of a client that receives data is measured; a slow client is cut
+            off.
+        waiting: most connections that wait to be accepted; their handshakes take seconds.
         trim_connections: number of ended connections after which freed memory is returned to the system.
-        settle_s: time after which it is returned once more: requests end later than their connections, and
-            anyio's threads after 10 s.
+        settle_s: seconds after which memory is returned once more: requests end later than their connections,
+            and anyio's threads after 10 s.
     """
 
     connections: int = 500

@@ -31,7 +31,7 @@ class UploadedForm:
     Attributes:
         fields: name -> value.
         folder: folder of the files, which is removed after the request.
-        files: files that were chosen, under the names of the client as far as those are harmless.
+        files: paths of the uploaded files; their names are like the client's, see `clean_name`.
     """
 
     fields: Mapping[str, str]
@@ -46,12 +46,12 @@ async def receive_form(
     """Yield a form whose files exist on the disk until the block ends.
 
     Args:
-        request: request with `multipart/form-data`; together its files may have `MAX_PACKAGE_BYTES`.
+        request: request with `multipart/form-data`; its files have at most `MAX_PACKAGE_BYTES` in all.
         folder: folder for temporary files.
         admit: called with the fields before the first file; raises an error to refuse the form.
 
     Raises:
-        RequestError: 400, 408, 413, 415: malformed or cut off, too slow, too large, another type.
+        RequestError: 400 malformed or cut off, 408 too slow, 413 too large, 415 another type.
         OutputError: the disk is full.
     """
     try:

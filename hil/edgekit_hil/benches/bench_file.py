@@ -33,8 +33,8 @@ class BenchSettings:
         architecture: output of `uname -m` on the device.
         python: command that starts, on the device, a Python in which the runtime is installed.
         has_time: whether durations on the device are meaningful; under an instruction emulator they are not.
-        has_memory: whether the memory of a process on the device is only the program's; if each program runs
-            inside an emulator of its own, it includes the emulator's.
+        has_memory: whether the memory of a process on the device is that of the program alone, without an
+            emulator that runs around it.
     """
 
     name: str

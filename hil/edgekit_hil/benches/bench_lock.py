@@ -79,8 +79,8 @@ class BenchLock:
         """Hold the bench for one run, which is the block.
 
         Args:
-            keeps_state: whether the device remembers an earlier run. If it does, a run that was killed leaves
-                the bench broken; if not, a broken bench is repaired by this call.
+            keeps_state: whether the device keeps the state of an earlier run. If True, a killed run leaves
+                the bench broken. If False, this call repairs a broken bench.
 
         Raises:
             BenchError: another run holds it, or it is broken.

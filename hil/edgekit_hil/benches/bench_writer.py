@@ -85,7 +85,8 @@ def write_bench(
         bench: the device.
         settings: the section `edgekit:`, see `BenchSettings`.
         key: private key of ssh, or None for those that ssh finds by itself.
-        meter: `SENSORS`; or `METER_COMMAND` and a command of this machine that prints watts; or None.
+        meter: `SENSORS` for the device's power sensors; `METER_COMMAND` followed by a command of this machine
+            that prints watts; or None.
 
     Raises:
         OutputError: the file cannot be written.

@@ -124,6 +124,9 @@ class Device:
         Args:
             command: command of the shell.
             log: name of the file in `folder` for its output.
+
+        Raises:
+            BenchError: as from `run`.
         """
         inner = shlex.quote(f"exec {command}")
         pid = int(self.run(f"setsid nohup sh -c {inner} </dev/null >{log} 2>&1 & echo $!"))
@@ -145,7 +148,11 @@ class Device:
         self.run(_wait_for(pid))
 
     def put(self, path: Path, name: str) -> str:
-        """Copy a file of this machine into `folder` under `name`, and return its path on the device."""
+        """Copy a file of this machine into `folder` under `name`, and return its path on the device.
+
+        Raises:
+            BenchError: it cannot be copied.
+        """
         remote = f"{self.folder}/{name}"
         try:
             self._transfer.put(str(path), remote)
@@ -154,12 +161,16 @@ class Device:
         return remote
 
     def trust(self, public_key: Path) -> None:
-        """Let the runtime trust a key, as `edgekit-device keys trust` does with a Python of its own."""
+        """Let the runtime trust a key, as `edgekit-device keys trust` does, but without a Python process."""
         self.put(public_key, "bench.pub.pem")
         self.run("umask 077 && mkdir -p home/keys && cp bench.pub.pem home/keys/")
 
     def get(self, name: str, path: Path) -> None:
-        """Copy the file `name` of `folder` to `path` on this machine."""
+        """Copy the file `name` of `folder` to `path` on this machine.
+
+        Raises:
+            BenchError: it cannot be copied.
+        """
         try:
             self._transfer.get(f"{self.folder}/{name}", str(path))
         except Exception as cause:

@@ -8,6 +8,6 @@ down_revision = "v0001"
 
 
 def upgrade() -> None:
-    """Add the column, unless the store was made with it before this migration existed."""
+    """Add the column unless it exists."""
     if "streams" not in {column["name"] for column in inspect(op.get_bind()).get_columns("devices")}:
         op.add_column("devices", Column("streams", JSON, nullable=False, server_default="{}"))

@@ -14,7 +14,7 @@ _COLUMNS = (
 
 
 def upgrade() -> None:
-    """Add columns and table that are missing; earlier devices and releases have no key."""
+    """Add missing columns and the table; earlier devices and releases get no key."""
     store = inspect(op.get_bind())
     for table, column in _COLUMNS:
         if column.name not in {there["name"] for there in store.get_columns(table)}:

@@ -10,7 +10,7 @@ down_revision = "v0003"
 
 
 def upgrade() -> None:
-    """Add columns and table, unless the store was made with them before this migration existed."""
+    """Add missing columns and the table."""
     columns = {column["name"] for column in inspect(op.get_bind()).get_columns("devices")}
     for name in ("settings", "logs"):
         if name not in columns:

@@ -8,7 +8,7 @@ down_revision = "v0004"
 
 
 def upgrade() -> None:
-    """Add the table, unless the store was made with it before this migration existed."""
+    """Add the table unless it exists."""
     if not inspect(op.get_bind()).has_table("second_factors"):
         op.create_table(
             "second_factors",

@@ -8,7 +8,7 @@ down_revision = "v0005"
 
 
 def upgrade() -> None:
-    """Make the tables, unless the store was made with them before this migration existed."""
+    """Make the tables unless they exist."""
     if "samples" in inspect(op.get_bind()).get_table_names():
         return
     name = String(128)
