@@ -366,13 +366,13 @@ def _make_run_settings() -> "onnxruntime.RunOptions":
 def create_session(
     path: str, settings: "onnxruntime.SessionOptions", options: OrtOptions, provider: str = PROCESSOR
 ) -> "onnxruntime.InferenceSession":
-    """Return onnxruntime's own session for a model, as all our sessions run it.
+    """Return onnxruntime's own session for a model.
 
     Args:
         path: path of an ONNX model.
         settings: made from `options` by `make_settings`; changed in place.
         options: options of the model.
-        provider: where to run it; the processor if that does not work.
+        provider: provider to try; the processor if it does not work.
 
     Raises:
         Exception: an error of onnxruntime; its errors have no other common base.

@@ -18,7 +18,7 @@ _FACTOR: Final = 16.0
 
 
 def has_free_rows(model: Session | Manifest) -> bool:
-    """Return True if every input and output has a first dimension of any size."""
+    """Return True if the first dimension of every input and output is free."""
     return all(spec.shape and isinstance(spec.shape[0], str) for spec in (*model.inputs, *model.outputs))
 
 

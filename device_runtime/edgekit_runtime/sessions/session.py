@@ -83,7 +83,7 @@ def check_specs(session: Session, package: OpenedPackage, choice: BackendChoice)
     """Check that a session has the inputs and outputs of the manifest, and takes inputs of the stated shapes.
 
     Raises:
-        BackendError: their names or dtypes differ, or it takes inputs of other shapes.
+        BackendError: names, dtypes or shapes of inputs differ, or names or dtypes of outputs.
     """
     manifest = package.manifest
     stated_inputs = manifest.inputs

@@ -117,7 +117,7 @@ class ModelFolder:
     def record(self, loaded: FoundState, state: ModelState) -> None:
         """Write `state` in place of the one that was loaded; a power cut leaves the old one or the new one.
 
-        A state that has not changed and is whole is not written.
+        A state that is intact and has not changed is not written.
 
         Raises:
             RecordError: the disk is full, or the folder cannot be written, or `loaded` is not replaceable.
@@ -204,7 +204,7 @@ class ModelFolder:
             _logger.warning("%s: left-over files cannot be removed now: %s", self.path, cause.strerror)
 
     def remove_all(self) -> None:
-        """Remove all files, the state as the last, so that no package is found without its state."""
+        """Remove all files, the state last, so that no package is found without its state."""
         try:
             for name in sorted(self._list_names(), key=STATE_NAME.__eq__):
                 self._disk.remove(self.path / name)

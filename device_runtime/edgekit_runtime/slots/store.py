@@ -69,9 +69,9 @@ class Place:
 class Slots:
     """The installed models below one folder.
 
-    If this machine has no free descriptors or memory now, each function raises `UnavailableError`: that is no
-    fault of any version, and is not recorded. If there is no such model, its folder is open to other users,
-    or a change cannot be recorded, it raises `SlotError`.
+    Each method raises `UnavailableError` if the machine lacks descriptors or memory now. That is not counted
+    as a fault of a version. Each method raises `SlotError` if there is no such model, its folder is open to
+    other users, or a change cannot be recorded.
 
     Attributes:
         folder: the folder that `find_state_folder` names; it need not exist.
@@ -110,7 +110,7 @@ class Slots:
         return self._find(model).load()
 
     def examine(self, model: str) -> tuple[FoundState, tuple[Place, ...]]:
-        """Verify the packages of `model`; return its state, and each package with what is wrong with it."""
+        """Verify the packages of `model`; return its state, and each package with its problem."""
         folder = self._find(model)
         loaded = folder.load()
         return loaded, tuple(_examine(folder, loaded.state))

@@ -136,11 +136,11 @@ class LogHistogram:
         self.count += 1
 
     def quantile_interval(self, quantile: float, alpha: float) -> tuple[float, float]:
-        """Return the interval of the true quantile; an end that is still open is 0 or infinite.
+        """Return the interval of the true quantile; an end that is not known yet is 0 or infinite.
 
         Args:
             quantile: 0..1, the ends excluded.
-            alpha: probability that it is ever outside.
+            alpha: probability that the true quantile is ever outside.
         """
         if not self.count:
             return 0.0, math.inf

@@ -36,7 +36,7 @@ class Disk:
         os.fsync(file.fileno())
 
     def replace(self, source: Path, target: Path) -> None:
-        """Give `source` the name `target` in one step, and replace a file of that name."""
+        """Rename `source` to `target` in one step, and replace a file of that name."""
         source.replace(target)
 
     def remove(self, path: Path) -> None:

@@ -337,7 +337,7 @@ def open_channel() -> socket.socket:
 
 
 def end_with_parent() -> None:
-    """Make the kernel kill this process, a `ChildProcess`, when its parent ends; exit if that has ended.
+    """Make the kernel kill this process when its parent ends; exit if the parent has ended already.
 
     Source: prctl(2), PR_SET_PDEATHSIG.
     """

@@ -148,7 +148,7 @@ ENGINES: Final[dict[str, Engine]] = {}
 
 
 def register(engine: Engine) -> Engine:
-    """Put the record of an engine into the table, in place of an earlier one of this name; return it."""
+    """Add an engine's record to the table, or replace the one of that name; return the record."""
     ENGINES[engine.name] = engine
     return engine
 

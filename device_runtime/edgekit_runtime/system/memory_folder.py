@@ -15,10 +15,10 @@ _TYPES: Final = ("tmpfs", "devtmpfs", "ramfs")
 
 @contextlib.contextmanager
 def open_memory_folder(prefix: str, memory: Path = MEMORY) -> Iterator[Path]:
-    """Yield a new folder in memory, which ends with the block.
+    """Yield a new folder in memory, which is removed after the block.
 
     Args:
-        prefix: begin of its name.
+        prefix: start of its name.
         memory: where to make it.
 
     Raises:

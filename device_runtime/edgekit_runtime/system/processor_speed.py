@@ -52,7 +52,7 @@ class SpeedGate:
         self.usual_s = _most_frequent(times)
 
     def check(self) -> bool:
-        """Measure the speed; return True if it is the usual one now and was so at the previous call."""
+        """Measure the speed; return True if it is usual now, and was usual at the previous call."""
         before_s, self.now_s = self.now_s, time_fixed_work()
         self._speeds.append(self.now_s)
         return self.is_usual(before_s, self.now_s)

@@ -185,7 +185,7 @@ class Verifier(Protocol):
 
 
 class KnownDigest:
-    """A `Verifier` of the package with this digest, whose signature another process has verified."""
+    """A `Verifier` that accepts one package by its digest; another process has verified its signature."""
 
     def __init__(self, manifest_sha256: str) -> None:
         self._sha256 = manifest_sha256

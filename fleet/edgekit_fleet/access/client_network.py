@@ -11,8 +11,8 @@ _PREFIX_BITS: Final = 64
 def find_network(address: str) -> str:
     """Return the IPv4 address, or the /64 network of an IPv6 address; any other text as it is.
 
-    A single host of IPv6 has a whole /64 to choose its addresses from, so a limit for each address would not
-    bind.
+    A single host of IPv6 has a whole /64 to choose its addresses from, so a limit for each address would have
+    no effect.
 
     Source: RFC 4291, section 2.5.4; RFC 7421.
     """

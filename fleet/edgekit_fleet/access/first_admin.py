@@ -16,7 +16,7 @@ _LIFE_S: Final = 3600.0
 
 
 class FirstAdminCode:
-    """A code that is valid once, for an hour, while there is no user. It ends with its process.
+    """A code that is valid once, for an hour, while there is no user and this process runs.
 
     Attributes:
         secret: secret for the link `/first?code=SECRET`.

@@ -127,7 +127,7 @@ def has_factor(session: Session, name: str) -> bool:
 def check_factor(session: Session, name: str, code: str, now: float) -> Outcome:
     """Check a user's one-time code, and use it up.
 
-    Return `right`, also without a second factor; `wrong`; or `too many`, if earlier failures forbid a check.
+    Return `right`, also if the user has no second factor; `wrong`; or `too many` after too many failures.
     Commit after a wrong code, too: it counts as a failure.
     """
     row = session.get(SecondFactorRow, name, with_for_update=True)

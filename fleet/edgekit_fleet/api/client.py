@@ -38,7 +38,7 @@ class FleetCaller(Protocol):
 
 
 class LocalFleet:
-    """The fleet in a folder; a reader of the folder has all rights."""
+    """The fleet in a folder; whoever can read the folder has all rights."""
 
     def __init__(self, fleet: Fleet, actor: str) -> None:
         self.fleet = fleet

@@ -45,7 +45,7 @@ def describe_problem(error: Exception) -> tuple[int, dict[str, Any], dict[str, s
     """Return status, body and headers of the answer to a request that failed.
 
     Args:
-        error: one of `REFUSALS`; any other one is a fault of ours.
+        error: one of `REFUSALS`; any other error is the fleet's own fault.
     """
     headers = {}
     if isinstance(error, RequestError):

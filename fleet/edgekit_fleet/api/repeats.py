@@ -22,7 +22,7 @@ class KeyedRequest:
     """A request with the header `Idempotency-Key`.
 
     Attributes:
-        actor: who sends it; keys of others do not count.
+        actor: who sends it; others may use the same key.
         sha256: SHA-256 of method, path and body.
     """
 
@@ -79,7 +79,7 @@ def begin_request(store: Store, request: KeyedRequest, now: float) -> tuple[int,
 
 
 def end_request(store: Store, request: KeyedRequest, status: int, answer: bytes) -> None:
-    """Keep the answer to a request. After a status of 500 or more the request is forgotten, to be sent again.
+    """Keep the answer to a request; after a status of 500 or more, forget the request, so it can be repeated.
 
     Args:
         store: store of the fleet.

@@ -37,7 +37,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 def make_api(fleet: Fleet) -> Starlette:
-    """Return the application of the HTTP interface; its paths begin behind `/api/v1`, see `join_apps`."""
+    """Return the application of the HTTP interface; its paths are below `/api/v1`, see `join_apps`."""
     document = encode_json(make_document())
     waiting = asyncio.Semaphore(_MOST_WAITING)
     by_path: dict[str, dict[str, Handler]] = {}

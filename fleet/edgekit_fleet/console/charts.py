@@ -104,7 +104,7 @@ class Chart:
         )
 
     def write_table(self) -> Markup:
-        """Return a table of the lines' values at no more than twelve values of x, the last one among them."""
+        """Return a table of the lines' values at up to twelve values of x, including the last."""
         xs = sorted({x for line in self.lines for x, _ in line.points})
         step = max(math.ceil(len(xs) / _ROWS), 1)
         line_values = [dict(line.points) for line in self.lines]

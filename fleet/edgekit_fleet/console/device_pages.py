@@ -44,7 +44,7 @@ class TwinRow:
         reported: version that the device reports, or empty.
         health, because: health and reason that the device reports.
         differs: whether desired and reported package differ.
-        rollout, release: rollout and release that want it, or empty.
+        rollout, release: rollout and release of the desired version, or empty.
         is_pinned: whether the device must keep its version.
     """
 

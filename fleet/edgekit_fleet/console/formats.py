@@ -39,7 +39,7 @@ def format_machine_time(at: float) -> str:
 
 
 def format_count(count: float) -> str:
-    """Return a count with thin spaces between thousands, so that it does not break."""
+    """Return a count with thin, non-breaking spaces between thousands."""
     return f"{count:,.0f}".replace(",", "\u202f")
 
 

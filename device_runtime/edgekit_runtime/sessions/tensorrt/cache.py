@@ -130,7 +130,7 @@ class EngineCache:
             return None
 
     def write(self, key: EngineKey, entry: CacheEntry, local_key: "ContentKey | None" = None) -> None:
-        """Write `entry`; keep the eight newest. After a power cut there is the old one, the new one or none.
+        """Write `entry`; keep the eight newest. After a power cut, the old entry, the new one or none exists.
 
         Raises:
             OutputError: the folder cannot be written.

@@ -126,7 +126,7 @@ def _encode_png(mask: Array) -> str:
 def make_palette() -> Array:
     """Return a colour for each class, uint8 [256, 3]; class 0 is black.
 
-    The bits of a class are dealt to red, green and blue, from the highest bit of each down.
+    The bits of a class go to red, green and blue in turn, to the highest bit of each first.
     Source: VOClabelcolormap of the Pascal VOC development kit.
     """
     bits = (np.arange(256)[:, None] >> np.arange(8)) & 1  # [class, bit]

@@ -123,7 +123,7 @@ class AddWebhook:
     Attributes:
         name: name of the webhook.
         url: `https`, or `http` on this machine.
-        actions: beginnings of actions of the audit log, such as `rollout.`; all if empty.
+        actions: prefixes of actions of the audit log, such as `rollout.`; all if empty.
     """
 
     name: str

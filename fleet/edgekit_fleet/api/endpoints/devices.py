@@ -111,7 +111,7 @@ class NamedStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeSettings:
-    """Settings of a device: a closed list, see the guide.
+    """Settings of a device, see the guide to fleets.
 
     Attributes:
         name: name of the device.
@@ -128,7 +128,7 @@ class AskForLogs:
 
     Attributes:
         name: name of the device.
-        lines: number of lines; fewer come if so many do not fit into a message.
+        lines: number of lines; fewer come if they do not all fit into a message.
     """
 
     name: str
@@ -154,7 +154,7 @@ class InviteDevices:
 
     Attributes:
         names: names of the devices.
-        target: target of their packages, or empty where the devices state it.
+        target: target of their packages; empty if each device states its own.
         tags: tags that they get.
         hours: how long the codes are valid.
     """

@@ -40,7 +40,7 @@ class Fleet:
 class Endpoint(Generic[Request, Answer]):
     """A method on a path, and the function behind it.
 
-    Fields of the request that the path names come from there; the others come from the query (GET, DELETE) or
+    Fields in the path, such as `{name}`, come from there. All others come from the query (GET, DELETE) or
     from the body (POST). With PUT the body is a file, which `run` gets as the field `file`.
 
     Attributes:

@@ -84,7 +84,7 @@ class ListPage:
 
     Attributes:
         limit: most items of one page.
-        after: name of the item before the first one of the page; the newest item comes first.
+        after: name of the last item of the previous page; the newest item comes first.
     """
 
     limit: PageLimit = DEFAULT_LIMIT

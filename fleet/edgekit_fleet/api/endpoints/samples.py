@@ -35,13 +35,13 @@ class SwitchSamples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartSamples:
-    """An order of samples.
+    """An order to devices to send samples.
 
     Attributes:
         model: name of the model.
         selector: devices, such as `site=lyon`; new ones that match get the order, too.
         triggers: reasons to keep a request.
-        per_day: most samples a day and device.
+        per_day: most samples a day from a device.
         max_bytes: most bytes on a device that wait to be sent.
         days: days until the order ends.
         window: local time of day in which devices send, as `01:00-04:00`; any time by default.

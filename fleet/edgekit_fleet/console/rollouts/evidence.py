@@ -66,7 +66,7 @@ class Course:
 def find_courses(
     samples: Sequence[Sample], limits: Mapping[str, float], models: Sequence[str]
 ) -> list[Course]:
-    """Return the course of each gate that has answers, with the strongest evidence against the release.
+    """Return the course of each gate that has answers, for the strongest evidence against the release.
 
     Args:
         samples: samples in the order in which their devices first answered, then those without an answer.

@@ -202,5 +202,5 @@ def list_members(
 
 
 def is_open(row: RolloutRow) -> bool:
-    """Return True if a rollout may still decide: it has not ended."""
+    """Return True if a rollout has not ended."""
     return row.state in OPEN_STATES
