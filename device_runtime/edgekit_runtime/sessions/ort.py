@@ -213,8 +213,8 @@ def open_ort(package: OpenedPackage, choice: BackendChoice, threads: int | None)
 
     Raises:
         EngineMissingError: onnxruntime is not installed.
-        BackendError: an option is wrong, onnxruntime refused the model, or its inputs and outputs are not
-            those of the manifest.
+        BackendError: an option is wrong, onnxruntime refused the model, or its inputs or outputs differ from
+            the manifest.
         PackageError: the package has no artifact with the name in the option `weights`.
         UnavailableError: no descriptor is free for the model now.
     """

@@ -133,7 +133,7 @@ class ModelFolder:
             file.write(state.to_bytes())
 
     def open(self, state: ModelState, item: Installed) -> "OpenedPackage":
-        """Return the verified package of an entry of `state`, open; it must be the one that was installed.
+        """Open and verify the package of an entry of `state`; it must be the one that was installed.
 
         Raises:
             PackageError: it is missing, damaged, or signed by a key that is not trusted.

@@ -149,7 +149,7 @@ def parse_state(data: bytes, where: str) -> ModelState:
 
     Raises:
         DamagedStateError: the content is truncated, changed, or of another writer.
-        NewerStateError: the content is whole, but of a newer format.
+        NewerStateError: the content is intact, but of a newer format.
     """
     body = decode_json(data, where, DamagedStateError)
     # The digest comes first: it covers the number of the format, in every format.

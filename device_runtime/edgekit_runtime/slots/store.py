@@ -289,7 +289,7 @@ class Slots:
         Args:
             path: path of a package; it is verified before anything is written.
             allowed: changes that are otherwise refused.
-            factory: install it as the package that always remains, beside the slots.
+            factory: install it as the factory package, which always remains.
             check: raises an `EdgekitError` if this device cannot run a package, before anything is written.
             trial: how a service tries the version: `shadow`, `canary`, or empty for the service's setting.
 

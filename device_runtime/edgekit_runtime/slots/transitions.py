@@ -59,7 +59,7 @@ def find_previous(state: ModelState) -> Installed | None:
 def list_candidates(state: ModelState) -> tuple[Installed, ...]:
     """Return the installed packages in the order in which to try them.
 
-    Rejected ones come last: a start with one of them is worth a try if no other package is whole.
+    Rejected ones come last: a start with one of them is worth a try if no other package is intact.
     """
     slots = [item for item in (state.active, state.spare) if item is not None]
     good = [

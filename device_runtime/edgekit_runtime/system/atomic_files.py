@@ -97,7 +97,7 @@ def check_target(path: Path) -> None:
 def write_atomically(path: Path, *, mode: int = 0o666, disk: Disk = DISK) -> Iterator[BinaryIO]:
     """Yield a binary file that becomes `path` when the block ends without an error, and vanishes otherwise.
 
-    The content and the rename are on the disk before this returns, and a file that was at `path` stays whole
+    The content and the rename are on the disk before this returns, and a file that was at `path` is intact
     until then. Only a power cut or SIGKILL in mid-write leaves the temporary file, named `.NAME.<16
     digits>.tmp`.
 

@@ -16,8 +16,7 @@ _M_ARENA_MAX: Final = -8  # see malloc.h of glibc
 def open_standard_descriptors() -> None:
     """Open `/dev/null` for each standard descriptor that this process was started without.
 
-    Otherwise the next file or socket gets such a number: engines print into it, and children cannot inherit
-    it.
+    Otherwise the next file or socket gets that number: engines print into it, and children cannot inherit it.
     """
     for descriptor in range(3):
         try:

@@ -140,7 +140,7 @@ class Answerer:
 
         Raises:
             RequestError: the package has no task, or an option is wrong.
-            DataError: the outputs are not those of the task, or hold NaN.
+            DataError: the outputs do not fit the task, or hold NaN.
         """
         if self.task is None:
             raise RequestError(400, "the package states no task; package it with --task")

@@ -26,7 +26,7 @@ Decoded: TypeAlias = dict[str, JsonValue]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What a decoder knows beside the outputs.
+    """What a decoder knows apart from the outputs.
 
     Attributes:
         labels: names of the classes, in the order of the model's outputs; empty if there are none.

@@ -31,7 +31,7 @@ def allows(session: Session, limits: Mapping[str, int], now: float) -> bool:
 
     Args:
         session: session of the store.
-        limits: whom the attempt counts against, such as `login address 10.0.0.1` -> failures a minute.
+        limits: what the attempt counts against, such as `login address 10.0.0.1` -> most failures a minute.
         now: seconds since 1970.
     """
     return _allows(_read(session, limits), limits, now)
@@ -73,7 +73,7 @@ def _count_forgiven(row: FailureRow, limit: int, now: float) -> int:
 
 
 def forgive(session: Session, keys: Iterable[str]) -> None:
-    """Undo `take` for an attempt that has succeeded; `keys` are those of its `limits`."""
+    """Undo `take` for an attempt that has succeeded; `keys` are the keys of its `limits`."""
     for row in _read(session, keys).values():
         if row.count:
             row.count -= 1

@@ -129,7 +129,7 @@ def end_expired(session: Session, after: float, until: float) -> None:
 
     Args:
         session: session of a transaction.
-        after: begin of the interval, in seconds since 1970.
+        after: start of the interval, in seconds since 1970.
         until: end of the interval, in seconds since 1970; the interval includes it.
     """
     expired = select(TokenRow.name).where(TokenRow.expires_at > after, TokenRow.expires_at <= until)

@@ -42,7 +42,7 @@ class Chart:
     """The content of a chart.
 
     Attributes:
-        key: begin of an id in the SVG, unique on the page.
+        key: start of an id in the SVG, unique on the page.
         words: what it shows, for screen readers.
         x_ticks: (x, text) of each mark.
         lines: lines in drawing order: the lowest first.

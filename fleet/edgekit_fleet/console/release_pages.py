@@ -51,7 +51,7 @@ class PackageEvidence:
 
     Attributes:
         score: score that the packager measured, in words, or empty.
-        agreement: least agreement with the version before.
+        agreement: least agreement with the previous version.
         deltas: (start, bytes) of each delta. The start is the old version; the begin of the old package's
             digest if the version is not known; or empty for a coded file, which needs no old version.
     """

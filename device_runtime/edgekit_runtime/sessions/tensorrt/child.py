@@ -35,8 +35,7 @@ _NICENESS: Final = 10  # a session is serving on the CPU meanwhile
 def build_all(trt: Any, request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Build each requested engine in `folder`; return the fields of `answer.json` except `seconds`.
 
-    `request`: `precisions`, or None for those that suit the model; `shapes`, `workspace_bytes` and
-    `compute_capability`.
+    `request`: `precisions`, or None for the usual ones; `shapes`, `workspace_bytes`, `compute_capability`.
     """
     model = (folder / "model.onnx").read_bytes()
     built: list[str] = []

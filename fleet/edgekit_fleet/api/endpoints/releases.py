@@ -142,7 +142,7 @@ class StartRollout(PlanRollout):
     """A rollout to start; a field that is left out has the default of `RolloutSettings`.
 
     Attributes:
-        name: name of the rollout; that of the release and a number if empty.
+        name: name of the rollout; if empty, the name of the release and a number.
         limits: limits of the gates.
         evidence: gates of outside judges, by their names; the rollout waits for their evidence at the end of
             its first wave.

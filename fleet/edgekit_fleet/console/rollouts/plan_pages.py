@@ -78,7 +78,7 @@ class PlanView:
         minutes: minutes that the slowest download takes.
         waves: number of devices that have the release at the end of each wave.
         minimum: number of devices of the first step.
-        min_agreement: least agreement with the version before.
+        min_agreement: least agreement with the previous version.
     """
 
     devices: int
