@@ -788,8 +788,11 @@ def test_lossy_cut_is_not_offered_on_few_samples_and_says_how_many_would_do(
 
 
 def test_golden_and_made_up_inputs_are_no_evidence_of_what_a_coding_changes() -> None:
-    inputs = replace(hidden_by_a_pattern(0.0), has_samples=False, max_loss=0.5)
-    result = plan(inputs)
+    inputs = hidden_by_a_pattern(0.0)
+    assert isinstance(inputs.measure, CutMeasurement)
+    few = inputs.feeds[:8]
+    measure = replace(inputs.measure, feeds=few)
+    result = plan(replace(inputs, feeds=few, measure=measure, has_samples=False, max_loss=0.5))
     for candidate in result.candidates:
         assert candidate.expected_loss is None
         assert candidate.plan.answers_changed is None

@@ -307,7 +307,7 @@ def test_the_self_test_finds_wrong_weights(tmp_path: Path) -> None:
 
 
 def test_golden_tensors_do_not_depend_on_the_form(tmp_path: Path) -> None:
-    source, data = tiny("digits_cnn")
+    source, data = tiny("digits_cnn", calibration_samples=16, evaluation_samples=40)
     inputs = []
     for place, budget in (("a", "drop=100%"), ("b", "size=26kB,drop=100%")):
         assert package(source, tmp_path / place, *data, "--budget", budget).code == 0

@@ -13,10 +13,12 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from tests.fork_server import host_server
 from tests.toolkit.package_run import (
     Outcome,
     check_refused,
     edgekit,
+    environment,
     mlp,
     model_of,
     package,
@@ -32,7 +34,6 @@ from tests.toolkit.small_tflite import computed_shape, small_cnn
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.selftest import run_selftest
-from edgekit_runtime.system.child_process import child_environment
 from edgekit_runtime.system.install_hint import install_command
 from edgekit_toolkit.measurement import brevity
 from edgekit_toolkit.quantize.forms import FLOAT16_WEIGHTS, Form
@@ -167,28 +168,6 @@ def test_fixed_batch_is_kept(tmp_path: Path) -> None:
         assert opened.manifest.inputs[0].shape == (4, 8)
 
 
-# Neither modules nor metadata of what follows are found; prints how each of some commands ends.
-HIDE = """
-import contextlib, io, json, sys
-from importlib import metadata
-from edgekit_cli.cli import main
-hidden = sys.argv[1].split(",")
-sys.modules.update(dict.fromkeys(name.replace("-", "_") for name in hidden))
-known = metadata.version
-def version(name):
-    if name in hidden:
-        raise metadata.PackageNotFoundError(name)
-    return known(name)
-metadata.version = version
-ends = []
-for arguments in json.loads(sys.argv[2]):
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-        code = main(arguments)
-    ends.append((code, out.getvalue(), err.getvalue()))
-print(json.dumps(ends))
-"""
-
-
 def package_without(
     model: Path,
     out: Path,
@@ -198,14 +177,12 @@ def package_without(
     """As where distributions are not installed: one process that cannot import them runs each choice."""
     command = ["package", str(model), "-o", str(out), "--search-seconds", "0"]
     arguments = json.dumps([[*command, *options] for options in choices])
-    done = subprocess.run(
-        [sys.executable, "-c", HIDE, hidden, arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=child_environment(),
-    )
-    return [Outcome(*end) for end in json.loads(done.stdout)]
+    argv = [sys.executable, "-m", "tests.toolkit.hidden_distributions", hidden, arguments]
+    pipe = subprocess.PIPE
+    with host_server().popen(argv, env=environment(), stdout=pipe, stderr=pipe, text=True) as process:
+        out, err = process.communicate()
+    assert process.returncode == 0, err
+    return [Outcome(*end) for end in json.loads(out)]
 
 
 def test_missing_quantizer_leaves_the_float_form_and_says_so_once(tmp_path: Path) -> None:
@@ -286,10 +263,11 @@ def test_float_tflite_is_quantized_and_repeated(float_file: Path, tmp_path: Path
 
 
 def test_tflite_over_a_limit_on_transport_is_refused_with_a_request_for_onnx(
-    float_file: Path, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    options = ("-b", "transport=5kB", "--search-seconds", 1, "--json")
-    refused = package(float_file, tmp_path / "a", *options, target="rpi5")
+    (tmp_path / "net.tflite").write_bytes(small_cnn().content())
+    options = ("-b", "transport=500B", "--search-seconds", 1, "--json")
+    refused = package(tmp_path / "net.tflite", tmp_path / "a", *options, target="rpi5")
     assert refused.code == 5
     assert "the model as ONNX" in refused.error["needed"]
 

@@ -56,7 +56,7 @@ def test_every_target_is_among_the_combinations() -> None:
     [pytest.param(*pair, marks=() if pair in SHORT else pytest.mark.long) for pair in COMBINATIONS],
 )
 def test_tiny_model_is_packaged_for_a_target(model: str, target: str, tmp_path: Path) -> None:
-    source, data = tiny(model, evaluation_samples=200 if model == "mnist5k_dscnn" else 1000)
+    source, data = tiny(model, evaluation_samples=1000 if model == "italy_power_mlp" else 200)
     assert package(source, tmp_path, *data, "--search-seconds", 0.1, target=target).code == 0
     with read_only(tmp_path) as opened:
         assert opened.manifest.target == target

@@ -1,5 +1,6 @@
 """Forms as data: round trips, refusals, and builds that give the same bytes everywhere."""
 
+import functools
 import hashlib
 import json
 import math
@@ -70,6 +71,7 @@ def static_form(scheme: Scheme = ASYMMETRIC) -> Form:
     return Form(forms.STATIC_INT8, plan, find_factors(model, ranges))
 
 
+@functools.cache
 def all_forms() -> dict[str, Form]:
     plain = {kind: Form(kind) for kind in forms.KINDS if kind != forms.STATIC_INT8}
     return plain | {f"static {name}": static_form(scheme) for name, scheme in SCHEMES.items()}

@@ -63,6 +63,14 @@ def _objects(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
+def _of_single_items(value: Any) -> Any:
+    """Return a copy in which each list of objects has its first item alone."""
+    if isinstance(value, dict):
+        return {key: _of_single_items(item) for key, item in value.items()}
+    is_list_of_objects = isinstance(value, list) and value and isinstance(value[0], dict)
+    return [_of_single_items(value[0])] if is_list_of_objects else value
+
+
 def _at(report: Any, path: tuple[Any, ...]) -> Any:
     for key in path:
         report = report[key]
@@ -70,8 +78,7 @@ def _at(report: Any, path: tuple[Any, ...]) -> Any:
 
 
 def test_schema_refuses_a_missing_and_an_unknown_field_in_every_object() -> None:
-    report = report_sample.packaged()
-    report["layers"] = report_sample.layers(1)
+    report = _of_single_items(report_sample.packaged())
     validator = jsonschema.Draft202012Validator(_schema())
     paths = _objects(report)
     assert len(paths) > 20

@@ -17,9 +17,10 @@ def operators(content: bytes) -> Counter[str]:
     from ai_edge_litert import schema_py_generated as schema
 
     names = {code: name for name, code in vars(schema.BuiltinOperator).items() if isinstance(code, int)}
-    model = schema.ModelT.InitFromPackedBuf(content, 0)
-    codes = [names[code.builtinCode] for code in model.operatorCodes]
-    return Counter(codes[operator.opcodeIndex] for operator in model.subgraphs[0].operators)
+    model = schema.Model.GetRootAs(content, 0)  # whose tables are read where they lie
+    codes = [names[model.OperatorCodes(index).BuiltinCode()] for index in range(model.OperatorCodesLength())]
+    graph = model.Subgraphs(0)
+    return Counter(codes[graph.Operators(index).OpcodeIndex()] for index in range(graph.OperatorsLength()))
 
 
 def converted(

@@ -59,10 +59,11 @@ class _Plan:
         """Give a node its best form; returns whether it changed. Nodes from `planned` on have no form yet."""
         before = self.forms[index]
         candidates = dict.fromkeys([before, *self._candidates(index)])
-        best = min(candidates, key=lambda form: self._cost(index, form, planned))
-        if planned < len(self._rules) or self._cost(index, best, planned) < self._cost(
-            index, before, planned
-        ):
+        if len(candidates) == 1:
+            return False
+        costs = {form: self._cost(index, form, planned) for form in candidates}
+        best = min(costs, key=costs.__getitem__)
+        if planned < len(self._rules) or costs[best] < costs[before]:
             self.forms[index] = best
         return self.forms[index] != before
 
