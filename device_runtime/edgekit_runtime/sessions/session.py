@@ -69,10 +69,10 @@ def share_session(session: Session) -> Session:
 
 
 def cancel_runs(session: object) -> None:
-    """End the runs under way of a session with an error; it may be called on any thread.
+    """End the current runs of a session with an error; any thread may call it.
 
-    Does nothing if the session has no method `cancel_runs`. It may come too early for a run that
-    begins at this moment, so repeat it until the run has ended.
+    Does nothing if the session has no method `cancel_runs`. A run that begins at this moment may be missed,
+    so repeat the call until the run has ended.
     """
     cancel = getattr(session, "cancel_runs", None)
     if cancel is not None:

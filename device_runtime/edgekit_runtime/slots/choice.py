@@ -52,7 +52,7 @@ class Choice:
 
 
 def select(state: ModelState, version: str | None) -> tuple[Installed, ...]:
-    """Return the installed packages of `state` that may be opened, best first; with `version`, only that.
+    """Return the installed packages of `state` that may be opened, best first; only `version` if stated.
 
     Raises:
         SlotError: `version` is not installed, or was rejected.

@@ -45,7 +45,7 @@ class Installation:
         extra: extra of our distribution that installs the engine; empty if `advice` says how.
         advice: how to install it if no extra does.
         host_extra: extra for hosts that make packages for the engine; empty if they need none.
-        pinned_list: file in `requirements/` that pins what a device installs; empty if pip does not.
+        pinned_list: file in `requirements/` with pinned versions for a device; empty without pip.
     """
 
     modules: tuple[str, ...]

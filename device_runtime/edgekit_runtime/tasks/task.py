@@ -31,7 +31,7 @@ class Context:
     Attributes:
         labels: names of the classes, in the order of the model's outputs; empty if there are none.
         placement: where the picture lies in the input; if it is None, answers give positions in the input.
-        duration_s: length of the input if it is sound of a known length.
+        duration_s: length of the input, for sound of a known length; else None.
     """
 
     labels: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Task:
     """One meaning of outputs.
 
     Attributes:
-        name: as manifests and `--task` state it.
+        name: name in manifests and for `--task`.
         title: name for people.
         sentence: what its answers hold, for documents and `--help`.
         options: frozen dataclass of its options, all with defaults.

@@ -20,8 +20,8 @@ _MAX_PORT_DIGITS: Final = 5
 def cookie_name(request: HTTPConnection, name: str) -> str:
     """Return the name that one of our cookies has in the browser.
 
-    It holds the port that the browser asked, since browsers send the cookies of a host to all its ports: two
-    fleets on one machine would log each other's users out. Managers behind one address share the name.
+    The name contains the port, since browsers send the cookies of a host to all its ports: two fleets on one
+    machine would log each other's users out. Managers behind one address share the name.
     """
     port = request.headers.get("host", "").rpartition(":")[2]
     is_port = port.isascii() and port.isdecimal() and len(port) <= _MAX_PORT_DIGITS

@@ -40,7 +40,7 @@ class Principal:
         """Check that it has this scope.
 
         Raises:
-            RequestError: 403, it has not.
+            RequestError: 403, it lacks the scope.
         """
         if scope not in self.scopes:
             has = ", ".join(sorted(self.scopes)) or "none"

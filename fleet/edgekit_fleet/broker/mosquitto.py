@@ -164,7 +164,7 @@ class Mosquitto:
 
     @property
     def pid(self) -> int:
-        """The process id of mosquitto, which changes when it is started again."""
+        """The process id of mosquitto, which changes at each restart."""
         return self._child.pid
 
     def reload(self) -> None:

@@ -110,7 +110,7 @@ class MqttConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Take the bytes that have come, in as few pieces as possible."""
+        """Read the waiting bytes, in as few pieces as possible."""
         if self._transport is not None:
             self._transport.resume_reading()
 

@@ -82,7 +82,7 @@ _METRICS: Final = (
 
 
 def show_health(console: Console, request: Request) -> Response:
-    """Return the page of the model that the query names as `model`; by default of the first by name."""
+    """Return the page of the model in the query field `model`; by default, of the first model by name."""
     hour = int(time.time() // 3600)
     with console.store.snapshot() as session:
         models = session.scalars(

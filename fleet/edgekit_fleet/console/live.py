@@ -91,7 +91,7 @@ class Watcher:
             return _read_position(session)
 
     async def listen(self, position: EventPosition, user: str) -> AsyncIterator[bytes]:
-        """Yield what has changed since `position`, for ten minutes, as bytes of `text/event-stream`.
+        """Yield changes since `position`, for ten minutes, as bytes of `text/event-stream`.
 
         Yields nothing if the user has too many pages open, see `admits`.
         """

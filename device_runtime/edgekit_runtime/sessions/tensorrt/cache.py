@@ -106,7 +106,7 @@ class EngineCache:
         self.root = root / "tensorrt"
 
     def read(self, key: EngineKey, local_key: "ContentKey | None" = None) -> CacheEntry | None:
-        """Return the entry of `key`; None if it is missing or damaged, or other users can write there."""
+        """Return the entry of `key`; None if it is missing, damaged or writable for other users."""
         folder = self.root / key.digest
         if not (_is_private(self.root) and _is_private(folder)):
             return None

@@ -84,7 +84,7 @@ class AddToken:
     Attributes:
         name: name of the token.
         scopes: what it may do; no more than its maker may.
-        days: how long it is good; null for ever.
+        days: how long it is valid; null for ever.
     """
 
     name: str

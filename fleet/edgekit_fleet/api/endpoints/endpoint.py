@@ -40,12 +40,12 @@ class Fleet:
 class Endpoint(Generic[Request, Answer]):
     """A method on a path, and the function behind it.
 
-    Fields in the path, such as `{name}`, come from there. All others come from the query (GET, DELETE) or
-    from the body (POST). With PUT the body is a file, which `run` gets as the field `file`.
+    The path states some fields of the request. The others come from the query (GET, DELETE) or from the body
+    (POST). With PUT the body is a file, which `run` gets as the field `file`.
 
     Attributes:
         name: name of the operation.
-        method, path: `{name}` in a path is a field of the request.
+        path: `{name}` in it is a field of the request.
         scope: scope that the caller needs.
         request, answer: dataclasses of the request and of the answer.
         run: the function; it may change the fleet.
