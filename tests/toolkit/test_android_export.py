@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,31 +130,37 @@ fun write(file: File, values: FloatArray) {
     file.writeBytes(buffer.array())
 }
 
-fun main(arguments: Array<String>) {
+fun compute(arguments: Array<String>): FloatArray {
     val content = File(arguments[1]).readBytes()
-    val values = when (arguments[0]) {"""
+    return when (arguments[0]) {"""
+PROGRAM_END = """        else -> throw IllegalArgumentException(arguments[0])
+    }
+}
+
+fun main() {
+    for (line in generateSequence(::readLine)) {
+        val arguments = line.split(",").toTypedArray()
+        write(File(arguments[2]), compute(arguments))
+        println(arguments[0])
+    }
+}
+"""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """Rules in Kotlin, which `run` calls on a Java machine."""
+    """Rules in Kotlin, which `run` calls on a Java machine that all tests share."""
 
     folder: Path
+    machine: "subprocess.Popen[str]"
 
     def run(self, name: str, values: Array, *numbers: int) -> Array:
+        assert self.machine.stdin and self.machine.stdout
         source, target = self.folder / "in.bin", self.folder / "out.bin"
+        target.unlink(missing_ok=True)
         source.write_bytes(values.tobytes())
-        command = [
-            "kotlin",
-            "-cp",
-            self.folder / "rules.jar",
-            "edgekit.CasesKt",
-            name,
-            source,
-            target,
-            *map(str, numbers),
-        ]
-        subprocess.run([str(part) for part in command], check=True, env=os.environ | SHORT_RUN)
+        print(name, source, target, *numbers, sep=",", file=self.machine.stdin, flush=True)
+        assert self.machine.stdout.readline() == f"{name}\n", "its traceback is on standard error"
         return np.fromfile(target, "<f4")
 
 
@@ -189,16 +195,7 @@ def write_cases() -> str:
     for name, choice in TASKS.items():
         place = ", PLACEMENT" if choice.name == "detection" else ""
         lines.append(f'        "{name}" -> numbers(`{name}`.answer(listOf(floats(content)), LABELS{place}))')
-    return "\n".join(
-        [
-            *lines,
-            "        else -> throw IllegalArgumentException(arguments[0])",
-            "    }",
-            "    write(File(arguments[2]), values)",
-            "}",
-            "",
-        ]
-    )
+    return "\n".join([*lines, PROGRAM_END])
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +222,7 @@ def exported(packaged: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def compiled(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+def compiled(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compiled]:
     if shutil.which("kotlinc") is None:
         pytest.skip("kotlinc is not installed (apt-get install kotlin)")
     folder = tmp_path_factory.mktemp("compiled")
@@ -249,7 +246,11 @@ def compiled(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Compil
         env=os.environ | SHORT_RUN,
     )
     assert result.returncode == 0, result.stderr
-    return Compiled(folder)
+    command = ["kotlin", "-cp", str(folder / "rules.jar"), "edgekit.CasesKt"]
+    with subprocess.Popen(
+        command, env=os.environ | SHORT_RUN, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as machine:
+        yield Compiled(folder, machine)
 
 
 def draw_picture(width: int, height: int, channels: int) -> Array:

@@ -1,5 +1,6 @@
 """The search for compressed forms within a limit on transport: which packages it tries, and what it adds."""
 
+import functools
 import math
 import zlib
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from tests.toolkit.small_models import model_of, node, random_weight
 from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
-from edgekit_toolkit.pipeline.candidates import Candidate, CandidateSet
+from edgekit_toolkit.pipeline.candidates import Candidate, CandidateSet, StoppedSearch
 from edgekit_toolkit.pipeline.compressed_forms import CompressionTask, FloatStart, FormCompressor, rounding_s
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form
@@ -73,8 +74,7 @@ class Search:
     limit_s: float = math.inf
 
     def __post_init__(self) -> None:
-        draw = np.random.default_rng(1)
-        self.samples: list[Feeds] = [{"x": draw.normal(size=(1, 64)).astype(np.float32)} for _ in range(80)]
+        self.samples = draw_samples()
         self.floats = network()
         self.quantizer = PartlyFailingQuantizer(self.floats, ASYMMETRIC, threads=1)
         self.work = SearchWork(OnnxModel(self.floats), {}, self.limit_s)
@@ -83,7 +83,7 @@ class Search:
         """Return the candidates that it adds."""
         fidelity = Fidelity(OnnxModel(self.floats), self.samples[:4], threads=1, softmax_axes=[None])
         task = self.task(max_transport_bytes)
-        start = FloatStart(floats=self.floats, bases={kind: self._base(kind) for kind in self.kinds})
+        start = FloatStart(floats=self.floats, bases={kind: base_form(kind) for kind in self.kinds})
         for _ in FormCompressor(self.candidate_set, task, self.samples, fidelity, start).add_forms():
             pass
         return self.candidate_set.candidates
@@ -105,14 +105,23 @@ class Search:
             progress=lambda _text, _done, _total: None,
         )
 
-    def _base(self, kind: str) -> Form:
-        if kind != forms.STATIC_INT8:
-            return Form(kind)
-        kernels = self.quantizer.kernels(elementwise=True)
-        ranges = self.quantizer.ranges(kernels, lambda: iter(self.samples), lambda: None)
-        return Form(
-            kind, Plan(ASYMMETRIC, frozenset(kernels), {name: item.whole() for name, item in ranges.items()})
-        )
+
+@functools.cache
+def base_form(kind: str) -> Form:
+    """Return the form of an arithmetic whose weights are compressed; its ranges are those of the samples."""
+    if kind != forms.STATIC_INT8:
+        return Form(kind)
+    quantizer = OnnxQuantizer(network(), ASYMMETRIC, threads=1)
+    kernels = quantizer.kernels(elementwise=True)
+    ranges = quantizer.ranges(kernels, lambda: iter(draw_samples()), lambda: None)
+    return Form(
+        kind, Plan(ASYMMETRIC, frozenset(kernels), {name: item.whole() for name, item in ranges.items()})
+    )
+
+
+def draw_samples() -> list[Feeds]:
+    draw = np.random.default_rng(1)
+    return [{"x": draw.normal(size=(1, 64)).astype(np.float32)} for _ in range(80)]
 
 
 def scripted(*sizes: int) -> Callable[[Model, str], int]:
@@ -284,12 +293,16 @@ def test_reserved_work_counts_for_a_part_of_a_larger_request() -> None:
 @cases("limit_s", [0.3, FIRST_PACKAGE_S, 0.9, 1.2, 1.5])
 @cases("max_bytes", [4000, 7300])
 def test_limit_of_the_search_that_a_stop_names_is_enough(limit_s: float, max_bytes: int) -> None:
-    stopped = Search(kinds=BOTH, limit_s=limit_s)
-    stopped.run(max_bytes)
-    (stop,) = stopped.candidate_set.stops
-    again = Search(kinds=BOTH, limit_s=stop.needed_s)
-    again.run(max_bytes)
-    assert again.candidate_set.stops == []
+    (stop,) = find_stops(limit_s, max_bytes)
+    assert find_stops(stop.needed_s, max_bytes) == ()
+
+
+@functools.cache
+def find_stops(limit_s: float, max_bytes: int) -> tuple[StoppedSearch, ...]:
+    """Return the stops of a search, which depend on nothing else."""
+    search = Search(kinds=BOTH, limit_s=limit_s)
+    search.run(max_bytes)
+    return tuple(search.candidate_set.stops)
 
 
 def test_8_bits_are_not_tried_for_the_only_package_where_they_may_be_too_large() -> None:

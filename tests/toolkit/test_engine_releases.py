@@ -9,10 +9,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.toolkit.small_models import random_feeds
 from tests.toolkit.test_quantize_forms import all_forms, network
 
@@ -72,25 +76,46 @@ def install(release: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", RELEASES)
-def test_every_form_opens_on_a_release_and_computes_the_same(name: str, tmp_path: Path) -> None:
-    release = release_of(name)
-    folder = install(release)
+@dataclass(frozen=True)
+class Written:
+    """The models of all forms.
+
+    Attributes:
+        x: path of their input.
+        models: path and options of each.
+        expected: output of each on the release that is here.
+    """
+
+    x: Path
+    models: Sequence[tuple[str, Mapping[str, Any]]]
+    expected: Sequence[NDArray[Any]]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    folder = tmp_path_factory.mktemp("forms")
     feeds = random_feeds(network(), np.random.default_rng(20))
-    np.save(tmp_path / "x.npy", feeds["x"])
+    np.save(folder / "x.npy", feeds["x"])
     models, expected = [], []
     for title, form in all_forms().items():
         made = OnnxModel(network() if form.kind == FLOAT32 else build(network(), form))  # type: ignore[arg-type]
-        path = tmp_path / f"{title}.onnx"
+        path = folder / f"{title}.onnx"
         path.write_bytes(made.content)
         models.append((str(path), dict(made.options)))
         expected.append(made.open_session(threads=1).run(feeds)["y"])
+    return Written(folder / "x.npy", models, expected)
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_every_form_opens_on_a_release_and_computes_the_same(name: str, written: Written) -> None:
+    release = release_of(name)
+    folder = install(release)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)])}
-    command = [sys.executable, "-c", OPEN, str(tmp_path / "x.npy"), json.dumps(models)]
+    command = [sys.executable, "-c", OPEN, str(written.x), json.dumps(written.models)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     where = f"onnxruntime {release}, {'without' if saturates() else 'with'} VNNI: {done.stderr[-300:]}"
     assert (lines[0], done.returncode) == (release, 0), f"{where}: {lines[-1]}"
-    for (path, _), want, got in zip(models, expected, lines[2::2], strict=True):
+    for (path, _), want, got in zip(written.models, written.expected, lines[2::2], strict=True):
         limit = 0.02 * np.abs(want).max()
         assert np.abs(np.asarray(got) - want).max() <= limit, f"{where}: {path}"

@@ -222,13 +222,16 @@ GUARDS = {"check_opening", "open_litert", "open_ort"}
 
 def find_unguarded(path: Path) -> list[str]:
     """Return the functions of a module that open a session, and let no child open the model first."""
+    source = path.read_text()
+    if not any(name in source for name in SESSIONS):
+        return []
     calls = {
         function.name: {
             getattr(call.func, "id", getattr(call.func, "attr", ""))
             for call in ast.walk(function)
             if isinstance(call, ast.Call)
         }
-        for function in ast.walk(ast.parse(path.read_text()))
+        for function in ast.walk(ast.parse(source))
         if isinstance(function, ast.FunctionDef)
     }
     return [

@@ -121,7 +121,8 @@ def test_engine_is_a_file_in_the_runtime_and_one_in_the_toolkit(tmp_path: Path) 
     }
     for package, text in files.items():
         folder = tmp_path / Path(package).name
-        shutil.copytree(ROOT / package, folder, ignore=shutil.ignore_patterns("__pycache__"))
+        # With bytecode, but without files of it that others are about to write.
+        shutil.copytree(ROOT / package, folder, ignore=shutil.ignore_patterns("*.pyc.*"))
         (folder / "engines" / "reference.py").write_text(text)
     code = (
         "from edgekit_cli.package import command\n"

@@ -47,6 +47,14 @@ def saturated() -> onnx.ModelProto:
     return model_of(nodes, [tensor("x", ["N", 8])], [tensor("y", ["N", CLASSES])], weights)
 
 
+@pytest.fixture(scope="module")
+def saturated_package(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a package of `saturated`."""
+    folder = tmp_path_factory.mktemp("saturated")
+    assert package(saved(saturated(), folder / "model.onnx"), folder / "out").code == 0
+    return folder / "out"
+
+
 def passes_with(folder: Path, change: Any) -> bool:
     """Change the weights of the packaged model, sign it again, and run the self-test."""
     with read_only(folder) as sound:
@@ -66,24 +74,22 @@ def passes_with(folder: Path, change: Any) -> bool:
     return passed
 
 
-def test_swapped_classes_of_a_saturated_softmax_fail(tmp_path: Path) -> None:
-    assert package(saved(saturated(), tmp_path / "model.onnx"), tmp_path / "out").code == 0
-    assert passes_with(tmp_path / "out", lambda weight: weight)
+def test_swapped_classes_of_a_saturated_softmax_fail(saturated_package: Path) -> None:
+    assert passes_with(saturated_package, lambda weight: weight)
     for first in range(CLASSES):
         for second in range(first):
             order = np.arange(CLASSES)
             order[[first, second]] = second, first
-            assert not passes_with(tmp_path / "out", lambda weight, order=order: weight[:, order])
+            assert not passes_with(saturated_package, lambda weight, order=order: weight[:, order])
 
 
 @pytest.mark.parametrize("channel", [0, 7, 31])
-def test_a_lost_channel_behind_a_saturated_softmax_fails(channel: int, tmp_path: Path) -> None:
+def test_a_lost_channel_behind_a_saturated_softmax_fails(channel: int, saturated_package: Path) -> None:
     def lose(weight: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         weight[channel] = 0
         return weight
 
-    assert package(saved(saturated(), tmp_path / "model.onnx"), tmp_path / "out").code == 0
-    assert not passes_with(tmp_path / "out", lose)
+    assert not passes_with(saturated_package, lose)
 
 
 def test_the_recipe_holds_the_rows_and_repeats_the_package(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Evidence of a real device turns the modelled latency of its class into a calibrated one."""
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from edgekit_runtime.errors import TargetError
 from edgekit_runtime.offload.measurement.machine_facts import describe_engine
 from edgekit_toolkit.evaluation.judge import model_on_target
 from edgekit_toolkit.measurement.calibration_networks import (
+    calibration_names,
     digest_calibration_models,
     make_calibration_networks,
 )
@@ -31,24 +33,24 @@ from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.targets.loader import load_target
 
 pytestmark = pytest.mark.usefixtures("new_home")
-NETWORKS = make_calibration_networks()
-TIMES = NetworkTimes(
-    "2026-11-22", "onnxruntime 1.24.4", digest_calibration_models("ort"), dict.fromkeys(NETWORKS, 0.01)
-)
-MEASURED = dataclasses.replace(
-    EVIDENCE,
-    target="rpi4",
-    network_times=TIMES,
-    figures=(
-        Figure(
-            name="latency of a on ort", value=2.0, unit="ms", method="median of 50", test="t", predicted=2.2
-        ),
-    ),
-)
 
-METERED = dataclasses.replace(
-    MEASURED, network_times=dataclasses.replace(TIMES, power=MeasuredPower(2.0, 5.5))
-)
+
+@functools.cache
+def times() -> NetworkTimes:
+    seconds = dict.fromkeys(calibration_names(), 0.01)
+    return NetworkTimes("2026-11-22", "onnxruntime 1.24.4", digest_calibration_models("ort"), seconds)
+
+
+def measured() -> Evidence:
+    latency = Figure(
+        name="latency of a on ort", value=2.0, unit="ms", method="median of 50", test="t", predicted=2.2
+    )
+    return dataclasses.replace(EVIDENCE, target="rpi4", network_times=times(), figures=(latency,))
+
+
+def metered() -> Evidence:
+    power = MeasuredPower(2.0, 5.5)
+    return dataclasses.replace(measured(), network_times=dataclasses.replace(times(), power=power))
 
 
 def keep(evidence: Evidence) -> None:
@@ -68,7 +70,7 @@ def words(*arguments: str) -> str:
 
 
 def test_package_predicts_by_the_evidence_of_a_real_device_and_names_it(tmp_path: Path) -> None:
-    keep(MEASURED)
+    keep(measured())
 
     found = report(tmp_path)
 
@@ -76,7 +78,7 @@ def test_package_predicts_by_the_evidence_of_a_real_device_and_names_it(tmp_path
     assert labels == {"calibrated"}
     assert {one["figures"]["energy"]["label"] for one in found["candidates"]} == {"modelled"}
     assert found["target"]["cost_source"] == (
-        f"Pi 5, onnxruntime 1.24.4, evidence {MEASURED.file_name}, 2026-11-22"
+        f"Pi 5, onnxruntime 1.24.4, evidence {measured().file_name}, 2026-11-22"
     )
     note = "latency is predicted from times of onnxruntime 1.24.4 on the device, and this machine has"
     assert (note in " ".join(found["warnings"])) == (describe_engine("ort") != "onnxruntime 1.24.4")
@@ -86,7 +88,7 @@ def test_package_predicts_by_the_evidence_of_a_real_device_and_names_it(tmp_path
 def test_package_does_not_take_the_times_of_an_emulated_device(
     tmp_path: Path, kind: Literal["emulated", "simulated"]
 ) -> None:
-    keep(dataclasses.replace(MEASURED, kind=kind))
+    keep(dataclasses.replace(measured(), kind=kind))
 
     found = report(tmp_path)
 
@@ -95,21 +97,21 @@ def test_package_does_not_take_the_times_of_an_emulated_device(
 
 
 def test_newest_times_count_also_beside_a_later_run_without_any() -> None:
-    older = dataclasses.replace(MEASURED, date="2026-11-20T10:00:00+00:00")
-    later = dataclasses.replace(MEASURED, date="2026-11-25T10:00:00+00:00", network_times=None)
-    for evidence in (older, MEASURED, later):
+    older = dataclasses.replace(measured(), date="2026-11-20T10:00:00+00:00")
+    later = dataclasses.replace(measured(), date="2026-11-25T10:00:00+00:00", network_times=None)
+    for evidence in (older, measured(), later):
         keep(evidence)
 
-    assert find_costs(load_target("rpi4")) == (MEASURED, TIMES)
+    assert find_costs(load_target("rpi4")) == (measured(), times())
 
 
 def test_power_that_a_meter_read_beside_the_times_makes_energy_calibrated() -> None:
-    keep(METERED)
+    keep(metered())
 
     target = take_measured_costs(load_target("rpi4"))
 
     feeds: Feeds = {"input": np.zeros((1, 48), np.float32)}
-    (found,) = model_on_target([OnnxModel(NETWORKS["dense-small"])], target, {}, feeds)
+    (found,) = model_on_target([OnnxModel(make_calibration_networks()["dense-small"])], target, {}, feeds)
     assert (found.latency_label, found.energy_label) == ("calibrated", "calibrated")
     assert found.energy_mj == pytest.approx(5.5 * (found.latency_ms or 0.0))
     assert "5.5 W, which a meter read" in words("targets", "rpi4")
@@ -117,7 +119,7 @@ def test_power_that_a_meter_read_beside_the_times_makes_energy_calibrated() -> N
 
 @pytest.mark.parametrize("active_w", ["0.0", "2.0", "5000.0", "NaN"])
 def test_evidence_with_a_power_that_no_device_has_is_left_out(active_w: str) -> None:
-    keep(METERED)
+    keep(metered())
     (path,) = (find_hil_folder() / "evidence").iterdir()
     path.write_text(path.read_text().replace('"active_w": 5.5', f'"active_w": {active_w}'))
 
@@ -126,21 +128,21 @@ def test_evidence_with_a_power_that_no_device_has_is_left_out(active_w: str) -> 
 
 
 def test_times_of_other_networks_are_not_used() -> None:
-    keep(dataclasses.replace(MEASURED, network_times=dataclasses.replace(TIMES, networks="another")))
+    keep(dataclasses.replace(measured(), network_times=dataclasses.replace(times(), networks="another")))
 
     assert find_costs(load_target("rpi4")) is None
 
 
 def test_times_that_lack_a_network_are_not_used() -> None:
-    missing = dict(list(TIMES.seconds.items())[1:])
-    keep(dataclasses.replace(MEASURED, network_times=dataclasses.replace(TIMES, seconds=missing)))
+    missing = dict(list(times().seconds.items())[1:])
+    keep(dataclasses.replace(measured(), network_times=dataclasses.replace(times(), seconds=missing)))
 
     assert find_costs(load_target("rpi4")) is None
 
 
 def test_times_that_no_device_has_are_refused_with_the_file_that_states_them() -> None:
-    wrong = dataclasses.replace(TIMES, seconds={**TIMES.seconds, "call": 0.0})
-    evidence = dataclasses.replace(MEASURED, network_times=wrong)
+    wrong = dataclasses.replace(times(), seconds={**times().seconds, "call": 0.0})
+    evidence = dataclasses.replace(measured(), network_times=wrong)
     keep(evidence)
 
     with pytest.raises(TargetError, match=f"{evidence.file_name}: seconds.call: expected"):
@@ -148,18 +150,18 @@ def test_times_that_no_device_has_are_refused_with_the_file_that_states_them() -
 
 
 def test_target_that_prefers_another_engine_has_no_use_for_times() -> None:
-    keep(dataclasses.replace(MEASURED, target="android-arm64"))
+    keep(dataclasses.replace(measured(), target="android-arm64"))
 
     assert find_costs(load_target("android-arm64")) is None
 
 
 def test_target_with_several_power_modes_has_no_use_for_times() -> None:
-    keep(MEASURED)
+    keep(measured())
     target = load_target("rpi4")
     (mode,) = target.power.modes
     power = dataclasses.replace(target.power, modes=(mode, dataclasses.replace(mode, name="slow")))
 
-    assert find_costs(target) == (MEASURED, TIMES)
+    assert find_costs(target) == (measured(), times())
     assert find_costs(dataclasses.replace(target, power=power)) is None
 
 
@@ -169,17 +171,19 @@ def test_newest_times_count_whether_committed_or_of_the_user(
 ) -> None:
     monkeypatch.setattr(evidence_files, "list_committed", lambda: tmp_path / "committed")
     later = "2026-11-25T10:00:00+00:00"
-    dates = {"committed": MEASURED.date, "own": MEASURED.date, newest: later}
-    committed, own = (dataclasses.replace(MEASURED, date=dates[of], bench=of) for of in ("committed", "own"))
+    dates = {"committed": measured().date, "own": measured().date, newest: later}
+    committed, own = (
+        dataclasses.replace(measured(), date=dates[of], bench=of) for of in ("committed", "own")
+    )
     write_evidence(committed, tmp_path / "committed")
     keep(own)
 
-    assert find_costs(load_target("rpi4")) == (own if newest == "own" else committed, TIMES)
+    assert find_costs(load_target("rpi4")) == (own if newest == "own" else committed, times())
 
 
 def test_targets_say_on_which_device_and_when_costs_were_measured() -> None:
     assert "modelled by the coefficients below" in words("targets", "rpi4")
-    keep(MEASURED)
+    keep(measured())
 
     shown = words("targets", "rpi4")
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from labgrid.util.yaml import load
 from yaml import YAMLError
 
 from edgekit_runtime.dataclass_json import from_plain
@@ -79,6 +78,8 @@ def read_bench(path: Path) -> BenchFile:
     Raises:
         BenchError: the file is missing or is no YAML, a section is missing, or a value is wrong.
     """
+    from labgrid.util.yaml import load  # imports all of labgrid, which a name of no bench does not need
+
     try:
         with path.open(encoding="utf-8") as file:
             content = load(file)

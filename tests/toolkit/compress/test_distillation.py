@@ -11,12 +11,13 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from tests.toolkit.small_models import assert_valid, model_of, node, random_weight, run
+from tests.toolkit.small_models import assert_valid, model_of, node, random_weight
 
 from edgekit_runtime.errors import DataError, ModelError
 from edgekit_toolkit.compress.distillation import BATCH, WORK, Distillation, distil
 from edgekit_toolkit.compress.sequential import round_weights
 from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.models.ort_session import run_session, session_for
 from edgekit_toolkit.onnx_graph.index import copy_model
 from edgekit_toolkit.pipeline.near_misses import Distiller
 from edgekit_toolkit.quantize import forms
@@ -95,8 +96,10 @@ def images(count: int, seed: int = 2) -> list[Feeds]:
 def noise(
     model: onnx.ModelProto, variant: onnx.ModelProto, samples: Sequence[Feeds], output: str = "y"
 ) -> float:
+    sessions = [session_for(proto, threads=1, optimise=False) for proto in (model, variant)]
     wanted, outputs = (
-        np.concatenate([run(proto, sample)[output] for sample in samples]) for proto in (model, variant)
+        np.concatenate([run_session(session, sample, [output])[0] for sample in samples])
+        for session in sessions
     )
     return float(((outputs - wanted) ** 2).sum() / ((wanted - wanted.mean()) ** 2).sum())
 

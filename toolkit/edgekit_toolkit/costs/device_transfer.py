@@ -178,15 +178,17 @@ def _fit(
         ]
     )
     parts /= np.array(device_s)[:, None]
-
-    def fit(pull: float) -> FittedRatios:
-        *ratios, spill = _solve(parts, pull).tolist()
-        errors = tuple(_errors_left_out(parts, pull).tolist())
-        return FittedRatios(
-            dict(zip(kinds, ratios, strict=True)), spill / _SPILL_BYTES_PER_S, errors, sharing
+    solved, errors = _solve(parts), _errors_left_out(parts)
+    fits = (
+        FittedRatios(
+            dict(zip(kinds, factors[:-1].tolist(), strict=True)),
+            float(factors[-1]) / _SPILL_BYTES_PER_S,
+            tuple(errors[:, number].tolist()),
+            sharing,
         )
-
-    return min(map(fit, _PULLS), key=_sum_squares)
+        for number, factors in enumerate(solved)
+    )
+    return min(fits, key=_sum_squares)
 
 
 def _sum_squares(fitted: FittedRatios) -> float:
@@ -194,30 +196,35 @@ def _sum_squares(fitted: FittedRatios) -> float:
     return float(np.square(np.log1p(fitted.errors)).sum())
 
 
-def _errors_left_out(parts: npt.NDArray[np.float64], pull: float) -> npt.NDArray[np.float64]:
-    """Return the relative error of each network from a fit to all others."""
-    others = np.stack([np.delete(parts, network, axis=0) for network in range(len(parts))])
-    predicted: npt.NDArray[np.float64] = (parts * _solve(others, pull)).sum(axis=1)
+def _errors_left_out(parts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the relative error of each network from a fit to all others: float64 [networks, pulls]."""
+    count, columns = parts.shape
+    is_other = ~np.eye(count, dtype=bool)
+    others = np.broadcast_to(parts, (count, count, columns))[is_other].reshape(count, count - 1, columns)
+    predicted: npt.NDArray[np.float64] = (parts[:, None] * _solve(others)).sum(axis=-1)
     return predicted - 1
 
 
-def _solve(parts: npt.NDArray[np.float64], pull: float) -> npt.NDArray[np.float64]:
+def _solve(parts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return factors f that bring `parts @ f` near 1: ratios near a common ratio, and a spill factor near 0.
 
     Args:
         parts: float64 [..., networks, kinds + 1], times here over the time there; the last column is for
             spilled bytes.
-        pull: weight of the ratios' second aim.
+
+    Returns:
+        float64 [..., pulls, kinds + 1], for each weight of the ratios' second aim.
     """
-    common = 1 / np.median(parts[..., :-1].sum(axis=-1), axis=-1)[..., None]
+    common = 1 / np.median(parts[..., :-1].sum(axis=-1), axis=-1)[..., None, None]
     kinds = parts.shape[-1] - 1
     # In units of the common ratio, so that the pulls mean the same on every device.
-    scaled = parts * common[..., None]
-    pulls = np.append(np.full(kinds, pull), _SPILL_PULL)
-    aims = np.append(np.full(kinds, pull), 0.0)
+    scaled = parts * common
+    pulls = np.array([[*[pull] * kinds, _SPILL_PULL] for pull in _PULLS])
+    aims = pulls * ([1.0] * kinds + [0.0])
     # The pulls keep the normal equations well conditioned.
-    squares = np.swapaxes(scaled, -1, -2) @ scaled + np.diag(pulls)
-    solved = np.linalg.solve(squares, (scaled.sum(axis=-2) + aims)[..., None])[..., 0]
-    least = np.append(np.full(kinds, _LEAST_RATIO), 0.0)
-    factors: npt.NDArray[np.float64] = np.maximum(solved, least) * common
+    products = np.swapaxes(scaled, -1, -2) @ scaled
+    squares = products[..., None, :, :] + pulls[:, None] * np.eye(kinds + 1)
+    sums = scaled.sum(axis=-2)[..., None, :] + aims
+    solved = np.linalg.solve(squares, sums[..., None])[..., 0]
+    factors: npt.NDArray[np.float64] = np.maximum(solved, [_LEAST_RATIO] * kinds + [0.0]) * common
     return factors

@@ -63,6 +63,11 @@ def make_calibration_networks() -> dict[str, onnx.ModelProto]:
     return networks
 
 
+@functools.cache
+def calibration_names() -> frozenset[str]:
+    return frozenset(make_calibration_networks())
+
+
 def digest_networks(networks: Mapping[str, onnx.ModelProto]) -> str:
     """Return a digest of networks, 16 hexadecimal digits: times of different networks must not be mixed.
 

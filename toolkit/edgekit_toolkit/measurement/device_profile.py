@@ -14,8 +14,8 @@ from edgekit_runtime.system.engines import parse_engine
 from edgekit_toolkit.costs.device_transfer import FittedRatios, fit_ratios
 from edgekit_toolkit.engines.record import find_support
 from edgekit_toolkit.measurement.calibration_networks import (
+    calibration_names,
     digest_calibration_models,
-    make_calibration_networks,
 )
 from edgekit_toolkit.measurement.host_run import HostRuns, measure_host_runs
 from edgekit_toolkit.models.model import Model
@@ -89,9 +89,7 @@ def _replace_power(power: Power, measured: MeasuredPower, status: Status) -> Pow
 def is_current(times: DeviceTimes | NetworkTimes) -> bool:
     """Return whether times are of this release's networks: only such times compare with runs here."""
     engine = parse_engine(times.engine).name
-    return times.networks == digest_calibration_models(engine) and set(times.seconds) == set(
-        make_calibration_networks()
-    )
+    return times.networks == digest_calibration_models(engine) and set(times.seconds) == calibration_names()
 
 
 def fit_here(times: DeviceTimes, here: HostRuns) -> FittedRatios:
