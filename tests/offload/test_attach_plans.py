@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 from tests.service.service_parts import make_config, running
+from tests.toolkit.cases import cases
 
 from edgekit_offload.packaging.submodels import attach_plans
 from edgekit_offload.partition.coding import Coding
@@ -112,9 +113,7 @@ def test_table_names_what_a_server_serves(attached: Path, keys: Path) -> None:
     assert {plan.tail for plan in table.plans} == {None, *served}
 
 
-@pytest.mark.parametrize(
-    "name", ["raw.tail", "cut4-raw.head", "cut4-raw.tail", "cut8-int8.head", "cut8-int8.tail"]
-)
+@cases("name", ["raw.tail", "cut4-raw.head", "cut4-raw.tail", "cut8-int8.head", "cut8-int8.tail"])
 def test_each_submodel_passes_its_own_test(attached: Path, keys: Path, name: str) -> None:
     with open_package(attached, keys) as package:
         selected = package.select_submodel(name)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.toolkit.cases import cases
 
 from edgekit_offload.planning.cascade import Cascade, choose_threshold
 from edgekit_offload.planning.result import Refusal
@@ -102,7 +103,7 @@ def test_equal_margins_are_taken_together() -> None:
     assert "most sure" in found.reason
 
 
-@pytest.mark.parametrize(
+@cases(
     ("small", "large", "asked", "message"),
     [
         (np.zeros((9, 3)), np.zeros((9, 4)), 0.9, "same classes"),

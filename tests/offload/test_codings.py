@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.offload.onnx_models import model_of
+from tests.toolkit.cases import cases
 
 from edgekit_offload.partition.calibrate import SOUND, find_bytes, find_series
 from edgekit_offload.partition.coding import INTEGER_TYPES, INTEGERS, Coding
@@ -44,9 +45,9 @@ def send(split: SplitModels, x: NDArray[Any]) -> tuple[Mapping[str, NDArray[np.g
     return sent, OrtSession(split.tail.content, OrtOptions(threads=1)).run(sent)["y"]
 
 
-@pytest.mark.parametrize("kind", ["uint8", "pixels"])
-@pytest.mark.parametrize("channels_first", [False, True])
-@pytest.mark.parametrize("name", PREPROCESSINGS)
+@cases("kind", ["uint8", "pixels"])
+@cases("channels_first", [False, True])
+@cases("name", PREPROCESSINGS)
 def test_pixels_behind_a_preprocessing_come_back_to_the_last_bit(
     name: str, channels_first: bool, kind: str
 ) -> None:
@@ -82,9 +83,9 @@ def test_series_off_a_grid_is_near() -> None:
     np.testing.assert_allclose(restored, x, rtol=0, atol=np.ptp(x) / 60_000 * 1.01 + 1e-6)
 
 
-@pytest.mark.parametrize("shape", [(7,), (3, 5), (33, 5, 3), (48, 8, 8), (1, 1, 1), (4097,)])
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-@pytest.mark.parametrize("opset", [8, 17, 20])
+@cases("shape", [(7,), (3, 5), (33, 5, 3), (48, 8, 8), (1, 1, 1), (4097,)])
+@cases("kind", ["int8", "int4"])
+@cases("opset", [8, 17, 20])
 def test_codes_with_a_range_are_half_a_step_away_at_most(
     kind: str, shape: tuple[int, ...], opset: int
 ) -> None:
@@ -107,9 +108,9 @@ def test_codes_with_a_range_are_half_a_step_away_at_most(
     assert (restored[2] == 0).all()
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-@pytest.mark.parametrize("opset", [8, 17, 20])
-@pytest.mark.parametrize("size", [7, 5000])
+@cases("kind", ["int8", "int4"])
+@cases("opset", [8, 17, 20])
+@cases("size", [7, 5000])
 def test_value_that_is_not_finite_is_seen_in_the_range_of_its_row(kind: str, opset: int, size: int) -> None:
     model = model_of([("Identity", ["x"], ["y"])], {"x": ("N", size)}, ["y"], opset=opset)
     split = whole_upload(model, Coding(kind))  # type: ignore[arg-type]
@@ -162,8 +163,8 @@ def test_sound_goes_as_16_bit_samples() -> None:
     np.testing.assert_array_equal(restored, x)
 
 
-@pytest.mark.parametrize("shape", [(400,), (1, 400), (1, 1, 400), (1, 400, 1)])
-@pytest.mark.parametrize("dtype", ["float32", "int16"])
+@cases("shape", [(400,), (1, 400), (1, 1, 400), (1, 400, 1)])
+@cases("dtype", ["float32", "int16"])
 def test_sound_of_any_shape_goes_as_one_row_of_16_bit_samples(dtype: str, shape: tuple[int, ...]) -> None:
     samples = np.random.default_rng(7).integers(-32768, 32768, shape).astype(np.int16)
     x = samples if dtype == "int16" else samples.astype(np.float32) / np.float32(32768)
@@ -177,8 +178,8 @@ def test_sound_of_any_shape_goes_as_one_row_of_16_bit_samples(dtype: str, shape:
     assert bool(split.codes) == (dtype == "float32")  # integers have no value that cannot be sent
 
 
-@pytest.mark.parametrize("dtype", INTEGER_TYPES)
-@pytest.mark.parametrize("shape", [(64,), (1, 64), (2, 3, 64)])
+@cases("dtype", INTEGER_TYPES)
+@cases("shape", [(64,), (1, 64), (2, 3, 64)])
 def test_differences_of_integers_are_exact_for_all_values(dtype: str, shape: tuple[int, ...]) -> None:
     limits = np.iinfo(dtype)
     x = np.random.default_rng(8).integers(limits.min, limits.max, shape, dtype, endpoint=True)
@@ -198,8 +199,8 @@ def test_inputs_that_have_no_codes_are_sent_as_they_are_beside_those_that_have()
     assert [one.name for one in split.sent] == ["a.samples", "b"]
 
 
-@pytest.mark.parametrize("kind", ["raw", "int8", "int4"])
-@pytest.mark.parametrize("shape", [(48, 8, 8), (5,), (2500,)])
+@cases("kind", ["raw", "int8", "int4"])
+@cases("shape", [(48, 8, 8), (5,), (2500,)])
 def test_planner_codes_as_submodels_do(kind: str, shape: tuple[int, ...]) -> None:
     x = np.random.default_rng(9).normal(size=(2, *shape)).astype(np.float32)
     codec = TensorCoder(kind)

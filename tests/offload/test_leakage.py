@@ -7,6 +7,7 @@ import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
+from tests.toolkit.cases import cases
 
 from edgekit_offload.planning.leakage import MAX_DB, MAX_FEATURES, measure_leakage
 from edgekit_runtime.errors import CutError
@@ -88,7 +89,7 @@ def test_later_cuts_of_a_real_model_leak_less() -> None:
     assert all(cut.lower_bound_db >= cut.mean_db for cut in found)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("inputs", "sent", "message"),
     [
         (np.zeros((19, 4)), [np.zeros((19, 4))], "19 inputs"),

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from tests.offload import planning_sample
 from tests.offload.planning_sample import HOSTILE
+from tests.toolkit.cases import cases
 
 from edgekit_offload.planning.result import Candidate, PlanningResult, WinRange
 from edgekit_offload.report.decision import decide
@@ -157,8 +158,8 @@ def test_nothing_measured_is_said_plainly() -> None:
     assert render_terminal(planning_sample.without_candidates(), rtt_ms=20) == "no candidate was measured"
 
 
-@pytest.mark.parametrize("name", ["sample", "hostile", "only_local"])
-@pytest.mark.parametrize("width", [1, 40, 100])
+@cases("name", ["sample", "hostile", "only_local"])
+@cases("width", [1, 40, 100])
 def test_terminal_chart_keeps_its_width_and_shows_no_acting_characters(name: str, width: int) -> None:
     shown = render_terminal(make(name), rtt_ms=20, width=width, ascii_only=True)
 

@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from tests.offload.onnx_models import model_of
+from tests.toolkit.cases import cases
 
 from edgekit_offload.partition import source_model
 from edgekit_offload.partition.coding import Coding
@@ -285,7 +286,7 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BAD)
+@cases("case", BAD)
 def test_model_that_cannot_be_cut_is_refused_with_the_reason(case: str) -> None:
     content, device, message = BAD[case]
     with pytest.raises(CutError, match=message):

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.errors import ManifestError, PackageError
@@ -79,7 +80,7 @@ def test_older_reader_sees_the_whole_model_alone() -> None:
     assert manifest.backend == BackendChoice("ort", "model.onnx")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("fields", "message"),
     [
         ({"name": "../up"}, "submodel name"),
@@ -100,7 +101,7 @@ def test_hostile_submodel_is_refused(fields: dict[str, Any], message: str) -> No
         parse_manifest(change(**fields))
 
 
-@pytest.mark.parametrize("value", [None, 5, {}, [5], [{}], [[]]])
+@cases("value", [None, 5, {}, [5], [{}], [[]]])
 def test_submodels_of_another_type_are_refused(value: object) -> None:
     document = json.loads(manifest_with(TAIL).to_bytes())
     document["submodels"] = value

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.toolkit.cases import cases
 
 from edgekit_offload.planning.uploads import UploadCandidate, WholeModel, find_uploads
 from edgekit_runtime.codecs.media import OPUS_RATES_HZ
@@ -78,8 +79,8 @@ def test_sound_that_opus_cannot_carry_is_named(
     assert reason in missing["opus"]
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "int64", "float32"])
-@pytest.mark.parametrize("shape", [(512,), (1, 512), (1, 3, 512)])
+@cases("dtype", ["int8", "uint8", "int16", "uint16", "int32", "int64", "float32"])
+@cases("shape", [(512,), (1, 512), (1, 3, 512)])
 def test_series_is_compared_as_differences(dtype: str, shape: tuple[int, ...]) -> None:
     pytest.importorskip("zstandard", reason="zstandard is not installed")
     candidates, missing = find(x=make_series(shape, dtype))

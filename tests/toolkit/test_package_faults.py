@@ -115,8 +115,8 @@ DATA = {
 }
 
 
-@pytest.mark.parametrize("option", ["--calibration", "--eval"])
-@pytest.mark.parametrize("kind", DATA)
+@cases("option", ["--calibration", "--eval"])
+@cases("kind", DATA)
 def test_bad_samples_are_refused(kind: str, option: str, model: Path, tmp_path: Path) -> None:
     arrays, message = DATA[kind]
     data = tmp_path / "data.npz"
@@ -163,7 +163,7 @@ def test_a_bad_metric_is_refused(metric: str, message: str, model: Path, tmp_pat
     check_refused(lambda *more: package(model, tmp_path / "out", "--metric", metric, *more), 4, message)
 
 
-@pytest.mark.parametrize(
+@cases(
     "text", ["{", "[1]", '{"a": NaN}', '{"a": 1e999}', '{"a": "\\ud800"}', '{"a":' * 3000 + "1" + "}" * 3000]
 )
 def test_preprocessing_that_is_no_json_object_is_refused(text: str, model: Path, tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_input_of_a_tiny_range_stays_in_it() -> None:
     assert 0 <= value.min() < value.max() <= 1e-9
 
 
-@pytest.mark.parametrize("dtype", ["int64", "uint8", "bool", "float16", "float64"])
+@cases("dtype", ["int64", "uint8", "bool", "float16", "float64"])
 def test_other_types_are_stored_as_they_are(dtype: str) -> None:
     described, stored_bytes, value = one_input(TensorSpec("x", dtype, (1, 6)))
     assert described.codes is None

@@ -9,6 +9,7 @@ import pytest
 from tests.runtime.conftest import PackageMaker, make_maker
 from tests.service.answer_parts import draw
 from tests.service.pipeline_parts import make_shade_classifier, write_members
+from tests.toolkit.cases import cases
 from tests.toolkit.package_run import Outcome, edgekit, mlp, read_only, saved
 
 from edgekit_runtime.package.archive import read_package
@@ -136,7 +137,7 @@ def test_limit_that_the_whole_exceeds_is_refused(
     assert re.search(reason, outcome.error["message"]), outcome.error["message"]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("old", "new", "reason"),
     [
         ('input = "detector"', 'input = "detektor"', "stage 'shade' names the stage 'detektor'"),

@@ -2,6 +2,7 @@ import re
 
 import numpy as np
 import pytest
+from tests.toolkit.cases import cases
 
 from edgekit_toolkit.passes.parity import Tolerance, compare, worst
 
@@ -51,7 +52,7 @@ def test_tolerance_is_per_output_range_and_not_of_the_largest_output():
     assert "'small'" in verdict.reason
 
 
-@pytest.mark.parametrize(
+@cases(
     ("got", "reason"),
     [
         ({"z": np.zeros((1, 2), np.float32)}, "outputs are"),

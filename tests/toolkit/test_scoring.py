@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import helper
 from tests.toolkit.answers import answers
+from tests.toolkit.cases import cases
 from tests.toolkit.package_run import model_of, package, saved, stored, tensor
 
 from edgekit_runtime.errors import DataError, ModelError
@@ -514,7 +515,7 @@ def test_model_that_finds_nothing_is_an_error_that_says_so(metric: str) -> None:
         scored_rows(nothing, nothing, metric=metric)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("metric", "output"),
     [
         ("similarity", np.array([[1.0, np.nan]], np.float32)),

@@ -196,7 +196,7 @@ def test_refusal_tells_known_and_unknown_figures_apart() -> None:
     assert found.needed.startswith("allow size=20MB and set no limit on energy")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("size", "shown"),
     [(100_000, "0.1MB"), (99_900, "99.9kB"), (1_500, "1.5kB"), (123_456_789, "123MB"), (1_126_000, "1.13MB")],
 )
@@ -376,7 +376,7 @@ def test_nothing_shows_another_candidate_to_be_faster_than_the_choice(
             assert host <= one.host_ratio * (1 + SAME_HOST_TIME)
 
 
-@pytest.mark.parametrize(
+@cases(
     "wrong",
     [
         {"uncertainty": 0.9},
@@ -397,7 +397,7 @@ def test_candidates_of_which_no_latency_is_known_at_all_are_chosen_by_size() -> 
     assert (found.chosen, found.reason) == ("B", "form B: within every limit; the smallest of the fastest")
 
 
-@pytest.mark.parametrize("cost", COSTS)
+@cases("cost", COSTS)
 def test_candidate_whose_figure_is_missing_or_no_number_cannot_be_made(cost: str) -> None:
     figures = dict(candidate("A").figures)
     with pytest.raises(ValueError, match=f"'A': no figure for {cost}"):

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 from securesystemslib.signer import SIGNER_FOR_URI_SCHEME, CryptoSigner, Signer
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.errors import OutputError, SignatureError
 from edgekit_runtime.trust.dsse import EVIDENCE_PREDICATE_TYPE, Statement
@@ -113,7 +114,7 @@ def test_a_lone_private_key_is_not_replaced(folder: Path) -> None:
     assert read_public_key(folder / "release.pub.pem").keyid == key.key_id
 
 
-@pytest.mark.parametrize("name", ["", "../x", "a/b", "a.pub", ".hidden", "-x", "a b", "x" * 65])
+@cases("name", ["", "../x", "a/b", "a.pub", ".hidden", "-x", "a b", "x" * 65])
 def test_a_malformed_name_is_refused(name: str, folder: Path) -> None:
     with pytest.raises(SignatureError, match="key name"):
         generate_key(name, folder)

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
+from tests.toolkit.cases import cases
 from tests.toolkit.package_run import check_refused, isolated_home, model_of, package, saved, stored, tensor
 
 from edgekit_runtime.errors import ModelError
@@ -150,7 +151,7 @@ def test_model_without_free_dimensions_shows_no_sizes(tmp_path: Path):
     assert "are for" not in told.stdout
 
 
-@pytest.mark.parametrize(
+@cases(
     ("shape", "batch"),
     [
         (("T", "N", 8), ("N",)),

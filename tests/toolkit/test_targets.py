@@ -1,5 +1,6 @@
 import math
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -169,7 +170,7 @@ def test_file_that_is_not_a_target_is_refused(tmp_path: Path, content: bytes, pr
 CORES = 'cores = { value = 4, unit = "1", status = "datasheet", source = "brief" }'
 
 
-@pytest.mark.parametrize(
+@cases(
     ("old", "new", "problem"),
     [
         ("schema = 1", "schema = 2", "schema is 2, expected 1"),
@@ -261,11 +262,11 @@ CORES = 'cores = { value = 4, unit = "1", status = "datasheet", source = "brief"
     ],
 )
 def test_malformed_field_is_refused_with_file_field_expected_and_got(
-    own: Path, old: str, new: str, problem: str
+    own: Path, tmp_path: Path, old: str, new: str, problem: str
 ) -> None:
-    edit(own, old, new)
-    with pytest.raises(TargetError, match=re.escape(f"{own}: {problem}")):
-        read_target(own)
+    path = edit(Path(shutil.copy(own, tmp_path)), old, new)
+    with pytest.raises(TargetError, match=re.escape(f"{path}: {problem}")):
+        read_target(path)
 
 
 def test_instructions_of_the_cpu_may_be_left_out(own: Path) -> None:

@@ -1,9 +1,9 @@
 """Forms: the same elements in another order of axes, checked with numpy."""
 
 import numpy as np
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from tests.toolkit.cases import cases
 
 from edgekit_toolkit.tflite.layout.forms import (
     NEW,
@@ -74,7 +74,7 @@ def test_costs_rank_nothing_under_a_reshape_under_a_transposition() -> None:
     assert 0 < reshape < conversion_cost((0, 1), (1, 0), (2, 6))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("form", "rank", "expected"),
     [
         ((0, 2, 3, 1), 4, (0, 2, 3, 1)),

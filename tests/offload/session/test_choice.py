@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.cli import main
 from edgekit_runtime.offload.choose import Preference, choose
@@ -433,7 +434,7 @@ def test_plan_without_compression_costs_its_plain_bytes_and_no_time_for_it() -> 
     assert (costs.upload_bytes, costs.compress_s, costs.plain_bytes) == (100_000.0, 0.0, None)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("message_bytes", "is_tls", "taken_bytes"),
     [
         (1448, False, 1448),  # one full segment

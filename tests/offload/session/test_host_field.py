@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.client import Client
 from edgekit_runtime.client.link import Address
@@ -70,8 +71,8 @@ def recording(host: str) -> Iterator[tuple[int, set[str | None]]]:
         thread.join()
 
 
-@pytest.mark.parametrize("ask", [ask_as_client, ask_as_session, ask_as_probe])
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+@cases("ask", [ask_as_client, ask_as_session, ask_as_probe])
+@cases("host", ["127.0.0.1", "::1"])
 def test_requests_state_the_port_and_an_ipv6_address_in_brackets(
     host: str, ask: Callable[[str], None]
 ) -> None:
@@ -81,7 +82,7 @@ def test_requests_state_the_port_and_an_ipv6_address_in_brackets(
         assert found == {place}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("address", "authority"),
     [
         ("https://edge-box:8443", "edge-box:8443"),

@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.errors import CutError, DataError
 from edgekit_runtime.offload.measurement.job import Job, JobGraph, JobInput, TransferCoding, read_job
@@ -22,7 +23,7 @@ def test_job_is_read_with_its_blobs() -> None:
     assert bytes(blobs[0]) == b"abcd"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("given", "message"),
     [
         (stream(b"abc"), "ended before the last blob"),

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.offload.choose import PlanChoice, choose
 from edgekit_runtime.offload.cut_table import CutTable
@@ -115,8 +116,8 @@ def test_probe_of_a_link_that_is_as_bad_as_before_claims_nothing() -> None:
     assert not estimate.is_claimed
 
 
-@pytest.mark.parametrize("phase_s", [3.0, 6.0, 12.0])
-@pytest.mark.parametrize("pause_s", [0.01, 0.05, 0.2])
+@cases("phase_s", [3.0, 6.0, 12.0])
+@cases("pause_s", [0.01, 0.05, 0.2])
 def test_link_that_goes_down_and_up_costs_one_switch_each_within_two_requests(
     phase_s: float, pause_s: float
 ) -> None:
