@@ -1,10 +1,10 @@
 """A CPU quota that makes processes of this machine as slow as a small device.
 
-A cgroup of version 1 or 2 binds them to one processor. A process of higher priority takes that processor away
-for the rest of each half of a millisecond (`steal_time`). So even short work is slowed, and steadily. The
-kernel's own bandwidth control cannot do that: it counts at clock ticks of 4 ms and begins with a full quota,
-so that 1 ms of work took 0.9 to 27 ms, and 5 ms of work after a pause 5 to 40 ms. Neither slows caches or
-memory, so results measured with it are labelled `emulated`.
+A cgroup of version 1 or 2 binds them to one processor. While it holds any, a process of higher priority takes
+that processor away for the rest of each half of a millisecond (`steal_time`). So even short work is slowed,
+and steadily. The kernel's own bandwidth control cannot do that: it counts at clock ticks of 4 ms and begins
+with a full quota, so that 1 ms of work took 0.9 to 27 ms, and 5 ms of work after a pause 5 to 40 ms. Neither
+slows caches or memory, so results measured with it are labelled `emulated`.
 
 Source: "CFS Bandwidth Control", "CPUSETS" and "Control Group v2", documentation of the Linux kernel.
 """
@@ -103,7 +103,9 @@ class CpuQuota(contextlib.AbstractContextManager["CpuQuota"]):
         """
         with contextlib.ExitStack() as undo:
             thief = undo.enter_context(
-                ChildProcess("edgekit_host.emulation.steal_time", str(self.cpu), str(1 - share))
+                ChildProcess(
+                    "edgekit_host.emulation.steal_time", str(self.cpu), str(1 - share), str(self._folder)
+                )
             )
             _wait_until_steals(thief)
             self._thief.close()
