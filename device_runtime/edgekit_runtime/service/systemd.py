@@ -3,13 +3,15 @@
 Source: sd_notify(3), sd_watchdog_enabled(3).
 """
 
-import asyncio
 import contextlib
 import os
 import socket
 import sys
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:  # to print a unit takes none of it
+    import asyncio
 
 _MICROSECONDS: Final = 1e6
 
@@ -75,7 +77,7 @@ WantedBy=multi-user.target
 class Notifier:
     """Notifies systemd; does nothing if the service runs without it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, extension_s: float = 60.0) -> None:
+    def __init__(self, loop: "asyncio.AbstractEventLoop", *, extension_s: float = 60.0) -> None:
         """Take systemd's address out of the environment, so that no child process can notify it.
 
         `extension_s`: how much longer systemd waits after each `notify_starting`.
