@@ -27,7 +27,12 @@ def shorten_limits(limits: LatencyLimits) -> LatencyLimits:
     """Return the limits; where times are brief, with as few rounds as they allow, and short batches."""
     if not is_brief("times"):
         return limits
-    return replace(limits, max_rounds=limits.min_rounds, batch_s=_BATCH_S)
+    return replace(limits, max_rounds=limits.min_rounds, batch_s=shorten_batch_s(limits.batch_s))
+
+
+def shorten_batch_s(batch_s: float) -> float:
+    """Return for how long to run a model in a row: `batch_s`, or less where times are brief."""
+    return min(batch_s, _BATCH_S) if is_brief("times") else batch_s
 
 
 def shorten_s(duration_s: float) -> float:

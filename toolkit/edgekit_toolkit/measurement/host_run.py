@@ -23,7 +23,7 @@ from edgekit_runtime.errors import BackendError
 from edgekit_runtime.sessions.ort import create_session, make_settings
 from edgekit_toolkit.costs.device_transfer import CACHE_BYTES, HostRun, KernelKind, KernelTime
 from edgekit_toolkit.costs.target_model import NodeCost, kernel_latency_s
-from edgekit_toolkit.measurement.brevity import shorten_s
+from edgekit_toolkit.measurement.brevity import shorten_batch_s, shorten_s
 from edgekit_toolkit.measurement.calibration_networks import make_calibration_models
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
@@ -133,8 +133,8 @@ def _open_timed(model: Model, feeds: Feeds) -> _TimedSession:
 def _fill_batch(run: Callable[[], object]) -> int:
     """Return how many runs fill a batch."""
     run()  # the first one allocates
-    begin_s, repeats = time.perf_counter(), 0
-    while not repeats or time.perf_counter() - begin_s < _BATCH_S:
+    end_s, repeats = time.perf_counter() + shorten_batch_s(_BATCH_S), 0
+    while not repeats or time.perf_counter() < end_s:
         run()
         repeats += 1
     return repeats
