@@ -114,7 +114,7 @@ def test_apostrophe_in_a_name_is_no_quote(names: str, tmp_path: Path) -> None:
     assert read_sheet(sheet)["names"] == ["bird's nest", "cow's"]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "message"),
     [
         ("names: [square, bar", r"data\.yaml:1: the bracket is never closed"),
@@ -219,7 +219,7 @@ def test_picture_of_half_the_stated_size_keeps_its_boxes(tmp_path: Path) -> None
     assert rows_of(truths_of(path)[0]) == ROWS[0]
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
     [
         '<!DOCTYPE a [<!ENTITY b "c">]><annotation/>',

@@ -125,7 +125,7 @@ def test_any_text_is_a_budget_or_is_refused(text: str) -> None:
     assert all(name in UNITS and 0 <= value < math.inf for name, value in limits.items())
 
 
-@pytest.mark.parametrize("limits", [{"weight": 1.0}, {"size": -1.0}, {"size": math.nan}, {"size": math.inf}])
+@cases("limits", [{"weight": 1.0}, {"size": -1.0}, {"size": math.nan}, {"size": math.inf}])
 def test_budget_of_a_limit_that_is_none_cannot_be_made(limits: Mapping[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(limits))):
         Budget(limits)

@@ -208,7 +208,7 @@ def test_a_constant_with_other_readers_is_copied() -> None:
     assert_slices_exactly(network(nodes, weights, ("y", "z")), {"v": (1, STAYS)})
 
 
-@pytest.mark.parametrize(
+@cases(
     ("nodes", "outputs"),
     [
         ([node("Conv", ["c", "v"], ["y"])], ("y", "c")),
@@ -259,7 +259,7 @@ def test_layers_that_share_a_weight_stay() -> None:
     assert names(network(nodes, {"u": random_weight(RNG, 12, 12, 3, 3)})) == []
 
 
-@pytest.mark.parametrize("indices", [(), (1, 1), (2, 1), (-1, 3), (3, 12)])
+@cases("indices", [(), (1, 1), (2, 1), (-1, 3), (3, 12)])
 def test_indices_that_are_no_channels_are_refused(indices: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="channels"):
         slice_channels(network([node("Conv", ["c", "v"], ["y"])]), {"c": indices})
@@ -276,7 +276,7 @@ def test_slicing_twice_is_slicing_by_the_composition() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["mnist5k_dscnn", "digits_cnn", "japanese_vowels_tcn", "italy_power_mlp"])
+@cases("name", ["mnist5k_dscnn", "digits_cnn", "japanese_vowels_tcn", "italy_power_mlp"])
 def test_half_of_all_channels_go_from_trained_models(name: str) -> None:
     source = onnx.load(TINY / f"{name}.onnx")
     with np.load(TINY / f"{name}.calib.npz") as samples:

@@ -254,9 +254,7 @@ def test_scan_of_an_operator_set_with_a_batch_is_refused():
         find_steps(scan(), empty_body(8), types(x0=[6, 4]), {})
 
 
-@pytest.mark.parametrize(
-    ("axis", "steps"), [(0, 6), (1, 4), (-1, 4), (-2, 6)], ids=["first", "second", "last", "last but one"]
-)
+@cases(("axis", "steps"), [(0, 6), (1, 4), (-1, 4), (-2, 6)], ids=["first", "second", "last", "last but one"])
 def test_scan_goes_along_its_axis(axis, steps):
     assert find_steps(scan([axis]), empty_body(17), types(x0=[6, 4]), {}) == steps
 
@@ -278,9 +276,7 @@ def test_scan_of_an_unknown_length_is_refused(known):
         find_steps(scan(), empty_body(17), types(**known), {})
 
 
-@pytest.mark.parametrize(
-    ("axis", "sizes"), [(None, [6, 4]), (0, [6, 4]), (1, [4, 6]), (-1, [4, 6]), (-2, [6, 4])]
-)
+@cases(("axis", "sizes"), [(None, [6, 4]), (0, [6, 4]), (1, [4, 6]), (-1, [4, 6]), (-2, [6, 4])])
 def test_output_that_a_scan_gathers_has_its_steps_at_its_axis(axis, sizes):
     one, known = scan(), types(s=[4], x0=[6, 4])
     if axis is not None:
@@ -367,7 +363,7 @@ def test_loop_whose_condition_is_a_constant_of_the_body_runs_once_or_its_trip_co
     assert steps_of(["trips", ""], body, trips=np.int64(7)) == steps
 
 
-@pytest.mark.parametrize(("start", "steps"), [(0, 7), (5, 5), (19, 1), (20, 1)])
+@cases(("start", "steps"), [(0, 7), (5, 5), (19, 1), (20, 1)])
 def test_loop_follows_a_counter_of_its_own(start, steps):
     nodes = [node("Add", ["n", "three"], ["more"]), node("Less", ["more", "twenty"], ["on"])]
     body = counting(nodes, "more", three=np.int64(3), twenty=np.int64(20))

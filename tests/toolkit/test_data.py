@@ -209,7 +209,7 @@ def test_split_of_a_split_stays_within_it(tmp_path):
     assert not chosen & {digest for digest, _ in held_out.digests()}
 
 
-@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, float("nan")])
+@cases("fraction", [0.0, 1.0, -0.5, float("nan")])
 def test_split_fraction_outside_0_to_1_is_refused(tmp_path, fraction):
     source = open_data(saved(tmp_path / "d.npz", image=images(5)), FREE)
     with pytest.raises(DataError, match="fraction"):
@@ -375,7 +375,7 @@ def test_axis_of_time_counts_no_samples(tmp_path):
     assert any("there is 1 sample" in note for note in source.warnings)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("inputs", "arrays", "shapes"),
     [
         (FREE, {"image": images(6).reshape(3, 2, 4, 4, 3)}, [(2, 4, 4, 3)]),

@@ -134,9 +134,7 @@ def test_spilled_bytes_never_make_a_device_faster() -> None:
     assert fit_ratios(runs, [quick.predict_s(run) for run in runs]).s_per_spilled_byte == 0
 
 
-@pytest.mark.parametrize(
-    "there", [[1.0, 2.0], [1.0, 2.0, 0.0], [1.0, 2.0, float("nan")], [1.0, 2.0, 3.0, 4.0]]
-)
+@cases("there", [[1.0, 2.0], [1.0, 2.0, 0.0], [1.0, 2.0, float("nan")], [1.0, 2.0, 3.0, 4.0]])
 def test_times_that_cannot_be_fitted_are_refused(there: list[float]) -> None:
     with pytest.raises(ValueError, match="expected"):
         fit_ratios(make_runs(min(len(there), 3)), there)

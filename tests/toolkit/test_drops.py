@@ -30,7 +30,7 @@ def test_gain_is_a_negative_drop() -> None:
     assert drop.points == -25
 
 
-@pytest.mark.parametrize("count", [10, 100, 368, 1000])
+@cases("count", [10, 100, 368, 1000])
 def test_without_a_differing_sample_the_upper_end_is_known_in_closed_form(count: int) -> None:
     expected = 100 * (1 - 0.025 ** (1 / count))
     interval = answers(0, 0, count).interval()
@@ -48,13 +48,13 @@ def _upper_tail(losses: int, count: int, share: float) -> float:
     )
 
 
-@pytest.mark.parametrize(("losses", "count"), [(1, 20), (3, 40), (20, 40), (39, 40), (2, 170)])
+@cases(("losses", "count"), [(1, 20), (3, 40), (20, 40), (39, 40), (2, 170)])
 def test_upper_end_of_losses_alone_is_that_of_clopper_and_pearson(losses: int, count: int) -> None:
     share = answers(losses, 0, count).interval().high / 100
     assert _upper_tail(losses, count, share) == pytest.approx(0.025, rel=0.05)
 
 
-@pytest.mark.parametrize(("losses", "count"), [(1, 20), (10, 20), (5, 100), (20, 20)])
+@cases(("losses", "count"), [(1, 20), (10, 20), (5, 100), (20, 20)])
 def test_lower_end_where_nothing_can_gain_is_that_of_clopper_and_pearson(losses: int, count: int) -> None:
     candidate = np.arange(count)[np.newaxis] >= losses
     (drop,) = mean_drops(np.ones(count), candidate.astype(np.float64), max_gain=0)

@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import pytest
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.errors import TargetError
 from edgekit_toolkit.costs.target_model import NodeCost, kernel_latency_s, model_cost
@@ -94,13 +95,13 @@ def test_unknown_power_mode_is_refused_with_the_known_ones() -> None:
         model_cost([], load_target("jetson"), "10W")
 
 
-@pytest.mark.parametrize("field", ["macs", "bytes_read", "bytes_written", "weight_bytes"])
+@cases("field", ["macs", "bytes_read", "bytes_written", "weight_bytes"])
 def test_negative_work_cannot_be_made(field: str) -> None:
     with pytest.raises(ValueError, match=f"conv: {field}: expected at least 0, got -1"):
         replace(COMPUTE, **{field: -1})
 
 
-@pytest.mark.parametrize("field", ["macs", "bytes_read", "bytes_written", "weight_bytes"])
+@cases("field", ["macs", "bytes_read", "bytes_written", "weight_bytes"])
 def test_work_of_nothing_can_be_made(field: str) -> None:
     assert getattr(replace(COMPUTE, **{field: 0}), field) == 0
 
@@ -128,7 +129,7 @@ def test_recurrent_layer_starts_once_on_a_processor_and_each_step_on_a_gpu(targe
     assert kernel_latency_s(COMPUTE, gpu, mode) == pytest.approx(0.1 + 1e-3)
 
 
-@pytest.mark.parametrize("name", ["jetson-orin-nano", "jetson-agx-orin", "rpi5", "rpi4", "rpi-zero-2w"])
+@cases("name", ["jetson-orin-nano", "jetson-agx-orin", "rpi5", "rpi4", "rpi-zero-2w"])
 def test_shipped_int8_and_power_modes_order_as_they_should(name: str) -> None:
     target = load_target(name)
     int8 = replace(COMPUTE, precision="int8")

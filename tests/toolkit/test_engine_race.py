@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.sessions.latency import Latency
@@ -25,7 +26,7 @@ def floats(engine: str, ms: float, **attributes: Any) -> Contender:
     return contender(engine, "float32", ms, is_float=True, **attributes)
 
 
-@pytest.mark.parametrize(("alone_ms", "threads"), [(5.0, 1), (8.5, 1), (9.5, 2), (12.0, 2)])
+@cases(("alone_ms", "threads"), [(5.0, 1), (8.5, 1), (9.5, 2), (12.0, 2)])
 def test_one_thread_is_taken_where_it_is_clearly_faster_than_the_usual_ones(
     alone_ms: float, threads: int
 ) -> None:

@@ -217,7 +217,7 @@ def test_links_out_of_a_model_package_are_refused(tmp_path: Path, file: str) -> 
         find_model(str(root))
 
 
-@pytest.mark.parametrize("place", ["../outside", "/outside", "outside/../..", 7])
+@cases("place", ["../outside", "/outside", "outside/../..", 7])
 def test_component_outside_of_its_package_is_refused(tmp_path: Path, place: object) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/component.json").write_text('{"variants": {"cpu": {}}}')
@@ -227,7 +227,7 @@ def test_component_outside_of_its_package_is_refused(tmp_path: Path, place: obje
         find_model(str(root))
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"components": {"net": "x"}}', "[" * 100_000])
+@cases("content", ["", "[]", "{}", '{"components": {"net": "x"}}', "[" * 100_000])
 def test_damaged_manifest_is_refused(tmp_path: Path, content: str) -> None:
     root = write_model_package(tmp_path, {"cpu": "CPUExecutionProvider"})
     (root / "manifest.json").write_text(content)

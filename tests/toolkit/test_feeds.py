@@ -3,6 +3,7 @@ import hashlib
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.errors import DataError, ModelError
 from edgekit_runtime.tensors import TensorSpec
@@ -49,7 +50,7 @@ def test_8_bit_image_spans_its_dtype():
     assert feed.max() > 205
 
 
-@pytest.mark.parametrize("dtype", ["int64", "int32", "uint8", "bool"])
+@cases("dtype", ["int64", "int32", "uint8", "bool"])
 def test_integers_and_booleans_are_both_0_and_1(dtype):
     spec = TensorSpec("mask", dtype, (1, 64))
     feed = generate_feeds([spec], 1, seed=0)[0]["mask"]

@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from tests.toolkit.cases import cases
 from tests.toolkit.package_run import (
     check_refused,
     edgekit,
@@ -179,7 +180,7 @@ LITERT_MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", LITERT_MODELS)
+@cases("name", LITERT_MODELS)
 def test_operator_without_a_mapping_converts_written_out(name: str) -> None:
     check = pytest.importorskip("edgekit_toolkit.tflite.check")
     model = LITERT_MODELS[name]

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
+from tests.toolkit.cases import cases
 from tests.toolkit.package_run import edgekit, mlp, model_of, package, read_only, saved, tensor, tiny
 
 from edgekit_runtime.errors import BackendError
@@ -149,7 +150,7 @@ def test_a_costly_model_gets_fewer_rows() -> None:
     assert len(cheap) > len(costly) == 2
 
 
-@pytest.mark.parametrize(("macs", "most_runs"), [(1e9, 25), (3e9, 10), (1e11, 3), (math.inf, 3)])
+@cases(("macs", "most_runs"), [(1e9, 25), (3e9, 10), (1e11, 3), (math.inf, 3)])
 def test_a_costly_model_runs_a_few_times_to_choose_its_rows(macs: float, most_runs: int) -> None:
     runs: list[dict[str, np.ndarray[Any, Any]]] = []
 

@@ -493,7 +493,7 @@ def test_input_without_a_name_is_refused(tmp_path):
     refused(saved(tmp_path, linear(inputs=[value("x"), value("")])), "input: .* name is ''")
 
 
-@pytest.mark.parametrize(("opset", "expected"), [(17, 10), (22, 10), (23, 11), (25, 13)])
+@cases(("opset", "expected"), [(17, 10), (22, 10), (23, 11), (25, 13)])
 def test_newest_ir_version_becomes_the_lowest_that_the_operator_set_allows(tmp_path, opset, expected):
     model = linear(opset=opset, ir=onnx.IR_VERSION)
     assert load_onnx(saved(tmp_path, model)).model.proto.ir_version == expected

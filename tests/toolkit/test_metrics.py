@@ -518,7 +518,7 @@ def test_own_metric_over_the_whole_set_is_called_with_all_samples(tmp_path: Path
     assert metric.score(rows, rows, np.array([1, 0, 0, 2])) == 0.5
 
 
-@pytest.mark.parametrize("body", ["return [0.5]", "return 1.5", "return float('nan')", "return None"])
+@cases("body", ["return [0.5]", "return 1.5", "return float('nan')", "return None"])
 def test_own_metric_over_the_whole_set_that_returns_no_score_is_an_error(body: str, tmp_path: Path) -> None:
     path = tmp_path / "own.py"
     path.write_text(f"def f1(*_):\n    {body}\nf1.whole_set = True\n")
@@ -528,7 +528,7 @@ def test_own_metric_over_the_whole_set_that_returns_no_score_is_an_error(body: s
         metric.score([{"y": SCORES}], [{"y": SCORES}], None)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "said"),
     [
         ("def other(): pass", "no attribute 'score'"),

@@ -157,7 +157,7 @@ def test_half_precision_halves_the_bytes() -> None:
     assert (cost.precision, cost.bytes_read, cost.weight_bytes) == ("fp16", 128, 32)
 
 
-@pytest.mark.parametrize(
+@cases(
     "tail",
     [
         [node("Relu", ["c"])],
@@ -531,7 +531,7 @@ def test_known_network_has_its_published_work(name: str, macs_m: int) -> None:
     assert sum(cost.macs for cost in costs) / 1e6 == pytest.approx(macs_m, rel=0.01)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "macs_m"),
     [
         # MobileNets, table 7: 41 million for 0.25 at 224.

@@ -98,7 +98,7 @@ def test_damaged_compression_is_refused_by_name(value: dict[str, Any]) -> None:
         Form.from_json(value)
 
 
-@pytest.mark.parametrize(
+@cases(
     "other",
     [
         Compression({"v": coded().weights["w"]}),
@@ -112,8 +112,6 @@ def test_compression_of_another_model_is_refused(other: Compression) -> None:
         forms.build(small_model(), Form(forms.INT8_WEIGHTS, compression=other))
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "bits"), [(-4, 3, 3), (-8, 7, 4), (0, 0, 2), (-1, 1, 2), (-127, 127, 8)]
-)
+@cases(("low", "high", "bits"), [(-4, 3, 3), (-8, 7, 4), (0, 0, 2), (-1, 1, 2), (-127, 127, 8)])
 def test_bits_hold_every_code(low: int, high: int, bits: int) -> None:
     assert CodedWeight(np.array([low, high], np.int8), np.ones(2, np.float32)).bits == bits

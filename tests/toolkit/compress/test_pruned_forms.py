@@ -204,7 +204,7 @@ def test_malformed_channels_are_refused(channels: Any) -> None:
         Form.from_json(value)
 
 
-@pytest.mark.parametrize("channels", [{"nothing": (0,)}, {"c": (0, 24)}, {"e": (0,)}, {"y": (0,)}])
+@cases("channels", [{"nothing": (0,)}, {"c": (0, 24)}, {"e": (0,)}, {"y": (0,)}])
 def test_channels_of_another_model_are_refused(channels: Mapping[str, tuple[int, ...]]) -> None:
     with pytest.raises(RecipeError, match="does not fit"):
         forms.build(network(), Form(forms.FLOAT32, compression=Compression(channels=channels)))

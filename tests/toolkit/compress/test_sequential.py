@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 import pytest
+from tests.toolkit.cases import cases
 from tests.toolkit.package_run import TINY
 from tests.toolkit.small_models import Array, model_of, node, random_weight, run, snr_db
 
@@ -211,7 +212,7 @@ def test_weights_that_are_not_finite_are_left_alone(value: float) -> None:
     assert list(compression.weights) == ["w1"]
 
 
-@pytest.mark.parametrize("value", [0.0, 1.0, 1e-30, 1e30])
+@cases("value", [0.0, 1.0, 1e-30, 1e30])
 def test_constant_weights_are_rounded(value: float) -> None:
     weights = usual_weights()
     weights["w1"][:] = value

@@ -140,20 +140,20 @@ def _upper_quantile(values: Floats, counts: Floats, error: float) -> float:
     if largest == 0:
         return least
 
-    normal = NormalDist()
+    normal, total = NormalDist(), counts.sum()
     target = normal.inv_cdf(1 - error)
 
     def evaluate(tilt: float) -> tuple[float, float]:
         """Return a mean, and by how much the normal quantile of its chance is over the target."""
         odds = 1 / (1 - tilt / largest * values)
-        scale = float(counts @ odds / counts.sum())
+        scale = float(counts @ odds / total)
         mean = (scale - 1) * largest / (tilt * scale)
         root = math.sqrt(2 * float(counts @ np.log(scale / odds)))
         slope = tilt / largest * math.sqrt(float(counts @ ((values - mean) * odds) ** 2))
         chance = normal.cdf(-root) + normal.pdf(root) * (1 / slope - 1 / root)
         return mean, -normal.inv_cdf(max(chance, _MIN_CHANCE)) - target
 
-    around = values - counts @ values / counts.sum()
+    around = values - counts @ values / total
     low, high = (0.0, -target), (0.0, -target)
     tilt = min(target * largest / math.sqrt(float(counts @ around**2)), 0.5)
     while high[1] < 0:
