@@ -1,5 +1,7 @@
 """Results of `edgekit package` appear together or not at all: bad folders, full disks and interrupts."""
 
+import contextlib
+import io
 import os
 import re
 import shutil
@@ -25,6 +27,7 @@ from tests.toolkit.package_run import (
 )
 from tests.waiting import bounded
 
+from edgekit_cli.cli import main
 from edgekit_toolkit.pipeline import publish
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -229,9 +232,13 @@ def test_a_reader_that_goes_away_ends_the_output_quietly(model: Path, tmp_path: 
 
 
 def test_a_terminal_without_unicode_shows_the_result(model: Path, tmp_path: Path) -> None:
-    options = ("--target", "rpi4", "--backend", "ort", "-o", tmp_path / "out", "--search-seconds", "0")
-    command = [sys.executable, *EDGEKIT, "package", *map(str, (model, *options))]
-    ascii_only = {**environment(), "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
-    done = subprocess.run(command, env=ascii_only, capture_output=True, check=False)
-    assert (done.returncode, without_progress(done.stderr)) == (0, b"")
-    assert "PACKAGED" in done.stdout.decode("ascii")
+    with (
+        io.TextIOWrapper(io.BytesIO(), encoding="ascii") as terminal,  # as Python opens it with LC_ALL=C
+        contextlib.redirect_stdout(terminal),
+        contextlib.redirect_stderr(io.StringIO()) as errors,
+    ):
+        options = ("-t", "rpi4", "--backend", "ort", "-o", tmp_path / "out", "--search-seconds", "0")
+        assert main(["package", *map(str, (model, *options))]) == 0
+        terminal.flush()
+        assert without_progress(errors.getvalue().encode()) == b""
+        assert b"PACKAGED" in terminal.buffer.getvalue()  # type: ignore[attr-defined]  # of BytesIO
