@@ -33,8 +33,8 @@ def command(package: Path, *, form: str, folder: Path, keys_folder: Path | None,
     """Verify PACKAGE, and write it for other tools.
 
     onnx, tflite: its models. ort-model-package: its ONNX models as variants. android: a folder for an app,
-    with Kotlin that prepares inputs and reads outputs. oci: the package itself as an artifact, and so the
-    only one that keeps its signature.
+    with Kotlin that prepares inputs and reads outputs. oci: the package itself as an artifact; only this
+    format keeps its signature.
     """
     import json
 

@@ -27,9 +27,10 @@ _MAX_SHOWN = 1e300  # JSON allows larger integers, which no float holds
 
 
 class PackageEvidence(NamedTuple):
-    """The evidence file beside a package, `verified` if a key that is trusted here signed it.
+    """The evidence file beside a package; it is `verified` if its signer's key is trusted here.
 
-    `problem` says why it is no evidence for the package, if so; `predicate`, its content, is empty then.
+    `predicate` is its content. `problem` says why it is not valid evidence for the package, or is None; with
+    a problem, `predicate` is empty.
     """
 
     path: Path
@@ -39,9 +40,10 @@ class PackageEvidence(NamedTuple):
 
 
 class Inspection(NamedTuple):
-    """What a package holds; unless a key that is trusted here signed it, `key_id` is only a claim.
+    """The content of a package. If it is not `verified` (by a trusted key), `key_id` is only a claim.
 
-    `key_name`: name of the key on this machine, or None. `evidence`: None without a file beside the package.
+    `key_name`: name of the key on this machine, or None. `evidence`: None if no evidence file lies beside the
+    package.
     """
 
     path: Path
@@ -58,9 +60,9 @@ class Inspection(NamedTuple):
 def command(file: Path, *, as_json: bool) -> None:
     """Show what FILE holds, a package or a .tflite model.
 
-    Form and digests of a package are checked. One by a key that is not trusted here is shown too, marked
-    UNVERIFIED; nothing of it is run. Of a package that is encrypted for other devices its header is shown. A
-    .tflite model is tried on zeros in a process of its own.
+    Form and digests of a package are checked. A package signed with a key that is not trusted here is shown
+    too, marked UNVERIFIED; nothing of it is run. If a package is encrypted for other devices, only its header
+    is shown. A .tflite model is run on zeros in a separate process.
     """
     from edgekit_runtime.errors import ManifestError
     from edgekit_toolkit.importers.file_kind import is_tflite

@@ -95,8 +95,8 @@ def trust(file: Path, name: str, *, as_json: bool) -> None:
 def register(name: str, uri: str, file: Path, *, as_json: bool) -> None:
     """Sign with a key that is held elsewhere, under NAME.
 
-    URI says where, as securesystemslib takes it (hsm:, awskms:, gcpkms:, azurekms:, ...); FILE holds its
-    public part (PEM).
+    URI is the key's address in the form of securesystemslib (hsm:, awskms:, gcpkms:, azurekms:, ...); FILE
+    holds its public part (PEM).
     """
     from edgekit_toolkit.packaging.signing_keys import register_uri
 

@@ -22,7 +22,7 @@ class LazyCommand(click.Command):
         return self.load().make_context(info_name, args, parent, **extra)
 
     def load(self) -> click.Command:
-        """Import the module; return its `command` if both have one name, else the attribute of that name."""
+        """Import the module; return its `command`, or its attribute `name` if the module has another name."""
         module = importlib.import_module(self._module)
         is_own = self._module.endswith(f".{self.name}")
         command: click.Command = module.command if is_own else getattr(module, str(self.name))
@@ -36,8 +36,8 @@ def lazy_commands(
 
     Args:
         names: name of a command -> its short help.
-        folder: name of the package, such as `edgekit_cli.hil`; a command is in the module of its name.
-        files: name of a command -> its module, if that is another one.
+        folder: name of the package, such as `edgekit_cli.hil`.
+        files: name of a command -> name of its module; by default the command's own name.
     """
     modules = {name: f"{folder}.{(files or {}).get(name, name)}" for name in names}
     return [

@@ -7,7 +7,7 @@ import click
 
 
 class NumberRange(click.FloatRange):
-    """A finite number within a range: click also takes NaN, which no comparison refuses, and infinity."""
+    """A finite number within a range. click's own type accepts NaN and infinity."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the number that an option states.

@@ -45,7 +45,7 @@ def package_pipeline(
     `package_model`: packages a member that the pipeline names as a model.
 
     Raises:
-        click.UsageError: an option is missing, or one for models.
+        click.UsageError: a required option is missing, or an option is only for models.
         DataError: the file or a member cannot be used.
         BudgetError: the whole exceeds a limit, or a figure for it is not known.
     """

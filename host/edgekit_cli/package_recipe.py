@@ -61,8 +61,8 @@ def repeat_recipe(
 ) -> Path:
     """Make the package of a recipe anew, and return its path: same model, tools and key give the same bytes.
 
-    `like`: recipe of the earlier package whose weights an update stays near to, or None.
-    `target`: value of `--target`, to compare with the recipe's; None if it was not given.
+    `like`: recipe of an earlier package, or None. The new weights stay near that package's weights. `target`:
+    value of `--target`, to compare with the recipe's; None if it was not given.
 
     Raises:
         click.UsageError: the recipe is for another target.

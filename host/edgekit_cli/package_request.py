@@ -37,7 +37,7 @@ MAX_SIZE = 2**31 - 1
 
 
 def find_source(model: Path, python: Path | None, out: Path) -> LocalModel:
-    """Return the file that MODEL names, or what the user's interpreter `python` exports of it into `out`.
+    """Return the file that MODEL names; with `python`, export it into `out` by that interpreter first.
 
     Raises:
         ModelError: it is not here, leads out of its folder, or cannot be exported.

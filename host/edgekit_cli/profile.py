@@ -72,15 +72,15 @@ def command(
 ) -> None:
     """Measure MACHINE and write a target with which `edgekit package` predicts latency and energy on it.
 
-    Small networks run on the device, and the profile is their times. It holds on any machine: there
-    `edgekit package` runs the same networks beside a model. How much longer each kind of kernel takes on the
+    Small networks run on the device, and the profile is their times. It can be used on any machine: `edgekit
+    package` runs the same networks there, beside the model. How much longer each kind of kernel takes on the
     device is fitted on whole networks; the error of networks that the fit has not seen is the uncertainty
     that reports state.
 
     With a meter of the whole device on the bench, the profile has its power at rest and while the networks
     run, and energy is that power times the predicted latency.
 
-    `edgekit hil run` makes its packages by the profile of a bench, and shows how far off it is there.
+    `edgekit hil run` makes its packages with the bench's profile, and shows the error of its predictions.
 
     A machine named 'ssh:HOST' needs `edgekit[device]` installed, and a login without a password.
     """
@@ -116,8 +116,8 @@ class MeasuredProfile:
     """A measured profile of a device.
 
     Attributes:
-        here, times: runs of the calibration networks on this machine, and their times on the device.
-        fitted: ratios that convert the ones into the others.
+        here, times: runs of the calibration networks on this machine; and their times on the device.
+        fitted: ratios that convert times on this machine into times on the device.
         power: power of the device, or None if it was not measured.
         power_text: what measured it, or why nothing did.
     """
@@ -131,7 +131,7 @@ class MeasuredProfile:
 
     @property
     def errors(self) -> dict[str, float]:
-        """Network -> predicted over measured time, less 1; the fit left that network out."""
+        """Network -> predicted over measured time, less 1, from a fit to the other networks."""
         return dict(zip(self.here.networks, self.fitted.errors, strict=True))
 
     def describe(self) -> dict[str, object]:

@@ -36,7 +36,8 @@ def command(
 ) -> None:
     """Check PACKAGE: form, digests, signature, evidence beside it, and its self-tests on this machine.
 
-    Each variant is tested; one whose engine is not here is shown as not run, unless none is here.
+    Each variant is tested. A variant whose engine is not installed is shown as not run; if no engine is
+    installed, the command fails.
 
     Exit code 0 means that every check passed; docs/reference/exit-codes.md lists the other codes.
     """
@@ -83,7 +84,7 @@ def _choose_trust(key_files: tuple[Path, ...], keys_folder: Path | None) -> Trus
 
 
 class VariantSelfTest(NamedTuple):
-    """The self-test of one variant; `not_run` names what is missing for it, and `checks` is empty then."""
+    """The self-test of one variant. `not_run` names what is missing to run it; then `checks` is empty."""
 
     variant: str
     checks: tuple[OutputCheck, ...]

@@ -27,7 +27,7 @@ class Figure:
     """One measured value.
 
     Attributes:
-        name: what was measured, with the model.
+        name: the measured quantity and its model.
         value: the value, in `unit`; None if there is none.
         method: how it was measured.
         test: name of the test that measured it.
@@ -84,13 +84,13 @@ class MeasuredPower:
 
 @dataclass(frozen=True, slots=True)
 class NetworkTimes:
-    """Times of the toolkit's calibration networks on the device, by which `edgekit package` predicts others.
+    """Times of the toolkit's calibration networks on a device, from which others are predicted.
 
     Attributes:
         engine: name and release of the engine on the device.
         networks: digest of the networks.
         seconds: time of one inference of each network, by its name.
-        power: power of the device meanwhile; None without a meter of the whole.
+        power: power of the device during the runs; None unless a meter measures the whole device.
     """
 
     date: str
@@ -128,7 +128,7 @@ class Evidence:
         commit: commit of the checkout that ran, or empty outside of one.
         is_dirty: whether that checkout held changes that are in no commit.
         left_out: number of tests that the command line left out, such as by -k.
-        network_times: times of the profile by which this run's latencies were predicted, or None.
+        network_times: calibration times of the profile that predicted this run's latencies, or None.
     """
 
     bench: str
@@ -174,7 +174,8 @@ class Checkout:
 
     Attributes:
         commit: hash of the commit; empty outside of a checkout, `unknown` if git does not say.
-        is_dirty: whether sources differ from the commit or are in none; files of evidence are not compared.
+        is_dirty: whether sources differ from the commit, or are not committed; files of evidence do not
+            count.
     """
 
     commit: str
@@ -182,7 +183,7 @@ class Checkout:
 
 
 def read_checkout() -> Checkout:
-    """Return the commit of the running code; see `Checkout` for an installed wheel, or if git fails."""
+    """Return the commit of the running code; see `Checkout` for the values without a commit."""
     if not (PACKAGE.parents[1] / ".git").exists():
         return Checkout("", is_dirty=False)
     try:
@@ -220,7 +221,7 @@ def _read_document(path: Path) -> Any:
 
 
 def read_folders(folders: Iterable[Path]) -> list[Evidence]:
-    """Return all evidence in some folders, oldest first; of files with the same name only the last folder's.
+    """Return all evidence in folders, oldest first. If a file name repeats, only the last folder's counts.
 
     Raises:
         BenchError: a file is no evidence, or of a newer format.
@@ -241,7 +242,7 @@ def find_hil_folder() -> Path:
 
 
 def read_newest(target: str) -> list[Evidence]:
-    """Return the newest evidence of each bench of a target, both that of this source and that of this user.
+    """Return the newest evidence of each bench of a target, from this source and from the user's folder.
 
     Runs in which every test was skipped are left out, and so are files of the user that cannot be read.
     """
@@ -265,7 +266,7 @@ def _read_all(target: str) -> list[Evidence]:
 def read_measured_costs(target: str) -> list[tuple[Evidence, NetworkTimes]]:
     """Return evidence with times of calibration networks on a real device, and the times, newest first.
 
-    Times of an emulated device are never costs of its class.
+    Times of an emulated device are left out: they do not hold for the real device.
     """
     newest_first = reversed(_read_all(target))
     return [(run, run.network_times) for run in newest_first if run.kind == "real" and run.network_times]

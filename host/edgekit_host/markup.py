@@ -65,11 +65,8 @@ def _attribute(value: str | float) -> str:
 def section(title: str, *children: str | None, key: str, intro: str | None = None) -> Markup:
     """Return a section with a heading.
 
-    Args:
-        title: text of the heading.
-        children: markup, or text to escape; None is left out.
-        key: id of the element, for links to it.
-        intro: text below the heading, or None.
+    `children`: markup, or text to escape; None is left out. `key`: id of the element, for links to it.
+    `intro`: text below the heading, or None.
     """
     lead = None if intro is None else el("p", intro, class_="intro")
     return el("section", el("h2", title, id=key), lead, *children, aria_labelledby=key)
@@ -177,7 +174,7 @@ def show_bytes(size_bytes: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Return a number with three significant digits, or all before its point: `0.012`, `1.5`, `1,234`."""
+    """Return a number with three significant digits, or all digits of its integer part: `0.012`, `1,234`."""
     if value == 0:
         return "0"
     decimals = max(0, 2 - math.floor(math.log10(abs(value))))

@@ -13,9 +13,9 @@ PINNED_ENGINES: Final = tuple(engine.name for engine in list_registered() if eng
 
 
 def read_pinned(engine: str, machine: str, python: str) -> list[str]:
-    """Return the packages of an engine as requirements of pip, each with its hashes and without conditions.
+    """Return the packages of an engine as requirements of pip, with hashes, but without markers.
 
-    Conditions are resolved here, since pip would resolve them for the machine that it runs on.
+    Environment markers are resolved here, since pip would resolve them for the machine that it runs on.
 
     Args:
         engine: engine of the device.

@@ -34,7 +34,7 @@ def is_ascii_only(console: Console) -> bool:
 
 
 def plain(value: object, console: Console) -> str:
-    """Return foreign text on one line, without control characters and those that the console cannot show."""
+    """Return foreign text on one line, without characters that control the console or that it cannot show."""
     text = " ".join(clean(str(value)).split())
     if is_ascii_only(console):
         text = text.translate(_ASCII)
@@ -46,11 +46,8 @@ def print_line(
 ) -> None:
     """Print parts with blanks between them.
 
-    Args:
-        console: where to print.
-        parts: foreign texts; pairs of a foreign text and its style; or `Text` that is known to be safe.
-        first_indent: indent of the first line, in cells.
-        indent: indent of the lines after it, in cells.
+    `parts`: foreign texts; pairs of a foreign text and its style; or `Text` that is known to be safe.
+    `first_indent`: indent of the first line, in cells. `indent`: indent of the lines after it, in cells.
     """
     pairs = [part if isinstance(part, (tuple, Text)) else (part, "") for part in parts]
     texts = [pair if isinstance(pair, Text) else Text(plain(pair[0], console), pair[1]) for pair in pairs]
@@ -60,8 +57,8 @@ def print_line(
 def print_section(console: Console, title: str, rows: Iterable[tuple[object, ...]]) -> None:
     """Print a title over rows of foreign texts, in columns; nothing when there are no rows.
 
-    A row that is too long for the columns is printed without them. One that is too long for a line has its
-    texts on lines of their own, so that a digest stays in one piece where that is possible.
+    A row that is too long for the columns is printed without them. If it is too long for a line, each text
+    gets its own line, so that a digest stays in one piece if possible.
     """
     texts = [tuple(plain(value, console) for value in row) for row in rows]
     if not texts:

@@ -48,12 +48,12 @@ class Bench:
     """An opened bench.
 
     Attributes:
-        target: labgrid's target, for drivers that only some benches have.
-        home: absolute path of the folder on the device for the folders of tests.
+        target: labgrid's target. It gives access to drivers that only some benches have.
+        home: absolute path on the device; each test gets a folder in it.
         power: labgrid's driver that cuts the device's power, or None.
         meter: the active driver with `MeterProtocol`, or None.
         meter_text: what the meter measures, or why there is no meter.
-        lock: lock of the bench, which can mark it as broken.
+        lock: lock of the bench, through which the bench is marked as broken.
         boot_id: file on the device whose content differs after each boot.
         boot_limit_s: time until the device answers after its power came back.
     """
@@ -73,7 +73,7 @@ class Bench:
         """Cut the device's power, restore it, and wait until the device has booted and answers.
 
         Raises:
-            BenchError: the device does not answer in time, or its power was not cut, so it did not boot.
+            BenchError: the device does not answer in time; or it did not boot, because its power was not cut.
         """
         command = self.command
         if command is self.power:  # a device without a boot
@@ -107,7 +107,7 @@ class Bench:
 
     @property
     def can_restore(self) -> bool:
-        """Whether the strategy of the file can restore snapshots of the device."""
+        """Whether the bench file has a labgrid strategy that can restore snapshots of the device."""
         try:
             return hasattr(self.target.get_strategy(), "restore")
         except NoStrategyFoundError:
@@ -115,13 +115,13 @@ class Bench:
 
     @property
     def host_address(self) -> str | None:
-        """Address at which the device reaches this machine, if a driver has a network of its own for it."""
+        """This machine's address in the device's own network; None for a device without such a network."""
         addresses = (getattr(driver, "host_address", None) for driver in self.target.drivers)
         return next((address for address in addresses if address is not None), None)
 
     @property
     def slowdown(self) -> float:
-        """Factor by which the driver makes the device slower than its target; predictions leave it out."""
+        """How many times slower than its target the driver makes the device; predictions are without it."""
         return float(getattr(self.command, "slowdown", 1.0))
 
     @property
@@ -131,13 +131,13 @@ class Bench:
 
     @contextlib.contextmanager
     def open_folder(self, name: str, user: str) -> Iterator[Device]:
-        """Yield the device with a folder of that name for its state; a snapshot is restored first.
+        """Restore the device's snapshot, if any; yield the device, whose state is in the folder `name`.
 
-        A device that does not answer at the begin or at the end breaks the bench.
+        A device that does not answer at the start or the end marks the bench as broken.
 
         Args:
             name: name of the folder in `home`, which is removed at the end.
-            user: what uses the device, such as a test, named in the reason if the bench breaks.
+            user: the user of the device, such as a test. If the bench breaks, the reason names it.
 
         Raises:
             BenchError: the device does not answer.
@@ -154,10 +154,10 @@ class Bench:
 
     @contextlib.contextmanager
     def break_on_error(self, when: str) -> Iterator[None]:
-        """Mark the bench as broken if the block raises `BenchError`; the error is raised further.
+        """Mark the bench as broken if the block raises `BenchError`, and raise the error again.
 
         Args:
-            when: moment, named in the reason if the bench breaks.
+            when: moment of the block. If the bench breaks, the reason names it.
         """
         try:
             yield

@@ -45,7 +45,7 @@ class Status(enum.Enum):
 @target_factory.reg_driver
 @attr.s(eq=False)
 class BootedMachineStrategy(Strategy):  # labgrid has no types of it
-    """Brings the machine into a state, with a shell over ssh unless it is off."""
+    """Brings the machine into one of the states of `Status`. A running machine has a shell over ssh."""
 
     bindings = {"machine": "BootedMachineDriver", "ssh": "SSHDriver"}  # noqa: RUF012  # labgrid's
 
@@ -59,8 +59,8 @@ class BootedMachineStrategy(Strategy):  # labgrid has no types of it
         """Bring the machine into a state.
 
         Args:
-            status: one of `Status`, or its name: `booted` from its disk, or `shell`. `shell` always restores
-                the booted machine, with the runtime installed: no earlier change is left.
+            status: one of `Status`, or its name. `booted` starts the machine from its disk. `shell` always
+                restores the booted machine with the runtime installed, so no earlier change is left.
         """
         target_status = status if isinstance(status, Status) else Status[status]
         self.target.deactivate(self.ssh)

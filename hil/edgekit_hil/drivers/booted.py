@@ -26,9 +26,9 @@ class BootedMachineDriver(QEMUDriver):
     """A machine that boots an image, or continues from its snapshot.
 
     Attributes:
-        image: image whose disks it boots from; None is the newest image with a snapshot.
+        image: image with the disks to boot from; for None, the newest image with a snapshot.
         status: 1 while qemu runs.
-        key: file with the key of root.
+        key: file with root's private ssh key.
         folder: folder of its disks while it is active.
         host_address: address at which it reaches servers on this machine's loopback.
     """
@@ -72,7 +72,7 @@ class BootedMachineDriver(QEMUDriver):
     def get_qemu_base_args(self) -> list[str]:
         """Return the command line of qemu; labgrid adds the monitor, and a second console.
 
-        The first console goes to a file: qemu stops while nobody reads from labgrid's console.
+        The first console goes to a file, because qemu stops while nobody reads labgrid's console.
         """
         words = ["setpriv", "--pdeathsig", "KILL"]  # it ends with this process, however that ends
         words += [self.qemu_bin, "-machine", self.machine, "-cpu", self.cpu, "-m", self.memory, "-smp", "2"]
@@ -111,7 +111,7 @@ class BootedMachineDriver(QEMUDriver):
         self.monitor_command("system_reset")
 
     def forward_ssh(self) -> int:
-        """Forward a free port of this machine's loopback to the ssh port of the machine; return it."""
+        """Forward a free port of this machine's loopback to the machine's ssh port; return the free port."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             port: int = free.getsockname()[1]
         self.add_port_forward("tcp", "127.0.0.1", port, "", _SSH)

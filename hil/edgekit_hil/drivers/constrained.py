@@ -34,7 +34,7 @@ class ConstrainedBoard(Resource):
 
     Attributes:
         processor_share: share of one processor, 0.1 to 0.95.
-        memory_bytes: memory of all its processes and of their files in memory.
+        memory_bytes: limit of the memory of its processes and of files in tmpfs, together.
         up_mbit_s, down_mbit_s, rtt_ms: bandwidths and round-trip time of its link.
     """
 

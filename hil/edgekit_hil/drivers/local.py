@@ -26,7 +26,7 @@ _MAX_OUTPUT_BYTES: Final = 64 << 20
 @target_factory.reg_driver
 @attr.s(eq=False)
 class LocalDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol):
-    """Runs commands here, without our environment.
+    """Runs commands on this machine, without the environment variables of this process.
 
     Attributes:
         home: folder that is removed at the end.

@@ -23,10 +23,11 @@ _TIMED_OUT: Final = 124  # exit code of timeout(1)
 
 
 class MeterProtocol(abc.ABC):
-    """A driver that measures power; a driver of the user that implements it is the meter of its bench.
+    """A driver that measures power. A user's own driver can implement it, and is then its bench's meter.
 
     Attributes:
-        is_whole: whether it measures the whole device; otherwise its watts are not those that targets state.
+        is_whole: whether it measures the whole device. The watts of a part are not comparable with a
+            target's.
     """
 
     is_whole: bool = True
@@ -34,13 +35,14 @@ class MeterProtocol(abc.ABC):
     @property
     @abc.abstractmethod
     def scope(self) -> str:
-        """The part whose watts are measured, such as `board`, as the method of a figure names it."""
+        """The measured part, such as `board`; a figure's method names it."""
 
     @abc.abstractmethod
     def measure(self) -> contextlib.AbstractContextManager[list[tuple[float, float]]]:
-        """Measure in a `with` block; then its list holds (seconds since the first, watts) of each reading.
+        """Measure in a `with` block; the list that it yields is filled at the end.
 
-        The block begins with the first reading, so that even a short one has a reading.
+        Each entry is (seconds since the first reading, watts). The first reading is taken before the block
+        runs, so even a short block has one.
 
         Raises:
             BenchError: there are no readings, or a reading is no power that a device can draw.
@@ -78,10 +80,10 @@ class CommandMeterDriver(Driver, MeterProtocol):
 
     Attributes:
         command: a command of the shell that prints one number, the watts at this moment, and ends.
-        measures: the meter and the part that it measures, as the method of a figure names them.
+        measures: the meter and the measured part; a figure's method names them.
         is_whole: whether that is the whole device.
         interval_s: seconds between two readings.
-        limit_s: seconds after which a reading that has not come has failed.
+        limit_s: time limit of one reading, in seconds.
     """
 
     command: str = attr.ib(validator=attr.validators.instance_of(str))
@@ -100,7 +102,6 @@ class CommandMeterDriver(Driver, MeterProtocol):
 
     @property
     def scope(self) -> str:
-        """The part whose watts are measured."""
         return self.measures
 
     @Driver.check_active  # type: ignore[untyped-decorator]

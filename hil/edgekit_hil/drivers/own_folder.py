@@ -12,10 +12,10 @@ PREFIX: Final = "edgekit-bench"
 
 
 def make_folder(kind: str) -> Path:
-    """Make and return an empty folder; remove folders of ended processes, and end the programs in them.
+    """Make and return an empty folder. Remove such folders of ended processes, after killing their programs.
 
     Args:
-        kind: kind of the device, a part of the folder's name.
+        kind: kind of the device; part of the folder's name.
     """
     for stale_folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}-*-*-*"):
         owner = stale_folder.name.split("-")[-2]

@@ -21,7 +21,7 @@ class SensorsDriver(Driver, MeterProtocol):
     """Reads the sensors over the device's shell, once a second.
 
     Attributes:
-        python: starts, on the device, a Python in which the runtime is installed.
+        python: command that starts a Python on the device; the runtime is installed in that Python.
         sysfs: path of the kernel's tree on the device.
     """
 
@@ -48,7 +48,6 @@ class SensorsDriver(Driver, MeterProtocol):
 
     @property
     def scope(self) -> str:
-        """The part whose watts are measured, such as `board`, as the method of a figure names it."""
         return self._scope
 
     @Driver.check_active  # type: ignore[untyped-decorator]

@@ -96,9 +96,9 @@ def find_image(*, booted: bool) -> Image:
 
 
 def make_image(show: Show, *, rebuild: bool = False) -> Image:
-    """Return the image of this recipe with today's versions of its packages, made if it is missing.
+    """Return the image of this recipe, with the present versions of its packages; make it if it is missing.
 
-    `rebuild`: whether to make it even if it is there. It has no snapshot yet: see
+    `rebuild`: whether to make the image even if it exists. A new image has no snapshot yet: call
     `drivers.boot_strategy.save_snapshot`.
 
     Raises:

@@ -113,7 +113,7 @@ exec $busybox switch_root $disk /sbin/init
 
 
 def hash_recipe(*versions: str) -> str:
-    """Return a hash of 16 hexadecimal digits of the recipe and of further values, such as versions.
+    """Return 16 hexadecimal digits of a hash of the recipe and of `versions`.
 
     The recipe is the code of this folder's modules, whatever their docstrings, comments and format, and the
     lists of the engines' packages.

@@ -71,7 +71,8 @@ def find_python(root: Path) -> str:
 def compile_modules(root: Path, python: str) -> None:
     """Compile the Python modules of a root, for faster starts.
 
-    `python`: version of the root's Python, such as `3.11`; does nothing if this Python has another.
+    `python`: version of the root's Python, such as `3.11`. If this process has another version, nothing is
+    compiled.
     """
     if python == f"{sys.version_info.major}.{sys.version_info.minor}":
         names = (f"usr/lib/python{python}", "usr/lib/python3", f"usr/local/lib/python{python}")
@@ -85,12 +86,9 @@ def install_wheels(
 ) -> None:
     """Install wheels for arm64 into `folder` by this machine's pip.
 
-    Args:
-        requirements: lines of a pip requirements file.
-        python: version of the Python that imports them.
-        folder: target folder.
-        are_pinned: whether the lines are complete, each with its hashes; if not, dependencies are installed
-            too.
+    `requirements`: lines of a pip requirements file. `python`: version of the Python that imports them.
+    `are_pinned`: whether the lines are complete, each with its hashes; if not, dependencies are installed
+    too.
 
     Raises:
         BenchError: the index has no such wheel, or does not answer.

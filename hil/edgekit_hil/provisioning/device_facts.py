@@ -22,10 +22,10 @@ class DevicePython:
     """A Python of the device.
 
     Attributes:
-        version: version such as `3.11.2`.
-        implementation: implementation such as `CPython`.
+        version: such as `3.11.2`.
+        implementation: such as `CPython`.
         has_tensorrt: whether it can import TensorRT, which comes with JetPack.
-        bits: 64, or 32: a 32-bit Raspberry Pi OS may have a 64-bit kernel, and then says `aarch64`.
+        bits: 64 or 32. On 32-bit Raspberry Pi OS it is 32, although a 64-bit kernel reports `aarch64`.
     """
 
     path: str
@@ -36,7 +36,7 @@ class DevicePython:
 
     @property
     def is_supported(self) -> bool:
-        """Whether the packages have wheels for it, and the user of the service may run it."""
+        """Whether edgekit's packages have wheels for this Python, and the service's user may run it."""
         if self.path.startswith(_PRIVATE) or self.bits != 64:
             return False
         numbers = tuple(int(part) for part in re.findall(r"\d+", self.version)[:2])
@@ -115,10 +115,10 @@ class InstallFacts:
         return int(match[1]), int(match[2])
 
     def choose_python(self) -> DevicePython:
-        """Return the Python to install for, after a check of all other needs of an installation.
+        """Return the Python for the installation, after a check that the device can run edgekit.
 
         Raises:
-            ProvisioningError: the device cannot run edgekit, or gives no rights.
+            ProvisioningError: the device cannot run edgekit, or its user is neither root nor may use sudo.
         """
         if self.machine not in MACHINES:
             raise ProvisioningError(

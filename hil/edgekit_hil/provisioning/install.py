@@ -28,12 +28,12 @@ _MB: Final = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstallRequest:
-    """The wanted state of a device.
+    """The state into which `install` brings a device.
 
     Attributes:
-        keys: public keys for it to trust, `NAME.pub.pem`.
-        target: target that its packages must have, or empty for any.
-        code: code with which it joins a fleet, or empty.
+        keys: public keys that the device shall trust, as files `NAME.pub.pem`.
+        target: name of the target for which its packages must be made; empty for any target.
+        code: one-time code with which the device joins a fleet; empty to join none.
     """
 
     engine: str = "ort"
@@ -67,7 +67,7 @@ def probe(host: SshHost, *, has_models: bool = False) -> InstallFacts:
 
     Raises:
         TransportError: the device cannot be reached.
-        ProvisioningError: the device refuses the login, or does not describe itself.
+        ProvisioningError: the device refuses the login, or its answer does not hold the facts.
     """
     call = ("status", str(int(has_models)))
     facts = InstallFacts.parse(_run(host, "none", *call, limit_s=_PROBE_LIMIT_S))
@@ -78,12 +78,12 @@ def probe(host: SshHost, *, has_models: bool = False) -> InstallFacts:
 
 
 def install(host: SshHost, request: InstallRequest, show: Callable[[str], None]) -> InstallReport:
-    """Bring a device to the wanted state; parts that are in place stay.
+    """Bring a device to the requested state; change only the parts that differ from it.
 
     Raises:
         TransportError: the device cannot be reached.
         ProvisioningError: it cannot be set up; the earlier release still runs.
-        OutputError: the host cannot keep the packages.
+        OutputError: the packages cannot be stored on this machine.
     """
     show("looking at the device")
     facts = probe(host)
@@ -128,9 +128,7 @@ def install(host: SshHost, request: InstallRequest, show: Callable[[str], None])
 def uninstall(host: SshHost, *, purge: bool) -> tuple[str, ...]:
     """Remove edgekit from a device; return the names of the removed parts.
 
-    Args:
-        host: the device.
-        purge: whether to remove models, keys and membership in a fleet too.
+    `purge`: whether to remove models, keys and membership in a fleet too.
 
     Raises:
         TransportError: the device cannot be reached.

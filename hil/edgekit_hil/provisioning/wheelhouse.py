@@ -56,7 +56,8 @@ class Wheelhouse:
         """Return the packages for this device; nothing is downloaded yet.
 
         Raises:
-            ProvisioningError: no wheel fits the device's C library, or lists of packages are missing here.
+            ProvisioningError: no wheel fits the device's C library, or this installation lacks a list of
+                packages.
         """
         pinned = read_pinned(engine, facts.machine, python.version)
         name, content = make_own_wheel()
@@ -169,7 +170,7 @@ def make_zip(files: dict[str, bytes]) -> bytes:
 
 
 def pack_pip() -> bytes:
-    """Return a zip archive of the pip of this Python, which Python can run from the archive.
+    """Return the pip of this Python as a zip archive; Python can run pip directly from the archive.
 
     Raises:
         ProvisioningError: this Python has no pip.

@@ -30,7 +30,7 @@ def parse_host(text: str, ssh_config: Path | None) -> SshHost:
     """Return the address that `text` states; ssh reads `ssh_config`, or the user's own file if it is None.
 
     Raises:
-        ConfigError: the text is no such address.
+        ConfigError: the text is not an address.
         ProvisioningError: this installation lacks the commands of `edgekit device`.
     """
     try:

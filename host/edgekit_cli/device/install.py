@@ -47,7 +47,7 @@ def command(
     ssh_config: Path | None,
     as_json: bool,
 ) -> None:
-    """Install edgekit on a device, or bring it up to date; what is right already stays.
+    """Install edgekit on a device, or bring it up to date; only what differs is changed.
 
     Packages are fetched here, for the device's Python and architecture, and checked by their hashes here and
     there. The new version goes beside the old one and replaces it only if it starts.

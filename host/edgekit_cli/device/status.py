@@ -20,7 +20,7 @@ from edgekit_cli.shared_options import as_json_option
 @ssh_config_option
 @as_json_option
 def command(*, host: str, ssh_config: Path | None, as_json: bool) -> None:
-    """Show what a device is, and what of edgekit runs there."""
+    """Show facts about a device, and the state of edgekit on it."""
     device = parse_host(host, ssh_config)
     from edgekit_hil.provisioning.install import probe
     from edgekit_host.terminal import open_console, print_section

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def command(subject: str | None, *, action: str | None, limit: int, path: Path | None, as_json: bool) -> None:
     """Show the newest entries of the audit log, or those of SUBJECT: a device, release or rollout.
 
-    The log is checked whole: it fails if an entry was changed.
+    The whole log is checked first; the command fails if an entry was changed.
     """
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.devices import check_audit

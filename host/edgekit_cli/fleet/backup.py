@@ -42,7 +42,8 @@ def restore(file: Path, *, database: str, path: Path | None, as_json: bool) -> N
 
     With --database this is the way from SQLite to PostgreSQL.
 
-    Devices that have moved on since keep what they have; the manager takes their numbers over.
+    Devices that were updated after the backup keep their versions, and the manager continues from their
+    document numbers.
     """
     folder = find_folder(path)
     from edgekit_fleet.operations import records

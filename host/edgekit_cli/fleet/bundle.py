@@ -29,8 +29,8 @@ from edgekit_cli.fleet.fleet_options import (
 def command(release: str, *, selector: str, out: Path, path: Path | None, as_json: bool) -> None:
     """Write RELEASE and the signed orders of devices into one file, to be carried by hand.
 
-    A rollout must want the release of them: `edgekit fleet rollout start RELEASE --to SELECTOR --waves 100%`.
-    On the device: `edgekit-device fleet apply FILE`. Then here: `edgekit fleet collect RESULTS`.
+    First start a rollout to the devices: `edgekit fleet rollout start RELEASE --to SELECTOR --waves 100%`. On
+    the device: `edgekit-device fleet apply FILE`. Then here: `edgekit fleet collect RESULTS`.
     """
     with open_fleet(path) as (folder, store):
         from edgekit_fleet.operations.bundles import write_bundle

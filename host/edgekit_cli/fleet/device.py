@@ -156,13 +156,14 @@ def tag(device: str, tags: tuple[str, ...], *, is_sure: bool, path: Path | None,
 
 
 def set_tags(fleet: FleetCaller, device: str, tags: Mapping[str, str], *, is_sure: bool) -> DeviceSummary:
-    """Set tags of a device, and return it with them.
+    """Set tags of a device, and return the device with its new tags.
 
-    An empty value removes a tag. Unless `is_sure`, ask on the terminal if this affects an open rollout.
+    An empty value removes a tag. If the change affects an open rollout, ask on the terminal, unless
+    `is_sure`.
 
     Raises:
         FleetError: there is no such device, or there is no terminal to ask on.
-        RequestError: a server of the fleet refuses for one of these reasons.
+        RequestError: the fleet's server refuses the change.
         click.Abort: the answer is no.
     """
     from edgekit_fleet.api.endpoints.devices import TagDevice, tag_device
@@ -180,7 +181,7 @@ def set_tags(fleet: FleetCaller, device: str, tags: Mapping[str, str], *, is_sur
 @click.argument("name")
 @folder_and_json_options
 def why(name: str, *, path: Path | None, as_json: bool) -> None:
-    """Say what the device NAME runs, what it should run, and what stands between."""
+    """Say what the device NAME runs, what it should run, and why the two differ."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.devices import get_device
         from edgekit_fleet.api.endpoints.endpoint import Named

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 @click.option("--no-tls", is_flag=True, help="Probe a broker on this machine without TLS.")
 @folder_and_json_options
 def command(brokers: tuple[str, ...], *, no_tls: bool, path: Path | None, as_json: bool) -> None:
-    """Probe a broker, and show what of the fleet expires, with what to do.
+    """Probe a broker; list what expires in the fleet, and how to renew it.
 
-    The broker is the one at HOST:PORT, several nodes of a cluster, or a mosquitto as `up` starts it. It must
-    trust the fleet's authority. The fleet's manager must not be connected to it.
+    Name each node of a cluster as HOST:PORT. Without any, the command starts and probes a mosquitto as `up`
+    does. The broker must trust the fleet's authority, and the fleet's manager must not be connected to it.
     """
     folder = find_folder(path)
     from edgekit_fleet.operations.doctor import find_expiries, probe_broker, probe_own

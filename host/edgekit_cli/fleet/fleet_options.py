@@ -42,7 +42,8 @@ class ChosenServer:
     Attributes:
         url: its URL; None if none is chosen.
         token_file: file of the token to log in with; None for the environment variable.
-        authority: file of the certificate that must have signed the server's; None for the system's.
+        authority: PEM file of the authority that signed the server's certificate; None for the system's
+            authorities.
         is_explicit: whether the URL comes from the option `--server`, not from the environment variable.
     """
 
@@ -73,7 +74,7 @@ def check_local() -> None:
 
 
 def find_chosen() -> ChosenServer | None:
-    """Return the options of `edgekit fleet` that name a server; None if none were kept, see `keep_server`."""
+    """Return what `keep_server` has kept; None if no option of `edgekit fleet` was kept."""
     chosen: ChosenServer | None = click.get_current_context().meta.get(_KEY)
     return chosen
 
@@ -93,7 +94,7 @@ def check_installed() -> None:
 
 
 def find_folder(path: Path | None) -> FleetFolder:
-    """Return the fleet's folder at `path`, which need not exist; for None the one of `default_folder`.
+    """Return the fleet's folder at `path`, or that of `default_folder` for None. It need not exist.
 
     Raises:
         ConfigError: something that a fleet needs is not installed.
@@ -111,8 +112,8 @@ def open_fleet(path: Path | None) -> Iterator[tuple[FleetFolder, Store]]:
     """Yield the folder and the open store of an existing fleet; close the store at the end.
 
     Raises:
-        ConfigError: there is no fleet, or see `find_folder`.
-        click.UsageError: see `find_folder`.
+        ConfigError: there is no fleet, or a package that a fleet needs is not installed.
+        click.UsageError: `--server` is given: the folder is on the fleet's own machine.
     """
     folder = find_folder(path)
     with contextlib.closing(folder.open_store()) as store:

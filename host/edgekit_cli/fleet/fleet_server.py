@@ -30,7 +30,7 @@ def is_remote(path: Path | None) -> bool:
 
 @contextlib.contextmanager
 def connect(path: Path | None) -> Iterator[FleetCaller]:
-    """Yield the fleet in the folder `path`; if None, that of the chosen server, else of the default folder.
+    """Yield the fleet in the folder `path`; for None, the chosen server's fleet, or the default folder's.
 
     Raises:
         ConfigError: there is no fleet, the URL is malformed, or something is not installed.

@@ -26,9 +26,9 @@ def command() -> None:
 def rotate(roles: tuple[str, ...], root_folder: Path | None, path: Path | None, as_json: bool) -> None:
     """Exchange the keys of manager, root, targets, snapshot, timestamp or class-CLASS; devices follow.
 
-    manager is the key whose documents devices obey: a running manager signs all of them again, with the new
-    one. Without ROLE no key changes: the root is signed again, for two years. It may be done while the fleet
-    runs. If it is cut off, do it again.
+    The key manager signs the documents that devices obey: a running manager signs all of them again with the
+    new key. Without ROLE no key changes, but the root is signed for two more years. The fleet may run
+    meanwhile. If the command is interrupted, run it again.
     """
     with open_fleet(path) as (folder, store):
         from edgekit_fleet.operations import releases

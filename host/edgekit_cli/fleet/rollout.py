@@ -226,8 +226,8 @@ def list_command(path: Path | None, as_json: bool) -> None:
 def watch(name: str, path: Path | None, as_json: bool) -> None:
     """Follow a rollout until it ends: live on a terminal, else a line for each change.
 
-    Without a terminal it also ends at a pause, which only a person can end. The exit code is 1 if the rollout
-    did not succeed.
+    Without a terminal it also ends when the rollout pauses, since only a person can end a pause. The exit
+    code is 1 if the rollout did not succeed.
     """
     from edgekit_host.terminal import open_console
 
@@ -267,7 +267,7 @@ def _follow(fleet: FleetCaller, name: str) -> Iterator[RolloutSummary]:
 @click.argument("name")
 @folder_and_json_options
 def replay(name: str, path: Path | None, as_json: bool) -> None:
-    """Decide a rollout again from the audit log, and show where that differs; exit code 1 if it does."""
+    """Decide a rollout again from the audit log; show differences, with exit code 1 if there are any."""
     from edgekit_runtime.system.shown_text import clean
 
     with connect(path) as fleet:

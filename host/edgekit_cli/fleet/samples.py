@@ -44,7 +44,7 @@ def switch_on(days: float | None, max_gb: float | None, path: Path | None, as_js
 @command.command("off")
 @folder_and_json_options
 def switch_off(path: Path | None, as_json: bool) -> None:
-    """Take no more samples; those that are stored stay for their days."""
+    """Take no more samples. Stored samples are deleted when their days are over, as before."""
     _switch(path, as_json=as_json, is_on=False)
 
 
@@ -179,7 +179,7 @@ def list_command(model: str, device: str, trigger: str, path: Path | None, as_js
 @click.option("-o", "--output", "folder", type=click.Path(path_type=Path, file_okay=False), required=True)
 @folder_and_json_options
 def get(*, model: str, device: str, order: str, folder: Path, path: Path | None, as_json: bool) -> None:
-    """Write samples into a folder for `edgekit package`; what it has already is not fetched again.
+    """Write samples into a folder for `edgekit package`; fetch only those that the folder does not hold.
 
     People fill in the column `label` of its labels.csv; selection.csv has the probabilities of selection, by
     which the packager weighs each sample.
@@ -222,7 +222,7 @@ def delete(
     path: Path | None,
     as_json: bool,
 ) -> None:
-    """Delete the samples IDS, or those that all options mean together; nothing brings them back."""
+    """Delete the samples IDS, or all samples that match every option. They cannot be restored."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.samples import delete_samples
         from edgekit_fleet.operations.samples import SampleChoice

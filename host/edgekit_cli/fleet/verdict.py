@@ -29,7 +29,7 @@ _EXIT_CODES = {"pass": 0, "stop": 22, "undecided": 23}
 )
 @folder_and_json_options
 def command(rollout: str, *, wait: bool, timeout_s: float, path: Path | None, as_json: bool) -> None:
-    """Say whether ROLLOUT passes or stops, and why; the exit code says it, too: 0, 22, or 23 if undecided."""
+    """Say whether ROLLOUT passes or stops, and why; exit with 0 (passes), 22 (stops) or 23 (undecided)."""
     from edgekit_runtime.system.shown_text import clean
 
     end = time.monotonic() + (timeout_s if wait else 0.0)

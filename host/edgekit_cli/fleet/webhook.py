@@ -23,7 +23,7 @@ def command() -> None:
 )
 @folder_and_json_options
 def add(name: str, url: str, actions: tuple[str, ...], path: Path | None, as_json: bool) -> None:
-    """Tell URL of what happens from now on; prints the secret that signs the messages."""
+    """Call URL for each action from now on; print the secret that signs the messages."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.access import AddWebhook, add_webhook
 

@@ -36,10 +36,10 @@ class MeteredMachine:
 
 
 def find_device(text: str) -> contextlib.AbstractContextManager[MeteredMachine]:
-    """Return a context with a machine, or with the device of a bench, which is opened when the block begins.
+    """Return a context that yields a machine. If `text` names a bench, the context opens its device.
 
     Args:
-        text: as `Machine.parse` takes it; or the path of a bench's environment file, or a bench's name.
+        text: text that `Machine.parse` takes, path of a bench's environment file, or name of a bench.
 
     Raises:
         CutError: the text is none of these.

@@ -13,10 +13,10 @@ from edgekit_cli.progress import ProgressBar
 @click.command("image")
 @click.option("--rebuild", is_flag=True, help="Make it even if there is one with the same packages.")
 def command(*, rebuild: bool) -> None:
-    """Make the ARM64 system of the benches arm64-userland and arm64-booted, where it is missing.
+    """Make the ARM64 system of the benches arm64-userland and arm64-booted, unless it exists.
 
-    It takes the mirror and the release of this machine's own apt, and needs root. The image stays in your
-    cache; the two newest are kept.
+    It needs root, and takes Debian's packages from the mirror and the release that this machine's apt uses.
+    The image stays in your cache; the two newest are kept.
     """
     from edgekit_hil.drivers.boot_strategy import save_snapshot
     from edgekit_hil.images.image_cache import make_image

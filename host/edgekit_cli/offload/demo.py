@@ -40,10 +40,9 @@ _START_S = 8.0  # of the processes, before the first phase
 def command(seconds: float, *, output: Path, proxy: bool, no_browser: bool, as_json: bool) -> None:
     """See what offloading does while a link slows down, a server is loaded and then killed.
 
-    A slow device and a server run on this machine, with a link between them that goes from 20 to 2 Mbit/s and
-    back. A page on this machine follows, and is saved at the end. As root, the device is slowed down (with
-    cgroups) and both sides are network namespaces (with iproute2); otherwise a proxy limits the link, and the
-    page says so.
+    A slow device and a server run on this machine; the link between them goes from 20 to 2 Mbit/s and back. A
+    page on this machine shows the demo, and is saved at the end. For root, cgroups slow the device down, and
+    iproute2 links two network namespaces. For other users a proxy limits the link, and the page says so.
     """
     import contextlib
     import json
@@ -91,7 +90,7 @@ def command(seconds: float, *, output: Path, proxy: bool, no_browser: bool, as_j
 
 
 def prepare(folder: Path, packed: DemoPackage, *, is_tls: bool) -> DemoSetup:
-    """Return the demo's setup; with `is_tls` (off loopback), write certificate and token into `folder`."""
+    """Return the demo's setup. If `is_tls`, write certificate and token into `folder`."""
     import sys
 
     from edgekit_host.emulation.namespace_link import SERVER_HOST

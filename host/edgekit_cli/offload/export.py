@@ -62,7 +62,7 @@ def command(
     keys_folder: Path | None,
     as_json: bool,
 ) -> None:
-    """Write the models that PACKAGE needs on a server, for servers of others.
+    """Write the models that PACKAGE needs on a server, for other servers than `edgekit offload serve`.
 
     triton: a model repository. kserve: manifests for Kubernetes and KServe. haproxy: a configuration for
     replicas of `edgekit offload serve`. The device needs no change: it asks for the same names.

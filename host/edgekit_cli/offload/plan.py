@@ -162,9 +162,9 @@ _NO_PACKAGE: Final = (
 def command(model: Path, *, output: Path, as_json: bool, key: str, **options: Any) -> None:
     """Compare every way to run MODEL (.onnx or .edgepkg) between a device and a server.
 
-    All on the device, the input sent raw or in the fair codec of its kind, and the best cuts, each over a
-    range of bandwidths: as a table, a page, and JSON. Of an .edgepkg that was planned on two machines, a new
-    package carries the plans and their submodels.
+    It compares the whole model on the device, the input sent raw or in the usual codec for it, and the best
+    cuts, each over a range of bandwidths. It writes a table, a page, and JSON. For an .edgepkg planned on two
+    machines it also writes a new package with the plans and their submodels.
     """
     import json
 

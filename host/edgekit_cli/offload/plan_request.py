@@ -43,7 +43,7 @@ _SIZE = re.compile(rf"([0-9.]+)\s*({'|'.join(_BYTES)})")
 
 
 def parse_bandwidths(text: str) -> tuple[float, ...]:
-    """Return bandwidths in Mbit/s: at equal ratios over a range `A..B`, or as `parse_numbers` reads them.
+    """Return bandwidths in Mbit/s. A range `A..B` gives values at equal ratios; else see `parse_numbers`.
 
     Raises:
         click.BadParameter: neither a range nor values above 0.
@@ -87,9 +87,9 @@ class PlanRequest:
     """The options of `edgekit offload plan`, parsed.
 
     Attributes:
-        device, server, edge: each the file of a profile or the text of a machine, such as `ssh:HOST`.
-            `server` may be a URL; `edge` and `edge_link` are None on two tiers.
-        access: access to the server at a URL; None for a machine.
+        device, server, edge: path of a profile, or text that names a machine, such as `ssh:HOST`. `server`
+            may be a URL; `edge` and `edge_link` are None on two tiers.
+        access: access to the server if `server` is a URL; else None.
         most_leakage_db: leakage (PSNR) above which a candidate is refused; None for no limit.
         max_loss: share of the answers that a coding may make wrong, 0 to 1.
         classes: names of outputs that hold scores of classes.
@@ -201,7 +201,7 @@ def _parse_link(text: str) -> LinkState:
 def read_inputs(request: PlanRequest, progress: ProgressBar) -> PlanInputs:
     """Read or measure the inputs of a plan: model, samples, and the profiles of the machines.
 
-    Without the file of a profile, a machine is measured for about `request.seconds`.
+    A machine for which no profile is given is measured for about `request.seconds`.
 
     Raises:
         EdgekitError: the model, the samples or a profile cannot be used, or a machine cannot be measured.

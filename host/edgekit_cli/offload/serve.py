@@ -60,8 +60,9 @@ def command(
 ) -> None:
     """Serve the server's halves of PACKAGES (files or folders) until SIGTERM or Ctrl-C.
 
-    It becomes `edgekit-device serve`, which answers 503 early, so that devices stay local, and states its
-    times and load in each response. Another address than 127.0.0.1 needs a certificate and a token.
+    It starts `edgekit-device serve`, which states its times and load in each response. Before it is
+    overloaded it answers 503, so that devices compute locally. An address other than 127.0.0.1 needs a
+    certificate and a token.
     """
     from edgekit_offload.export.service_config import service_config
 

@@ -40,11 +40,11 @@ class NamedModel(NamedTuple):
 
 
 def read_named_model(path: Path) -> NamedModel:
-    """Return an ONNX model, or the default model of a package, with the options that its sessions have.
+    """Return an ONNX model; or a package's default model, with its session options.
 
     Raises:
         ModelError: it is no ONNX model, or its external data are missing or do not fit.
-        PackageError: the package cannot be used; of a subclass that says why.
+        PackageError: the package cannot be used; the subclass says why.
         CutError: the package does not run in onnxruntime.
     """
     if path.suffix == _PACKAGE_SUFFIX:
@@ -156,10 +156,11 @@ def read_samples(
 ) -> tuple[list[dict[str, Array]], tuple[str, ...]]:
     """Return samples of batch 1, in a random order that is always the same, and notes for the user.
 
-    Without `path` there is one sample of the golden inputs of the package, or a few are generated.
+    Without `path`, the golden inputs of a package are the only sample; for an ONNX file a few samples are
+    generated.
 
-    `at_most`: number of samples, if they take `max_bytes` or less. `least`: number to return even if they
-        take more.
+    `at_most`: maximal number of samples. If they take more than `max_bytes`, fewer are returned, but not
+    fewer than `least`.
 
     Raises:
         DataError: the samples cannot be read, or none can be generated.

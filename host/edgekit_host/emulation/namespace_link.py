@@ -71,7 +71,7 @@ class OneWay:
             self._packets.append((due, packet))
 
     def deliver(self) -> float | None:
-        """Write the packets that are due; return when the next one is, by the monotonic clock, or None."""
+        """Write the packets that are due. Return when the next packet is due, in monotonic time, or None."""
         while self._packets:
             due, packet = self._packets[0]
             if due > time.monotonic():
@@ -120,7 +120,7 @@ class NamespaceLink:
             )
 
     def relay(self, channel: socket.socket) -> None:
-        """Carry packets and `apply` orders, which the channel brings as lines of JSON, until it is closed."""
+        """Carry packets and `apply` orders until `channel` is closed; an order comes as a line of JSON."""
         orders = channel.makefile("rw", encoding="ascii")
         while True:
             due = [at for at in (self._up.deliver(), self._down.deliver()) if at is not None]

@@ -109,7 +109,7 @@ class Testbed(contextlib.AbstractContextManager["Testbed"]):
         self._order(is_blocked=True)
 
     def reach(self, port: int) -> tuple[str, int]:
-        """Return host and port at which the device reaches the server's `port`; a proxy opens one for it."""
+        """Return host and port at which the device reaches the server's `port`; a proxy opens its own."""
         if self.kind == "namespaces":
             return self.server_host, port
         self._link.send({"port": port}, _ANSWER_LIMIT_S)
@@ -120,7 +120,7 @@ class Testbed(contextlib.AbstractContextManager["Testbed"]):
     ) -> ChildProcess:
         """Start a command on one side; `close` kills it, as does the end of this process.
 
-        `side`: a `device` is slowed by the quota, a `server` keeps off the quota's processor.
+        `side`: the quota slows the processes of `device`; those of `server` run on the other processors.
 
         Raises:
             OSError: the command cannot be started.

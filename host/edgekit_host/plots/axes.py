@@ -14,7 +14,7 @@ class Quantity:
     """The quantity of an axis, in display units.
 
     Attributes:
-        title: title such as `Size`.
+        title: such as `Size`.
         values: a value for each point, in display units.
         reaches: confidence interval of each value, or None; empty if there are none.
         limit: the budget's limit, or None.
@@ -42,7 +42,7 @@ class Axis:
     log: bool = False
 
     def share(self, value: float) -> float:
-        """Return the position of `value` on the axis: 0 is the low end, 1 the high end; others lie off it."""
+        """Return the position of `value`: 0 is the low end, 1 the high end; off the axis, less or more."""
         if self.low == self.high:
             return 0.5
         if self.log:
@@ -58,7 +58,7 @@ class Axis:
 
 
 def scale_axis(quantity: Quantity) -> Axis:
-    """Return the axis for costs, logarithmic if wide, with all points, and the limit unless far away."""
+    """Return the axis for costs with all points; a wide range is logarithmic, and a far limit is omitted."""
     low, high = min(quantity.values), max(quantity.values)
     if low > 0 and high / low > _LOG_RATIO:
         return _log_axis(low, high, quantity.limit)
@@ -69,7 +69,7 @@ def scale_axis(quantity: Quantity) -> Axis:
 def focus_axis(quantity: Quantity) -> Axis:
     """Return the axis for scores, around the best one: a collapsed candidate must not flatten the others.
 
-    A value below the axis is for the caller to draw on its lower edge.
+    The caller draws values below the axis on its lower edge.
     """
     best = max((*quantity.values, *([] if quantity.baseline is None else [quantity.baseline])))
     low = min(quantity.values)
@@ -132,10 +132,8 @@ def linear_ticks(low: float, high: float, count: int = 5) -> list[float]:
 def log_ticks(low: float, high: float, *, dense_up_to: float = 300.0) -> list[float]:
     """Return round numbers from `low` to `high`, few enough to fit beside each other.
 
-    Args:
-        low: least value, above 0.
-        high: greatest value.
-        dense_up_to: ratio of the ends below which 2 and 5 times a power of ten are ticks too.
+    `low`: least value, above 0. `dense_up_to`: ratio of the ends below which 2 and 5 times a power of ten are
+    ticks too.
     """
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = (1, 2, 5) if high / low < dense_up_to else (1,)

@@ -12,7 +12,7 @@ def bar(share: float, style: str, *, back: float | None = None) -> Markup:
     Args:
         share: length, 0..1 of the width.
         style: class of the bar.
-        back: length of a paler bar above it, for the earlier value; or None.
+        back: length of a second, paler bar that shows the earlier value above the first one; or None.
     """
     length = 100 * min(1.0, max(0.0, share))
     if back is None:
@@ -30,11 +30,12 @@ def bar(share: float, style: str, *, back: float | None = None) -> Markup:
 
 
 def budget_bar(share: float, state: str, *, title: str) -> Markup:
-    """Return the bar of a value against its limit: a tick at 80 % of the width is the limit, so excess shows.
+    """Return the bar of a value against its limit, which is a tick at 80 % of the width.
 
     Args:
         share: value / limit; limited to 0..1.25.
-        state: verdict on the limit, which sets the bar's colour: `ok`, `over`, or any other for an open one.
+        state: verdict on the limit, which sets the bar's colour: `ok`, `over`, or another text if it is
+            undecided.
         title: the same in words.
     """
     length = 80 * min(1.25, max(0.0, share))

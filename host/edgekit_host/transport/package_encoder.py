@@ -117,7 +117,7 @@ def encode(base: bytes, package: bytes) -> bytes | None:
 
 
 def coded_size(package: bytes) -> int:
-    """Return how many bytes a device without an earlier version downloads: coded if that saves a fifth."""
+    """Return the bytes that a device without an earlier version downloads: coded if that saves 20 %."""
     coded_bytes = len(encode(b"", package) or package)
     return coded_bytes if coded_bytes < WORTH * len(package) else len(package)
 
@@ -440,7 +440,7 @@ class _RunFinder:
 
 
 def list_tensors(package: bytes) -> Iterator[TensorPosition]:
-    """Yield the tensors of a package's models; each member of golden data, and each large other, is one."""
+    """Yield the tensors of a package's models. A golden data member or a large other member counts as one."""
     view = memoryview(package)
     for member in read_members(view, "package", DEFAULT_LIMITS.max_members):
         tensors = find_tensors(view[member.payload_offset : member.end_offset], member.name)

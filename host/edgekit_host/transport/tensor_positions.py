@@ -36,10 +36,10 @@ class TensorPosition:
     Attributes:
         name: name of the tensor, the same in another version of the model.
         offset, length: where its bytes are in the file.
-        width: size in bytes of the words whose differences are small: 1, 2 or 4.
+        width: size in bytes of the words in which the encoder reads the tensor: 1, 2 or 4.
         shape: shape of the tensor, or () where it is unknown.
         is_signed: whether bytes are int8 (True), uint8 (False), or neither (None).
-        scale: name of the tensor with the float32 scales of its codes, or "".
+        scale: name of the tensor with the float32 scales for these codes, or "".
     """
 
     name: str

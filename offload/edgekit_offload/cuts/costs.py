@@ -52,9 +52,7 @@ class Costs:
     def of(self, graph: KernelGraph, placements: NDArray[np.int8]) -> NDArray[np.float64]:
         """Return the cost of each placement; infinity if it is forbidden or data flows backward.
 
-        Args:
-            graph: the graph whose costs these are.
-            placements: int8 [placements, kernels], the tier of each kernel; 0 is the device.
+        `placements`: int8 [placements, kernels], the tier of each kernel; 0 is the device.
 
         Returns:
             float64 [placements].

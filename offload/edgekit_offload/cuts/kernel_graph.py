@@ -17,7 +17,7 @@ class Kernel:
     """One step of the engine.
 
     Attributes:
-        name: name, unique in the graph.
+        name: unique in the graph.
         reads: tensors that the kernel needs, without weights.
         writes: tensors that it makes.
     """
@@ -89,7 +89,7 @@ class KernelGraph:
 
     @cached_property
     def ancestors(self) -> NDArray[np.bool_]:
-        """Whether kernel i is kernel j or needs it, also through others: bool [kernels i, kernels j]."""
+        """Whether kernel j depends on kernel i, also through others, or is i itself: bool [j, i]."""
         needed = np.eye(len(self.kernels), dtype=np.bool_)
         for number, before in enumerate(self.predecessors):
             needed[number] |= needed[list(before)].any(axis=0)
@@ -115,7 +115,7 @@ class KernelGraph:
 
     @cached_property
     def read(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-        """Indices in `tensors` of those read, the readers of all in a row, and where those of each begin."""
+        """Indices in `tensors` of tensors with readers, the readers of all, and where each tensor's begin."""
         rows = [row for row, tensor in enumerate(self.tensors) if self.consumers[tensor]]
         readers = [self.consumers[self.tensors[row]] for row in rows]
         starts = np.cumsum([0, *map(len, readers)])[:-1]
@@ -134,8 +134,8 @@ class KernelGraph:
     def placements(self, tiers: int, at_most: int) -> NDArray[np.int8] | None:
         """Return every placement in which data flows forward only; None if there are more than `at_most`.
 
-        It stops as soon as the first kernels alone have more than `at_most` placements, since each of these
-        can be continued.
+        The count stops early: if the first kernels alone have more than `at_most` placements, the whole graph
+        has at least as many.
 
         Returns:
             int8 [placements, kernels], the tier of each kernel; 0 is the device.

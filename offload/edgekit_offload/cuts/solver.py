@@ -62,9 +62,10 @@ class Limit:
     Attributes:
         costs: the addends, such as the bytes of weights on the device or seconds of latency.
         at_most: the bound, in the unit of `costs`.
-        shared: further (addend, kernels): an addend counts once if any of its kernels runs on the device.
-        slack: amount by which `costs` may exceed `at_most`, for a limit that must hold only if one kernel
-            runs on the device.
+        shared: further pairs (addend, kernels). An addend counts once if any of its kernels runs on the
+            device.
+        slack: added to `at_most`. A limit that holds only if one kernel is on the device adds it to that
+            kernel's cost, too.
     """
 
     costs: Costs
@@ -92,7 +93,6 @@ class Placement:
 
     Attributes:
         tiers: the tier of each kernel; 0 is the device.
-        cost: cost of the placement, in the unit of the costs.
         bound: no placement costs less than this.
         proof: "enumerated" (all placements were tried), or "dual" (a solution of the dual program that was
             checked here), or "solver" (the bound of the branch-and-bound search).
@@ -187,7 +187,6 @@ class Cuts:
     A graph with few placements, such as a chain, needs no solver: all are compared.
 
     Args:
-        graph: the kernels and the tensors between them.
         tiers: machines in a row, 2 or more; the first is the device.
         compares_up_to: most placements that are compared without the solver.
     """

@@ -45,9 +45,7 @@ _OCTAVES: Final = (4, 8, 16, 32, 64, 128)
 def make_model(images: NDArray[np.uint8], seed: int = 0) -> bytes:
     """Return the ONNX model: uint8 [1, 320, 320, 3] to float32 [1, 10].
 
-    Args:
-        images: images over which the mean of each score becomes 0, so that several classes occur.
-        seed: seed of the weights.
+    `images`: images over which the mean of each score becomes 0, so that several classes occur.
     """
     model = _build(seed)
     means = run_model(model.SerializeToString(), images).mean(axis=0)
@@ -148,7 +146,8 @@ def _enlarge(coarse: NDArray[np.float64], cells: int) -> NDArray[np.float64]:
 def pick_images(model: bytes, images: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
     """Return up to `count` images of all classes that occur, whose class a little noise does not change.
 
-    So a coding that changes scores a little changes no class, but an answer to a wrong image shows.
+    A coding that changes the scores a little then changes no class. The answer to another image is seen as
+    wrong.
 
     `images`: uint8 [n, 320, 320, 3].
     """

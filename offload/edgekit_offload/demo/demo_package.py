@@ -49,7 +49,7 @@ class DemoPackage:
     Attributes:
         keys: folder of the key pair that signs the package.
         requests: path of a file with the images and their right answers, see `WorkerConfig`.
-        plans: names of the plans that the demo measures beside edgekit.
+        plans: names of the plans that the demo measures for comparison with edgekit's own choice.
     """
 
     path: Path
@@ -140,8 +140,8 @@ def _package(
 def choose_plans(result: PlanningResult) -> list[Candidate]:
     """Return the candidates that the demo measures: local, the uploads as a photograph, and the best cut.
 
-    They are in the demo's package even where they are never the best, since its page compares them. Only
-    candidates are among them that the plan offers, and whose codings lose little on the few samples.
+    The plan must offer them, and their codings must lose little on the few samples. The demo's package
+    carries them even if they are never the best, since its page compares them.
     """
     offered = [
         candidate

@@ -41,19 +41,13 @@ _LOAD: Final = "edgekit_offload.demo.load_worker"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoSetup:
-    """Everything that a demo needs.
+    """Everything that a demo needs; for the attributes that are not here see `WorkerConfig`.
 
     Attributes:
         folder: the demo's own folder, for files that the processes exchange.
-        package: path of the signed package with cut table and submodels.
-        home: folder of edgekit's own files (`EDGEKIT_HOME`), in which `keys` holds the trusted keys.
         serve: host and port -> command that serves the package's tails there.
         scheme: scheme that `serve` serves, `http` or `https`.
-        token_file: path of the file with the server's token; empty for none.
-        ca_file: PEM file of the authority behind the server's certificate; empty for none.
         plans: names of the plans that are measured beside edgekit, `local` first.
-        requests: path of the requests, see `WorkerConfig`.
-        output: name of the tensor whose greatest value is the answer.
     """
 
     folder: Path

@@ -58,8 +58,8 @@ def write_manifests(
         tails: the models, for the repository.
         folder: folder for the files; it is created.
         backend: Triton's backend that runs the tails.
-        accelerator: what runs the tails in Triton; with a GPU each container, also of our own service, asks
-            for one.
+        accelerator: what runs the tails in Triton. With a GPU each container asks for a GPU, also that of
+            `edgekit offload serve`.
 
     Raises:
         CutError: the backend cannot run a tail.

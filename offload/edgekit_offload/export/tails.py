@@ -30,10 +30,10 @@ class Tail:
     """A model that a server serves.
 
     Attributes:
-        inputs, outputs: its tensors; for an input in `decode`, a request has the bytes of a file instead.
+        inputs, outputs: its tensors. An input in `decode` is sent as the bytes of a file.
         decode: input -> `jpeg`, `webp` or `opus`.
         model: the graph with its weights.
-        is_batched: whether a server may join requests: each row of a batch gets the same answer as alone.
+        is_batched: whether a server may join requests: a row then gets the same answer in a batch as alone.
     """
 
     name: str

@@ -23,8 +23,8 @@ class Accelerator:
     """What runs the tails.
 
     Attributes:
-        is_gpu: whether a GPU does, else the processor.
-        has_tensorrt: whether TensorRT does, within Triton's backend `onnxruntime`.
+        is_gpu: True for a GPU, False for the processor.
+        has_tensorrt: whether TensorRT runs them, within Triton's backend `onnxruntime`.
     """
 
     is_gpu: bool = False
@@ -64,12 +64,8 @@ def write_repository(
 ) -> None:
     """Write a model repository.
 
-    Args:
-        tails: the models.
-        folder: the repository; it is created.
-        backend: Triton's backend that runs the tails: `python` needs the packages of `requirements.txt`
-            beside Triton; only it can decode photographs and sound.
-        accelerator: what runs the tails.
+    `folder`: the repository; it is created. `backend`: Triton's backend that runs the tails: `python` needs
+    the packages of `requirements.txt` beside Triton; only it can decode photographs and sound.
 
     Raises:
         CutError: a tail takes photographs or sound, which the backend cannot decode; or the backend has no

@@ -50,10 +50,10 @@ class TieredMeasurement:
     Between edge and server codings are exact: the edge machine's answer does not depend on where it computes.
 
     Attributes:
-        measured: candidates between device and edge machine; its server is the edge machine.
+        measured: measures candidates between device and edge machine; for it the edge machine is the server.
         server: the machine behind the edge machine.
         link: link from the edge machine to the server.
-        tails: name of a candidate -> the plans of its tail, filled by the calls.
+        tails: name of a candidate -> the plans of its tail; each call adds entries.
     """
 
     measured: CutMeasurement
@@ -140,7 +140,7 @@ def _sent(split: SplitModels, weights: bytes, feeds: Feeds) -> Feeds:
 def attach(
     path: Path, result: PlanningResult, splits: Mapping[str, SplitModels], folder: Path, key: str
 ) -> Path:
-    """Write a package with the plans of the cut table that were extracted, and return its path.
+    """Write a package with those plans of the cut table whose submodels exist, and return its path.
 
     `path`: package of the whole model, which stays as it is. `splits`: name of a plan -> its submodels.
 
@@ -168,7 +168,8 @@ def attach_tails(
     Args:
         planned: package that holds the tails as submodels.
         result: plan whose cut table names the tails.
-        tails: name of a plan -> its tail, with the plans by which that is split; other tails are left out.
+        tails: name of a plan -> its tail, with the plans that split this tail. Plans without an entry are
+            left out.
         folder: where the packages go; it is created.
         key: name of the key that signs them.
     """

@@ -102,7 +102,7 @@ def attach_plans(
 
 
 def write_tail_package(tail: OpenedPackage, content: bytes, *, folder: Path, sign: Sign) -> Path:
-    """Write a tail as a package of its own, under the name that devices ask for, and return its path.
+    """Write a tail as a package under the name by which devices request it, and return its path.
 
     `tail`: the tail in the package of the whole model. `content`: the tail with its weights.
 

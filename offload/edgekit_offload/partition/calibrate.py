@@ -27,8 +27,8 @@ def find_bytes(samples: NDArray[np.float32]) -> Lattice | None:
     """Return the lattice of values that come from 8-bit codes; None if the samples do not show one.
 
     A code that occurs in no sample gets the value on the line through the others, which may differ from the
-    preprocessing's value in the last bit. Codes further from the samples than a quarter of their span are not
-    accepted, since the samples do not show that such values lie on the steps.
+    preprocessing's value in the last bit. Codes may lie outside the samples' range by at most a quarter of
+    its width: the samples do not show whether values farther out lie on the steps.
 
     Args:
         samples: float32 [samples, ...]; the channels of images are axis 1 or the last one.
@@ -60,8 +60,9 @@ def find_bytes(samples: NDArray[np.float32]) -> Lattice | None:
 def find_series(samples: NDArray[np.float32]) -> Lattice:
     """Return a lattice of 16-bit codes; its `is_exact` says whether it restores all samples exactly.
 
-    Values that lie on no grid are rounded to a 30,000th of their range. Codes reach beyond the samples: by a
-    quarter of their span on each side, or by what 15 bits leave, which is 4.6 % for rounded values.
+    Values that lie on no grid are rounded to a 30,000th of their range. The codes extend the samples' range
+    on each side by a quarter of its width, or by as much as fits into 15 bits if that is less (4.6 % for
+    rounded values).
 
     Args:
         samples: float32 [samples, ...].

@@ -40,9 +40,9 @@ class CutCoding:
             layer of ResNet8; groups of 16 change 2, for 9 % more bytes after zstd. With 4 bits, the ends of
             the ranges of groups of 16 would be a third of all bytes.
         wide_values: largest number of values of a tensor that gets 16-bit codes with one range.
-        min_samples: samples for an estimate of what it changes in the answers; 0 if it is exact.
-        max_cuts: most cuts in this coding that are measured besides the best one; None for the limit that
-            codings without a number of their own share.
+        min_samples: number of samples needed to estimate how the coding changes answers; 0 if it is exact.
+        max_cuts: most cuts in this coding that are measured besides the best one. Codings with None share one
+            limit.
     """
 
     bits: int
@@ -93,10 +93,10 @@ class Lattice:
         table: float32 [channels or 1, codes], the exact value of each code, from `lowest` on. None for more
             than 256 codes, whose values are `step * code + offset`, rounded to float32.
         time_axis: axis along which neighbours differ least.
-        is_grid: whether the samples were on these steps; otherwise they were rounded.
+        is_grid: whether the samples' values lay on a grid of this step; if not, they were rounded.
         is_exact: whether coding restored every sample to the last bit.
-        accepted: int64 [2, channels or 1]: the least and the largest code that a device sends, which are near
-            the values of the samples; None if it sends all codes.
+        accepted: int64 [2, channels or 1]: the least and the greatest code that a device sends, so that
+            values stay near those of the samples; None if it sends all codes.
     """
 
     step: NDArray[np.float64]
@@ -134,18 +134,19 @@ class Coding:
     """How float32 tensors are sent, and integer tensors with `delta` and `samples`; others are sent raw.
 
     Attributes:
-        kind: a row of `CUT_CODINGS`; `uint8`: codes of 8-bit data behind a preprocessing; `pixels`: the same
-            as [N, H, W, C] for image codecs; `delta`: differences along time, int16, or for an integer tensor
-            in its own dtype; `samples`: int16 [N, T] for audio codecs.
-        lattices: tensor -> the values of its codes, for the last four kinds. Tensors without a lattice are
-            sent raw. Integer tensors have `INTEGERS`, with their time axis.
+        kind: a row of `CUT_CODINGS`, or for inputs: `uint8`: 8-bit codes of values that preprocessing has
+            scaled. `pixels`: the same codes as [N, H, W, C], for image codecs. `delta`: differences along
+            time, as int16, or for an integer tensor in its own dtype. `samples`: int16 [N, T], for audio
+            codecs.
+        lattices: tensor -> the values of its codes; not for rows of `CUT_CODINGS`. Tensors without a lattice
+            are sent raw. Integer tensors have `INTEGERS`, with their time axis.
     """
 
     kind: str = "raw"
     lattices: Mapping[str, Lattice] = field(default_factory=dict)
 
     def codes_of(self, specs: Sequence[TensorSpec]) -> dict[str, InputCodes]:
-        """Return tensor -> the values that the head can code, for tensors whose range has limits."""
+        """Return tensor -> the values that the head can code, without tensors that may have any values."""
         floats = [spec.name for spec in specs if spec.dtype == "float32" and spec.name in self.lattices]
         return {name: self.lattices[name].codes for name in floats}
 
@@ -260,13 +261,10 @@ def code_reply(spec: TensorSpec, coding: Coding, opset: int) -> CodedTensor | No
     """Return the nodes that encode and decode an output on its way back; None if it comes as it is.
 
     Outputs are coded only if the tensors of the cut are rounded, in `int8` or `int4`; in both cases outputs
-    get 8 bits. Outputs of other dtypes than float32, of unknown size, or of 2,048 values a sample or
-    fewer, such as scores of classes, come as they are: small ones take a few packets in any coding.
+    get 8 bits. Outputs of other dtypes than float32, of unknown size, or of 2,048 values a sample or fewer,
+    such as scores of classes, come as they are: small ones take a few packets in any coding.
 
-    Args:
-        spec: the output.
-        coding: coding of the tensors of the cut.
-        opset: opset of the default domain in the model.
+    `coding`: coding of the tensors of the cut. `opset`: opset of the default domain in the model.
     """
     return code_tensor(spec, Coding(REPLY_CODING), opset) if codes_reply(spec, coding) else None
 

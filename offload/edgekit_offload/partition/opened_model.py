@@ -25,7 +25,7 @@ _ROUNDS: Final = 5
 
 
 class OpenedModel:
-    """A model on this machine. What one step computes is kept for later steps.
+    """A model on this machine. It keeps its session, source and other results for later steps.
 
     Args:
         content: the ONNX model.
@@ -119,7 +119,7 @@ def run_session(session: onnxruntime.InferenceSession, feeds: Feeds) -> dict[str
 def median_s(call: Callable[[], object]) -> float:
     """Return the median time of several calls on this machine, in seconds.
 
-    Each call follows a pause, as when machines measure models; the first calls do not count.
+    A pause precedes each call, as in the measurements of `Machine`. The first calls do not count.
     """
     times = []
     for _ in range(_WARMUP + _ROUNDS):

@@ -36,10 +36,10 @@ class SourceModel:
         content: the model's file; submodels refer to the weights in it.
         weights: names of all initializers, including graph inputs with a default.
         writer: tensor -> index of the node that writes it.
-        shapes: output of a Shape or Size node -> its value; a batch in it is `BATCH`. Each side computes it
-            from its own batch, so that a cut sends no tensor only for its shape.
-        constant_nodes: nodes that read only weights and shapes. Each side that needs one has it, so they are
-            never cut.
+        shapes: output of a Shape or Size node -> its value, with `BATCH` in place of the batch size. Each
+            side computes it from its own batch, so that a cut sends no tensor only for its shape.
+        constant_nodes: nodes that read only weights and shapes. They are never cut: each side that needs such
+            a node has a copy.
     """
 
     shapes: Mapping[str, NDArray[np.int64]] = MappingProxyType({})
@@ -119,7 +119,8 @@ class SourceModel:
         The batch is `N`.
 
         Raises:
-            CutError: the tensor is not a plain one, or its rank changes.
+            CutError: the tensor cannot be sent, since it is a sequence, an optional or text; or its rank
+                changes.
         """
         runs: list[Any] = [values.get(tensor) for values in self.samples]
         if not all(map(is_plain, runs)):
@@ -137,7 +138,8 @@ class SourceModel:
         """Return dtype and shape of a tensor that crosses the link; only its axis 0 can be free.
 
         Raises:
-            CutError: the tensor is not a plain one, or its shape depends on more than the batch.
+            CutError: the tensor is a sequence, an optional or text; or its shape depends on more than the
+                batch.
         """
         spec, (single, _, other) = self.spec(tensor), self.samples
         if (
@@ -152,7 +154,7 @@ class SourceModel:
 
     @cached_property
     def samples(self) -> tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]:
-        """Tensor -> its value, in runs with a batch of 1, of 2 if it is free, and of 1 with other inputs.
+        """Tensor -> its value in three runs: batch 1; batch 2 (if free); batch 1 with other inputs.
 
         onnxruntime runs the model because shape inference does not know all of its own operators.
 
@@ -202,8 +204,8 @@ class SourceModel:
 
         Args:
             sizes: name of a free size -> the size; 1 for others.
-            varied: whether floats, else in 0..1, are multiplied as `vary_values` says: sizes that depend on
-                values then change.
+            varied: whether floats, which are otherwise in 0..1, are multiplied by `vary_values`. This changes
+                sizes that depend on values.
 
         Raises:
             CutError: onnxruntime does not run the model.
@@ -255,7 +257,7 @@ class SourceModel:
 
 
 def parse_model(content: bytes, proto: onnx.ModelProto | None = None) -> onnx.ModelProto:
-    """Return a model that can be extracted, at least whole; `proto` is the model if it is parsed already.
+    """Return a checked model, from which submodels can be extracted; `proto` is the model, if parsed already.
 
     Raises:
         CutError: the content is no ONNX model, is too large or empty, or has weights in other files.

@@ -41,7 +41,7 @@ class Part:
 
     Attributes:
         content: an ONNX model, whose large weights are external data in the whole model's file.
-        inputs, outputs: specs of the half by itself.
+        inputs, outputs: specs of this half's own tensors.
         reads_weights: whether it refers to the whole model's file.
     """
 
@@ -172,8 +172,8 @@ def whole_upload(
 ) -> SplitModels:
     """Return the split with the whole model on the server; the head, if there is one, only codes the inputs.
 
-    For the arguments see `split_model`. A model that cannot be cut is its own tail: one with control flow, or
-    with sizes that depend on data.
+    For the arguments see `split_model`. If the model cannot be cut, since it has control flow or its sizes
+    depend on data, the whole model is the tail.
 
     Raises:
         CutError: the content is no model, a tensor has no rank, or the coding cannot be used.

@@ -73,7 +73,7 @@ def choose_threshold(
         large: scores of the model on the server, for the same samples and classes.
         output: name of the output of the small model that holds the scores.
         least_agreement: share of requests that must get the large model's answer, above 0 and below 1.
-        confidence: probability that the true agreement is not below that, although it is measured on samples.
+        confidence: probability that the true agreement is at least `least_agreement`.
         seed: seed of the split into halves.
 
     Returns:
@@ -236,10 +236,11 @@ class CascadeInputs:
 def plan_cascade(
     large: OpenedModel, inputs: CascadeInputs, upload: OffloadPlan, slowdown: float
 ) -> tuple[OffloadPlan, Cascade] | Refusal:
-    """Return a plan of the cascade that escalates by an upload, with its threshold; or why there is none.
+    """Return the plan of a cascade and its threshold; or a refusal, which says why there is no cascade.
 
-    Each request runs the small model, and the coding in the same graph; only escalated requests pay for a
-    file (JPEG), for compression and for the request.
+    Each request runs the small model, and the coding in the same graph. If the model is not sure, the request
+    is escalated: sent by `upload`. Only escalated requests cost the time for a file (JPEG), compression and
+    the server.
 
     `slowdown`: time of the device as a multiple of this machine's.
     """
@@ -326,7 +327,7 @@ def refuse_cascade(
 
 
 def cascade_split(small: bytes, output: str, upload: SplitModels) -> SplitModels:
-    """Return the submodels of a cascade: the small model beside the head of an upload, and its tail.
+    """Return a cascade's submodels: the small model joined to an upload's head; and that upload's tail.
 
     Args:
         small: the ONNX model for the device.

@@ -49,10 +49,10 @@ class AnswerChange:
 
     Attributes:
         changed: share of the answers whose class changed.
-        loss: share of the answers that the coding is expected to make wrong, from the probabilities that the
-            model itself gives to its best class and to the class that replaced it. So near ties cost little,
-            as they do in accuracy, and losses much below one answer are visible. It is right if the model's
-            probabilities are right (calibration); estimated.
+        loss: share of the answers that the coding is expected to make wrong (estimated). It comes from the
+            probabilities that the model gives to its best class and to the class that replaced it. So a
+            change between nearly equal classes costs little, and losses much below one answer are visible.
+            The estimate is right if the model's probabilities are right (calibration).
         loss_error: standard error of `loss` as the mean of several samples; 0 for one sample.
     """
 
@@ -62,15 +62,15 @@ class AnswerChange:
 
 
 def compare_answers(answers: Feeds, expected: Feeds, classes: Collection[str]) -> AnswerChange | None:
-    """Return how a coding changed the answers; None if an output changed that is not known to hold classes.
+    """Return how a coding changed the answers; None if an output other than scores of classes changed.
 
     Of several outputs, the one that changes most counts: some may come from the device, some from the server.
 
     Args:
         answers: outputs of the model with a coding.
         expected: outputs of the model without it.
-        classes: outputs that hold scores of classes in their last axis. The shape does not show it: boxes, a
-            forecast and an embedding have the same shape.
+        classes: outputs that hold scores of classes in their last axis. They cannot be told by their shape:
+            boxes, a forecast and an embedding have the same one.
     """
     changes = []
     for name, right in expected.items():
@@ -213,8 +213,8 @@ def _take_part(array: Array) -> Array:
 class TensorCoder:
     """Codes tensors by the nodes of heads, and restores them by the nodes of tails.
 
-    Tensors whose shapes differ in axis 0 at most share a session, which is opened for the first of them: a
-    model of all tensors takes seconds to open, and would need a symbol for each free size.
+    Tensors whose shapes are equal, or differ in axis 0 only, share a session. It is opened for the first such
+    tensor: one model of all tensors would take seconds to open, and need a symbol for each free size.
     """
 
     def __init__(self, coding: str) -> None:

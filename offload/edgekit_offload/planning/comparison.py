@@ -47,7 +47,7 @@ def _min_samples(tensor: SentTensor) -> int:
 
 
 def exceeds_loss(candidate: Candidate, max_loss: float) -> bool:
-    """Return whether a larger share of answers than `max_loss` may be wrong; an unknown loss may be all."""
+    """Return whether more than `max_loss` of the answers may be wrong. An unknown loss counts as 1."""
     if not candidate.has_known_loss or candidate.expected_loss is None:
         return min_samples(candidate) > 0 and max_loss < 1
     return candidate.expected_loss + candidate.loss_error > max_loss

@@ -74,7 +74,7 @@ class CodedTensors:
     """Sizes and times of tensors sent in one coding, in the order of `KernelGraph.tensors`.
 
     Attributes:
-        names: coding of each tensor; `raw` for tensors that it does not suit.
+        names: coding of each tensor; `raw` if the coding does not apply to the tensor.
         sent_bytes: float64 [tensors], size after coding and compression.
         encode_s: float64 [tensors], time to encode on the device.
         decode_s: float64 [tensors], time to decode on the server.
@@ -286,9 +286,10 @@ def memory_limits(costs: GraphCosts, at_most_bytes: float) -> tuple[Limit, ...]:
     live while it runs must fit (`device_bytes`). A kernel that depends on one with as much live memory needs
     no limit of its own, because that one is on the device too.
 
-    A tensor counts by the kernel that makes it, or after its last reader by whether it is sent. Where that
-    does not follow from the kernel of the limit, the bound is raised by those bytes, and so is the use of
-    that kernel: without it on the device, the limit is only that of the weights.
+    A tensor counts if the kernel that makes it is on the device; after its last reader, it counts if it is
+    sent. A limit must hold only if its kernel is on the device: then some tensors surely count, and others
+    may. The bound is raised by the bytes of the others, and the kernel costs the bytes of both. So without
+    the kernel, only the weights are limited.
     """
     graph = costs.graph
     first, last = _lifetimes(graph)
@@ -347,7 +348,8 @@ def device_weights(costs: GraphCosts, tiers: tuple[int, ...]) -> float:
 def device_bytes(costs: GraphCosts, tiers: tuple[int, ...]) -> float:
     """Return the bytes of weights and of the most live activations of the kernels on the device.
 
-    A tensor lives on the device from making to last reader; one that is sent, or an output, to the end.
+    A tensor lives on the device until its last reader has run. A tensor that is sent, or is an output, lives
+    to the end.
     """
     here, graph = np.array(tiers) == 0, costs.graph
     if not here.any():

@@ -79,7 +79,7 @@ class LeakageMeter:
     """Measures the leakage of sent tensors, once for each set of tensors.
 
     Args:
-        measure: the attack; it returns None if it has no figure, since its time is over, say.
+        measure: the attack; it returns None if it has no figure, for example after its time limit.
         most_db: limit of `Leakage.lower_bound_db`, in dB; None without a limit.
     """
 
@@ -105,7 +105,8 @@ class LeakageMeter:
     def find_culprits(self, sent: Sequence[SentTensor]) -> tuple[str, ...]:
         """Return the names of the tensors of a refused cut that must not be sent.
 
-        These are all that leak too much alone; if only several together do, the one that leaks most.
+        These are the tensors that leak too much by themselves. If only several together leak too much, it is
+        the tensor that leaks most.
         """
         if len(sent) < 2:
             return tuple(tensor.name for tensor in sent)
@@ -150,7 +151,8 @@ class CutSearchResult:
         tiers: the fastest placement on three tiers at each link.
         attacked: number of cuts that were checked against the limit on leakage.
         over: leakage of each cut that exceeds the limit; None where it is unknown.
-        is_ended: whether no cut is left that might keep the limit; otherwise the rounds ran out.
+        is_ended: whether all cuts that might keep the limit on leakage were tried; False if the rounds ran
+            out.
     """
 
     cuts: list[CutCandidate] = field(default_factory=list)
@@ -168,8 +170,8 @@ class CutSearchResult:
 def search_cuts(search: CutSearch, base: Sequence[OffloadPlan], progress: Progress) -> CutSearchResult:
     """Return the few cuts that lower the best score most, and the best one of each coding for the report.
 
-    `base`: plans that are no cuts; the cuts must lower the best of their scores.
-    `progress`: called with the step's name and the numbers of settings done and of all, None if unknown.
+    `base`: plans without a cut; a cut must lower the best of their scores. `progress`: called with the step's
+    name and the numbers of settings done and of all, None if unknown.
     """
     result, cut_numbers, tier_numbers = CutSearchResult(), count(1), count(1)
     pins = dict.fromkeys(search.costs.codings, search.pinned)

@@ -91,10 +91,8 @@ def win_ranges(winners: NDArray[np.intp], number: int, grid: Grid) -> tuple[WinR
 def choose_few(scores: NDArray[np.float64], base: NDArray[np.float64], at_most: int) -> tuple[int, ...]:
     """Return the numbers of the candidates that lower the best score most, one after the other.
 
-    Args:
-        scores: float64 [candidates, conditions].
-        base: float64 [conditions], the best score without any candidate.
-        at_most: the largest number of candidates.
+    `scores`: float64 [candidates, conditions]. `base`: float64 [conditions], the best score without any
+    candidate.
     """
     chosen: list[int] = []
     best = np.where(np.isfinite(base), base, np.nan)

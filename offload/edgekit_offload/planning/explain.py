@@ -22,7 +22,7 @@ def explain_candidate(candidate: Candidate, kernels: int, *, is_reserve: bool = 
     """Return one sentence that says what a candidate does, what it sends, and where it wins.
 
     Args:
-        candidate: candidate without that sentence.
+        candidate: candidate whose `explanation` is still empty.
         kernels: number of the model's kernels.
         is_reserve: whether it is in the table only for inputs that the best candidates cannot send.
     """
@@ -109,12 +109,8 @@ def explain_leakage(
 ) -> str:
     """Return the result of the search for cuts within a limit on leakage, in words.
 
-    Args:
-        limit_db: the limit.
-        attacked: number of cuts that were attacked.
-        refused: number of cuts that exceed the limit.
-        least: the least leakage of the refused cuts; None if it is unknown.
-        is_ended: whether the search looked as deep as it can.
+    `refused`: number of cuts that exceed the limit. `least`: the least leakage of the refused cuts; None if
+    it is unknown. `is_ended`: whether the search has tried all cuts that might keep the limit.
     """
     if not attacked:
         return f"No cut was found to hold against --max-leak {limit_db:g} dB."

@@ -68,7 +68,7 @@ def measure_leakage(
 
     Args:
         inputs: [samples, ...] real numbers, such as images or windows of a sensor. The samples must be
-            distinct: windows that overlap would be on both sides of the test.
+            distinct. If windows overlapped, the attacker would know parts of those that he rebuilds.
         sent: tensors [samples, ...] as the server decodes them, so that the loss of the coding counts.
         seed: seed of the order of the samples, and of sampling and grouping values.
         most_values: most values of an input that are rebuilt; fewer take less time and make the mean error

@@ -116,9 +116,8 @@ class CutMeasurement:
     Attributes:
         feeds: samples, one request each.
         seconds: time that each machine measures.
-        options: options of the sessions that run model and parts: `OrtOptions` that differ from their
-            defaults.
-        classes: outputs that are known to hold scores of classes; probabilities are found without that.
+        options: session options of the model and its parts: `OrtOptions` that differ from their defaults.
+        classes: outputs that are known to hold scores of classes; outputs of probabilities need not be named.
         splits: name of a plan -> its submodels, filled by the call.
         usual_s: `MachineFacts.usual_s` of the device during the measurement; None before the call.
     """
@@ -347,8 +346,8 @@ def leakage_of(
     Args:
         model: the ONNX model.
         feeds: samples, one request each; the attacker knows most of them.
-        limit_s: time of all calls together; after it, calls return None. With a limit the attacker also
-            knows fewer samples if the model is slow, so the lower bound is lower.
+        limit_s: time of all calls together; after it, calls return None. With a limit, the attacker knows
+            fewer samples of a slow model, and the lower bound is then lower.
         max_bytes: most bytes that the sent tensors of all samples may take.
     """
     spent_s = 0.0

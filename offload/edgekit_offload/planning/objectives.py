@@ -43,7 +43,7 @@ class Goal:
         """The weights of the solver's costs, for each stage that the objective has.
 
         Raises:
-            CutError: something is missing that the objective needs.
+            CutError: the objective needs a value that is missing.
         """
         self.check()
         power = self.power or PowerModel(0.0, 0.0)
@@ -63,7 +63,7 @@ class Goal:
         return score
 
     def check(self) -> None:
-        """Check that all is given that the objective needs.
+        """Check that no value is missing that the objective needs.
 
         Raises:
             CutError: something is missing.

@@ -28,7 +28,7 @@ class ExtractedPlan:
 
     Attributes:
         plan: plan with measured costs, or with modelled ones if it was not measured.
-        change: change of the answers to the samples; None if unknown: no known classes, or nothing ran.
+        change: change of the answers to the samples; None if no classes are known, or the plan did not run.
     """
 
     plan: OffloadPlan
@@ -37,7 +37,7 @@ class ExtractedPlan:
 
 
 class Measure(Protocol):
-    """Extracts candidates as real submodels and measures them, interleaved; refuses what does not work."""
+    """Extracts candidates as submodels and times them by turns. A candidate that does not work is refused."""
 
     def __call__(
         self, uploads: Sequence[UploadCandidate], cuts: Sequence[CutCandidate]
@@ -53,18 +53,18 @@ class PlanInputs:
     Attributes:
         feeds: samples, one request each.
         power: power of the device, for energy; the table carries it for devices that prefer energy.
-        latency_limit_s: for capacity, the limit of 99 % of requests; for energy, that of the predicted
+        latency_limit_s: for capacity, the limit of 99 % of requests; for energy, the limit of the predicted
             latency.
         requests_per_s: rate of one device, for capacity.
         keep_on_device: names of tensors that stay on the device, or `input`.
         edge: profile of the machine between device and server, for three tiers: the device sends to this
             machine.
-        measure: extracts and measures candidates; None plans only from sums over kernels.
-        leakage: attacks sent tensors; None attacks none.
+        measure: extracts and measures candidates; with None, costs are only sums over kernels.
+        leakage: measures the leakage of sent tensors; None for no attack.
         cascade: a small model for the device, and the required agreement.
         max_loss: share of the answers that a coding may be expected to make wrong, with one standard error.
             The loss is unknown if outputs are not known to be classes, nothing ran, or samples are too few or
-            made up; an unknown loss may be all answers, so only 1 admits it.
+            made up. Only a limit of 1 accepts an unknown loss.
         has_samples: whether `feeds` are the user's data. Golden and made-up inputs are no evidence of what a
             coding changes.
         is_server_modelled: whether the server's profile is another machine's, scaled.

@@ -49,7 +49,7 @@ class ProbedServer:
     """A server, measured over its link.
 
     Attributes:
-        profile: profile of this machine, its times scaled to the server's time of the whole model.
+        profile: this machine's profile, scaled so that the whole model takes as long as on the server.
     """
 
     profile: ModelProfile

@@ -23,7 +23,7 @@ class PlannedMachine:
     """A machine that the plan is for.
 
     Attributes:
-        name: name of the machine, such as `Cortex-A76, 4 cores` or a URL.
+        name: such as `Cortex-A76, 4 cores` or a URL.
         memory_bytes: the given limit of weights and activations; None if there was none.
         weights_bytes: the given limit of the weights alone.
     """
@@ -42,7 +42,7 @@ class StatedLimit:
         name: name of the limited quantity, such as `latency` or `weights on the device`.
         at_most: value of the limit, in `unit`.
         unit: seconds or bytes.
-        server_waits: wait on the server that a limited latency includes, in multiples of the server's time.
+        server_waits: waiting time on the server within a limited latency, as a multiple of the server's time.
     """
 
     name: str
@@ -56,16 +56,15 @@ class Certificate:
     """The proof that no placement costs less, at one setting of the link.
 
     Attributes:
-        proof: `enumerated` (every placement was tried), `dual` (a checked bound) or `solver`
-            (the bound of a search).
+        proof: `enumerated` (every placement was tried), `dual` (a checked bound) or `solver` (the bound of a
+            search).
         cost, bound: cost and lower bound in the cost model, in `unit`; no placement costs less than `bound`.
         gap: upper bound of the excess over the best placement's cost, as a share of the cut's cost.
         placements: number of placements tried one by one; 0 if the proof is a bound.
         bandwidth_mbit_s, rtt_ms: link for which the proof holds.
         device_slowdown, server_slowdown: loads for which the proof holds; 1 is an idle machine.
-        unit: unit of cost and bound.
-        splits_only: whether the cut is the cheapest only among placements with a kernel on each side.
-        has_pins: whether it is the cheapest only among those that send no tensor refused for its leakage.
+        splits_only: True if only placements with a kernel on each side were compared.
+        has_pins: True if placements that send a tensor refused for its leakage were not compared.
         coding: coding for which the proof holds; in another one, a placement may cost less.
         limits: limits that the placements keep; a placement that exceeds one may cost less.
         pinned: tensors that stay on the device; a placement that sends one may cost less.
@@ -126,14 +125,14 @@ class Candidate:
 
     Attributes:
         kind: local, upload (whole model on the server), cut or cascade.
-        plan: its name and costs, as the cut table has them if it contains the candidate.
+        plan: its name and costs; the cut table has the same costs if it contains the candidate.
         label: how its times were found; `modelled` are sums over kernels.
         latency_ms: [RTTs][bandwidths], latency of one request on unloaded machines.
         score: [RTTs][bandwidths], score that the objective minimises: ms, mJ, ms a request of the pipeline,
             or server ms kept a request; `NEVER` if the latency limit does not hold.
         wins: where it is the best one; empty if it never is.
-        in_table: whether it is in the cut table; it may be best only under load, or for inputs beyond the
-            values of the samples.
+        in_table: whether it is in the cut table; it may be best only under load, or for inputs that the best
+            plans cannot send.
         kernels_on_device: number of kernels of the head; for a cut.
         device_bytes: weights and activations on the device, modelled; None if unknown.
         devices_per_server: number of devices that a server carries at the latency limit, modelled; only for
@@ -228,9 +227,8 @@ class PlanningResult:
         objective: objective that was minimised; `unit` is the unit of `Candidate.score`.
         bandwidths_mbit_s, rtts_ms: the grid.
         candidates: local first, then whole-model candidates, then cuts.
-        table: the plans that are best somewhere, also under load and for inputs beyond the values of the
-            samples; the package carries them.
-        refusals: candidates that were considered and are not offered.
+        table: the plans that are best somewhere, also under load and for inputs that other plans cannot send;
+            the package carries them.
         kernels: number of kernels of the graph; 0 if the model cannot be cut.
         samples: number of samples for sizes and accuracy.
         max_loss: share of the answers that a coding may be expected to make wrong, with one standard error.

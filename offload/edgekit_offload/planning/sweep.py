@@ -78,11 +78,10 @@ def find_cuts(
     *,
     compares_up_to: int = FEW_PLACEMENTS,
 ) -> tuple[OptimalCut, ...]:
-    """Return the cuts that are cheapest under some of the conditions; all on the device is not among them.
+    """Return the cuts that are cheapest under some conditions; the whole model on the device is left out.
 
-    `conditions`: links and loads; all must be usable.
-    `pinned`: bool [tensors], whether a tensor must not leave the device.
-    `progress`: called with the number of solved settings and the number of all.
+    `conditions`: links and loads; all must be usable. `pinned`: bool [tensors], whether a tensor must not
+    leave the device. `progress`: called with the number of solved settings and the number of all.
     `compares_up_to`: as for `Cuts`.
 
     Raises:
@@ -120,8 +119,8 @@ def place_on_tiers(
 ) -> TierPlan:
     """Return the fastest placement on a row of tiers (device, edge, cloud), proved.
 
-    The middle part and the part behind it make one package for the edge machine. The cut table of that
-    package leads to the next tier, so two packages implement the plan.
+    Two packages implement the plan. The edge machine's package holds the parts of all tiers but the first;
+    its cut table splits them between edge machine and server.
 
     Args:
         costs: the graph with its times on each tier.
