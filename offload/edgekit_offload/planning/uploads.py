@@ -53,8 +53,8 @@ class WholeModel:
 
     Attributes:
         output_bytes: bytes of all outputs of one request.
-        device_slowdown, server_slowdown: time of that machine as a multiple of this one's, for coding.
-        outputs: number of outputs.
+        device_slowdown, server_slowdown: coding time on the device or server over coding time on this
+            machine.
     """
 
     server_s: float
@@ -91,7 +91,7 @@ class _CodedInput:
 def find_uploads(
     feeds: Sequence[Feeds], whole: WholeModel, sample_rate_hz: float | None = None
 ) -> tuple[tuple[UploadCandidate, ...], tuple[Refusal, ...]]:
-    """Return every way to upload the input that suits its kind, and refusals of the others with the reason.
+    """Return a candidate for each coding in which the input can be sent, and refusals of other codings.
 
     `feeds`: samples, one request each.
     `sample_rate_hz`: sample rate of sound; None if it is not known.

@@ -122,9 +122,9 @@ def measure_sizes(
 ) -> tuple[dict[str, int], frozenset[str]]:
     """Return the sizes in bytes of tensors, and which of them cannot be sent, from runs on this machine.
 
-    What is no plain tensor (a sequence, text) has no size, and cannot be sent. A tensor that has another
-    shape for other values of the inputs cannot be sent either: submodels have fixed shapes. Nor can one that
-    is no input and has no elements: its size depends on what a run finds.
+    A value that is no plain tensor (a sequence, text) has no size and cannot be sent. A tensor whose shape
+    depends on the values of the inputs cannot be sent, since submodels have fixed shapes. An empty tensor
+    that is no input cannot be sent, since its size may depend on the data.
 
     Args:
         model: changed in place: it gets the tensors as outputs.
@@ -173,7 +173,7 @@ def _describe_values(
 
 
 def vary_values(values: Array, seed: int) -> Array:
-    """Return floats times random factors, zero among them; other dtypes, maybe of indices, unchanged."""
+    """Return floats times random factors, some of them zero; return arrays of other dtypes unchanged."""
     if values.dtype.kind != "f":
         return values
     factors = np.random.default_rng(seed).choice(_FACTORS, values.shape)
@@ -186,7 +186,7 @@ def is_plain(value: object) -> bool:
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:
-    """Return the bytes of a weight by its dtype and shape, so also of one in external data."""
+    """Return the size of a weight in bytes, computed from dtype and shape; its data may be external."""
     return _count_bytes(tensor.data_type, tensor.dims)
 
 

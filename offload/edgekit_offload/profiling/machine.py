@@ -65,11 +65,11 @@ class RunnableGraph:
 
     Attributes:
         content: the ONNX model; empty for a head that only codes its inputs.
-        options: how onnxruntime runs it, `OrtOptions` that differ from their defaults.
+        options: `OrtOptions` for onnxruntime; options left out have their defaults.
         weights: location of external data -> content.
         inputs: name -> values to run it on; empty values are replaced by generated ones, with free dimensions
             of 1.
-        coding: coding that is timed with it; None for the graph alone.
+        coding: coding to time together with the graph; None to time the graph alone.
     """
 
     content: bytes
@@ -87,8 +87,8 @@ class Machine:
         argv: command that starts `edgekit-device` there.
         label: label of its results.
         share: processor time that it gets, in cores; None for all.
-        usual_s: speed of its processor at which times count, see `MachineFacts.usual_s`; None for the most
-            frequent speed.
+        usual_s: processor speed as in `MachineFacts.usual_s`; only runs at this speed count. None for the
+            most frequent speed.
         execute: runs a program to its end, see `run_program`.
     """
 
@@ -122,13 +122,13 @@ class Machine:
         raise CutError(f"machine {text!r}: expected 'local', 'local@20%' or 'ssh:HOST'")
 
     def at_speed_of(self, profile: ModelProfile) -> "Machine":
-        """Return this machine; times count only at the processor speed of an earlier profile."""
+        """Return this machine, set to count only runs at the processor speed of an earlier profile."""
         return replace(self, usual_s=profile.machine.usual_s)
 
     def run(self, job: Job, blobs: Iterable[bytes | memoryview]) -> JobResult:
         """Run a job on the machine and return its measurements.
 
-        `blobs`: contents of the sizes in `job.blob_bytes`.
+        `blobs`: the job's binary data, in the order of their sizes in `job.blob_bytes`.
 
         Raises:
             CutError: the machine cannot be reached or slowed down, or the job failed there.
@@ -239,11 +239,12 @@ def profile_kernels(
 
 
 def find_overhead(seconds: Sequence[float], whole_s: float) -> tuple[float, float]:
-    """Return the seconds that profiling added to each kernel, and a factor that makes the rest sum to a run.
+    """Return the seconds that profiling added to each kernel, and a factor for the remaining times.
 
-    Reading a clock around each kernel adds the same time to each, so short kernels seem longer than they are.
-    That time is at most the shortest kernel's; the rest of the difference has other reasons, and the factor
-    spreads it over all kernels.
+    Reading a clock adds the same time to each kernel, at most the time of the shortest one. The factor then
+    makes the remaining times sum to `whole_s`.
+
+    `seconds`: profiled time of each kernel. `whole_s`: time of a run without profiling.
     """
     total_s = sum(seconds)
     if not total_s:
@@ -256,7 +257,7 @@ def find_overhead(seconds: Sequence[float], whole_s: float) -> tuple[float, floa
 def time_models(
     machine: Machine, graphs: Sequence[RunnableGraph], *, seconds: float = 10.0
 ) -> tuple[Timing, ...]:
-    """Return the time of one run of each graph; each runs five times in a row, in turns of random order.
+    """Return the time of one run of each graph. Graphs take turns in random order, five runs a turn.
 
     Raises:
         CutError: the machine does not work, or refused a graph or its inputs.
@@ -273,7 +274,8 @@ def time_batches(
 ) -> JobResult:
     """Return the mean time of a run of each graph over many runs in a row, and the machine's state.
 
-    `graphs`: at least one, without options, inputs or weights; for LiteRT `.tflite` files.
+    `graphs`: at least one, without options, inputs or weights. `engine`: `ort`, or `litert` for `.tflite`
+    files.
 
     Raises:
         CutError: the machine does not work, or refused a graph or its inputs.

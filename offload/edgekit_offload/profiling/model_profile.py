@@ -31,9 +31,9 @@ class KernelTime:
 
     Attributes:
         name, op: name and operator of the node in the optimised graph.
-        reads, writes: its tensors without weights, by their names in the model if it has such a tensor;
-            other tensors exist only in the optimised graph.
-        seconds: its time in a run; those of all kernels sum up to the whole run.
+        reads, writes: names of the activations that it reads and writes. Some exist only in the optimised
+            graph, not in the model.
+        seconds: its time in a run; the times of all kernels sum up to the whole run.
         spread: distance between the quartiles of its runs, as a share of their median.
         weights_bytes: size of the weights that it reads, in the engine's form.
     """
@@ -52,13 +52,12 @@ class ModelProfile:
     """Times and sizes of a model on one machine.
 
     Attributes:
-        model: display name of the model.
         model_sha256: digest of the file that was run.
         measured_on: the machine as the user named it, such as `local@20%` or `ssh:kitchen`.
         machine: facts about that machine, and its state during the measurement.
         label: `emulated` if the machine was slowed down to stand for another.
-        whole_s, whole_spread: time of a run of the whole model without profiling, and the distance between
-            the quartiles as a share of the median.
+        whole_s, whole_spread: time of a run of the whole model without profiling; distance between the
+            quartiles of these runs, as a share of their median.
         scale: factor by which the times of the kernels were multiplied, after `overhead_s` was subtracted, so
             that they sum up to `whole_s`; far below 1 means that profiling disturbed the run, above 1 that
             the run takes time beside its kernels. 0 without kernels.
@@ -68,9 +67,8 @@ class ModelProfile:
             no plain tensors.
         kernels: kernels, in the order in which they ran; empty if only whole runs could be measured.
         obstacle: why there are no kernels, or why the model cannot be split; empty if it can.
-        overhead_s: time that profiling added to each kernel: the sum of all kernels less the whole run, by
-            their number, and at most the time of the shortest kernel.
-        request: costs of a request to another machine on this machine, beside the model.
+        overhead_s: time that profiling added to each kernel; see `find_overhead`.
+        request: time that a request to a server costs this machine, without the model itself.
     """
 
     model: str
@@ -100,7 +98,7 @@ class ModelProfile:
 
 
 def describe_cause(cause: Exception) -> str:
-    """Return an error as a sentence without its full stop; errors that are not edgekit's with their class."""
+    """Return an error's text without its full stop. An error that is not edgekit's has its class in front."""
     text = " ".join(str(cause).split()).rstrip(".")
     return text if isinstance(cause, EdgekitError) else f"{type(cause).__name__}: {text}"
 

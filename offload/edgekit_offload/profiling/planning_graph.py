@@ -26,11 +26,11 @@ _VIEW_OPS: Final = frozenset({"Identity", "DequantizeLinear"})  # another form o
 
 @dataclass(frozen=True)
 class PlanningGraph:
-    """A model as kernels that all machines have in common.
+    """A model as kernels, with the time of each on every machine.
 
     Attributes:
         graph: kernels and tensors; the tensors have the names of the model.
-        seconds: float64 [kernels, machines], time of each kernel.
+        seconds: float64 [kernels, machines], time of each kernel; machines in the order of the profiles.
         tensor_bytes: size of every tensor of the graph.
         weight_bytes: int64 [weights], sizes of the model's weights and constants.
         weight_readers: bool [kernels, weights], whether a kernel needs a weight.

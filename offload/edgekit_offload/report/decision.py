@@ -34,11 +34,11 @@ def _seconds(latency_ms: float) -> float:
 
 
 def reaches_of(result: PlanningResult, row: int) -> tuple[Reach, ...]:
-    """Return the ranges of bandwidth with their winners at one round trip of the grid, in rising order.
+    """Return the bandwidth ranges in which one candidate is the best, in rising order.
 
-    `row`: position of the round trip in the grid.
+    `row`: index in `result.rtts_ms` of the round-trip time for which the ranges hold.
 
-    Neighbouring ranges meet half-way between the points of the grid, on a logarithmic scale.
+    Neighbouring ranges meet half-way between two bandwidths of the grid, on a logarithmic scale.
     """
     grid, rtt_ms = result.bandwidths_mbit_s, result.rtts_ms[row]
     reaches = []

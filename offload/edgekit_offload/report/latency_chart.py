@@ -29,7 +29,7 @@ class Curve:
 
     Attributes:
         tag: one or two characters that stand for it in the chart.
-        seconds: latency at each bandwidth of the chart; infinity if it cannot run.
+        seconds: latency at each bandwidth in `latency_chart`'s `mbit_s`; infinity if it cannot run.
     """
 
     tag: str
@@ -52,7 +52,7 @@ class Reach:
 
 
 def colors_of(reaches: Sequence[Reach]) -> dict[int, int]:
-    """Return index of a candidate -> number of its colour; candidates that are never the best have none."""
+    """Return the colour number of each candidate that is the best somewhere, by the candidate's index."""
     return {
         curve: number % _COLORS + 1
         for number, curve in enumerate(dict.fromkeys(reach.curve for reach in reaches))
@@ -77,7 +77,7 @@ def latency_chart(
     Args:
         mbit_s: bandwidths, rising.
         curves: at least one, each with a latency for each bandwidth.
-        reaches: the ribbon.
+        reaches: bandwidths at which each candidate is the best, drawn as a ribbon.
         key: prefix of the ids inside, unique on the page.
     """
     frame, colors = _make_frame(mbit_s, curves), colors_of(reaches)
@@ -146,7 +146,7 @@ def _ribbon(
 def ribbon_part(
     ends: tuple[float, float], top: float, names: Sequence[str], words: str, style: str
 ) -> Markup:
-    """Return a part of a ribbon with the first of the names that fits into it, or none.
+    """Return a part of a ribbon. Its label is the first name that fits; there is none if all are too long.
 
     `ends`: left and right end. `top`: upper edge, both in units of the drawing. `words`: text of the tooltip.
     `style`: class of the style sheet. `names`: texts for its middle, best first.

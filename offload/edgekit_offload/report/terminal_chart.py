@@ -20,9 +20,10 @@ _LETTERS: Final = "123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ
 def render_terminal(
     result: PlanningResult, *, rtt_ms: float, width: int = 78, ascii_only: bool = False
 ) -> str:
-    """Return the chart at the round trip of the grid that is nearest to `rtt_ms`, as lines without colour.
+    """Return the chart as lines without colour, for the round trip of the grid nearest to `rtt_ms`.
 
-    A digit or letter stands for each candidate; where lines cross, it is that of the one faster on the left.
+    A digit or letter stands for each candidate. Where two lines cross, the candidate faster on the left is
+    drawn.
 
     `width`: width of the terminal, in columns.
     """

@@ -17,13 +17,12 @@ _HALVINGS: Final = 14
 
 
 class CodeSizes:
-    """Computes the size of a model's weights as codes, each weight as its nearest code.
+    """Computes how many bytes a model's weights take when they are rounded to codes and entropy-coded.
 
-    A strength sets the steps of all layers; `EqualSlopeSteps.choose` says what it is.
+    One number, the strength, sets the steps of all layers; see `EqualSlopeSteps.choose`.
 
     Args:
-        layers: layers that are rounded.
-        weights: their weights, by name.
+        weights: weights of `layers`, by name.
         steps: chooses the steps of a layer for a strength.
     """
 
@@ -35,14 +34,14 @@ class CodeSizes:
         self._rows = [(layer, layer.to_rows(weights[name])) for name, layer in by_weight.items()]
 
     def at(self, strength: float) -> float:
-        """Return how many bytes all codes take, by their entropy; the larger the strength, the fewer."""
+        """Return the bytes of all entropy-coded codes. A larger strength gives fewer bytes."""
         return self._sum(lambda layer, rows: self.steps.choose(layer, rows, strength))
 
     def of_peak(self, peak: int, fine_peak: int) -> float:
         """Return a lower bound on the bytes of the codes if the largest weight of each row has code `peak`.
 
-        It is the entropy of the nearest codes. A package takes some percent more for them, and it also holds
-        their scales; rounding to few bits chooses shorter steps, whose codes take more bytes.
+        The bound is the entropy of the nearest codes. A package takes more: its coding adds some percent, it
+        also holds the scales, and rounding to few bits chooses shorter steps.
 
         Args:
             peak: largest code.

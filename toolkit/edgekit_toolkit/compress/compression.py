@@ -72,7 +72,7 @@ class Compression:
         return slice_channels(model, self.channels) if self.channels else model
 
     def apply(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        """Return a copy of the result of `slice` that has the values of the codes, and the biases.
+        """Return a copy of `model`, a result of `slice`, with the decoded weights and the biases in place.
 
         Raises:
             ValueError: the model lacks one of the weights or biases, or has it in another shape.

@@ -88,7 +88,9 @@ def distil(
     steps: int,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Distillation:
-    """Train a copy of the student on the teacher's outputs; end half-way if held-back samples show no gain.
+    """Train a copy of the student on the teacher's outputs.
+
+    Training ends half-way if the student is no better on held-back samples.
 
     Args:
         teacher: float model.

@@ -22,10 +22,11 @@ _MAX_FLOAT32: Final = 1e15  # a sum of squares stays finite
 class Moments:
     """Second moments and means of a layer's input patches in the float and in the compressed network.
 
-    Patches of the float network have K columns, those of the compressed network J of these.
+    There are G groups. Patches of the float network have K columns; the compressed network still has J of
+    them.
 
     Attributes:
-        own: second moment of the compressed network's patches, [G, J, J]: G groups, J columns.
+        own: second moment of the compressed network's patches, [G, J, J].
         cross: the float network's patches times the compressed network's, [G, K, J].
         mean, float_mean: means of the patches, [G, J] and [G, K]; 0 if the moments are not centred.
         columns: the columns of the float network's patches that the compressed network has, [J].
@@ -69,7 +70,7 @@ class Moments:
         return cls(own, cross, mean, float_mean, columns)
 
     def restrict(self, columns: NDArray[np.intp]) -> "Moments":
-        """Return the moments for some of the compressed network's columns: their positions among its J."""
+        """Return the moments for the compressed network's columns at these positions, 0 to J - 1."""
         own = self.own[:, columns[:, None], columns]
         mean = self.mean[:, columns]
         return Moments(own, self.cross[:, :, columns], mean, self.float_mean, self.columns[columns])
@@ -77,7 +78,8 @@ class Moments:
     def fit(self, rows: Floats) -> Floats:
         """Return weights [G, R, J] that keep the layer's outputs in the compressed network, by least squares.
 
-        `rows`: weights of the float network, [G, R, K].
+        `rows`: weights of the float network, [G, R, K]: G groups, R output channels a group, K inputs of
+        each.
         """
         diagonal = np.einsum("gii->gi", self.own).mean(axis=1)
         ridge = (_RIDGE * np.maximum(diagonal, 1e-9))[:, None, None]
@@ -88,7 +90,7 @@ class Moments:
     def bias_change(self, rows: Floats, new_rows: Floats) -> Floats:
         """Return the change of a layer's bias that keeps the means of its outputs, [G * R].
 
-        `rows`, `new_rows`: weights of the float network, [G, R, K], and of the compressed network, [G, R, J].
+        `rows`, `new_rows`: float weights [G, R, K] and compressed weights [G, R, J]; see `fit` for the axes.
         """
         means = rows @ self.float_mean[:, :, None] - new_rows @ self.mean[:, :, None]
         return np.asarray(means.reshape(-1))

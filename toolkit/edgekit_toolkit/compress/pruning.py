@@ -59,9 +59,10 @@ def prune(
     measure_noise: Callable[[onnx.ModelProto], float],
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[SlicedModel]:
-    """Return models with fewer and fewer channels: for each share, the first that saves it.
+    """Return models with fewer and fewer channels.
 
-    One model may be the first for several shares; a share that cannot be saved has no model.
+    For each share, the result has the first model that saves as much; one model may serve several shares. A
+    share that cannot be saved has no model.
 
     Args:
         model: float model, from which a pass of its own has removed dead channels.

@@ -33,7 +33,7 @@ _MIN_FINE_PEAK: Final = 63
 
 
 def limits(peak: int) -> tuple[int, int]:
-    """Return the smallest and the largest code: -`peak`, or -`peak` - 1 if `is_coarse(peak)`, and `peak`."""
+    """Return the smallest and largest code: `(-peak, peak)`, or `(-peak - 1, peak)` if `is_coarse(peak)`."""
     return (-peak - 1 if is_coarse(peak) else -peak), peak
 
 
@@ -51,7 +51,10 @@ def damp(moment: Floats) -> Floats:
 
 
 class Spread:
-    """How a column's rounding error spreads over later columns, by a second moment [G, K, K] from `damp`.
+    """How a column's rounding error is spread over later columns.
+
+    Args:
+        moment: second moment [G, K, K] from `damp`: G groups, K columns.
 
     Attributes:
         order: columns in the order of rounding, the one with the largest moment first, [G, K].
@@ -68,7 +71,7 @@ class Spread:
 def choose_scale(rows: Floats, moment: Floats, peak: int) -> Floats:
     """Return the step of each row, [G, R, 1], at which the nearest codes have the least output error.
 
-    `rows`: weights, [G, R, K].
+    `rows`: weights, [G, R, K]: groups, rows a group, columns.
     `moment`: second moment of the patches, [G, K, K].
     `peak`: largest code.
     """
@@ -86,10 +89,10 @@ def choose_scale(rows: Floats, moment: Floats, peak: int) -> Floats:
 def round_rows(
     rows: Floats, moment: Floats, scale: Floats, peak: int, spread: Spread | None = None
 ) -> Floats:
-    """Round rows to codes with little output error: float64 [G, R, K], whole numbers in `limits(peak)`.
+    """Round rows to codes with little output error: float64 [G, R, K] of whole numbers within `limits(peak)`.
 
     Args:
-        rows: weights to come near to, [G, R, K].
+        rows: weights, [G, R, K]: groups, rows a group, columns.
         moment: second moment of the patches, [G, K, K], after `damp`.
         scale: step of each row, [G, R, 1].
         peak: largest code.
@@ -106,7 +109,7 @@ def round_rows(
 def measure_errors(differences: Floats, moment: Floats) -> Floats:
     """Return the mean squared error d H d^T of each row's output, [G, R, 1].
 
-    `differences`: d, the error of each weight, [G, R, K].
+    `differences`: d, the error of each weight, [G, R, K]: groups, rows a group, columns.
     `moment`: H, the second moment of the patches, [G, K, K].
     """
     errors: Floats = ((differences @ moment) * differences).sum(axis=2, keepdims=True)
@@ -116,9 +119,9 @@ def measure_errors(differences: Floats, moment: Floats) -> Floats:
 def fit_scale(codes: Floats, rows: Floats, moment: Floats, scale: Floats) -> Floats:
     """Return the step of each row, [G, R, 1], at which its codes have the least output error.
 
-    `codes`, `rows`: codes, and the weights that they stand for, [G, R, K].
+    `codes`, `rows`: codes, and the weights that they stand for, [G, R, K]: groups, rows a group, columns.
     `moment`: second moment of the patches, [G, K, K].
-    `scale`: steps of rows for which no step is best, as those whose codes are all 0.
+    `scale`: steps for rows without a best step, such as rows whose codes are all 0.
     """
     projected_codes = codes @ moment
     power, product = ((values * projected_codes).sum(axis=2, keepdims=True) for values in (codes, rows))

@@ -33,7 +33,7 @@ ChooseStep = Callable[[Layer, Floats], Floats | None]
 
 
 def least_error(_layer: Layer, _rows: Floats) -> None:
-    """Return None: `round_weights` then chooses for each row the step of least error."""
+    """Return None, which makes `round_weights` choose the step of least error for each row."""
 
 
 def find_roundable_layers(model: onnx.ModelProto) -> list[Layer]:
@@ -67,13 +67,12 @@ def round_weights(
         model: float model.
         samples: inputs from which the moments are taken.
         peak: largest code, 1 to 127.
-        fine_peak: largest code of grouped layers, which have few weights and few inputs that could take
-            up an error.
-        choose_step: (layer, its rows) -> step of each row, [G, R, 1]; None for the steps of least error.
+        fine_peak: largest code of grouped layers.
+        choose_step: (layer, its rows) -> step of each row, [G, R, 1]: groups, rows a group; None for the
+            steps of least error.
         threads: threads of one inference.
-        quantize: (name of a layer's input, its values) -> its values where activations are codes.
-        alone: whether each layer is rounded as if the rest of the network, activations included, stayed
-            float.
+        quantize: (name of a layer's input, its float values) -> the values after activations are quantized.
+        alone: whether each layer is rounded as if all others, and the activations, stayed float.
         coarse_biases: whether biases are rounded to the precision of weights, to travel in fewer bytes.
         progress: called with the number of the layer that begins, and how many there are.
 

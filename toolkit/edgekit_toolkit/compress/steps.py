@@ -32,7 +32,6 @@ class EqualSlopeSteps:
     """Chooses steps with which one more bit would lower the output's noise equally in every layer.
 
     Args:
-        layers: layers of the model.
         noises: noise of the output if a layer alone has steps of `probe_step`, by the name of the layer.
         peak: largest code.
     """
@@ -47,7 +46,9 @@ class EqualSlopeSteps:
         }
 
     def choose(self, layer: Layer, rows: Floats, strength: float) -> Floats:
-        """Return the step of each row, [G, R, 1]: equal unless a row needs a longer one to stay within peak.
+        """Return the step of each row, [G, R, 1].
+
+        All rows get the same step, unless a row needs a longer one to keep its codes within the peak.
 
         Args:
             layer: the layer.

@@ -27,12 +27,10 @@ class TwinRun:
     """A float and a compressed run of one graph, which differ in the weights of its layers.
 
     Args:
-        model: float model.
-        layers: its layers, in order.
-        samples: inputs.
+        layers: layers of the float model, in order.
         threads: threads of one inference.
         compressed: model of the compressed run, with the same nodes in the same order; by default `model`.
-        is_single: whether there is only one run, whose tensors stand for both.
+        is_single: whether one run gives the tensors of both; `compressed` and `quantize` are not used.
         quantize: (name of a layer's input, its values) -> the values that it has in the compressed run.
 
     Attributes:

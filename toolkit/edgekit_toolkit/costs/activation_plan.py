@@ -32,7 +32,7 @@ _SYMMETRIC_CHANNELS: Final = 16  # int8 kernels that need no int32 buffer take c
 def activation_memory(graph: EngineGraph, threads: int = 1) -> int:
     """Return the resident bytes of onnxruntime's arena after a few runs: activations, scratch and outputs.
 
-    Intermediate tensors whose shape depends on the data count as nothing.
+    Intermediate tensors whose shape depends on the data count as 0 bytes.
 
     `threads`: threads of one inference, at least 1.
     """

@@ -70,12 +70,12 @@ class HostRun:
 class ThreadSharing:
     """How the threads of a device share a kernel.
 
-    Threads that must be woken for a kernel come too late for a short kernel, and help with a long one. This
-    holds for kernels alone: not for the engine's other work, nor for recurrent kernels.
+    Further threads take time to wake: they help with long kernels only. The engine's work outside kernels and
+    recurrent kernels count as run by one thread.
 
     Attributes:
         alone_s: time on this machine, in seconds, of the shortest kernel with which further threads help.
-        share: time of a long kernel with all threads over that with one; 1 for a device with one thread.
+        share: time of a long kernel with all threads over its time with one; 1 for a device with one thread.
     """
 
     alone_s: float = 1.0
@@ -106,7 +106,7 @@ class FittedRatios:
         ratios: kind of kernel -> time on the device over time here.
         s_per_spilled_byte: seconds that each spilled byte takes on the device, beside its kernel's time.
         sharing: how the device's threads share kernels; the ratios compare one thread of each machine.
-        errors: for each network, predicted over measured time, less 1, by a fit to all other networks.
+        errors: relative error of each network's predicted time, when the fit leaves that network out.
     """
 
     ratios: Mapping[KernelKind, float]
@@ -141,8 +141,8 @@ def sum_kinds(run: HostRun, sharing: ThreadSharing = _ONE_THREAD) -> dict[Kernel
 def fit_ratios(runs: Sequence[HostRun], device_s: Sequence[float], *, may_share: bool = True) -> FittedRatios:
     """Return the ratios that predict the networks with the least relative errors, and these errors.
 
-    The ratios of all kinds of kernels are pulled towards one common ratio. The strength of the pull, and how
-    threads share kernels, are chosen to predict best the networks that a fit leaves out.
+    The ratios of all kinds of kernels are pulled towards one common ratio. Cross-validation, which leaves out
+    one network at a time, chooses the strength of the pull and how threads share kernels.
 
     Args:
         runs: networks here, at least three.
@@ -150,7 +150,8 @@ def fit_ratios(runs: Sequence[HostRun], device_s: Sequence[float], *, may_share:
         may_share: whether the device's engine may have run the networks on several threads.
 
     Raises:
-        ValueError: fewer than three networks, not a time for each, or a time that is not above 0.
+        ValueError: there are fewer than three networks, their number differs from that of the times, or a
+            time is not above 0.
     """
     if len(runs) < 3 or len(runs) != len(device_s):
         raise ValueError(

@@ -68,7 +68,7 @@ _FREE: Final = frozenset({"RESHAPE", "SQUEEZE", "EXPAND_DIMS"})
 
 
 def tflite_costs(model: Model, dims: Mapping[str, int] | None = None) -> list[NodeCost]:
-    """Return the work of those operators of the first sub-graph that run in every inference.
+    """Return the work of the first sub-graph's operators, without those that some inferences skip.
 
     Args:
         model: a screened file; see `flatbuffer.parsed`.

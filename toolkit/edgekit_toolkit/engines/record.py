@@ -51,8 +51,7 @@ class ModelMaker:
         build: (float model, form of a recipe, sizes of free dimensions) -> model of that form; None if it
             cannot be made of the model. A conversion is not checked again.
         convert: makes a float model in the engine's format, without a check.
-        convert_codes: makes the engine's model of a network of 8-bit codes, from its ONNX form with codes and
-            the same network in float.
+        convert_codes: (ONNX network with 8-bit codes, the same network in float) -> the engine's model of it.
         codes_tool: distribution whose release changes what `convert_codes` makes; empty for none.
         fixes_sizes: whether the models have no free dimensions.
     """
@@ -89,7 +88,7 @@ class EngineSupport:
         judged_on: the engine that runs the candidates on this host: this engine, or a stand-in.
         tools: distributions that decide the bytes of a package, beside those for every engine.
         fallback: the engine of the package's fallback on the device; empty for none.
-        competes: whether other engines that run here are measured against it, although a target prefers it.
+        competes: whether other engines are timed against it even where it is the target's preferred engine.
         shares_cores: whether it takes several threads unless a package says otherwise.
         slows_exact_products: whether its exact 8-bit products are slow on x86 processors without VNNI.
         cheap_row_macs: most multiply-adds of one inference with which a package gets all golden rows: running

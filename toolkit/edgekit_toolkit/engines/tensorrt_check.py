@@ -44,7 +44,8 @@ class TensorRtCheck:
     Attributes:
         errors: why the model is not accepted: operator, node name and message. If `built` is True, an error
             names something that TensorRT accepts but computes differently from ONNX.
-        available: whether the library is installed; where not, `errors` holds the command that installs it.
+        available: whether the library is installed; if it is not, `errors` holds the command that installs
+            it.
         parsed: whether the parser understood every node.
         engine_bytes: size of the engine, or None if none was built.
         version: version of the library, or None if it gave no answer.

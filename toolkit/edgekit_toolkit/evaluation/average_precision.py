@@ -30,14 +30,14 @@ _EPSILON: Final = np.spacing(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MatchedBoxes:
-    """Detections of one sample.
+    """Detections of one sample: K detections, T overlaps in `OVERLAPS`, G true boxes that count.
 
     Attributes:
         scores: float32 [K].
         classes: int64 [K].
-        hits: bool [overlaps, K], for each of `OVERLAPS` whether a detection matches a true box.
-        ignored: bool [overlaps, K], for each of `OVERLAPS` whether a detection is left out of the score.
-        truths: int64 [G], classes of the true boxes that count.
+        hits: bool [T, K], whether a detection matches a true box at that overlap.
+        ignored: bool [T, K], whether a detection is left out of the score at that overlap.
+        truths: int64 [G], classes of the true boxes.
     """
 
     scores: NDArray[np.float32]

@@ -41,7 +41,6 @@ class Inference:
     """The outputs for a file of samples.
 
     Attributes:
-        samples: number of samples.
         batch: number of samples in one run.
         outputs: output name -> [samples, ...]; an output without a row for each sample is [runs, ...].
         first: the feeds of the first run.
@@ -107,7 +106,7 @@ def run_samples(
 
 
 def run_golden(session: Session, package: OpenedPackage) -> Inference:
-    """Run a model on the golden inputs of its package, and return the outputs as it gives them.
+    """Return the outputs of a model for the golden inputs of its package, unchanged.
 
     Raises:
         DataError: the session takes other inputs than the package states.

@@ -73,7 +73,7 @@ class BoxLayout:
         return not any(map(len, self.candidates(runs)))
 
     def candidates(self, runs: Sequence[Outputs]) -> list[Boxes]:
-        """Return the boxes of each sample of all runs before suppression."""
+        """Return the boxes of each sample of all runs, overlapping boxes included."""
         return [
             read_boxes(sample, self.options, self.input_size, self.labels)
             for run in runs
@@ -85,8 +85,8 @@ class BoxLayout:
 
         In a layout of `judging_layout`, boxes of a score of 0.25 or more count, after suppression of boxes
         that overlap a better one of their class by over a half (IoU). Two boxes match if they have the same
-        class and overlap by half or more. A score is NaN where neither model finds a box; all are 0 if
-        `outputs` have other axes than this layout reads.
+        class and overlap by half or more. A sample in which neither model finds a box has NaN. If `outputs`
+        do not have the axes of this layout, every score is 0.
         """
         theirs = self.read(reference)
         try:
@@ -111,7 +111,7 @@ class BoxLayout:
 
 
 def judging_layout(options: DetectionOptions, input_size: Size | None, labels: int = 0) -> BoxLayout:
-    """Return a layout by `options` with other limits: it reads the boxes that count in `BoxLayout.score`.
+    """Return the layout of `options`, limited to the boxes that count in `BoxLayout.score`.
 
     `input_size`: height and width of the input; None if boxes are not in pixels of it.
     """
@@ -122,11 +122,11 @@ def judging_layout(options: DetectionOptions, input_size: Size | None, labels: i
 def layout_of_task(
     choice: TaskChoice | None, placement: Placement | None, labels: int = 0
 ) -> BoxLayout | None:
-    """Return where the task of a package says that the boxes are; None if it is not `detection`.
+    """Return the layout of the boxes by the task of a package; None if the task is not `detection`.
 
     Args:
         choice: the task, or None.
-        placement: that of a picture that fills the input; None if the input is no picture.
+        placement: position of a picture that fills the whole input; None if the input is no picture.
         labels: number of classes that have a label, or 0.
 
     Raises:
@@ -149,8 +149,8 @@ def find_layout(
 
     Args:
         runs: outputs of the source model for several samples, or for a batch.
-        rows_are_samples: whether each row of a matrix is the output of one sample, so that rows are no boxes.
-        input_size: height and width of the input, without which grids and anchors cannot be told.
+        rows_are_samples: whether each row of a matrix is one sample's output; otherwise rows may be boxes.
+        input_size: height and width of the input; None finds neither grids nor anchors.
         classes: number of the classes that are known by name, or 0.
     """
     min_rank = 3 - (not rows_are_samples)

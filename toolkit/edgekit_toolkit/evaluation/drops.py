@@ -56,10 +56,9 @@ class Drop:
 
     Attributes:
         points: the drop in points, hundredths of the score.
-        changes: distinct drops of single units; 1 is a loss from the best score to the worst. A unit is a
-            sample, or a group of samples that `leave_out` left out of a metric over the whole set.
+        changes: distinct drops of single units; 1 is the drop from the best score to the worst. A unit is a
+            sample; in a metric over the whole set it is a group of samples that `leave_out` leaves out.
         counts: number of units with each of `changes`.
-        samples: number of samples.
         max_gain: the most that a sample can gain, 0..1; 0 if the source model's score is 1 on all samples.
         effective: number of samples of equal weight with the same evidence, if samples have weights; else 0.
         heaviest: count of the heaviest sample; the interval assumes one more such loss.
@@ -74,7 +73,7 @@ class Drop:
     heaviest: float = 1.0
 
     def interval(self, confidence: float = CONFIDENCE) -> Interval:
-        """Return Gaffke's interval. No distribution is known for which it errs more often than stated.
+        """Return Gaffke's interval. No distribution is known for which it misses the mean too often.
 
         Source: N. Gaffke, Three test statistics for a nonparametric one-sided hypothesis on the mean of a
         nonnegative variable, Mathematical Methods of Statistics 14 (2005), 451-467; E. Learned-Miller,
@@ -92,9 +91,10 @@ class Drop:
         return 100 * math.sqrt(np.average(deviations**2, weights=counts) / counts.sum())
 
     def samples_for(self, limit_points: float, confidence: float = CONFIDENCE) -> int | None:
-        """Return how many samples, with each change as frequent as here, would show the drop within a limit.
+        """Return how many samples would be enough to show that the drop is within a limit.
 
-        None if the drop itself is not below the limit, or if more than 10 million samples would be needed.
+        Each change is taken to be as frequent as in this drop. None if the drop itself is not below the
+        limit, or if more than 10 million samples would be needed.
         """
         if self.points >= limit_points:
             return None
@@ -192,7 +192,7 @@ def mean_drops(
 
 
 def estimate_mean(scores: Floats, weights: Floats | None = None) -> tuple[float, Interval]:
-    """Return a mean score, 0..1, and its confidence interval, 0..1: that of the drop from a perfect score.
+    """Return a mean score and its confidence interval, both 0..1.
 
     Args:
         scores: score [samples] of each sample, 0..1.
@@ -276,7 +276,7 @@ def leave_out(score: Callable[[NDArray[np.int64]], float], count: int) -> Floats
 
 
 def set_drop(source: float, candidate: float, without: tuple[Floats, Floats], samples: int) -> Drop:
-    """Return the drop of a score over a whole set, with its changes by the jackknife.
+    """Return the drop of a score over a whole set; its `changes` come from groups left out (jackknife).
 
     Args:
         source: score, 0..1.

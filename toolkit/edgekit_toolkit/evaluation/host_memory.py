@@ -62,7 +62,7 @@ def measure_memory_here(
 ) -> MemoryHere:
     """Measure the peak memory of a fresh process here that runs a model, and estimate that of the service.
 
-    `modelled`: its memory that was compared with the limit, or why it is unknown; a `PeakMemory` is reused.
+    `modelled`: result of `find_memory`. A `PeakMemory` is not measured again.
     `limit_bytes`: memory limit, infinite if there is none.
     """
     notes = []
@@ -160,7 +160,7 @@ def serve_once(package: Path, keys: Path, name: str, feeds: Feeds) -> int:
         package: signed by one of the keys.
         keys: folder of trusted keys; a socket is made beside it.
         name: name of the model.
-        feeds: input name -> array, of each call.
+        feeds: input name -> array; all calls send the same inputs.
 
     Raises:
         EdgekitError: the service does not start, or refuses the model or a call.

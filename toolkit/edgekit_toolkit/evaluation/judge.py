@@ -37,9 +37,9 @@ def measure_latencies(runs: Sequence[Runner], feeds: Feeds) -> list[Latency]:
 def measure_processor_ratios(runs: Sequence[Runner], feeds: Feeds) -> list[float]:
     """Return the processor time of each model here over that of the first, from runs in turns.
 
-    Processor time leaves out what other processes take. It is read from the clock of this thread: the clock
-    of the process steps by whole ticks under a limit on processor time (`ulimit -t`), which is longer than a
-    batch of runs. The ratios are of lower quartiles, since other processes disturb the caches least in these.
+    Processor time leaves out what other processes take. It is read from the clock of this thread. Under
+    `ulimit -t` the clock of the process advances in ticks that are longer than a batch of runs. The ratios
+    are those of lower quartiles, which other processes disturb least.
 
     Args:
         runs: models with one thread, because waking others takes as long as a small model.
@@ -60,7 +60,7 @@ class TargetCosts:
             counted.
         uncertainty: factor by which the ratio of two latencies of this kind may be off.
         source: what the figures are modelled from, for people.
-        latency_label: `calibrated` if times of networks on a real device of this kind are behind the latency.
+        latency_label: `calibrated` if the latency comes from times of networks on a real device of this kind.
         energy_label: `calibrated` if a meter also read the power of that device.
     """
 
@@ -137,8 +137,8 @@ def find_memory(
 ) -> MemoryEstimate | PeakMemory | str:
     """Return the peak memory of a process that runs the model, or why it is unknown.
 
-    For onnxruntime it is estimated for the target; the engine's part of it is measured here. It is measured
-    here as a whole where `Model.estimate_memory` returns None, as for other engines and for control flow.
+    If `Model.estimate_memory` returns an estimate, only the engine's part is measured here. If it returns
+    None (another engine than onnxruntime, or control flow), all of the memory is measured here.
     """
     try:
         estimate = model.estimate_memory(dims, blocked_layout=target.arch == "x86_64")

@@ -68,8 +68,9 @@ class Probes:
     Attributes:
         runs: outputs of each run.
         samples: samples in each run; None if the first axis of the first output counts them.
-        axes: name of an output whose number of rows depends on the data -> the axis of the rows.
-        stated_layout: where the task of the package says that the boxes are; None to infer it.
+        axes: name of an output whose number of rows depends on the data -> index of the axis that counts
+            rows.
+        stated_layout: layout of the boxes by the package's task; None to infer it.
     """
 
     runs: Sequence[Outputs]
@@ -118,12 +119,13 @@ class Metric:
         name: as the user gave it, or as `auto` chose.
         title: how messages and reports call it.
         score: (outputs, outputs of the source model, labels) -> score of each sample, 0..1.
-        truth: type of the labels, `int` for classes or a record of `samples.truth`; None if it takes none.
+        truth: type of the labels, `int` for classes or a record of `samples.truth`; None if it reads no
+            labels.
         outputs: what the outputs must be, in words.
         suits: whether outputs suit the metric.
         fit: makes `score` from the source model's outputs on some samples; None if `score` is given.
         against_source: whether the metric compares with the source model, whose own score is then 1.
-        reads_classes: whether it takes the first output for class scores.
+        reads_classes: whether it reads the first output as class scores.
         note: why `auto` was not sure, for the user.
     """
 
@@ -150,7 +152,7 @@ class SetMetric:
     Attributes:
         name, title, truth, outputs, suits: as in `Metric`.
         score: score of the whole set, from what `reduce` made of each sample.
-        reduce: (outputs of a sample, its label) -> what the score needs of it. Only that is held in memory.
+        reduce: (outputs of a sample, its label) -> value that `score` needs of it. Outputs are then dropped.
         fit: (options of the task, number of classes with a label) -> `reduce`; None if `reduce` is given.
         task: name of the task whose outputs it reads; empty for any.
         weighs_copies: whether a sample that occurs twice counts twice, so that samples can have weights.
@@ -186,8 +188,8 @@ def find_metric(
         probes: outputs of the source model on some samples, or on a batch; `auto` decides by their shapes and
             values.
         labelled: whether the evaluation samples have labels.
-        is_generated: whether the samples are invented, so that values of outputs tell nothing.
-        truth: type of the labels, if there are any, as in `Metric`.
+        is_generated: whether the samples were generated, so that the values of outputs have no meaning.
+        truth: type of the labels, if there are any: `int` for classes or a record of `samples.truth`.
         task: the meaning of the outputs, if it is known.
         labels: number of classes that have a label, or 0.
 

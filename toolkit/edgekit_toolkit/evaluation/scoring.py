@@ -67,7 +67,6 @@ class PartScores:
     """Scores on one set of samples.
 
     Attributes:
-        samples: number of samples.
         baseline: score of the source model, 0..1.
         scores: score of each candidate, 0..1.
     """
@@ -128,7 +127,7 @@ class Scores:
         return self.confirmation or self.choosing
 
     def without(self, dropped: Collection[int]) -> "Scores":
-        """Return the scores without the candidates at these positions, all spoiled ones among them."""
+        """Return scores without the candidates at these positions; all spoiled ones must be among them."""
         confirmation = None if self.confirmation is None else self.confirmation.without(dropped)
         rows = [index + 1 for index in dropped]
         return replace(
@@ -173,8 +172,8 @@ def score_candidates(
         metric_name: as for `metrics.find_metric`.
         inputs: inputs of the source.
         outputs: outputs of the source.
-        alone: whether a candidate takes one sample at a time: its batch is fixed, or its ranges come from
-            the batch.
+        alone: whether candidates run one sample at a time: some have a fixed batch, or take the range of
+            their codes from the whole batch.
         progress: called with the number of samples done, and how many there are.
         task: the meaning of the outputs, if it is known.
         labels: number of classes that have a label, or 0.
@@ -357,13 +356,13 @@ def _scores_of_outcomes(
 def scores_of_table(
     metric: Metric, table: Floats, *, weights: Floats | None = None, hold_back: bool
 ) -> Scores:
-    """Return the scores of a table of outcomes; half of the samples are held back if there are enough.
+    """Return the scores of a table of outcomes.
 
     Args:
         metric: the metric of the scores.
         table: [models, samples], 0..1, the source model first.
         weights: weight of each sample; None if all count alike.
-        hold_back: whether samples may be held back.
+        hold_back: whether half of the samples are held back, if there are enough.
     """
     parts = []
     max_gain = 0.0 if metric.against_source else 1.0
@@ -386,8 +385,8 @@ def split_evaluation(count: int, *, hold_back: bool) -> list[Positions]:
 def judged_table(metric: Metric, table: Floats, reference: Outputs) -> Floats:
     """Return the columns of a table of outcomes by which candidates can be judged, without NaN.
 
-    NaN means that neither a model nor the source model finds anything in a sample. A sample with NaN for all
-    models is left out. In others NaN becomes 1, since the model agrees with the source model.
+    NaN means that neither a model nor the source model finds anything in a sample. Samples with NaN for all
+    models are left out. In the other samples NaN becomes 1: the model agrees with the source model.
 
     Args:
         metric: the metric of the scores.
@@ -395,7 +394,7 @@ def judged_table(metric: Metric, table: Floats, reference: Outputs) -> Floats:
         reference: outputs of the source model on one of the samples, for messages.
 
     Raises:
-        DataError: no sample is left; or by a metric against the source model, this model differs from itself.
+        DataError: no sample is left, or the metric gives the source model less than 1 against itself.
     """
     shapes = ", ".join(f"'{name}' {list(value.shape)}" for name, value in reference.items())
     judged = ~np.isnan(table).all(axis=0)

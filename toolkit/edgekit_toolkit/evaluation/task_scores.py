@@ -25,7 +25,8 @@ _MAX_SIDE: Final = 1 << 14
 def count_pixels(options: SegmentationOptions) -> Callable[[Outputs, TrueMask], Counts]:
     """Return a function that counts a sample's pixels of each class, int64 [3, 255].
 
-    The rows are: predicted rightly, predicted, true. Pixels whose true class is 255 do not count.
+    The three rows count each class's pixels: rightly predicted, predicted, and true. Pixels whose true class
+    is 255 do not count.
     """
     options = replace(options, max_side=_MAX_SIDE)
 

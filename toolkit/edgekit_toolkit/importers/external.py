@@ -33,8 +33,8 @@ def external_files(model: onnx.ModelProto, path: Path) -> dict[str, Path]:
     """Return the external files that the model in `path` names, by location, sorted; none has been read.
 
     Raises:
-        ModelError: no file is at a location, or the location is outside the model's folder. If the model is
-            a symbolic link, links of external files may also lead into the folder of the file it leads to.
+        ModelError: no file is at a location, or the location is outside the model's folder. If the model is a
+            symbolic link, external files may also be links into the folder of its target.
     """
     locations = {_entries(name, tensor)["location"]: name for name, tensor in _external(model)}
     return {location: _resolved(path, location, locations[location]) for location in sorted(locations)}

@@ -65,7 +65,7 @@ def is_tflite(path: Path) -> bool:
 
 
 def describe_folder(path: Path) -> str:
-    """Return what a folder is that is no model, and what to do: the end of a message after its path."""
+    """Return the end of an error message about a folder that is no model: what it is, and what to do."""
     if (path / "saved_model.pb").exists():
         return f"a TensorFlow SavedModel; {_TO_ONNX_FROM_KERAS}"
     return "a folder; give the model file in it"
@@ -78,7 +78,7 @@ def describe_signature(head: bytes) -> str | None:
 
 
 def describe_no_model(path: Path, content: bytes) -> str:
-    """Return what a file is that is no ONNX model, and what to do: the end of a message after its path."""
+    """Return the end of an error message about a file that is no ONNX model: what it is, and what to do."""
     if not content:
         return "empty; write or copy the file again"
     if path.name == "saved_model.pb":
@@ -95,7 +95,7 @@ def describe_no_model(path: Path, content: bytes) -> str:
 
 
 def describe_no_package(path: Path) -> str | None:
-    """Return what a file or folder is that is no package, and what to do; None if it may be a package."""
+    """Return the kind of a file or folder that is no package, and what to do; None if it may be one."""
     if path.is_dir():
         packages = sorted(package.name for package in path.glob("*.edgepkg"))
         return (

@@ -28,7 +28,7 @@ def fix_inputs(source: SourceModel[Model], values: Mapping[str, JsonValue]) -> S
         values: input name -> a number for all elements, or nested lists of numbers in the input's shape.
 
     Raises:
-        ModelError: an input is unknown or cannot hold its value, none is left, or the model is a `.tflite`.
+        ModelError: an input is unknown or cannot hold its value, no input would remain, or it is a `.tflite`.
     """
     if not values:
         return source

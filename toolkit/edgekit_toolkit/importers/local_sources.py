@@ -56,7 +56,7 @@ def find_model(source: str) -> LocalModel:
 
 
 def is_named(source: str) -> bool:
-    """Whether a source is a name `hf:OWNER/NAME`, not a path, which would show folders of this machine."""
+    """Whether a source is a public name, `hf:OWNER/NAME`, and not a path on this machine."""
     return source.startswith(_HF)
 
 

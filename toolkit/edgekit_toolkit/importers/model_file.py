@@ -29,11 +29,11 @@ class SourceModel(Generic[M_co]):
             external file, in the order of their names, each after a line with its name and size.
         size_bytes: size of the file and its external data together; of a `.pt2`, that of the ONNX model made
             of it.
-        model: the model, which no longer refers to other files. Functions of an ONNX model are written out;
-            in a `.tflite`, outputs have the shapes that runs gave them, if the file recorded others.
+        model: the model, which no longer refers to other files. Functions of an ONNX model are inlined.
+            Outputs of a `.tflite` have the shapes of test runs, even if the file recorded others.
         inputs: inputs of a session; for a `.tflite`, float32 where the file has codes with a scale.
-        original: the model before operators were written out on which the engine fails, or before it was
-            converted to an operator set that the engine reads; None if neither was needed.
+        original: the model before operators that the engine fails on were replaced by their definitions, or
+            before it was converted to an older operator set; None if neither was needed.
         states: its outputs that are inputs of the next run.
     """
 

@@ -55,9 +55,9 @@ def load_onnx(path: Path, *, max_bytes: int = MAX_MODEL_BYTES) -> SourceModel[On
         max_bytes: size limit of the file and its external data together.
 
     Raises:
-        ModelError: not an ONNX model (it says what else), truncated, too large, damaged, or not to be run:
-            unsupported operators or operator sets, custom domains, external data that are missing or outside
-            the model's folder, NaN or infinite weights, no inputs or outputs.
+        ModelError: the file is no ONNX model (the message says what it is), truncated, too large, damaged, or
+            not supported: unknown operators or operator sets, custom domains, external data that are missing
+            or outside the model's folder, NaN or infinite weights, no inputs or outputs.
     """
     with errors_with_path(path):
         return _load(path, max_bytes)

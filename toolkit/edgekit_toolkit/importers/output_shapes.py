@@ -43,7 +43,7 @@ def infer_outputs(model: onnx.ModelProto) -> list[str]:
 
 
 def correct_outputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
-    """Run the model, and make each axis of these outputs free, in place, if a run gave it another size.
+    """Run the model. If an output's axis has another size than stated, make the axis free, in place.
 
     The engine must be able to load the model.
     """

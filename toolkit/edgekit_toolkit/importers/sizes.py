@@ -40,10 +40,10 @@ class SizedModel:
     """A model with the sizes of its free dimensions, with which it runs.
 
     Attributes:
-        source: the model; its `original` is set if operators were written out.
+        source: the model; its `original` is set if operators were replaced.
         sizes: name of a free dimension -> its size.
         ranges: input name -> smallest and largest value to generate.
-        written_out: operators that were written out here, as the engine fails on them.
+        written_out: operators that were replaced by their definitions, because the engine fails on them.
     """
 
     source: SourceModel[Model]
@@ -63,7 +63,8 @@ def settle(source: SourceModel[Model], stated: StatedSizes, decoding: Decoding) 
     """Return a model that runs, with the sizes of its free dimensions.
 
     Raises:
-        ModelError: as from `settle_sizes`, even after operators on which the engine fails were written out.
+        ModelError: as from `settle_sizes`, also with operators that the engine fails on replaced by their
+            definitions.
     """
     try:
         return SizedModel(source, *_sizes(source, stated, decoding))

@@ -24,7 +24,7 @@ def is_brief(kind: Literal["times", "memory", "races"]) -> bool:
 
 
 def shorten_limits(limits: LatencyLimits) -> LatencyLimits:
-    """Return the limits; where times are brief, with as few rounds as they allow, and short batches."""
+    """Return the limits, with few rounds and short batches if `$EDGEKIT_BRIEF` keeps times short."""
     if not is_brief("times"):
         return limits
     return replace(limits, max_rounds=limits.min_rounds, batch_s=shorten_batch_s(limits.batch_s))

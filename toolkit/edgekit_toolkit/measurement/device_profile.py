@@ -47,12 +47,13 @@ def add_times(
         engine: name and release of the engine there.
         seconds: name of a calibration network -> seconds of one inference of it.
         power: power of the device; None keeps that of the target.
-        source: source of these figures, whose `key` is `SOURCE`; replaces the target's source of this key.
+        source: source of these figures. Its `key` must be `SOURCE`; it replaces the target's source with that
+            key.
         is_real: whether a real device was measured, not an emulated one.
 
     Raises:
-        TargetError: there is no time, or one cannot be that of a device, or the power at rest is above that
-            while it runs.
+        TargetError: there is no time, a time is not possible on a device, or the power at rest is above the
+            power at work.
         EngineMissingError: no engine of this name is registered.
         ValueError: `power` is given, and the target has several power modes.
     """
@@ -72,7 +73,7 @@ def start_profile(target: Target, name: str) -> Target:
     """Return a copy of `target` under the name of a new profile, to which times of a device are then added.
 
     Raises:
-        TargetError: `target` is itself a profile, whose power may be that of another device.
+        TargetError: `target` is itself a profile: its power may be another device's.
     """
     if target.device_times is not None:
         raise TargetError(f"{target.name} is a profile; name the target that it was made of")
@@ -87,7 +88,7 @@ def _replace_power(power: Power, measured: MeasuredPower, status: Status) -> Pow
 
 
 def is_current(times: DeviceTimes | NetworkTimes) -> bool:
-    """Return whether times are of this release's networks: only such times compare with runs here."""
+    """Return whether times are from this release's networks; others do not compare with runs here."""
     engine = parse_engine(times.engine).name
     return times.networks == digest_calibration_models(engine) and set(times.seconds) == calibration_names()
 

@@ -68,7 +68,7 @@ def measure_host_runs(models: Sequence[tuple[Model, Feeds]], engine: str, second
     """Return the time of one inference of each model and calibration network, split into kernels.
 
     Args:
-        models: models of that engine, which run with their own options, each with its inputs.
+        models: pairs of a model of that engine and its inputs; each runs with its own options.
         engine: the engine.
         seconds: about how long to measure all of them; each runs three times at least.
 
@@ -209,8 +209,8 @@ def read_kernels(
     Args:
         events: (name, operator) of a kernel -> its events in onnxruntime's profile.
         grouped: names of convolutions in groups.
-        shortest_us: microseconds of a kernel that does nothing. A kernel that takes no longer counts as work
-            of the engine beside kernels: no further thread helps with it, whatever it computes.
+        shortest_us: microseconds of a kernel that does nothing. A kernel of at most this time gets the kind
+            `call`, since further threads do not help with it.
         rounds: number of runs, two at least; the first one allocates and is left out.
     """
     kernels: list[KernelTime] = []

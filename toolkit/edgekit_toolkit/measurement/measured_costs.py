@@ -10,10 +10,10 @@ from edgekit_toolkit.targets.spec import Target
 
 
 def find_costs(target: Target) -> tuple[Evidence, NetworkTimes] | None:
-    """Return the evidence whose times predict latency on a target, and these times; None if there is none.
+    """Return the evidence that predicts latency on a target, and its times; None if there is none.
 
-    None also for a target that needs none, since it has times of its own or is measured on this machine; and
-    for a GPU or a target with several power modes, since evidence does not state the mode.
+    None also if the target has times of its own, is measured on this machine, or is a GPU; or if it has
+    several power modes, since evidence does not state the mode.
     """
     if target.device_times is not None or target.backend.on_gpu or len(target.power.modes) > 1:
         return None

@@ -23,9 +23,9 @@ _SYMMETRIC_ZERO: Final = {"int8": 0, "uint8": 128, "int16": 0, "uint16": 1 << 15
 
 
 def onnx_code_ranges(model: onnx.ModelProto) -> dict[str, CodeRange]:
-    """Return the range of each input that is quantized as it comes in, by the input's name.
+    """Return the range of each input that the model quantizes directly, by the input's name.
 
-    Of an input whose values are codes already, it is the range of the codes.
+    If the values are codes already, it is the range of the codes.
     """
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     readers: dict[str, list[onnx.NodeProto]] = {}
@@ -68,7 +68,7 @@ def _code_range(dtype: str, scale: float | None, zero_point: int) -> CodeRange:
 
 
 def tflite_code_ranges(content: bytes) -> dict[str, CodeRange]:
-    """Return the range, in float32 values, of each input that is or becomes codes, by the input's name.
+    """Return the range of each input that holds codes or is quantized, in float32 values, by input name.
 
     Raises:
         BackendError: LiteRT refuses the model.

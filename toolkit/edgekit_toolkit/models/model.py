@@ -73,7 +73,9 @@ class Model(Protocol):
         """Yield the constants, without those inside control flow."""
 
     def specs(self, outputs: Sequence[str] | None = None) -> Specs:
-        """Return the specs of inputs and outputs; formats without an order of outputs take that of `outputs`.
+        """Return the specs of inputs and outputs.
+
+        If the format does not order its outputs, they are in the order of `outputs`.
 
         Raises:
             BackendError: the engine refuses the model.
@@ -100,7 +102,7 @@ class Model(Protocol):
         """
 
     def computes_in_codes(self) -> bool:
-        """Whether the model computes with 8-bit codes anywhere, if only with codes made at run time."""
+        """Whether the model computes with 8-bit codes anywhere, codes made at run time included."""
 
     def divides_by_inputs(self) -> bool:
         """Whether some integer division has a divisor that is not constant, or that holds 0 or -1."""
@@ -112,7 +114,7 @@ class Model(Protocol):
         """Return first outputs of the nodes whose sums of 8-bit products saturate here, not on the target."""
 
     def input_code_ranges(self) -> dict[str, CodeRange]:
-        """Return the range of each input that is quantized as it comes in, by the input's name.
+        """Return the range of each input that the model quantizes directly, by the input's name.
 
         Raises:
             BackendError: the engine refuses the model.

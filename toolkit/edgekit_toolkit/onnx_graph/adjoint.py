@@ -66,13 +66,13 @@ def copy_for_adjoint(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 class Adjoint:
-    """Adds the backward pass to a graph, in place: from seeds, the adjoints given to `pass_back`.
+    """Adds the backward pass to a graph, in place. It starts from seeds: adjoints given to `pass_back`.
 
     Args:
         graph: float graph in topological order, of a copy by `copy_for_adjoint`.
-        shapes: shapes of all its tensors, as one input gave them.
-        floats: names of the float32 tensors that get an adjoint. Either all activations; or, to train, the
-            weights, as inputs of the graph, and every activation that depends on one.
+        shapes: shapes of all its tensors in one run.
+        floats: names of the float32 tensors that get an adjoint. They are all activations; or, for training,
+            the weights (inputs of the graph) and the activations that depend on them.
         exact: whether each adjoint must be exact; otherwise some operators pass back an approximation.
 
     Attributes:

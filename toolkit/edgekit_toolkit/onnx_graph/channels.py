@@ -39,7 +39,11 @@ FOREIGN: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class ChannelAxis:
-    """Where the channels of a group lie in a tensor: the channel at each index of `axis`, or `FOREIGN`."""
+    """Where the channels of a group lie in a tensor.
+
+    Attributes:
+        channels: channel at each index of `axis`; `FOREIGN` where the index is no channel of the group.
+    """
 
     axis: int
     channels: NDArray[np.int64]
@@ -59,10 +63,10 @@ class ChannelGroup:
     Attributes:
         name: output of the first layer that makes the channels.
         producers: layers that make the channels, in the order of the graph.
-        depthwise: layers that filter each channel for itself.
+        depthwise: layers that filter each channel separately.
         consumers: layers that mix the channels.
         tensors: activation that holds the channels -> where they lie in it.
-        constants: (position of a node, its input, axis) -> where the channels lie in that constant.
+        constants: (index of a node, index of its input, axis) -> where the channels lie in that constant.
         reshapes: position in the graph of a Reshape that the channels pass -> their axis in its result.
     """
 
@@ -132,7 +136,7 @@ def check_channels(channels: Channels) -> None:
 def compose_channels(first: Channels, second: Channels) -> dict[str, tuple[int, ...]]:
     """Return the channels that stay after a slice by `first` and a slice of its result by `second`.
 
-    `second` counts channels in the sliced model, the result in the whole one.
+    Indices in `second` are those of the sliced model. Indices in the result are those of the whole model.
     """
     composed = dict(first)
     for name, indices in second.items():

@@ -49,7 +49,7 @@ def body_model(
     types: Types,
     initializers: Mapping[str, onnx.TensorProto],
 ) -> onnx.ModelProto:
-    """Return a body as a model; captured constants become initializers, other outer tensors inputs.
+    """Return a body as a model. Outer constants become its initializers, other outer tensors its inputs.
 
     Args:
         model: the model whose operator sets it uses.

@@ -22,10 +22,11 @@ Shape = tuple[int | None, ...]
 
 
 class GraphIndex:
-    """Producers, consumers and constants of one graph; control flow consumes what its sub-graphs read.
+    """Producers, consumers and constants of one graph.
+
+    A node with sub-graphs consumes what they read.
 
     Args:
-        graph: graph to index.
         shapes: shapes of tensors, such as inferred ones; by default those that the graph records.
 
     Attributes:
@@ -54,7 +55,7 @@ class GraphIndex:
         return name not in self.outputs and len(consumers) == 1 and consumers[0] is node
 
     def constant(self, name: str) -> NDArray[Any] | None:
-        """Value of initializer `name`; None for other tensors and for defaults that a caller may replace."""
+        """Value of initializer `name`; None for other tensors, and for the default of a graph input."""
         tensor = None if name in self._replaceable else self.initializers.get(name)
         return None if tensor is None else numpy_helper.to_array(tensor)
 

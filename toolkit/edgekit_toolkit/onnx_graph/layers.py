@@ -35,8 +35,6 @@ class Layer:
         name: name of its first output.
         input: name of the activation that it reads.
         weight, bias: names of initializers; `bias` is empty where there is none.
-        shape: shape of the weight.
-        groups: groups of channels.
         channel_axis: axis of the output channels in the weight.
         node: the node in the graph, which is only read.
     """
@@ -72,7 +70,7 @@ class Layer:
 
     @property
     def max_patches(self) -> int:
-        """About how many patches `gather` returns at most by default, so that they suit the layer."""
+        """Default of `max_patches` in `gather`, by the numbers of groups and columns."""
         affordable = _MAX_PATCH_VALUES // (self.groups * self.columns)
         return min(max(affordable, _COLUMN_PATCHES * self.columns, _MIN_PATCHES), _MAX_PATCHES)
 
@@ -85,7 +83,7 @@ class Layer:
     def gather(self, inputs: Sequence[NDArray[Any]], max_patches: int | None = None) -> Patches:
         """Return patches of the inputs of all inferences, [patches, groups, columns].
 
-        Equal shapes give equal positions. `max_patches`: about how many at most; see `Layer.max_patches`.
+        Inputs of equal shapes give patches at equal positions. `max_patches`: approximate limit.
         """
         rng, count = np.random.default_rng(0), max(1, (max_patches or self.max_patches) // len(inputs))
         is_stackable = self.node.op_type == "Conv" and len({values.shape[1:] for values in inputs}) == 1
@@ -155,7 +153,7 @@ def _draw(total: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]
 def find_layers(model: onnx.ModelProto) -> list[Layer]:
     """Return the layers of the top-level graph, in order.
 
-    Two products that read one weight along different axes are no layers: its rows are not the same for both.
+    Products that read the same weight along different axes are left out: its rows would differ between them.
     """
     index = GraphIndex(model.graph)
     layers = [layer for node in model.graph.node if (layer := _as_layer(index, node)) is not None]

@@ -40,7 +40,7 @@ def disable_optimizers(model: onnx.ModelProto, names: Sequence[str]) -> onnx.Mod
 
 
 def note_narrow_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` whose metadata notes that codes of its 8-bit weights take only 7 bits."""
+    """Return a copy of `model` whose metadata notes that its 8-bit weights use only 7 bits."""
     return _with_note(model, _NARROW_WEIGHTS_KEY, "yes")
 
 

@@ -24,7 +24,7 @@ def tensor_specs(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[
     """Return the specs of the inputs and of the outputs.
 
     A graph input that an initializer also names is a weight (IR below 4) or has a default (IR 4 and later),
-    so it is not an input. A free dimension without a name is called after its tensor and axis, such as `x_0`.
+    so it is not an input. A free dimension without a name is named after tensor and axis, such as `x_0`.
 
     Raises:
         ModelError: a tensor is a sequence or map, has an unknown rank, or a type that numpy does not have.
@@ -42,7 +42,9 @@ def input_specs(model: onnx.ModelProto) -> tuple[TensorSpec, ...]:
 
 
 def common_specs(first: Sequence[TensorSpec], other: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Return specs that hold for two models, in the order of the first; a size that either fixes is fixed.
+    """Return specs that hold for two models, in the order of the first.
+
+    A size that one of the models fixes is fixed.
 
     Raises:
         DataError: the tensors differ in names, in rank, in a dtype or in a size that both fix.
@@ -91,8 +93,8 @@ def free_dims(inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
 def batch_dims(inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
     """Return the names of free dimensions that count samples: those named after a batch, and leading ones.
 
-    A leading dimension counts no samples if its name says so, or if another dimension of that input is named
-    after a batch, as in [time, batch, channels].
+    A leading dimension is left out if its name is that of another size (`SIZE_NAME`), or if another dimension
+    of that input is named after a batch, as in [time, batch, channels].
     """
     batch = set()
     for spec in inputs:

@@ -69,8 +69,8 @@ def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 def random_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """Return the nodes that give other values in each run.
 
-    A node with a `seed` does, too: from run to run the engine goes on in the sequence of that seed. A Dropout
-    is random unless its `training_mode` is missing or a stored False.
+    A node with a `seed` is among them: each run continues the sequence of that seed. A Dropout is random
+    unless its `training_mode` is missing or a stored False.
     """
     stored = {
         name: tensor for name, tensor in stored_tensors(model) if tensor.data_type == onnx.TensorProto.BOOL

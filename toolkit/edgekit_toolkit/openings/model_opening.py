@@ -118,7 +118,8 @@ def check_opening(
 ) -> None:
     """Open a model in a child process, to check that the engine does not crash the process that opens it.
 
-    It is opened once with the same options. A refusal of the engine passes: the next opening gets its error.
+    A model is opened once for the same options. If the engine only refuses it, this raises nothing: the
+    caller's own opening gets that error.
 
     Args:
         engine: engine of this host, or `SHAPES`.

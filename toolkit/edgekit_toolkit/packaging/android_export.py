@@ -128,7 +128,7 @@ def _write_exported(package: OpenedPackage, answerer: Answerer | None) -> Iterat
 def write_rules(name: str, rules: MediaRules) -> Iterator[str]:
     """Yield lines of Kotlin that state a preprocessing as the constant `name`.
 
-    Yields none if the app cannot do it: it lacks some dtypes, and sound in steps of a sequence.
+    Yields none for dtypes that the app lacks, and for sound that is cut into the steps of a sequence.
     """
     if rules.dtype not in _MEDIA_DTYPES:
         return

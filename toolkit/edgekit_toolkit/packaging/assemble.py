@@ -58,8 +58,8 @@ class Reference:
     Attributes:
         inputs, artifacts: inputs of the first golden row, as a manifest describes them and as files.
         feeds, outputs: inputs and outputs of the first golden row, by name.
-        rows: seed of each further golden row -> outputs in the order of `outputs`, without those in `axes`;
-            the best row first.
+        rows: seed of a further golden row -> its outputs in the order of `outputs`, without the outputs in
+            `axes`. The best row is first.
         macs: multiply-adds of one inference; infinite if they cannot be counted.
         axes: name of an output whose number of rows depends on the data -> the axis of the rows.
     """
@@ -230,7 +230,8 @@ def with_threads(package: PackageDraft, recipe: Recipe, threads: int) -> tuple[P
 def combine(first: PackageDraft, others: Mapping[str, PackageDraft], recipe: Recipe) -> PackageDraft:
     """Return the package `first` with the single variant of each other package as a further variant.
 
-    All variants share the golden inputs. A size of an input or output that one of them fixes is fixed.
+    All variants share the golden inputs. A size of an input or output that one variant fixes is fixed for
+    all.
 
     `others`: name of the variant -> its package, assembled from the same `Reference` as `first`.
 
@@ -288,7 +289,7 @@ def _as_variant(name: str, manifest: Manifest, moved: Mapping[str, str]) -> Vari
 
 
 def describe_artifacts(contents: Mapping[str, bytes], roles: Mapping[str, str]) -> tuple[Artifact, ...]:
-    """Return the manifest's entries, sorted by path; `contents` and `roles` are by path in the package."""
+    """Return the manifest's artifacts, sorted by path. Keys of both arguments are paths in the package."""
     return tuple(
         Artifact(path, len(contents[path]), hashlib.sha256(contents[path]).hexdigest(), roles[path])
         for path in sorted(contents)

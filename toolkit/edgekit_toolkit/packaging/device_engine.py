@@ -90,7 +90,10 @@ class DeviceEngine:
 def prove(
     package: PackageDraft, engine: str, signer: StatementSigner, show: Callable[[str], None]
 ) -> EngineProof:
-    """Self-test `package` in a child process with the devices' engine release; tell `show` of a download."""
+    """Self-test `package` in a child process with the engine release of devices.
+
+    `show`: called with a message before a download.
+    """
     pinned_engine = find_device_engine(engine, show)
     device = f"{pinned_engine.name} {pinned_engine.release}"
     own = f"{pinned_engine.name} {_find_own_release(pinned_engine.name)}"

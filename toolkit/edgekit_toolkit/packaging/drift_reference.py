@@ -71,8 +71,8 @@ def drift_reference(model: Model, calibration: Part, *, says_classes: bool = Fal
     Args:
         model: the float model; it is run on one thread, so that the same samples give the same figures.
         calibration: samples; up to `_SAMPLES` are used, spread over all: they often come sorted by class.
-        says_classes: whether the first output is known to be class scores. Otherwise it counts as such only
-            if it is probabilities in all samples: logits look like any other numbers.
+        says_classes: whether the first output is known to be class scores. If that is unknown, it counts as
+            class scores if it holds probabilities in all samples.
 
     Raises:
         BackendError: the model does not run on a sample.

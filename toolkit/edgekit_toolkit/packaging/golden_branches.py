@@ -38,7 +38,7 @@ def open_conditions(model: Model) -> Conditions:
 
 
 def find_untested(model: Model, first: Feeds, seeds: Iterable[int]) -> list[str]:
-    """Return warnings: of branches of an `If` that no golden row takes, and of those that cannot be followed.
+    """Return warnings about `If` branches that no golden row takes, and about each `If` in another body.
 
     Args:
         model: the float model.

@@ -101,8 +101,8 @@ def golden_rows(
 ) -> tuple[GoldenRows | None, dict[str, bytes]]:
     """Return further golden rows, None if no row can be compared, and the artifacts that hold their outputs.
 
-    `run` is in a session that has run the first row alone. `floats`: seed of a further row -> outputs of the
-    float model, in the order of `names`. `integer`: whether the model computes in codes.
+    `run`: runs the packaged model; its session has run only the first row. `floats`: seed of a further row ->
+    outputs of the float model, in the order of `names`. `integer`: whether the model computes in codes.
     """
     jitters = [off_by_codes(first, turn) for turn in range(JITTERS)] if integer else []
     outputs_by_seed: dict[int, Outputs] = {}
@@ -146,7 +146,7 @@ def pack_values(
 ) -> bytes:
     """Return expected values as the bytes that a package stores; floats keep the digits that tolerances need.
 
-    A value so near the largest float, as in masks, that rounding makes it infinite keeps all its digits.
+    Values near the largest float (masks) keep all digits if rounding would make them infinite.
     """
     stored = np.ascontiguousarray(values)
     if stored.dtype == np.float32:
@@ -246,9 +246,9 @@ def distance(value: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def off_by_codes(first: Feeds, turn: int) -> Feeds:
-    """Return random differences of -1, 0 or 1 code of 8 bits for each value of inputs of floats or pixels.
+    """Return random steps of -1, 0 or 1, in 8-bit codes, for the values of float and pixel inputs.
 
-    Other inputs are left out. `turn`: seed of the differences.
+    A code of a float input is 1/255 of its range. Other inputs are left out. `turn`: seed of the differences.
     """
     stream = np.random.PCG64(turn)
     steps: Feeds = {}

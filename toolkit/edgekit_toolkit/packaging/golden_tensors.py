@@ -67,7 +67,7 @@ def golden_input(name: str, value: NDArray[Any], path: str, *, seed: int = 0) ->
     Args:
         name: name of the input.
         value: array without NaN and infinities. float32 is stored as 8-bit codes, so the device feeds
-            slightly other values. Of a large array only shape and range count: its codes are noise of `seed`.
+            slightly other values. A large array is replaced by noise of the same shape and range.
         path: path of the artifact.
         seed: seed of the noise.
     """
@@ -137,9 +137,10 @@ def golden_outputs(
 
     Args:
         outputs: outputs of the packaged model for the golden inputs.
-        floats: outputs of the float model for them; the distance of the two is part of the tolerance.
+        floats: outputs of the float model for them; their distance from `outputs` is part of the tolerance.
         integer: whether the packaged model computes in int8.
-        axes: output whose number of rows depends on the data -> axis of its rows, compared as a set.
+        axes: output whose number of rows depends on the data -> axis of its rows. The rows are compared as a
+            set.
         jittered: outputs of the packaged model for inputs changed by `off_by_codes`. Twice the change is part
             of the tolerance; in a set, twice the number of changed rows may differ.
 

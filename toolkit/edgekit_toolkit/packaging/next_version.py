@@ -33,7 +33,7 @@ def under_last_version(
     """Return a package under the previous version, if that version is in the folder with the same content.
 
     Args:
-        recipe: recipe with a version of `find_free_version`, not the first.
+        recipe: recipe with the version of `find_free_version`, which is not the first one.
         package: the package of that recipe.
         folder: where packages are written.
 

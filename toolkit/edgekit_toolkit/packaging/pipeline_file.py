@@ -33,7 +33,7 @@ class PipelineFile:
 
     Attributes:
         output: stages whose answers are shown.
-        stages: the stages, without their engines, each behind those that it needs.
+        stages: the stages without their engines. A stage comes after the stages that it needs.
         sources: name of a stage with a model -> where the model comes from.
     """
 

@@ -45,7 +45,7 @@ class StageCosts:
 
     Attributes:
         task: name of its task; empty for none.
-        count: most pictures, such as crops, that it runs on for one picture of the source.
+        count: largest number of pictures, such as crops, that it runs on for one picture of the source.
         size_bytes: size of its artifacts.
         latency_ms: latency of one picture; None if no evidence states it.
         memory_bytes: memory above the engine's, with its largest batch of crops; None if not stated.
@@ -64,10 +64,10 @@ class StageCosts:
 
 
 def add_costs(stages: Sequence[StageCosts], size_bytes: int) -> dict[str, float | None]:
-    """Return `size` in bytes, `latency` in ms and `memory` in bytes of a pipeline; None if a stage lacks it.
+    """Return `size` in bytes, `latency` in ms and `memory` in bytes of a pipeline; None for missing figures.
 
-    Stages run one after the other, each on its most pictures. All models stay loaded with their activations,
-    beside the largest engine.
+    Stages run one after the other, each `count` times. Memory is that of all models and their activations,
+    plus the largest engine.
     """
 
     def add(values: Sequence[float | None]) -> float | None:

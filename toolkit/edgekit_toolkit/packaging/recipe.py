@@ -61,7 +61,6 @@ class Recipe:
         form: form of the weights and arithmetic.
         golden_ranges: input name -> smallest and largest value.
         labels: a label for each class, or None.
-        preprocessing: the user's description, or None.
         task: what the outputs mean, as in the manifest, or None.
         tools: versions with which it was made.
         disabled_optimizers: rewrites of onnxruntime that are off for the model, as `ort_options` has them.
@@ -70,8 +69,7 @@ class Recipe:
         written_out: operators that are written out because the engine does not run them.
         golden_rows: seeds of the further golden rows.
         threads: threads that the package states; None if it leaves them to the engine.
-        variants: further variants; `backend`, `form`, `model_sha256` and `figures` above are of the default
-            one.
+        variants: further variants; `backend`, `form`, `model_sha256` and `figures` describe the default one.
     """
 
     name: str

@@ -58,11 +58,7 @@ class KeyInfo:
 
 
 class StatementSigner:
-    """Signs in-toto statements with one key: call it with the payload, get the bytes of the DSSE envelope.
-
-    Attributes:
-        key_id: id of the key.
-    """
+    """Signs in-toto statements with one key: call it with the payload, get the bytes of the DSSE envelope."""
 
     __slots__ = ("_signer", "key_id")
 

@@ -29,7 +29,7 @@ _MIN_OPSET = 11
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` with 1x1 convolutions in place of transposed ones that do not overlap."""
+    """Return a copy of `model` in which transposed convolutions without overlap become 1x1 convolutions."""
     return rewrite_all(model, _rewrite_one) if opset(model) >= _MIN_OPSET else model
 
 

@@ -28,7 +28,7 @@ _POINT_BY_POINT = {"Relu", "Clip", "Sigmoid", "HardSigmoid", "LeakyRelu", "Tanh"
 
 
 def run(model: onnx.ModelProto, *, may_widen: bool = True) -> onnx.ModelProto:
-    """Return a copy of `model` in which DepthToSpace comes behind later operators, as far as that pays.
+    """Return a copy of `model` in which DepthToSpace moves behind later operators where that is cheaper.
 
     Args:
         model: model to copy.

@@ -31,7 +31,7 @@ Float = NDArray[np.float64]
 class Affine(NamedTuple):
     """A node that computes `scale * source + shift`; scale and shift are float64 [] or [channels].
 
-    `operand`: shape of the node's constant; () for a BatchNormalization.
+    `operand`: shape of the constant that is added or multiplied; () for a BatchNormalization.
     """
 
     source: str
@@ -63,7 +63,7 @@ def _fold_one(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> bool:
 
 
 def as_affine(index: GraphIndex, node: onnx.NodeProto) -> Affine | None:
-    """Return a node as scale and shift by constants, per tensor or channel; None if it does anything else."""
+    """Return the constant scale and shift that a node computes, by tensor or channel; else None."""
     if node.op_type == "BatchNormalization" and len(node.output) == 1:
         return _batch_normalization(index, node)
     if node.op_type not in {"Mul", "Div", "Add", "Sub"} or len(node.input) != 2:
@@ -87,7 +87,7 @@ def as_affine(index: GraphIndex, node: onnx.NodeProto) -> Affine | None:
 
 
 def keeps_shape(index: GraphIndex, affine: Affine) -> bool:
-    """Whether the output surely has the shape of the source: a constant [1, 1] makes a vector a matrix."""
+    """Whether the output is known to have the source's shape; a constant may broadcast it to more axes."""
     if not affine.operand:
         return True
     shape = index.shapes.get(affine.source)

@@ -47,7 +47,7 @@ class PassResult:
 
     Attributes:
         applied: whether its result was kept.
-        reason: why it was not kept, or why only a lesser form of it was; empty otherwise.
+        reason: why the result was not kept, or why the full form was not; empty otherwise.
         max_error: largest absolute difference of any output from the source model's; None if the result
             could not be compared.
         bytes_before, bytes_after: size of the model; equal if the result of the pass was not kept.
@@ -86,7 +86,7 @@ def optimise(source: onnx.ModelProto, *, batch: int | None, feeds: Sequence[Feed
     Args:
         source: an imported model.
         batch: fixed size of the batch; None keeps it unchanged.
-        feeds: inputs to compare on, at least one; of that batch where one is given.
+        feeds: inputs to compare on, at least one. If `batch` is set, they have that batch size.
 
     Raises:
         DataError: there are no feeds, or they do not fit the model or the batch.

@@ -23,9 +23,9 @@ class Tolerance:
     Attributes:
         range_fraction: allowed error as a fraction of the output's range (largest less smallest finite
             value).
-        ulps: allowed error on top, in units of the dtype's rounding step at the largest value or at 1,
-            whichever is larger. An output with a large offset and a small range is not judged below its own
-            resolution, and engines compute sigmoid, tanh and softmax to the resolution of 1.
+        ulps: allowed error in addition, in rounding steps of the dtype at the largest value or at 1,
+            whichever is larger. It covers outputs with a large offset and a small range; and sigmoid, tanh
+            and softmax, which engines compute to the resolution of 1.
 
     Raises:
         ValueError: a negative or NaN tolerance.
@@ -45,11 +45,11 @@ class Parity:
 
     Attributes:
         max_abs_error: largest absolute difference over all outputs; infinite if outputs do not line up.
-        relative_to_range: the same as a fraction of each output's own range, largest over the outputs.
+        relative_to_range: largest absolute difference of an output as a fraction of that output's range.
         argmax_agreement: share of rows whose largest element is at the same place, over the rows where the
             reference leads by more than twice the allowed error; None if there is no such row.
         ok: whether every output is within the tolerance.
-        reason: why not; empty when ok.
+        reason: why it is not ok; empty if it is.
     """
 
     max_abs_error: float

@@ -25,9 +25,10 @@ _TOLERANCE: Final = Tolerance(range_fraction=1e-4, ulps=64)
 
 
 def check_reference(original: onnx.ModelProto, written_out: onnx.ModelProto, feeds: Sequence[Feeds]) -> None:
-    """Compare operators that `written_out` replaces by their definitions with ONNX's reference results.
+    """Compare operators written out in `written_out` with ONNX's reference results.
 
-    Onnxruntime runs `written_out`. Operators inside control flow are not compared.
+    The operators are those of `original` that `written_out` replaces by their definitions; onnxruntime runs
+    it. Operators inside control flow are not compared.
 
     Raises:
         ModelError: a written-out operator computes something else than the reference, or cannot be compared.

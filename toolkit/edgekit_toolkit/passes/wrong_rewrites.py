@@ -87,8 +87,8 @@ class WrongRewrites:
 def find_wrong_rewrites(model: onnx.ModelProto, feeds: Sequence[Feeds]) -> WrongRewrites | None:
     """Return the rewrites of onnxruntime's optimiser that must be off for `model`; None if there are none.
 
-    The outputs of a session as a device opens it are compared with those without optimisation: on `feeds`, on
-    the first of them with the opposite sign, and beyond the samples' range. Rounding alone does not count.
+    A session as a device opens it is compared with one without optimisation. Both run `feeds`, the first of
+    `feeds` with the opposite sign, and values beyond the range of `feeds`. Rounding alone does not count.
     None also for a model that computes in integers: see `find_wrong_in_codes`.
 
     Args:
@@ -149,7 +149,7 @@ def _search(difference: Callable[[Sequence[str]], str]) -> WrongRewrites | None:
 
 
 class PlainRun:
-    """A session of a model without optimisation, with whose outputs those of other sessions are compared."""
+    """A session without optimisation, and its outputs, with which other sessions are compared."""
 
     def __init__(self, session: OrtSession, feeds: Sequence[Feeds]) -> None:
         self._session = session

@@ -25,7 +25,7 @@ _NEEDED: Final = "another --backend that the target runs, or a model that the en
 def choose_accepted(
     budget: Budget, measured: Sequence[CandidateFigures], check: Callable[[str], Acceptance], *, on_gpu: bool
 ) -> AcceptedChoice:
-    """Choose among the candidates, and choose again without each one that the engine refuses.
+    """Choose a candidate that the engine accepts. After each refusal, choose among the others again.
 
     `measured`: candidates, at least one. `check`: takes the id of a candidate.
     """

@@ -68,7 +68,7 @@ class StoppedSearch:
 
     Attributes:
         subject: what was left out, for messages.
-        needed_s: limit of the search that would allow these forms and all that were left out before them.
+        needed_s: search limit that would allow these forms and all forms that were left out before them.
         limits: limits of the budget that these forms may help to keep.
     """
 
@@ -86,7 +86,6 @@ class CandidateSet:
         noises: noise of single blocks, as far as they were measured.
         noise_samples: calibration samples on which output noise was measured; 0 if it was not.
         dropped: forms that could not be built or run, with the reason.
-        stops: forms that the limit of the search left out.
         wrong_rewrites: a sentence for each rewrite of the engine that is off for static forms.
         set_aside: forms that were built and removed, with the reason: a similar form has less noise; or,
             without data, they differ from the float model on generated inputs.
@@ -198,10 +197,10 @@ def find_candidates(
             and mixed precisions are tried while some of the limit is left.
         dims: sizes of free dimensions.
         progress: called with the present step, how much of it is done, and its total.
-        like: the only form to make beside the float model, once with weights near to those of its `earlier`
-            model and once without; None to search.
+        like: the only form to make besides the float model; None to search. It is made twice: with weights
+            near to those of its `earlier` model, and without that.
         group: samples in each feed of `calibration`.
-        prunable: float model whose channels may go later; None if none may.
+        prunable: float model whose channels may be pruned later; None if none may.
 
     Raises:
         RecipeError: `like` does not fit the model.

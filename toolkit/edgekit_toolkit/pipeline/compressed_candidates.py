@@ -69,8 +69,9 @@ def compress(
 ) -> None:
     """Add compressed candidates to `candidate_set` for the limits that bind.
 
-    `drafts`: plain forms, whose packages show how many bytes travel with another model. `binding`: limits
-    that together exclude every plain form. `max_drop` (infinite for none) and `measure_drops` are in points.
+    `drafts`: plain forms. Their packages, with another model put in, show how many bytes travel. `binding`:
+    limits that together exclude every plain form. `max_drop` (infinite for none) and `measure_drops` are in
+    points.
     """
     if not isinstance(prepared.floats, OnnxModel):
         candidate_set.dropped.append("compressed forms: they are made of ONNX models, and this is a .tflite")

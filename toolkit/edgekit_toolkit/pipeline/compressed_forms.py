@@ -81,19 +81,16 @@ class CompressionTask:
     """Models, samples, limits and functions from which compressed candidates are made.
 
     Attributes:
-        quantizer: quantizer of the float model.
         floats: the float model that is compressed.
         open_quantizer: returns the quantizer of another float model for the same engine.
         calibration: makes a fresh stream of samples.
-        dims: sizes of free dimensions.
-        arch: architecture of the target.
         needs_fewer_macs: whether a limit on time, energy, memory or size binds.
         max_transport_bytes: limit on the bytes that travel, if it binds; else infinite.
-        transport_bytes: (model, kind of its form) -> bytes of a package with it that travel to a device.
+        transport_bytes: (model, kind of its form) -> bytes that travel to a device if the package has this
+            model.
         max_drop: limit on the drop in points; infinite without one.
         measure_drops: returns the drops of float models in points.
         work: counts the work and limits it.
-        progress: where the steps are shown.
     """
 
     quantizer: Quantizer
@@ -133,7 +130,7 @@ class FloatStart:
 def rounding_s(model: onnx.ModelProto, samples: int, task: CompressionTask, *, runs: int = 2) -> float:
     """Return the work of one rounding of all layers, in seconds of a nominal processor.
 
-    `runs`: 1 if each layer is rounded by the float network alone, 2 if the compressed network runs too.
+    `runs`: 1 if only the float network runs, 2 if the compressed network runs too.
     """
     total_s = runs * samples * task.work.inference_s
     macs = {cost.name: cost.macs for cost in cost_of_nodes(OnnxModel(model), task.dims)}
@@ -150,7 +147,7 @@ def rounding_s(model: onnx.ModelProto, samples: int, task: CompressionTask, *, r
 class FormCompressor:
     """Makes the compressed forms of one float model.
 
-    With a limit on transport, the work for the first package is reserved before any of it is done.
+    If transport is limited, the work for the first package is reserved before it starts.
     """
 
     def __init__(

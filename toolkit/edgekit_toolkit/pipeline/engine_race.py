@@ -43,7 +43,7 @@ class Contender:
         usual: whether the engine takes this number of threads unless a package says otherwise.
         is_float: whether it is the float model.
         is_eligible: whether it keeps every limit.
-        latency: times of one inference, one for each process that ran it; None if it did not run.
+        latency: times of one inference, a time from each process that ran the model; None if it did not run.
         reason: why it did not run; empty if it did.
     """
 
@@ -62,7 +62,7 @@ class RaceResult:
     """The outcome of a race.
 
     Attributes:
-        best: engine -> its contender to package; an engine that does not run its choice is missing.
+        best: engine -> its contender to package. Engines that could not run their choice are missing.
         winner: the engine to keep.
         reasons: engine -> why it has no contender.
         faster_float: a float model that is faster than the winner and breaks a limit; None if there is none.
@@ -75,10 +75,12 @@ class RaceResult:
 
 
 def hold_race(runs: Mapping[str, Run], request: Request, progress: Progress) -> RaceResult:
-    """Time the choices of engines, the preferred first, against each other here, and return the outcome.
+    """Time the engines' choices against each other on this machine, and return the outcome.
 
     The first race finds the number of threads of each choice. If times here hold for the target, a second
-    race sets each choice beside its engine's fastest candidates and its float model.
+    race times each choice against its engine's fastest candidates and float model.
+
+    `runs`: engine -> its run, the preferred engine first.
 
     Raises:
         BackendError: no choice runs in a process of its own.

@@ -40,11 +40,11 @@ def engines_here(target: Target) -> list[str]:
 
 
 def search_engines(request: Request, signer: StatementSigner, progress: Progress) -> Run:
-    """Search with each engine of the request, and return the run of the one whose choice is the fastest here.
+    """Search with each engine of the request, and return the run whose choice is the fastest here.
 
     An engine that refuses the model or is not installed is reported with the reason. The engines share the
-    limit of the search. For several variants the package also carries those of other engines. If no engine
-    keeps the budget, the preferred one's run is returned, which says why.
+    limit of the search. If the request allows several variants, the package also carries those of other
+    engines. If no engine keeps the budget, the preferred engine's run is returned; it says why.
 
     Raises:
         ModelError: no engine takes the model.

@@ -55,12 +55,9 @@ class Judging:
         drafts: the drafts of the candidates, in order.
 
     Args:
-        request: the user's request.
         prepared: model and samples behind the candidates.
         candidate_set: the candidates; those that cannot be chosen are removed from it.
         signer: signs packages, whose size counts.
-        phases: where the phases are shown.
-        quantizer: quantizer of the float model.
     """
 
     def __init__(

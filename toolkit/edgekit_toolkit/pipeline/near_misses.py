@@ -38,11 +38,9 @@ class Distiller:
     """Trains pruned models whose drop is a little over the limit.
 
     Attributes:
-        floats: the float model.
         max_drop: limit on the drop in points; infinite without one.
         measure_drops: returns the drops of models in points.
         work: counts the work of the search and limits it.
-        progress: where the steps are shown.
     """
 
     floats: onnx.ModelProto
@@ -56,8 +54,8 @@ class Distiller:
     ) -> tuple[list[onnx.ModelProto | None], list[str]]:
         """Train the pruned models whose drop is a little over the limit.
 
-        Return for each pruned model the trained one, None if there is no better one; and why near misses have
-        none.
+        Return the trained model for each pruned model, None if it is no better; and the reasons for those
+        that were near the limit and stayed as they were.
         """
         better: list[onnx.ModelProto | None] = [None] * len(pruned)
         reasons: list[str] = []

@@ -46,7 +46,6 @@ class Preparation:
         ranges: input name -> smallest and largest value that is generated for it, as in the user's samples.
         golden: the golden inputs, and the outputs of `floats` for them.
         reference: statistics of inputs and outputs on the calibration samples; None without real samples.
-        task: what the outputs mean.
         class_output: name of the first output if the request says that it holds class scores; else None.
         sequences: how a model with states runs over samples; None for a model without states.
     """
@@ -77,7 +76,7 @@ class Preparation:
         return {name: size.value for name, size in self.sizes.items()}
 
     def other_sizes(self, samples: Sequence[Feeds]) -> dict[str, int]:
-        """Return free dimension -> size in a sample, where the figures hold for another size."""
+        """Return free dimension -> size in a sample, if it differs from the size in `dims`."""
         return {
             name: sample[spec.name].shape[axis]
             for sample in samples
@@ -186,7 +185,7 @@ def _stated_class_output(request: Request, floats: Model, samples: Samples) -> s
 
 
 def check_fixed_sizes(prepared: Preparation) -> None:
-    """Check that the samples have the sizes that a `.tflite` made for this search would have.
+    """Check that the samples have the sizes of `prepared.dims`, which a `.tflite` will fix.
 
     Raises:
         ModelError: a sample has another size.

@@ -45,7 +45,7 @@ def read_earlier(path: Path) -> tuple[Recipe, EarlierModel]:
 def repeat(model_path: Path, recipe: Recipe, earlier: EarlierModel | None = None) -> PackageDraft:
     """Return the package that `recipe` makes from the model at `model_path`, without a search.
 
-    `earlier`: model to whose weights those of an update were drawn; None if it is no update.
+    `earlier`: model that the update's weights stay near to; None if the package is no update.
 
     Raises:
         RecipeError: the recipe is of another model, or the tools here make another model from it.

@@ -31,15 +31,14 @@ class Request:
         states: output -> input that its value is in the next run, as for `name_states`.
         labels: text with one class name a line, or None.
         labels_from_folders: whether the class names are the sorted names of the samples' folders.
-        preprocessing: description of the preprocessing, or None.
         threads: threads of the engine while judging and measuring.
-        thread_counts: numbers of threads of which the package states the best; empty to state none.
+        thread_counts: numbers of threads to time; the package states the fastest. Empty to state none.
         search_s: limit of the work of a search, in seconds of a nominal processor.
-        search_shares: searches that share the limit of the command line, of which `search_s` is a part.
+        search_shares: number of searches that share the command line's limit; each gets `search_s`.
         backend: name of the engine, such as `ort`; `auto` only for `engine_tournament.search_engines`.
         variants: most variants that the package carries, the default included, at least 1.
         also: kinds of `forms.UNTIMED_KINDS` that the package carries as variants besides.
-        strict: whether the drop must be shown to keep its limit, not only estimated to keep it.
+        strict: whether the upper end of the drop's interval must keep the limit, not only the estimate.
         like: the only form that is made and may be chosen; None to search.
     """
 

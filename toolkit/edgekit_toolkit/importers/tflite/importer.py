@@ -36,9 +36,9 @@ def load_tflite(path: Path, *, time_limit_s: float = _TIME_LIMIT_S) -> SourceMod
         time_limit_s: time limit of the process that tries the model.
 
     Raises:
-        ModelError: not a `.tflite` model (it says what else), truncated, too large, damaged, or not to be
-            run: custom operators, weights in other files, a quantization that does not fit its tensor, NaN
-            weights, no inputs or outputs, or LiteRT refuses it or crashes on it.
+        ModelError: the file is no `.tflite` model (the message says what it is), truncated, too large,
+            damaged, or not supported: custom operators, weights in other files, a quantization that does not
+            fit its tensor, NaN weights, no inputs or outputs, or LiteRT refuses it or crashes on it.
         EngineMissingError: LiteRT is not installed.
     """
     with errors_with_path(path):
