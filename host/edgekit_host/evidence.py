@@ -87,6 +87,7 @@ class NetworkTimes:
     """Times of the toolkit's calibration networks on a device, from which others are predicted.
 
     Attributes:
+        date: day of the measurement, such as `2026-11-23`.
         engine: name and release of the engine on the device.
         networks: digest of the networks.
         seconds: time of one inference of each network, by its name.

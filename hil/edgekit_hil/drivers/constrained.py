@@ -86,7 +86,6 @@ class ConstrainedDriver(LocalDriver, PowerProtocol):
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def cycle(self) -> None:
-        """Kill every process of the device at once."""
         self.off()
 
     @Driver.check_active  # type: ignore[untyped-decorator]

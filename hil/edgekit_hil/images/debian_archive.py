@@ -58,7 +58,7 @@ class DebianArchive:
         return [self.folder / "cache" / "archives" / name for name in self.find(packages)]
 
     def remove_others(self, names: Sequence[str]) -> None:
-        """Remove downloaded files that have none of these names."""
+        """Remove the downloaded files whose names are not in `names`."""
         for path in (self.folder / "cache" / "archives").glob("*.deb"):
             if path.name not in names:
                 path.unlink()

@@ -82,7 +82,7 @@ class InstallFacts:
         """Return the facts that lines of `NAME=VALUE` state.
 
         Raises:
-            ProvisioningError: the lines are not from a device.
+            ProvisioningError: the lines lack facts of a device.
         """
         pairs = [line.partition("=")[::2] for line in lines if "=" in line]
         fields = dict(pairs)

@@ -128,7 +128,7 @@ class PlanRequest:
         `options`: name of each option, with `_` for `-`, -> its value as click parsed it.
 
         Raises:
-            click.UsageError: an option is malformed, or two do not go together.
+            click.UsageError: an option is malformed, or two options exclude each other.
             CutError: the text of a machine names neither a machine nor the file of a profile.
         """
         server, is_tiered, limit_ms = options["server"], options["tiers"] > 2, options["latency_limit"]

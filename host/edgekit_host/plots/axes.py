@@ -141,6 +141,6 @@ def log_ticks(low: float, high: float, *, dense_up_to: float = 300.0) -> list[fl
 
 
 def nice_step(rough: float) -> float:
-    """Return the smallest of 1, 2, 5 times a power of ten that is not under `rough`."""
+    """Return the smallest of 1, 2, 5 times a power of ten that is at least `rough`."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))

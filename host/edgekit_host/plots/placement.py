@@ -27,7 +27,7 @@ _ABOVE, _BELOW = -5.0, 14.0
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """The left end of a text's baseline; unless `near`, the text needs a line to its point."""
+    """The left end of a text's baseline. If not `near`, the text needs a line to its point."""
 
     x: float
     y: float
@@ -58,9 +58,9 @@ class Room:
         return None
 
     def place_line_text(self, text: str, y: float, *, below: bool) -> Spot:
-        """Occupy and return a place for a horizontal line's text: below or above, at an end or the middle.
+        """Occupy and return a place for a horizontal line's text, below or above the line.
 
-        `below`: which side to try first; if nothing is free, the text is at the left end on this side.
+        `below`: which side to try first. If nothing is free, the text is at the left end on this side.
         """
         sides = (_BELOW, _ABOVE) if below else (_ABOVE, _BELOW)
         ends = ((self.left + 5, 2.0), (self.right - 5, -2.0), ((self.left + self.right) / 2, 0.0))

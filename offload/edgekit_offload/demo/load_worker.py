@@ -29,7 +29,7 @@ _RETRY_S: Final = 0.2
 
 
 def find_costliest(config: WorkerConfig) -> tuple[str, dict[str, Array]]:
-    """Return the served name of the tail that takes the server longest, and inputs of zeros for it.
+    """Return the served name of the tail with the longest time on the server, and inputs of zeros for it.
 
     Raises:
         ConfigError: no plan of the package uses a server.

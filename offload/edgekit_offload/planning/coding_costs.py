@@ -133,7 +133,7 @@ def measure_codings(
     device_slowdown: float,
     server_slowdown: float,
 ) -> dict[str, CodedTensors]:
-    """Return coding of cuts -> sizes and times of all tensors of a graph in it, as means over the samples.
+    """Return coding -> sizes and times of all tensors of a graph in that coding, as means over the samples.
 
     Args:
         model: the model, whose tensors have the names of the graph's.

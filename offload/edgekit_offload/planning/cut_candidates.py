@@ -52,7 +52,7 @@ class CutCandidate:
         plan: the plan, with modelled costs.
         device_nodes: indices of the nodes of the head, in the order of the file.
         sent: tensors that cross the link.
-        goes_on: whether the best placement on three tiers cuts its tail once more.
+        goes_on: whether the best placement on three tiers cuts this candidate's tail again.
     """
 
     plan: OffloadPlan

@@ -27,7 +27,7 @@ Score: TypeAlias = Callable[[OffloadPlan, Conditions], float]
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Settings of the link, and loads.
+    """Settings of the link; `conditions` combines them with loads.
 
     Attributes:
         bandwidths_mbit_s, rtts_ms: bandwidths and round trips of the link; the bandwidth is equal both ways.

@@ -53,7 +53,7 @@ def explain_candidate(candidate: Candidate, kernels: int, *, is_reserve: bool = 
 def explain_plan(
     candidates: Sequence[Candidate], bandwidths: Sequence[float], rtts: Sequence[float], unit: str
 ) -> tuple[str, ...]:
-    """Return sentences that say where offloading pays, where a cut does, and where neither does.
+    """Return sentences that say where offloading pays, where a cut pays, and where neither pays.
 
     `bandwidths` (Mbit/s), `rtts` (ms): bandwidths and round trips of the grid. `unit`: unit of the scores.
     """

@@ -54,7 +54,7 @@ class Leakage:
     held_out_samples: int
 
     def describe(self) -> str:
-        """Return the bound in words, with what the attacker had to know for it."""
+        """Return the bound in words, with the number of inputs that the attacker knew."""
         return f"at least {self.lower_bound_db:.1f} dB to an attacker who knows {self.known_samples:,} inputs"
 
 

@@ -224,7 +224,7 @@ class PlanningResult:
 
     Attributes:
         model: file name of the model; `model_sha256` is the digest of its bytes.
-        objective: objective that was minimised; `unit` is the unit of `Candidate.score`.
+        objective: the minimised objective; `unit` is the unit of `Candidate.score`.
         bandwidths_mbit_s, rtts_ms: the grid.
         candidates: local first, then whole-model candidates, then cuts.
         table: the plans that are best somewhere, also under load and for inputs that other plans cannot send;
