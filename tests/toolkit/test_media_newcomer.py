@@ -1,7 +1,7 @@
 """A newcomer's way: a folder of photographs, one command, and a package that names what it sees."""
 
 import json
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ SHARED = Path(__file__).resolve().parents[3] / "shared" / "models"
 COLOURS = {"blue": (20, 20, 220), "green": (20, 220, 20), "red": (220, 20, 20)}
 FIELDS = {"resize": 10, "center_crop": 8, "scale": 1 / 255, "mean": [0.5] * 3, "std": [0.25] * 3}
 
-pytestmark = pytest.mark.usefixtures("new_home")
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def colour_model() -> onnx.ModelProto:
@@ -32,45 +32,64 @@ def colour_model() -> onnx.ModelProto:
     )
 
 
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    """Ten noisy photographs of each colour, of several sizes, in class folders."""
+def write_photos(folder: Path) -> Path:
+    """Write ten noisy photographs of each colour, of several sizes, in class folders."""
     draw = np.random.default_rng(0)
     for name, colour in COLOURS.items():
-        (tmp_path / "photos" / name).mkdir(parents=True)
+        (folder / "photos" / name).mkdir(parents=True)
         for number in range(10):
             noise = draw.integers(-20, 21, (12 + number, 16, 3))
             pixels = (np.array(colour) + noise).clip(0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.jpg")
-    return tmp_path / "photos"
+            Image.fromarray(pixels).save(folder / "photos" / name / f"{number}.jpg")
+    return folder / "photos"
 
 
-@pytest.fixture
-def preprocessing(tmp_path: Path) -> Path:
-    path = tmp_path / "preprocessing.json"
+def write_preprocessing(folder: Path) -> Path:
+    path = folder / "preprocessing.json"
     path.write_text(json.dumps(FIELDS))
     return path
 
 
 @pytest.fixture
-def packaged(tmp_path: Path, photos: Path, preprocessing: Path) -> Iterator[tuple[Outcome, Path]]:
-    model = saved(colour_model(), tmp_path / "colours.onnx")
-    options = ("--calibration", photos, "--preprocessing", preprocessing)
-    outcome = package(model, tmp_path / "out", *options, "--json")
+def photos(tmp_path: Path) -> Path:
+    return write_photos(tmp_path)
+
+
+@pytest.fixture
+def preprocessing(tmp_path: Path) -> Path:
+    return write_preprocessing(tmp_path)
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A package for photographs; no test changes these files."""
+
+    model: Path
+    photos: Path
+    outcome: Outcome
+    path: Path
+
+
+@pytest.fixture(scope="module")
+def packaged(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Packaged:
+    folder = tmp_path_factory.mktemp("packaged")
+    model, photos = saved(colour_model(), folder / "colours.onnx"), write_photos(folder)
+    options = ("--calibration", photos, "--preprocessing", write_preprocessing(folder))
+    outcome = package(model, folder / "out", *options, "--json")
     assert outcome.code == 0, outcome.stderr
-    yield outcome, next((tmp_path / "out").glob("*.edgepkg"))
+    return Packaged(model, photos, outcome, next((folder / "out").glob("*.edgepkg")))
 
 
-def test_folder_of_photographs_is_calibrated_judged_and_reported(packaged: tuple[Outcome, Path]) -> None:
-    report: dict[str, Any] = packaged[0].json
+def test_folder_of_photographs_is_calibrated_judged_and_reported(packaged: Packaged) -> None:
+    report: dict[str, Any] = packaged.outcome.json
     text = json.dumps(report)
     assert "top1" in text
     assert any("0 blue, 1 green, 2 red" in note for note in report["warnings"])
     assert any("15 of its samples calibrate, 15 others judge" in note for note in report["warnings"])
 
 
-def test_package_names_the_class_of_a_photograph(packaged: tuple[Outcome, Path], photos: Path) -> None:
-    _, made = packaged
+def test_package_names_the_class_of_a_photograph(packaged: Packaged) -> None:
+    made, photos = packaged.path, packaged.photos
     found = edgekit("run", made, "--input", photos / "red" / "3.jpg", "--json").json
     assert found["files"] == [str(photos / "red" / "3.jpg")]
     assert found["outputs"][0]["top_classes"][0][0]["label"] == "red"
@@ -91,12 +110,10 @@ def test_labels_file_numbers_the_folders(tmp_path: Path, photos: Path, preproces
     assert outcome.json["candidates"][0]["figures"]["score"]["value"] == 1.0
 
 
-def test_recipe_repeats_a_package_with_the_classes_of_its_folders(
-    packaged: tuple[Outcome, Path], tmp_path: Path
-) -> None:
-    _, made = packaged
+def test_recipe_repeats_a_package_with_the_classes_of_its_folders(packaged: Packaged, tmp_path: Path) -> None:
+    made = packaged.path
     recipe = made.with_name(made.name.removesuffix(".edgepkg") + ".recipe.json")
-    again = edgekit("package", tmp_path / "colours.onnx", "--recipe", recipe, "-o", tmp_path / "again")
+    again = edgekit("package", packaged.model, "--recipe", recipe, "-o", tmp_path / "again")
     assert again.code == 0, again.stderr
     assert (tmp_path / "again" / made.name).read_bytes() == made.read_bytes()
 
