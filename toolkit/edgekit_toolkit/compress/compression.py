@@ -106,8 +106,8 @@ class Compression:
     def scales_of_outputs(self, model: onnx.ModelProto) -> dict[str, NDArray[np.float32]]:
         """Return the scale of each weight, float32 [channels], by the name of its layer's output.
 
-        A Relu or Clip behind the layer adds its output as a second name: converted models name an operator
-        after either.
+        The output of a Relu or Clip behind the layer is a second name: converted models may use it for the
+        layer.
         """
         index = GraphIndex(model.graph)
         scales = {}

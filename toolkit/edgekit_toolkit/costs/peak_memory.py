@@ -102,7 +102,7 @@ def estimate_peak_memory(
     Args:
         model: an ONNX model without external data.
         engine_bytes: peak memory of the bare engine (`measure_engine_bytes`, or the target's figure).
-        dims: sizes of the free dimensions by name; a free leading one that is not named is 1.
+        dims: sizes of the free dimensions by name; a free leading dimension without a size is 1.
         threads: threads of one inference, at least 1.
         blocked_layout: False for devices with an Arm CPU, see `optimise_as_engine`.
 

@@ -246,7 +246,7 @@ def leave_out(score: Callable[[NDArray[np.int64]], float], count: int) -> Floats
     """Return the scores of a set with one group of samples left out at a time (jackknife).
 
     Args:
-        score: returns the score of the samples at these positions; raises DataError if they have none.
+        score: positions of samples -> their score; raises DataError if they have none.
         count: number of samples, at least 2.
 
     Returns:

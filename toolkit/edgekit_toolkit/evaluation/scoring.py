@@ -375,7 +375,10 @@ def scores_of_table(
 
 
 def split_evaluation(count: int, *, hold_back: bool) -> list[Positions]:
-    """Return one array of indices, or two: samples that choose, and, if there are enough, those held back."""
+    """Return the indices of the samples that choose and, if samples are held back, the indices of those.
+
+    Samples are held back only if `hold_back` is True and there are enough of them.
+    """
     if count < LEAST_TO_HOLD_BACK or not hold_back:
         return [np.arange(count)]
     held_back = draw_mask(count, CONFIRMATION_SHARE, _SPLIT_SEED)

@@ -106,8 +106,8 @@ def check_operators(model: onnx.ModelProto) -> None:
 def check_weights(model: onnx.ModelProto) -> None:
     """Check that every stored float is finite.
 
-    Infinities are allowed in a scalar, in a tensor of only zeros and infinities, and -inf in a tensor that no
-    product reads: those are bounds, masks, and masks with a bias for each distance.
+    Infinities are allowed in a scalar (a bound) and in a tensor of only zeros and infinities (a mask). -inf
+    is allowed in a tensor that no product reads (a mask with a bias for each distance).
 
     Raises:
         ModelError: NaN or infinite weights, with the name of the tensor and their number.

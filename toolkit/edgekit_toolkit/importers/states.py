@@ -36,7 +36,7 @@ _AFTER: Final = (
 
 
 def name_states(source: SourceModel[Model], states: Mapping[str, str]) -> SourceModel[Model]:
-    """Return the model with these states; a free batch of a state becomes its first axis.
+    """Return the model with these states. If a state has a free batch, the batch becomes its first axis.
 
     Args:
         source: the model as it was imported.

@@ -84,7 +84,6 @@ def digest_networks(networks: Mapping[str, onnx.ModelProto]) -> str:
 
 @functools.cache
 def digest_calibration_networks() -> str:
-    """Return the digest of this release's calibration networks."""
     return digest_networks(make_calibration_networks())
 
 

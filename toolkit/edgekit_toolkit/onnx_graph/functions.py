@@ -62,8 +62,8 @@ def named_functions(model: onnx.ModelProto, reason: str) -> set[str]:
 def inline_functions(model: onnx.ModelProto, operators: Collection[str]) -> onnx.ModelProto | None:
     """Return a copy with these operators replaced by ONNX's definitions; None if there are none to replace.
 
-    Tensors that the model names keep their names. Each node becomes a call of a function of its own, which
-    ONNX's inliner resolves: by itself it fails on an operator with an omitted input (onnx 1.23).
+    Tensors that the model names keep their names. Each node first becomes a call of a function, since ONNX's
+    inliner fails on an operator with an omitted input (onnx 1.23).
 
     Raises:
         ModelError: a definition does not fit its node, or no types can be inferred.

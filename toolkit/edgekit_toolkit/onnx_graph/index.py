@@ -126,7 +126,6 @@ def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
 
 
 def copy_model(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy that can be changed without changing `model`."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     return copy

@@ -121,7 +121,7 @@ def prove(
 
 
 def find_device_engine(engine: str, show: Callable[[str], None]) -> DeviceEngine:
-    """Return the engine release that devices run, for this Python; tell `show` before a download."""
+    """Return the engine release that devices run, for this Python; `show` is called before a download."""
     name = find_engine(engine).installation.distributions[0]
     try:
         pinned = read_pinned(engine, platform.machine(), platform.python_version())

@@ -68,8 +68,8 @@ def choose_seeds(
         run: the float model.
         first: inputs of the first row.
         macs: multiply-adds of one inference; the more, the fewer rows are tried and chosen.
-        conditions: returns which branches of the model inputs take, see `open_conditions`. Rows that take a
-            branch that the first row does not are preferred to all others.
+        conditions: inputs -> branches that they take, see `open_conditions`. Rows that take another branch
+            than the first row are preferred to all others.
     """
     count, reference = count_rows(macs), run(first)
     jitters = [off_by_codes(first, turn) for turn in range(2)]

@@ -71,7 +71,10 @@ def _inlined(index: GraphIndex, node: onnx.NodeProto, branch: onnx.GraphProto) -
 
 
 def rename_tensors(graph: onnx.GraphProto, names: dict[str, str]) -> None:
-    """Rename tensors in a graph and its inner graphs, in place; these must not reuse an outer name."""
+    """Rename tensors in a graph and its inner graphs, in place.
+
+    Inner graphs must not reuse a name of an outer graph.
+    """
     for tensor in graph.initializer:
         tensor.name = names.get(tensor.name, tensor.name)
     for value in graph.output:
