@@ -22,7 +22,7 @@ from edgekit_runtime.errors import DataError, RefusedInputError
 from edgekit_runtime.offload.offload_plan import OffloadPlan, PlanCosts
 from edgekit_runtime.offload.session.plan_runner import PlanRunner
 from edgekit_runtime.offload.session.remote_session import RemoteSession
-from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.package.archive import OpenedPackage, read_package
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.trust.trust_store import TrustStore
 
@@ -112,65 +112,75 @@ def test_device_that_cannot_run_the_model_sends_such_a_picture_by_another_plan(o
             session.run({"image": other})
 
 
-def carries(folder: Path, lattice: Lattice, x: Array) -> bool:
-    """Return whether a plan of the device with these codes takes an input."""
-    (path,) = (folder / "planned").glob("*.edgepkg")
-    with read_package(path, TrustStore.from_folder(folder / "keys")) as package:
-        plan = OffloadPlan("raw", PlanCosts(0.0), tail="pictures", codes={"image": lattice.codes})
-        return PlanRunner(plan, package, 1).carries({"image": x})
+@pytest.fixture(scope="module")
+def package(folder: Path) -> Iterator[OpenedPackage]:
+    with read_package(find_package(folder, "planned"), TrustStore.from_folder(folder / "keys")) as package:
+        yield package
+
+
+def carrier(package: OpenedPackage, lattice: Lattice) -> Callable[[Array], bool]:
+    """Return a function that says whether a plan of the device with these codes takes an input."""
+    plan = OffloadPlan("raw", PlanCosts(0.0), tail="pictures", codes={"image": lattice.codes})
+    runner = PlanRunner(plan, package, 1)
+    return lambda x: runner.carries({"image": x})
 
 
 @pytest.mark.parametrize("channels_first", [False, True])
-def test_every_picture_behind_the_same_preprocessing_is_taken(folder: Path, *, channels_first: bool) -> None:
+def test_every_picture_behind_the_same_preprocessing_is_taken(
+    package: OpenedPackage, *, channels_first: bool
+) -> None:
     pixels = np.random.default_rng(4).integers(0, 256, (24, 20, 24, 3)).astype(np.float32)
     mean, std = (np.float32(one) for one in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
     x = (pixels / np.float32(255) - mean) / std
     x = np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if channels_first else x
     lattice = find_bytes(x[:1])
     assert lattice is not None
-    assert all(carries(folder, lattice, one[None]) for one in x)
+    carries = carrier(package, lattice)
+    assert all(carries(one[None]) for one in x)
     for wrong in (x[:1] + np.float32(0.004), x[:1] * np.float32(1.2), x[:1] - 3):
-        assert not carries(folder, lattice, wrong)
+        assert not carries(wrong)
 
 
-def test_sound_is_rounded_and_series_are_where_their_samples_were(folder: Path) -> None:
+def test_sound_is_rounded_and_series_are_where_their_samples_were(package: OpenedPackage) -> None:
     generator = np.random.default_rng(5)
     sound = generator.uniform(-1, 1, (1, 4000)).astype(np.float32)
     sound[0, 0] = 1.0  # a step beyond the codes
-    assert carries(folder, SOUND, sound)
-    assert not carries(folder, SOUND, sound * np.float32(1.01))
+    assert carrier(package, SOUND)(sound)
+    assert not carrier(package, SOUND)(sound * np.float32(1.01))
     steps = generator.integers(-9, 10, (5, 3, 64)).cumsum(2).astype(np.float32)
-    lattice = find_series(steps)
-    assert carries(folder, lattice, steps + 30)  # a quarter of their span
-    assert not carries(folder, lattice, steps + 60)
-    assert not carries(folder, lattice, steps + np.float32(0.3))
+    carries = carrier(package, find_series(steps))
+    assert carries(steps + 30)  # a quarter of their span
+    assert not carries(steps + 60)
+    assert not carries(steps + np.float32(0.3))
 
 
 @pytest.mark.parametrize("find", [find_bytes, find_series])
 @pytest.mark.parametrize("steps", [1, 3, 40])
 def test_coarse_grid_is_checked_for_every_value_and_little_beyond_the_samples(
-    folder: Path, find: Callable[[Array], Lattice | None], steps: int
+    package: OpenedPackage, find: Callable[[Array], Lattice | None], steps: int
 ) -> None:
     """A mask of 0 and 1: half a step is half of its range, so that no value may lie between the codes."""
     generator = np.random.default_rng(6)
     masks = generator.integers(0, steps + 1, (8, 3, 200, 300)).astype(np.float32)
     lattice = find(masks if find is find_bytes else masks.reshape(8, 3, -1))
     assert lattice is not None
-    assert carries(folder, lattice, masks[:1])
+    carries = carrier(package, lattice)
+    assert carries(masks[:1])
     for place in generator.integers(0, masks[0].size, 6):
         for wrong in (0.5, steps * 1.25 + 1, -steps * 0.25 - 1):
             x = masks[:1].copy()
             x.reshape(-1)[place] = wrong
-            assert not carries(folder, lattice, x)
+            assert not carries(x)
 
 
-def test_dark_channel_of_the_samples_says_nothing_of_bright_values_there(folder: Path) -> None:
+def test_dark_channel_of_the_samples_says_nothing_of_bright_values_there(package: OpenedPackage) -> None:
     steps = (np.float32([1, 1.37, 1]) / 255).reshape(3, 1, 1)  # so that each channel has its grid
     most = np.array([255, 255, 100]).reshape(3, 1, 1)
     x = np.random.default_rng(7).integers(0, most + 1, (8, 3, 64, 64)).astype(np.float32) * steps
     lattice = find_bytes(x)
     assert lattice is not None
+    carries = carrier(package, lattice)
     for channel, code, is_carried in [(0, 255, True), (1, 255, True), (2, 120, True), (2, 130, False)]:
         image = x[:1].copy()
         image[0, channel, 3, 5] = np.float32(code) * steps[channel, 0, 0]
-        assert carries(folder, lattice, image) == is_carried
+        assert carries(image) == is_carried
