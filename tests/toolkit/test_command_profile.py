@@ -10,8 +10,7 @@ from tests.toolkit.package_run import edgekit, isolated_home
 from edgekit_cli.profile import command
 from edgekit_runtime.errors import CutError, OutputError, TargetError
 from edgekit_toolkit.evaluation.judge import model_on_target
-from edgekit_toolkit.measurement.calibration_networks import calibration_names, make_calibration_networks
-from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.measurement.calibration_networks import calibration_names, make_calibration_models
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.targets.loader import find_user_targets, load_target
 
@@ -46,9 +45,9 @@ def test_a_profiled_machine_becomes_a_target_that_predicts(profile: tuple[Path, 
     assert target.device_times.uncertainty is not None
     assert target.device_times.uncertainty.value == document["uncertainty"]
     assert document["networks"].keys() == calibration_names()
-    network = make_calibration_networks()["dense-small"]
+    network = make_calibration_models("ort")["dense-small"]
     feeds: Feeds = {"input": np.zeros((1, 48), np.float32)}
-    (found,) = model_on_target([OnnxModel(network)], target, {}, feeds)
+    (found,) = model_on_target([network], target, {}, feeds)
     assert (found.latency_label, "edgekit profile of" in found.source) == ("calibrated", True)
 
 

@@ -25,10 +25,9 @@ from edgekit_toolkit.evaluation.judge import model_on_target
 from edgekit_toolkit.measurement.calibration_networks import (
     calibration_names,
     digest_calibration_models,
-    make_calibration_networks,
+    make_calibration_models,
 )
 from edgekit_toolkit.measurement.measured_costs import find_costs, take_measured_costs
-from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.targets.loader import load_target
 
@@ -111,7 +110,7 @@ def test_power_that_a_meter_read_beside_the_times_makes_energy_calibrated() -> N
     target = take_measured_costs(load_target("rpi4"))
 
     feeds: Feeds = {"input": np.zeros((1, 48), np.float32)}
-    (found,) = model_on_target([OnnxModel(make_calibration_networks()["dense-small"])], target, {}, feeds)
+    (found,) = model_on_target([make_calibration_models("ort")["dense-small"]], target, {}, feeds)
     assert (found.latency_label, found.energy_label) == ("calibrated", "calibrated")
     assert found.energy_mj == pytest.approx(5.5 * (found.latency_ms or 0.0))
     assert "5.5 W, which a meter read" in words("targets", "rpi4")
