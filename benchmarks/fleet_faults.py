@@ -17,6 +17,7 @@ Faults are tried in a random order that is always the same, until the time is ov
 """
 
 import contextlib
+import gc
 import logging
 import sys
 import time
@@ -69,6 +70,8 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+    gc.freeze()  # modules stay out of collections, of which each fork would copy what they touch
+    gc.set_threshold(20_000)
     maker, benches, outcomes = make_maker.__wrapped__(), {}, {}
     s_per_share = arguments.limit_s / sum(PARTS[part][-1] for part in arguments.part)
     with contextlib.ExitStack() as opened:

@@ -14,6 +14,7 @@ import pytest
 from argon2 import PasswordHasher
 from sqlalchemy import Engine
 from tests.fleet.fleet_device import FleetDevice
+from tests.fleet.new_fleet import copy_new_fleet
 from tests.fleet.postgresql_server import join_server, new_database
 from tests.free_port import free_port
 from tests.memory_folder import tmp_path  # noqa: F401  # a fixture
@@ -22,7 +23,7 @@ from edgekit_fleet.access import users
 from edgekit_fleet.operations import devices, running
 from edgekit_fleet.store import database
 from edgekit_fleet.store.database import open_store, sqlite_url
-from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+from edgekit_fleet.store.fleet_folder import FleetSettings
 
 STORE_TEMPLATE = "fleet_template"  # the name of a database that has the tables
 
@@ -188,7 +189,7 @@ class Fleet:
 def fleet_settings(tmp_path, mosquitto):  # noqa: F811
     logging.getLogger("gmqtt").setLevel(logging.CRITICAL)
     settings = FleetSettings(broker_port=free_port(), web_port=free_port())
-    return FleetFolder(tmp_path / "fleet"), settings
+    return copy_new_fleet(tmp_path / "fleet"), settings
 
 
 @pytest.fixture

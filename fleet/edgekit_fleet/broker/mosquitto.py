@@ -213,11 +213,14 @@ class Mosquitto:
             variables={"PATH": path},
             own_session=True,
         )
+        context = ssl.create_default_context(cafile=self._authority.certificate_path)
+        context.check_hostname = False
+        context.load_cert_chain(*self._authority.pair("manager"))
         limit = time.monotonic() + _START_S
         while time.monotonic() < limit:
             if self._child.wait(0.02) is not None:
                 break
-            if self._answers():
+            if self._answers(context):
                 return
         reason = self._child.last_line or "it did not answer"
         self._child.close()
@@ -226,11 +229,8 @@ class Mosquitto:
             " choose another port with --broker-port if that one is taken"
         )
 
-    def _answers(self) -> bool:
+    def _answers(self, context: ssl.SSLContext) -> bool:
         """Return whether a TLS handshake with our certificates succeeds; a foreign broker has others."""
-        context = ssl.create_default_context(cafile=self._authority.certificate_path)
-        context.check_hostname = False
-        context.load_cert_chain(*self._authority.pair("manager"))
         host = own_address(self._settings)
         address = (host, self._settings.broker_port)
         with contextlib.suppress(OSError), socket.create_connection(address, 2.0) as plain:
