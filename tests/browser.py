@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Final, Literal
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
 
 ADDRESS: Final = "http://page.test/"
 CHROMIUM: Final = next(
@@ -32,10 +32,21 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
+@pytest.fixture(scope="module")
+def tabs(browser: Browser) -> Iterator[BrowserContext]:
+    """The tabs of a file's tests; an empty one is always open, whose process shows the others too."""
     with browser.new_context() as context:
-        yield context.new_page()
+        context.new_page()
+        yield context
+
+
+@pytest.fixture
+def page(tabs: BrowserContext) -> Iterator[Page]:
+    page = tabs.new_page()
+    yield page
+    for opened in tabs.pages[1:]:
+        opened.close()
+    tabs.clear_cookies()
 
 
 def set_view(page: Page, width: int, height: int = 900, *, theme: Literal["light", "dark"] = "light") -> None:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import edgekit_runtime  # noqa: F401  # switches telemetry off, before a test imports onnxruntime
-from tests.browser import browser, page  # noqa: F401  # fixtures
+from tests.browser import browser, page, tabs  # noqa: F401  # fixtures
 from tests.fork_server import host_server, popen_own
 
 os.environ.setdefault("EDGEKIT_DEVICE_ENGINES", "off")

@@ -103,6 +103,7 @@ def test_every_page_is_clean_in_both_themes_and_fits_a_phone(tab, addresses, axe
         views = [("light", 1280), *([("dark", 1280)] if has_dark else []), ("light", 390)]
         set_view(tab, 1280)
         tab.goto(address)
+        tab.evaluate(axe + "; 0")
         for theme, width in views:
             set_view(tab, width, 844 if width < 600 else 900, theme=theme)
             wide = tab.evaluate(OVERFLOW)
@@ -110,7 +111,6 @@ def test_every_page_is_clean_in_both_themes_and_fits_a_phone(tab, addresses, axe
                 faults.append(f"{name} {theme} {width}: too wide: {wide}")
             if width < 600 and name not in ("fleet", "device"):
                 continue
-            tab.evaluate(axe + "; 0")
             only = ", runOnly: ['color-contrast']" if theme == "dark" else ""
             violations = tab.evaluate(
                 f"axe.run({{resultTypes: ['violations']{only}}}).then(r => r.violations.map(v =>"
