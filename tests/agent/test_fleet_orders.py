@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import pytest
+from tests.toolkit.cases import cases
 from tests.waiting import wait_for
 
 from edgekit_runtime.agent.documents import LogRequest, Logs
@@ -39,7 +40,7 @@ def make(folder: Path, fixed: dict[str, str] | None = None, *, is_allowed: bool 
     return DeviceSettings(folder, DISK, fixed or {}, is_allowed=is_allowed)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("key", "value", "is_right"),
     [
         ("log-level", "debug", True),
@@ -114,7 +115,7 @@ def test_owner_who_takes_no_settings_gets_none(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
+@cases(
     "line",
     [
         "camera rtsp://me:hunter2-secret@camera/1 is away",

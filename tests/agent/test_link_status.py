@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 from tests.agent.parts import make_enrolment
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.agent.membership import LINK, Membership, explain_failure, make_context, read_link_status
 
@@ -99,7 +100,7 @@ def test_server_of_another_fleet_is_explained(tmp_path):
     assert "belongs to another fleet, or this fleet was created again; to let it in again" in text
 
 
-@pytest.mark.parametrize(
+@cases(
     ("error", "words", "is_refusal"),
     [
         (ssl.SSLError(1, "[SSL: SSLV3_ALERT_CERTIFICATE_REVOKED] sslv3 alert"), "has revoked", True),

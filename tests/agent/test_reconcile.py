@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from tests.agent.parts import HERE, NEW, NOON, PACKAGE, make_desired, view, want
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.agent.conditions import DeviceConditions, ModelView
 from edgekit_runtime.agent.execution.step_result import StepResult
@@ -91,7 +92,7 @@ def test_fallback_after_success_shows_as_diverged_and_starts_nothing():
     assert "was rolled back by hand" in plan.because
 
 
-@pytest.mark.parametrize(
+@cases(
     ("models", "conditions", "changes", "expected"),
     [
         (view(rejected=((NEW, "NaN"),)), NOON, {}, ("refused", "rejected-here")),

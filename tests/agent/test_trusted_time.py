@@ -10,6 +10,7 @@ from tests.agent.parts import make_enrolment
 from tests.agent.test_link_status import make_server, shake_hands
 from tests.agent.test_mqtt_link import make_authority
 from tests.fleet.test_web import invite, site  # noqa: F401  # a fixture
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.agent.documents import EnrolmentCode
 from edgekit_runtime.agent.enrolment import enrol, renew
@@ -99,7 +100,7 @@ def test_bound_without_a_document_is_the_timestamp_and_then_the_certificate(tmp_
     assert wrong_time(0.0, folder=folder, **options).least_s == STATED_S
 
 
-@pytest.mark.parametrize(
+@cases(
     "signed",
     [{}, [], None, {FIELD: "soon"}, {FIELD: -1}, {FIELD: float("inf")}, {FIELD: 10**400}, {FIELD: []}],
 )

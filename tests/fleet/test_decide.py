@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tests.agent.parts import NOON, make_desired, view, want
 from tests.fleet.simulated_rollout import BAD_MODELS, CLEAN, Model, decisions, simulate
+from tests.toolkit.cases import cases
 
 from edgekit_fleet.rollouts.decide import decide
 from edgekit_fleet.rollouts.gate_table import Sample, make_limits
@@ -391,7 +392,7 @@ def test_cohort_is_random_repeatable_and_spreads_classes() -> None:
     assert join_cohort("r1", order, ["d3", "z"]) == (*order, "z")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "devices", "minimum", "expected"),
     [
         ("1%,10%,50%,100%", 1000, 1, (10, 100, 500, 1000)),
@@ -407,9 +408,7 @@ def test_waves_are_planned(text: str, devices: int, minimum: int, expected: tupl
     assert plan_waves(text, devices, minimum) == expected
 
 
-@pytest.mark.parametrize(
-    "text", ["", "1%", "10%,1%,100%", "a", "0,100%", "101%", "1.5,100%", "1%;100%", "-1%,100%"]
-)
+@cases("text", ["", "1%", "10%,1%,100%", "a", "0,100%", "101%", "1.5,100%", "1%;100%", "-1%,100%"])
 def test_malformed_waves_are_refused(text: str) -> None:
     with pytest.raises(FleetError, match="waves"):
         plan_waves(text, 1000, 1)

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import zstandard
+from tests.toolkit.cases import cases
 
 from edgekit_fleet.releases import deltas as making
 from edgekit_fleet.releases.deltas import make_delta
@@ -262,7 +263,7 @@ def test_endless_delta_writes_no_more_than_the_package(tuned, tmp_path):
     assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize(
+@cases(
     "run",
     [
         (1, 16, 1 << 32),  # beyond the base

@@ -9,6 +9,7 @@ from sqlalchemy.dialects import sqlite
 from tests.fleet.conftest import STORE_TEMPLATE
 from tests.fleet.filled_store import fill_store
 from tests.fleet.postgresql_server import new_database
+from tests.toolkit.cases import cases
 
 from edgekit_fleet.operations import devices
 from edgekit_fleet.operations.device_search import ATTENTION, Search, count_devices, find_devices
@@ -156,7 +157,7 @@ def test_status_and_special_narrow_the_search(store):
     assert not any(row.is_online or row.status == "revoked" for row in silent)
 
 
-@pytest.mark.parametrize("after", ["nonsense", "faulty:2:x", "::", "converged:1:" + "z" * 300])
+@cases("after", ["nonsense", "faulty:2:x", "::", "converged:1:" + "z" * 300])
 def test_foreign_place_begins_somewhere_and_fails_never(store, after):
     with store.snapshot() as session:
         find_devices(session, Search(), after=after)

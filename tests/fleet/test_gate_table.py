@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.toolkit.cases import cases
 
 from edgekit_fleet.rollouts.decide import decide
 from edgekit_fleet.rollouts.gate_table import GATES, LIMITS, make_limits
@@ -127,7 +128,7 @@ def test_rollout_is_tested_only_on_gates_that_its_stored_limits_hold():
     assert sum(test.alpha for test in tests) == pytest.approx(0.01)  # shared by six
 
 
-@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.name)
+@cases("limit", LIMITS, ids=[limit.name for limit in LIMITS])
 def test_limit_outside_its_range_is_refused_by_name(limit):
     for value in (limit.range.least / 2 - 1, limit.range.most * 2, float("nan")):
         with pytest.raises(FleetError, match=f"{limit.name} is {value}, expected"):

@@ -5,6 +5,7 @@ from tests.fleet.conftest import store as store  # a fixture
 from tests.fleet.test_decide import answer, step
 from tests.fleet.test_decide import start as start_progress
 from tests.fleet.test_rollouts import add_devices, add_release, start, succeed
+from tests.toolkit.cases import cases
 
 from edgekit_fleet.operations.rollouts import give_order, replay_rollout
 from edgekit_fleet.operations.verdicts import add_evidence, find_verdict
@@ -24,7 +25,7 @@ PASS = Evidence(gate="conversion", statement="pass", who="token:shop")
 STOP = Evidence(gate="conversion", statement="stop", who="token:shop", reason="complaints")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("gate", "figures", "outcome"),
     [
         (GATE, {"value": 0.031, "reference": 0.034}, "pass"),
@@ -47,7 +48,7 @@ def test_value_is_compared_with_the_limit_and_its_interval_may_leave_it_unclear(
     assert judge_evidence(gate, evidence).outcome == outcome
 
 
-@pytest.mark.parametrize(
+@cases(
     ("gate", "figures", "problem"),
     [
         (GATE, {}, "either a value or a statement"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import pytest
+from tests.toolkit.cases import cases
 from tuf.api.exceptions import DownloadHTTPError, ExpiredMetadataError, RepositoryError
 from tuf.api.metadata import Metadata
 from tuf.ngclient import FetcherInterface, Updater
@@ -190,7 +191,7 @@ def test_role_of_a_class_cannot_offer_a_file_of_another(repository: TufRepositor
     assert Device(repository, tmp_path / "device").fetch("x86-64/stolen.edgepkg", NOW + 1) is None
 
 
-@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "*", "a?", "[a]", "..", "a\\b"])
+@cases("name", ["", ".hidden", "a/b", "*", "a?", "[a]", "..", "a\\b"])
 def test_malformed_name_is_refused(repository: TufRepository, tmp_path: Path, name: str) -> None:
     source = tmp_path / "source"
     source.write_bytes(b"weights")

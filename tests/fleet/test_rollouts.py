@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 from tests.agent.parts import NOON, want
+from tests.toolkit.cases import cases
 
 from edgekit_fleet.identity import enrolment
 from edgekit_fleet.manager.inbox import DeviceIndex, Inbox
@@ -571,7 +572,13 @@ def test_device_in_an_open_rollout_is_refused_by_the_next(store: Store) -> None:
     assert rollouts.start_rollout(store, RolloutRequest(release="s", selector="all"), "anna") == "s-r1"
 
 
-@pytest.mark.parametrize(
+@pytest.fixture
+def released(store: Store) -> None:
+    add_devices(store, 300)
+    add_release(store)
+
+
+@cases(
     ("changes", "message"),
     [
         ({"release": "q"}, "no release 'q', the newest are: r"),
@@ -586,9 +593,9 @@ def test_device_in_an_open_rollout_is_refused_by_the_next(store: Store) -> None:
         ({"options": {"soak_s": -1.0}}, "soak_s"),
     ],
 )
-def test_wrong_request_is_refused(store: Store, changes: dict[str, object], message: str) -> None:
-    add_devices(store, 300)
-    add_release(store)
+def test_wrong_request_is_refused(
+    store: Store, released: None, changes: dict[str, object], message: str
+) -> None:
     with pytest.raises(FleetError, match=message):
         rollouts.start_rollout(
             store, RolloutRequest(**{"release": "r", "selector": "all", **changes}), "anna"

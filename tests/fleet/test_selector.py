@@ -1,6 +1,7 @@
 """Selectors: which devices are meant, and what a malformed one is answered with."""
 
 import pytest
+from tests.toolkit.cases import cases
 
 from edgekit_fleet.rollouts.selector import parse_selector
 from edgekit_runtime.errors import FleetError
@@ -15,7 +16,7 @@ DEVICE = {
 }
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "is_meant"),
     [
         ("all", True),
@@ -45,7 +46,7 @@ def test_selector_means_the_right_devices(text: str, is_meant: bool) -> None:
     assert parse_selector(text).matches(DEVICE) is is_meant
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "expected"),
     [
         ("", "the end"),

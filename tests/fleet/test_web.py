@@ -15,6 +15,7 @@ from sqlalchemy import event, select, update
 from tests.fleet.fleet_device import FleetDevice, make_csr, post
 from tests.fleet.new_fleet import copy_new_fleet
 from tests.free_port import free_port
+from tests.toolkit.cases import cases
 
 from edgekit_fleet.access import failure_limit
 from edgekit_fleet.identity.enrolment import list_revoked_serials
@@ -244,7 +245,7 @@ def test_taken_port_is_explained(site):
         serve_devices(site.store, site.folder, site.settings, site.authority)
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "+", "#", "edgekit-manager", "../x", "a" * 64, "ä", "a\n"])
+@cases("name", ["", "a/b", "+", "#", "edgekit-manager", "../x", "a" * 64, "ä", "a\n"])
 def test_name_that_would_be_more_than_a_name_is_refused(site, name):
     with pytest.raises(ConfigError, match="cannot be named"):
         site.device(name)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from argon2 import PasswordHasher
 from sqlalchemy import select
+from tests.toolkit.cases import cases
 
 from edgekit_fleet.access import guard, logins, tokens, users
 from edgekit_fleet.access.client_network import find_network
@@ -271,7 +272,7 @@ def test_last_administrator_stays(store, desk):
         assert [user.name for user in users.list_users(session)] == ["vic"]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "password", "role"),
     [
         ("Ann", PASSWORD, "admin"),

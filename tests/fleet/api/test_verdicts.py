@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import select
 from tests.fleet.api.conftest import Api
 from tests.fleet.test_rollouts import Fleet, add_devices, add_release, succeed
+from tests.toolkit.cases import cases
 
 from edgekit_cli.cli import main
 from edgekit_fleet.access.failure_limit import MAX_FAILURES
@@ -52,7 +53,12 @@ def test_repeated_evidence_counts_once(api: Api, rollout: Fleet) -> None:
         assert len(read_entries(session, "a")) == 2
 
 
-@pytest.mark.parametrize(
+@pytest.fixture
+def token(api: Api) -> str:
+    return api.make_token("other", "evidence")
+
+
+@cases(
     ("path", "body", "status"),
     [
         ("a", '{"gate": "conversion", "value": NaN}', 400),
@@ -67,8 +73,9 @@ def test_repeated_evidence_counts_once(api: Api, rollout: Fleet) -> None:
         ("none", '{"gate": "complaints", "statement": "stop"}', 404),
     ],
 )
-def test_hostile_evidence_is_refused(api: Api, rollout: Fleet, path: str, body: str, status: int) -> None:
-    token = api.make_token("other", "evidence")
+def test_hostile_evidence_is_refused(
+    api: Api, rollout: Fleet, token: str, path: str, body: str, status: int
+) -> None:
     answer = api.send(
         "POST",
         f"/rollouts/{path}/evidence",
@@ -88,7 +95,7 @@ def test_flood_of_evidence_is_refused(api: Api, rollout: Fleet) -> None:
     assert api.post("/rollouts/a/evidence", stop, api.make_token("other", "evidence")).status == 201
 
 
-@pytest.mark.parametrize(
+@cases(
     "gates",
     [
         {"latency": {}},

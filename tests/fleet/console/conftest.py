@@ -43,6 +43,8 @@ class Client:
     port: int
     cookies: dict[str, str] = field(default_factory=dict)
     host: str = ""
+    tokens: dict[str, str] = field(default_factory=dict)
+    """Of the forms of each login."""
 
     def get(self, path: str, **headers: str) -> Answer:
         """Return a page; asks again for what the server still works on, as a browser does."""
@@ -55,9 +57,14 @@ class Client:
     def post(self, path: str, **form: str) -> Answer:
         """Post a form, with the token of this login if the form names none, from a page of this console."""
         if "csrf" not in form:
-            page = self.get("/").text
-            form["csrf"] = page.partition('name="csrf" value="')[2].partition('"')[0]
+            login = self.cookies.get(f"{LOGIN}_{self.port}", "")
+            form["csrf"] = self.tokens.get(login) or self._read_token()
+            if login:
+                self.tokens[login] = form["csrf"]
         return self.post_from({"sec-fetch-site": "same-origin"}, path, **form)
+
+    def _read_token(self) -> str:
+        return self.get("/").text.partition('name="csrf" value="')[2].partition('"')[0]
 
     def post_from(self, headers: dict[str, str], path: str, **form: str) -> Answer:
         """Post a form from a page for which the browser sends these headers."""

@@ -5,6 +5,7 @@ import re
 
 import pytest
 from tests.fleet.console.conftest import PASSWORD, Client, log_in
+from tests.toolkit.cases import cases
 
 from edgekit_fleet.console.app import make_app
 from edgekit_fleet.store.tables import LoginRow
@@ -56,20 +57,23 @@ def test_form_of_the_login_before_is_confirmed(served):
     assert "Saved as" in client.follow(done).text
 
 
-@pytest.mark.parametrize(
-    ("headers", "is_kept"),
+@cases(
+    "path, headers, is_kept",
     [
-        ({"sec-fetch-site": "same-origin"}, True),
-        ({"sec-fetch-site": "same-site", "origin": "OWN"}, False),  # another port of this host
-        ({"sec-fetch-site": "cross-site"}, False),
-        ({"sec-fetch-site": "none"}, False),
-        ({"origin": "OWN"}, True),
-        ({"origin": "http://127.0.0.1:1"}, False),
-        ({"origin": "null"}, False),
-        ({}, False),
+        (path, headers, is_kept)
+        for path in ("/settings/users", "/login")
+        for headers, is_kept in (
+            ({"sec-fetch-site": "same-origin"}, True),
+            ({"sec-fetch-site": "same-site", "origin": "OWN"}, False),  # another port of this host
+            ({"sec-fetch-site": "cross-site"}, False),
+            ({"sec-fetch-site": "none"}, False),
+            ({"origin": "OWN"}, True),
+            ({"origin": "http://127.0.0.1:1"}, False),
+            ({"origin": "null"}, False),
+            ({}, False),
+        )
     ],
 )
-@pytest.mark.parametrize("path", ["/settings/users", "/login"])
 def test_form_of_another_login_is_confirmed_only_from_a_page_of_the_console(served, path, headers, is_kept):
     client = log_in(served, "maria")
     headers = {name: served.address if value == "OWN" else value for name, value in headers.items()}
@@ -117,7 +121,7 @@ def test_form_of_a_stranger_is_not_kept(served):
     assert (answer.status, answer.headers["location"]) == (303, "/login?next=/")
 
 
-@pytest.mark.parametrize("path", [*ACTIONS, "/theme", "/logout"])
+@cases("path", [*ACTIONS, "/theme", "/logout"])
 def test_address_of_an_action_leads_to_a_page(served, path):
     client = log_in(served, "maria")
     answer = client.get(path)

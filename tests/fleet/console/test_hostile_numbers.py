@@ -5,6 +5,7 @@ import re
 import pytest
 from tests.fleet.console.rollout_sample import add_rollout
 from tests.fleet.simulated_rollout import CLEAN
+from tests.toolkit.cases import cases
 
 from edgekit_fleet.rollouts.gate_table import LIMITS
 
@@ -19,7 +20,7 @@ def list_problems(text):
     return [re.sub(r"<[^>]*>", "", part).strip() for part in parts]
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@cases("name", NUMBERS)
 def test_number_of_a_plan_that_is_none_is_refused_by_its_name(client, served, name, is_long):
     for value in HOSTILE if is_long or name == NUMBERS[0] else HOSTILE[::3]:
         query = "&".join(f"{key}={part}" for key, part in {**PLAN, name: value}.items())
@@ -33,7 +34,7 @@ def test_number_of_a_plan_that_is_none_is_refused_by_its_name(client, served, na
             assert started.status == 422, (name, value)
 
 
-@pytest.mark.parametrize("window", ["01:00-01:00", "24:00-01:00", "nan-nan", "01:00-inf", "-0:00-01:00"])
+@cases("window", ["01:00-01:00", "24:00-01:00", "nan-nan", "01:00-inf", "-0:00-01:00"])
 def test_window_that_never_opens_is_refused(client, window):
     started = client.post("/rollouts", **PLAN, window=window, name="hostile")
     assert (started.status, "is not of the form 01:00-04:00" in started.text) == (422, True)
@@ -41,11 +42,13 @@ def test_window_that_never_opens_is_refused(client, window):
     assert kept.status == 422
 
 
-@pytest.mark.parametrize(
-    "path", ["/rollouts?before=", "/releases?before=", "/audit?before=", "/devices?after="]
-)
-def test_number_in_an_address_that_is_none_ends_in_no_traceback(client, served, path):
+@pytest.fixture
+def rollout(served):
     add_rollout(served.store, "r", CLEAN, devices=20, at=1.7e9, days=0.01)
+
+
+@cases("path", ["/rollouts?before=", "/releases?before=", "/audit?before=", "/devices?after="])
+def test_number_in_an_address_that_is_none_ends_in_no_traceback(client, rollout, path):
     for value in HOSTILE:
         answer = client.get((path + value).replace(" ", "%20").replace("٣", "%D9%A3"))
         assert answer.status < 500, (path, value)

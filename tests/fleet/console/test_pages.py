@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy import text as sql
 from tests.fleet.console.conftest import DEVICES, PASSWORD, Client, log_in
+from tests.toolkit.cases import cases
 
 from edgekit_fleet.access import failure_limit
 from edgekit_fleet.console import fleet_page
@@ -261,7 +262,7 @@ def test_users_are_added_and_the_last_administrator_stays(client, served):
     assert "last administrator" in words(refused.text)
 
 
-@pytest.mark.parametrize("path", READABLE)
+@cases("path", READABLE)
 def test_viewer_sees_every_page_and_stranger_none(path, served):
     assert log_in(served, "vera").get(path).status == 200
     answer = Client(served.port).get(path)
@@ -276,7 +277,7 @@ def test_viewer_sees_neither_users_nor_tokens(served):
     assert "/settings/tokens" not in vera.get("/settings/fleet").text
 
 
-@pytest.mark.parametrize(
+@cases(
     ("path", "form"),
     [
         ("/devices/x/tags", {"tags": "a=b"}),

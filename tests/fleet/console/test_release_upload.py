@@ -7,6 +7,7 @@ import socket
 
 import pytest
 from tests.fleet.console.conftest import log_in
+from tests.toolkit.cases import cases
 from tests.waiting import wait_for
 
 from edgekit_cli.fleet.demo_packages import make_setup
@@ -81,7 +82,7 @@ def test_uploaded_package_becomes_a_release_that_devices_can_fetch(client, site,
     assert left_over(site) == []
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "data", "said"),
     [
         ("model.onnx", b"\x08\x07 not a package", "model.onnx"),
