@@ -25,15 +25,15 @@ from edgekit_toolkit.selection.confirmation import Acceptance, HeldDrop, limits_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedCandidate(Candidate):
-    """A form of the model with its figures, and the recipe and package that it would become.
+    """A form of the model with its figures, recipe and draft of a package.
 
     Attributes:
-        score: score on the samples by which candidates are chosen.
+        score: score on the samples that choose between candidates.
         confirmation: score on the samples held back; None if there are too few.
-        latency: latency here, measured in turns with all other candidates; None for an untimed form.
-        memory: memory of a process that runs it, or a text that says why it is unknown.
-        measured: costs as the choice compares them.
-        held: drop that was compared with the limit; None without data.
+        latency: measured on this machine in turns with all other candidates; None for an untimed form.
+        memory: memory of a process that runs it, or a text: the reason why it is unknown.
+        measured: the figures that candidates are compared by.
+        held: drop in score that was compared with the limit; None without data.
     """
 
     score: Score
@@ -53,7 +53,7 @@ class JudgedCandidate(Candidate):
 
     @property
     def stated_drop(self) -> HeldDrop | None:
-        """The drop on the held-back samples, else on those that choose; None without data."""
+        """The drop on the held-back samples if there are any, else on the others; None without data."""
         if self.held is None or self.confirmation is None or self.held.held_back:
             return self.held
         return HeldDrop(self.confirmation.drop, CONFIDENCE, held_back=True)
@@ -64,11 +64,11 @@ class EngineResult:
     """The result of one engine in a tournament.
 
     Attributes:
-        candidate: the candidate that was chosen for it; None if none was.
-        latency_ms: measured here in turns, median of fresh processes' medians; None if it did not run.
+        candidate: the engine's chosen candidate; None without one.
+        latency_ms: median over processes, measured on this machine; None if the engine did not run.
         reason: why the engine has no candidate or no latency; empty otherwise.
         is_packaged: whether the package is for this engine.
-        threads: threads with which the latency was measured; None without a latency.
+        threads: number of threads of that measurement.
     """
 
     backend: str
@@ -98,16 +98,16 @@ class Run:
         candidates: the float model first.
         scores: metric, samples and score of the source model; the scores of candidates are in `candidates`.
         source_latency: latency of the source model here, measured in turns with the candidates.
-        load: load of this machine during the measurement.
+        load: load of this machine while it measured.
         front: ids of the Pareto front: no other candidate matches or beats these in every cost.
         acceptance: whether the target's engine accepts the chosen candidate; None if none is chosen.
         seconds: phase of the run -> its duration in seconds.
         warnings: sentences for the user, see `find_warnings`.
         memory_here: memory of the chosen candidate, once it is measured.
         tournament: results of the engines among which this one won; empty without a tournament.
-        slower_than: a float model that is faster here and breaks a limit, and by how much; or an empty text.
-        variants: the further variants that the package carries.
-        whole: the chosen candidate as it is packaged, if with variants or under another version; else None.
+        slower_than: text on a float model that is faster here but breaks a limit; empty without one.
+        variants: the further variants of the package.
+        whole: the chosen candidate as packaged, if variants or a version were added; else None.
     """
 
     request: Request

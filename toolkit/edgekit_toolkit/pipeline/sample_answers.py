@@ -33,10 +33,10 @@ class SampleAnswers:
 
     Attributes:
         name: file of the sample, or its number.
-        floats: answer decoded from the float model's outputs; `error` alone, a text, if that fails.
-        package: answer from the outputs of the package, in the same way.
-        size: width and height of the photograph; None if the sample is not one.
-        picture: the photograph, made small, as a data URI; empty if the sample is not one.
+        floats: decoded outputs of the float model. If decoding fails, it has only `error`, a text.
+        package: decoded outputs of the package, in the same way.
+        size: width and height of the photograph; None without one.
+        picture: the photograph, made small, as a data URI; empty without one.
     """
 
     name: str

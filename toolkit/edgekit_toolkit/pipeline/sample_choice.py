@@ -26,7 +26,8 @@ class SampleChoice:
     """Samples to calibrate and to judge.
 
     Attributes:
-        samples: the samples; those of a model with states calibrate in steps and judge in whole sequences.
+        samples: the samples. If the model has states, calibration samples are steps, and evaluation samples
+            are sequences.
         ranges: name of an input or a state -> smallest and largest value that is generated for it.
         sequences: how a model with states runs over samples; None for a model without states.
     """
@@ -43,7 +44,7 @@ def choose_samples(
     ranges: Ranges,
     decoding: Decoding,
 ) -> SampleChoice:
-    """Return the samples of a request; for states the float model runs over them to find ranges.
+    """Return the samples of a request. For a model with states, run it to find the states' ranges.
 
     Raises:
         DataError: the data do not fit the model, or there are too few.
@@ -87,7 +88,7 @@ def choose_decoding(request: Request, source: SourceModel[Model], progress: Prog
     """Return how the request's photographs or recordings become samples.
 
     Raises:
-        DataError: labels come from folders, and the model has no class scores or another number of classes.
+        DataError: labels come from folders, but the model has no class scores or another number of them.
     """
     classes = request.class_names
     if request.labels_from_folders:

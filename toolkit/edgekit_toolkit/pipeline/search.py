@@ -48,9 +48,9 @@ def search(
     Args:
         request: the user's request.
         signer: signs packages, whose size is part of the choice.
-        progress: called with the name of a phase, and how many of how many steps of it are done.
+        progress: called with the name of a phase, the number of its finished steps, and the number of all.
         prepared: model and samples from an earlier search for another engine of the same request. Default:
-            made by this call.
+            this call makes them.
 
     Raises:
         ModelError: the model cannot be used.

@@ -44,7 +44,10 @@ def find_untimed_support(kind: str, target: Target) -> EngineSupport:
 
 
 def make_untimed(run: Run, signer: StatementSigner, progress: Progress) -> Iterator[FurtherVariant | str]:
-    """Yield the untimed forms of a request, or why one cannot be made; raises as `find_untimed_support`."""
+    """Yield the untimed forms of a request, or a text: why a form cannot be made.
+
+    Raises the errors of `find_untimed_support`.
+    """
     for kind in run.request.also:
         support = find_untimed_support(kind, run.request.target)
         label = support.untimed[kind].label

@@ -23,7 +23,7 @@ _CODES: Final = 255
 
 
 def percentile_range(histogram: Histogram, *, symmetric: bool) -> tuple[float, float]:  # noqa: ARG001  # see `narrow`
-    """Return bin edges that leave out 0.005 % of the values at either end; `symmetric` is ignored."""
+    """Return (low, high) without the lowest and highest 0.005 % of the values; ignores `symmetric`."""
     edges = _edges(histogram)
     share = np.cumsum(histogram.counts) / max(int(histogram.counts.sum()), 1)
     tail = (1 - _KEPT_SHARE) / 2
@@ -34,7 +34,7 @@ def percentile_range(histogram: Histogram, *, symmetric: bool) -> tuple[float, f
 
 
 def least_error_range(histogram: Histogram, *, symmetric: bool) -> tuple[float, float]:
-    """Try shorter and shorter ranges; return the one whose 8-bit codes have the least mean squared error.
+    """Return the (low, high) within the range whose 8-bit codes have the least mean squared error.
 
     Args:
         histogram: the values of one activation.

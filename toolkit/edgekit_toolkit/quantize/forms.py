@@ -97,8 +97,8 @@ class Form:
         kind: one of `KINDS` or `UNTIMED_KINDS`.
         plan: kernels and ranges of `static-int8`; None for the others.
         factors: equalized tensor -> its channel factors, float32 [channels that stay]; empty without a plan.
-        layers: for `int8-weights`: first outputs of the layers with int8 weights; the other layers have
-            float16 weights. None stands for all layers that `int8_layers` lists.
+        layers: only for `int8-weights`: first outputs of the layers with int8 weights. The others get float16
+            weights. None: all layers of `int8_layers`.
         compression: changes of the float model before the form is made, or None.
         earlier: model to which the weights are brought near, or None.
     """
@@ -238,7 +238,7 @@ def _parse(earlier: EarlierModel) -> onnx.ModelProto:
 def compressed_floats(model: onnx.ModelProto, form: Form) -> onnx.ModelProto:
     """Return the float model that a form is made of: compressed and equalized, before it is quantized.
 
-    First channels are pruned, then `factors` equalize the others, then weights take their codes' values.
+    Channels are pruned first. `factors` equalize the others. Then weights are rounded to their codes.
 
     Raises:
         RecipeError: the form does not belong to the model.
@@ -331,7 +331,7 @@ _CODES: Final = {onnx.TensorProto.INT8: "int8 weights", onnx.TensorProto.INT4: "
 
 
 def stored_layers(model: onnx.ModelProto, form: Form) -> dict[str, StoredLayer]:
-    """Build a form, and return how it stores each layer that it changes, by the layer's first output.
+    """Return how a form stores each layer that it changes; keys are the layers' first outputs.
 
     Raises:
         RecipeError: the form does not fit the model.

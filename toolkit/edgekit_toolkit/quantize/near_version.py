@@ -56,7 +56,8 @@ class WeightCodes(NamedTuple):
 def near_weight(new: WeightCodes, earlier: WeightCodes) -> tuple[WeightCodes, int]:
     """Return a weight near to its earlier version, and the step between their codes.
 
-    The codes differ by multiples of the step from earlier ones in its scales; step 1 keeps those of `new`.
+    The codes differ by multiples of the step from the earlier codes, converted to the returned scales. Step 1
+    keeps the codes of `new`.
 
     Args:
         new: symmetric int8 codes.
@@ -105,7 +106,7 @@ def near_bias(
     """Return an int32 bias near to its earlier version, for a layer whose weight comes from `near_weight`.
 
     Args:
-        new: the bias, with the products of scales of weight and input.
+        new: the bias; its scales are input scale x weight scale.
         earlier: the bias of the earlier version.
         weights: the weight after `near_weight`, before it, and in the earlier version.
         step: the step that `near_weight` returned for the weight.
@@ -123,8 +124,9 @@ def near_bias(
 def near_floats(new: NDArray[Any], earlier: NDArray[Any]) -> NDArray[Any]:
     """Return `new`, each weight moved to a whole number of steps from `earlier`, of equal shape and dtype.
 
-    The step of float16 is at most 0.9 times the root mean square of the change; that of float32 is a power of
-    two in units of the last place. NaN, infinities and changed signs of float32 stay as in `new`.
+    float16 weights move in steps of at most 0.9 times the root mean square of the change. float32 weights
+    move in steps of a power of two units in the last place. NaN, infinities and changed signs of float32 stay
+    as in `new`.
     """
     stepped = (_near_halves if new.dtype == np.float16 else _near_singles)(new, earlier)
     return np.where(np.isfinite(stepped) & np.isfinite(new), stepped, new).reshape(new.shape)

@@ -40,10 +40,10 @@ class Plan:
 
     Attributes:
         scheme: quantized form that the engine accepts.
-        kernels: integer kernels, by the name of the first output of the node.
+        kernels: integer kernels, as first outputs of their nodes.
         ranges: (low, high) of the activations that kernels read or write.
         per_channel: whether weights have a scale for each channel, or one for each tensor.
-        disabled_optimizers: rewrites of onnxruntime that are off, as they are wrong for the codes.
+        disabled_optimizers: rewrites of onnxruntime to switch off, since they compute wrong results.
     """
 
     scheme: Scheme
@@ -163,7 +163,10 @@ def touched_tensors(model: onnx.ModelProto, kernels: Sequence[str]) -> list[str]
 
 
 def absorbed_activation(index: GraphIndex, node: onnx.NodeProto) -> onnx.NodeProto | None:
-    """Return the Relu or Clip that a product's kernel computes too, as the product's only reader, or None."""
+    """Return the Relu or Clip that a product's kernel absorbs; None without one.
+
+    The Relu or Clip must be the only reader of the product's output.
+    """
     if node.op_type not in COMPUTE:
         return None
     readers = index.consumers(node.output[0])
@@ -195,8 +198,8 @@ def moves_codes(node: onnx.NodeProto) -> bool:
 def live_range(index: GraphIndex, name: str, low: float, high: float) -> tuple[float, float]:
     """Return the part of a tensor's range in which its readers give different results.
 
-    A hard sigmoid is constant beyond its two ends, and hard-swish x * HardSigmoid(x) is 0 below the lower
-    one. So saturating values beyond these ends loses nothing.
+    A hard sigmoid is constant beyond its two ends, and x * HardSigmoid(x) is 0 below the lower end. So
+    saturating such values loses nothing.
     """
     readers = index.consumers(name)
     sigmoid = next((node for node in readers if node.op_type == "HardSigmoid"), None)

@@ -36,7 +36,7 @@ class OperatorNode(Generic[T]):
 
     @property
     def sharp(self) -> int | None:
-        """Position of the input that needs relative precision; None if no input does."""
+        """Position of the input that needs relative precision, as in Log or Div; None without one."""
         return _SHARP.get(self.op.upper())
 
     @property
@@ -49,8 +49,8 @@ class OperatorNode(Generic[T]):
 def precise_operators(nodes: Sequence[OperatorNode[T]], ends: Collection[T]) -> list[OperatorNode[T]]:
     """Return the operators that stay in float, the last first.
 
-    The results of such an operator reach only inputs that need relative precision, or it reads reciprocals.
-    Matrix products are never among them.
+    An operator stays in float if it reads reciprocals, or if its results reach only inputs that need relative
+    precision. Matrix products never stay.
 
     Args:
         nodes: operators in topological order.

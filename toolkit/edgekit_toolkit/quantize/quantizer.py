@@ -33,8 +33,8 @@ class Quantizer(Protocol):
     Attributes:
         threads: threads of one inference of the models.
         scheme: the quantized form that the target's engine runs fastest.
-        wider: a form whose codes have more bits, more accurate and slower on the target; None without one.
-        labels: kind of a form without a plan -> its name, in the order in which they are made.
+        wider: a form with wider codes, more accurate but slower on the target; None without one.
+        labels: kind of form -> its name, for kinds without a plan, in the order in which forms are made.
     """
 
     @property
@@ -53,7 +53,7 @@ class Quantizer(Protocol):
     def labels(self) -> Mapping[str, str]: ...  # see the class
 
     def source_form(self) -> tuple[str, Model]:
-        """Return name, such as `float32`, and model of the form that keeps the precision of the source."""
+        """Return the form in the source's precision: its name, such as `float32`, and its model."""
 
     def why_no_forms(self) -> str | None:
         """Return why the source form is the only one of this model; None if others may be made."""
@@ -74,9 +74,9 @@ class Quantizer(Protocol):
         """Return for each output the axis of the softmax that makes it; None for an output without one."""
 
     def output_parts(self, feeds: Feeds) -> Sequence[Parts | None]:
-        """Return for each output the number of the tensor that each value comes from, int64 of its shape.
+        """Return for each output the number of each value's source tensor: an output can join several.
 
-        None if all come from one tensor, or that is unknown. Results have the shapes of `feeds`, a sample.
+        int64 of the output's shape for the sample `feeds`. None if there is one source, or it is unknown.
         """
 
     def build(self, form: Form) -> Model | None:
@@ -104,7 +104,7 @@ class Quantizer(Protocol):
         """
 
     def tail(self, kernels: Sequence[str]) -> frozenset[str]:
-        """Return those of `kernels` that no matrix product follows: the decoding of boxes and scores."""
+        """Return those of `kernels` without a matrix product behind them, such as the decoding of boxes."""
 
     def unlike_joins(self, kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
         """Return those of `kernels` that join tensors of ranges too unlike for one scale."""
@@ -118,7 +118,7 @@ class Quantizer(Protocol):
         samples: Callable[[], Iterator[Feeds]],
         progress: Callable[[], None],
     ) -> dict[str, Range]:
-        """Run the samples; return the extremes of what `touched` lists, by name, as `ranges.gather` does.
+        """Run the samples; return the range of each activation of `touched`, by name. See `ranges.gather`.
 
         Raises:
             DataError: there are no samples.
@@ -128,7 +128,9 @@ class Quantizer(Protocol):
     def histograms(
         self, kernels: Sequence[str], samples: Sequence[Feeds], ranges: Mapping[str, tuple[float, float]]
     ) -> dict[str, Histogram]:
-        """Run the samples; return a histogram of each activation, over its `ranges` (low, high), by name.
+        """Run the samples; return a histogram of each activation in `ranges`, by name.
+
+        `ranges`: (low, high), the ends of the histogram.
 
         Raises:
             BackendError: the model does not run on a sample.
@@ -158,4 +160,4 @@ class Quantizer(Protocol):
     def weight_costs(
         self, layers: Sequence[str], fidelity: Fidelity, expired: Callable[[], bool]
     ) -> Iterator[LayerCost]:
-        """Yield noise and saving of int8 weights in each of `layers` alone; see `block_noises`."""
+        """Yield noise and saved bytes for int8 weights in one of `layers` at a time; see `block_noises`."""

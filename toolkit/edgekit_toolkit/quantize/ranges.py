@@ -73,7 +73,9 @@ def collect(
     group_bytes: int = GROUP_BYTES,
     progress: Callable[[], None] = lambda: None,
 ) -> dict[str, Range]:
-    """Run samples; return the extremes of each channel (axis 1), see `gather` and `activation_reader`.
+    """Run samples; return the range of each channel (axis 1) of the activations `names`.
+
+    See `gather` for activations without a range.
 
     Raises:
         DataError: there are no samples.
@@ -160,12 +162,12 @@ def gather(
 ) -> dict[str, Range]:
     """Return the extremes of activations over a stream of samples.
 
-    An activation with values that no code stands for, such as the -inf of an attention mask, has no range;
-    neither has one that never has elements, nor a vector whose length depends on the data: it may be empty,
-    and onnxruntime with several threads ends the process over a quantized sum or product of empty vectors.
+    Some activations have no range: one with values that no code stands for, such as the -inf of an attention
+    mask; one that is always empty; and a vector whose length depends on the data. onnxruntime with several
+    threads crashes over a quantized sum or product of empty vectors.
 
-    `axis`: axis of the channels, which have extremes of their own; None for the tensor as a whole. `unsized`:
-    activations that are known to have a shape that depends on the data.
+    `axis`: axis of the channels; None: one range a tensor. `unsized`: activations whose shape depends on the
+    data.
 
     Raises:
         DataError: there are no samples.

@@ -19,12 +19,12 @@ class Scheme:
 
     Attributes:
         name: name in target files.
-        symmetric: TensorRT's form. Activations are int8 with zero point 0, biases stay float32, each reader
-            has a Q/DQ pair of its own. Otherwise activations are uint8 with a zero point, and biases are
-            int32 with the scale of the product.
+        symmetric: True is TensorRT's form: int8 activations with zero point 0, float32 biases, and a Q/DQ
+            pair for each reader. False: uint8 activations with a zero point, and int32 biases with the scale
+            of the product.
         elementwise: operators besides matrix products and data movement that have integer kernels.
-        weight_peak: largest weight code; 63 if the engine adds products of 8-bit codes in 16 bits.
-        folds_pixels: whether convolutions of few channels make several pixels at a time (`litert.fold`).
+        weight_peak: largest weight code; 63 if the engine adds two products in 16 bits.
+        folds_pixels: whether convolutions of few channels read groups of pixels (`litert.fold`).
         quantizes_outputs: whether a kernel's output is quantized even if no integer kernel reads it.
     """
 
@@ -91,7 +91,7 @@ class QuantizationParams:
 
 
 def activation_params(low: float, high: float, scheme: Scheme) -> QuantizationParams:
-    """Return scale and zero point for low..high widened to hold 0 exactly; an empty range counts as 0..1."""
+    """Return scale and zero point for low..high, extended to include 0; an empty range counts as 0..1."""
     low, high = min(low, 0.0), max(high, 0.0)
     if high - low < _SMALLEST_RANGE:
         high = 1.0
@@ -126,8 +126,8 @@ def quantize_weight(
         min_scale: smallest allowed scale ([] or [channels]), so that the int32 bias of a nearly dead channel
             fits.
         weight_peak: largest code.
-        exact: scales [channels] of a weight that is whole multiples of them already, only with `axis`; the
-            codes are exact unless they are beyond `weight_peak`, or a scale is under `min_scale`.
+        exact: scales [channels] of a weight that is already codes times scales; needs `axis`. The codes stay
+            exact unless one exceeds `weight_peak`, or a scale is under `min_scale`.
 
     Returns:
         Codes in -weight_peak..weight_peak of the same shape, and scale [] or [channels] with zero point 0.

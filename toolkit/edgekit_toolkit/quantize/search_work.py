@@ -19,10 +19,12 @@ _RUN_PARAMETER_S = 1e-9
 
 
 class SearchWork:
-    """Counts the work of a search, its inferences and opened models, in seconds of the nominal processor.
+    """Counts the inferences and model openings of a search, in seconds of a nominal processor.
 
     Attributes:
-        inference_s, limit_s, spent_s: work of one inference, of the search at most, and so far.
+        inference_s: work of one inference.
+        limit_s: limit of the search.
+        spent_s: work so far.
     """
 
     def __init__(self, model: Model, dims: Mapping[str, int], limit_s: float) -> None:
@@ -43,13 +45,16 @@ class SearchWork:
         return self.spent_s + seconds <= self.limit_s
 
     def take(self, seconds: float) -> bool:
-        """Count `seconds` of work to come, and return True; False, uncounted, if they exceed the limit."""
+        """Add `seconds` of work and return True; if that exceeds the limit, add nothing and return False."""
         is_allowed = self.allows(seconds)
         self.count(seconds=seconds * is_allowed)
         return is_allowed
 
     def part(self, share: float, limit_s: float) -> float:
-        """Return the `limit_s` of a task that may take `share` (0..1) of the work left until `limit_s`."""
+        """Return the limit of a task, in seconds of total work.
+
+        The task may take `share` (0..1) of the work between now and `limit_s`.
+        """
         return self.spent_s + share * (limit_s - self.spent_s)
 
     def reaches(self, limit_s: float) -> Callable[[], bool]:

@@ -106,9 +106,8 @@ class Fidelity:
     def noise(self, variant: Model) -> float:
         """Run a variant on all samples, and return its noise; infinite if an output is not finite.
 
-        It is the mean over the float outputs, and over the groups of values in one. Outputs whose number of
-        rows depends on the data are compared as sets, where a missing row counts as all error; so does an
-        output of another shape.
+        It is the mean over the float outputs and their groups of values. Outputs whose number of rows depends
+        on the data are compared as sets. A missing row, or an output of another shape, counts as all error.
 
         Raises:
             BackendError: the variant does not run.
@@ -143,8 +142,8 @@ class Fidelity:
     def probes(self, sample: int, number: int) -> list[NDArray[np.float32]]:
         """Return random weights for the errors of each float output on a sample, float32 of its shape.
 
-        Those of a softmax are for its logits. The square of the sum of weights times errors is, in the mean
-        over many numbers, these errors' share of `noise`. `number` is the seed.
+        Weights for a softmax apply to its logits. The squared sum of weight x error, averaged over many
+        seeds, is the share of these errors in `noise`. `number` is the seed.
         """
         signs = np.random.default_rng([sample, number])
         errors = []
@@ -199,12 +198,12 @@ def _comparable(value: NDArray[Any], softmax_axis: int | None) -> NDArray[np.flo
 
 
 def decibel(noise: float) -> float:
-    """Return the signal-to-noise ratio in dB of noise over signal power: at most 200, -200 if not finite."""
+    """Return the signal-to-noise ratio in dB, at most 200; -200 if `noise` is not finite."""
     return min(200.0, -10 * float(np.log10(max(noise, 1e-20)))) if np.isfinite(noise) else -200.0
 
 
 def blocks(model: onnx.ModelProto, kernels: Sequence[str]) -> list[Block]:
-    """Group `kernels` in graph order: each matrix product begins a group; kernels before it are one too."""
+    """Group `kernels` in graph order. Each matrix product starts a group; earlier kernels form the first."""
     index = GraphIndex(model.graph)
     groups: list[list[str]] = []
     for name in kernels:
@@ -229,7 +228,7 @@ def measure_blocks(
     fidelity: Fidelity,
     expired: Callable[[], bool],
 ) -> Iterator[BlockNoise]:
-    """Yield the noise of each block, measured alone, until `expired`, asked before each, returns True."""
+    """Yield the noise of each block, measured alone; end when `expired` returns True."""
     for block in parts:
         if expired():
             return
@@ -307,8 +306,8 @@ def mixed_plans(
 ) -> Iterator[MixedPlan]:
     """Measure and yield plans, each with one more block in float than the last.
 
-    Each time the best of the three noisiest blocks is added, until one more removes under 1 % of noise.
-    `noises`: noise of each block alone. `max_blocks`: most blocks in float. `expired`: True ends the plans.
+    Each time the best of the three noisiest blocks is added. It ends when a block would remove under 1 % of
+    the noise, after `max_blocks`, or when `expired` returns True. `noises`: noise of each block alone.
     """
     total = sum(item.noise for item in noises if np.isfinite(item.noise))
     remaining = sorted(
@@ -336,11 +335,8 @@ _LEFT_SHARES: Final = (0.5, 0.25, 0.06, 0.01)
 def mixes(costs: Sequence[LayerCost]) -> list[frozenset[str]]:
     """Return up to 4 mixes, the smallest first: each the names of the layers that keep int8 weights.
 
-    In each mix the layers with the most noise for each saved byte go back to float16, until a share of the
-    noise is left: 1/2, 1/4, 0.06 and 0.01.
-
-    Args:
-        costs: one entry a layer.
+    Layers with the most noise for each saved byte return to float16 first. Each mix keeps at most a share of
+    the noise: 1/2, 1/4, 0.06 or 0.01.
     """
     order = sorted(costs, key=lambda cost: (-cost.noise / max(cost.saved_bytes, 1), cost.layer))
     # Noise that is left after releasing the first 0, 1, ... layers.

@@ -40,7 +40,10 @@ def check_smallest_form(
 
 
 def find_least_bytes(quantizer: Quantizer) -> int:
-    """Return a lower bound in bytes of every form that keeps all channels: its weights, or the only form."""
+    """Return a lower bound in bytes of every unpruned form: the least size of its weights.
+
+    A model with a single form has that form's size.
+    """
     if quantizer.why_no_forms() is not None:
         return quantizer.source_form()[1].size_bytes
     return sum(map(_least_bytes, quantizer.model.stored_tensors()))
@@ -49,9 +52,9 @@ def find_least_bytes(quantizer: Quantizer) -> int:
 def find_pruned_bytes(model: OnnxModel, dims: Mapping[str, int], *, multiple: int) -> int:
     """Return an upper bound on the bytes of int8 weights and biases that pruning saves.
 
-    A layer loses the same share of its weights as of its multiply-adds. So the bound spends the multiply-adds
-    that may be saved on the layers with the most weights for each. Pruning ends with the step that reaches
-    the largest share of the work, so it saves at most that share and one largest step.
+    A layer loses the same share of its weights as of its multiply-adds. So the bound first prunes the layers
+    with the most weights for each multiply-add. The last step may pass the largest share to prune, so one
+    largest step is added to it.
 
     Args:
         model: float model.

@@ -244,7 +244,10 @@ def _metric_title(run: Run) -> str:
 
 
 def describe_accuracy(run: Run, candidate: JudgedCandidate) -> dict[str, Any]:
-    """Return the report's `accuracy`: score, drop and limit; `not checked` and None without samples."""
+    """Return the report's `accuracy`: score, drop and limit.
+
+    Without samples `state` is `not checked`, and the figures are None.
+    """
     stated_drop, most = candidate.held, _drop_limit(run)
     common = {"metric": run.scores.metric.name, "title": _metric_title(run), "limit": most}
     if stated_drop is None:

@@ -293,6 +293,6 @@ def find_candidate(report: Report, candidate_id: str | None) -> ReportedCandidat
 
 
 def subject_of(report: Report) -> ReportedCandidate | None:
-    """Return the candidate that the budget shows: the chosen one, or the closest after a refusal, or None."""
+    """Return the chosen candidate; after a refusal the closest one; None if there is neither."""
     outcome = report["outcome"]
     return find_candidate(report, outcome["chosen"] or outcome["closest"])

@@ -33,7 +33,7 @@ _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return a text of at most `limit` characters, its middle cut out; twice as much of its end stays."""
+    """Return a text of at most `limit` characters. If it is too long, `…` replaces a part near its start."""
     if len(text) <= limit:
         return text
     tail = 2 * (limit - 1) // 3
@@ -41,7 +41,10 @@ def shorten(text: str, limit: int) -> str:
 
 
 def show_number(value: float, digits: int = 3) -> str:
-    """Return `value`, thousands separated, with `digits` significant digits or more; exponent below 1e-6."""
+    """Return `value` with `digits` significant digits; all digits before the point stay.
+
+    Commas separate thousands. Values below 1e-6 have an exponent.
+    """
     if value == 0:
         return "0"
     if abs(value) < 1e-6:
@@ -53,11 +56,8 @@ def show_number(value: float, digits: int = 3) -> str:
 def show(value: float | None, unit: str, digits: int = 3) -> str:
     """Return a value with its unit as text, `n/a` for None.
 
-    Args:
-        value: the number, or None if there is no figure.
-        unit: "bytes" (decimal prefixes), "share" (0..1, shown in %), "points" (two decimals, as a share) or
-            any other unit, shown as it is.
-        digits: significant digits, for bytes and plain units.
+    `unit`: "bytes" (decimal prefixes), "share" (0..1, shown in %), "points" (shown with two decimals) or any
+    other unit, shown as it is. `digits`: significant digits, for bytes and plain units.
     """
     if value is None:
         return MISSING
@@ -112,7 +112,8 @@ def show_limit(line: BudgetLine, value: float | None) -> str:
 def against_limit(line: BudgetLine) -> float | None:
     """Return the value to compare with the limit; None without a figure.
 
-    Of a drop it is the upper end of the interval, unless the estimate itself is over the limit.
+    For a drop, this is the upper end of its interval. If the estimate itself is over the limit, it is the
+    estimate.
     """
     return line["value"] if line["high"] is None or _estimate_is_over(line) else line["high"]
 
@@ -187,7 +188,7 @@ def origin(figure: ReportedFigure) -> str:
 
 
 def show_latency_to_float(ratio: LatencyToFloat) -> str:
-    """Return a line on the latency of the choice over that of float32: on the target, and measured here."""
+    """Return a line: the choice's latency relative to float32, on the target and on this machine."""
     modelled, here = ratio["modelled"], ratio["measured"]["value"]
     parts = []
     if modelled["value"] is not None:
@@ -224,5 +225,5 @@ def known_figures(candidates: Iterable[ReportedCandidate]) -> list[str]:
 
 
 def describe_proof(proof: Proof) -> str:
-    """Return the note of the check with the engine's release for devices, or that the package passed it."""
+    """Return the note of the check with the devices' engine release; without one, that it passed."""
     return proof["note"] or f"Opened and self-tested with {proof['engine']}, the release that devices run"

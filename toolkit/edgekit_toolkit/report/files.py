@@ -17,13 +17,11 @@ def write_report(
 ) -> tuple[Path, Path]:
     """Write `STEM.report.html` and `STEM.report.json`; existing ones are replaced.
 
-    Both are on the disk before either gets its name, so an error or an interrupt leaves what was there.
+    Both are written completely before either replaces an older file. So an error or an interrupt leaves the
+    older files.
 
-    Args:
-        document: the report document (`report.schema.json`).
-        folder: where to write; created where it is missing.
-        stem: file name without ending.
-        pictures: a data URI for each sample, which only the page has.
+    `document`: the report document (`report.schema.json`). `folder`: where to write; created where it is
+    missing. `pictures`: a data URI for each sample, which only the page has.
 
     Returns:
         The paths of the page and of the JSON file.

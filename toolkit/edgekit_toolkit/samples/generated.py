@@ -42,7 +42,7 @@ def generate_feeds(
     dims: Mapping[str, int] | None = None,
     ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> list[Feeds]:
-    """Return `n` feeds: smooth fields with noise for images and the like, noise for other floats.
+    """Return `n` feeds: smooth fields with noise for floats like images, noise for other inputs.
 
     Args:
         inputs: inputs of the model.
@@ -51,7 +51,7 @@ def generate_feeds(
         dims: sizes of the free dimensions by name (see `bind_dims`); a free leading dimension that is not
             named here is 1.
         ranges: input name -> smallest and largest value. Default: -1..1 for floats, the whole range for 8-bit
-            inputs of rank 3 and more, 0..1 for other integers (which suits masks and is a valid index).
+            inputs of rank 3 and more, 0..1 for other integers (it suits masks and indices).
 
     Raises:
         DataError: a free dimension without a size, or a range that does not fit its input.
@@ -66,7 +66,7 @@ def generate_feeds(
 
 
 def scaled(feeds: Feeds, factor: float) -> Feeds:
-    """Return copies of float inputs times `factor`, clipped to their dtype; other inputs stay the same."""
+    """Return copies: float inputs times `factor`, clipped to what their dtype holds, and others unchanged."""
     return {
         name: _times(array, factor) if array.dtype.kind == "f" else array for name, array in feeds.items()
     }

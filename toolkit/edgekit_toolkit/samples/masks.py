@@ -32,10 +32,11 @@ class MaskSet:
     def in_input(self, index: int, placement: Placement, classes: int) -> TrueMask:
         """Return the mask of a picture in the size of the model's input; `VOID` lies beyond the picture.
 
-        `index`: of the picture in `files`. `classes`: number of the model's classes, 0 if it is not known.
+        `index`: position of the picture in `files`. `classes`: number of classes of the model; 0 if unknown.
 
         Raises:
-            DataError: the mask is no PNG of class numbers, not of its picture's size, or has other classes.
+            DataError: the mask is no PNG of class numbers, has another size than its picture, or has other
+                classes.
         """
         if index not in self._read:
             mask = _read_mask(self.masks[index], placement, classes)

@@ -24,11 +24,13 @@ Weights: TypeAlias = NDArray[np.float64]
 
 
 def find_probabilities(root: Path, names: Sequence[str]) -> Weights | None:
-    """Return each file's probability of selection, float64 [names]; NaN if not listed, None without a list.
+    """Return each file's probability of selection, float64 [names]; None without a list.
+
+    A file that is not listed has NaN.
 
     Args:
         root: folder of the list, `selection.csv`.
-        names: paths or names of the files, of which only the last part counts, as it is unique.
+        names: paths or names of the files; only the file name counts, since it is unique.
 
     Raises:
         DataError: the list is malformed.

@@ -35,7 +35,7 @@ class SequenceSamples:
     """Cuts the samples of a model with states into steps, and runs models over them.
 
     Attributes:
-        specs: what samples hold: the inputs that are no states, with time as their first axis.
+        specs: the inputs of a sample: those that are no states, with time as first axis.
         judged: the outputs that are no states.
         dims: name of the time axis of an input in `specs` -> its length in generated samples.
     """
@@ -79,9 +79,9 @@ class SequenceSamples:
     def over_sequences(self, run: Run, *, steps: Steps) -> Run:
         """Return a function that runs a model over a whole sequence, and passes its states from step to step.
 
-        It returns the outputs in `judged`; a sample shorter than a step raises DataError. `steps`: `all`
-        joins the outputs of all steps along their first axis, `last` takes the last step, `largest` the
-        largest values.
+        It returns the outputs in `judged`. `steps`: `all` joins the outputs of all steps along their first
+        axis, `last` takes the last step, `largest` the largest values. A sample shorter than a step raises
+        DataError.
         """
 
         def run_all(sample: Feeds) -> list[NDArray[Any]]:
@@ -98,19 +98,17 @@ class SequenceSamples:
     def over_judged(self, run: Run, part: Part) -> Run:
         """Return a function as `over_sequences` does, for the steps by which samples of `part` are judged.
 
-        A class label is that of the whole sequence, so the last step counts; for a recording, whose sound may
-        occur anywhere in it, the largest value over all steps. Without class labels all steps count.
+        Without class labels all steps count. A class label belongs to the whole sequence, so its last step
+        counts. A sound may occur anywhere in a recording, so there the largest value over all steps counts.
         """
         if not part.labelled or part.truth is not int:
             return self.over_sequences(run, steps="all")
         return self.over_sequences(run, steps="largest" if are_recordings(part.names) else "last")
 
     def with_states(self, part: Part, run: Run) -> tuple[Part, Ranges]:
-        """Run the float model over all sequences; return steps as samples, and the ranges of the states.
+        """Run the float model over all sequences; return some steps as samples, and the states' ranges.
 
-        Only some steps, spread evenly, are taken: as many as a range needs, with states, without labels.
-
-        `part`: samples of `specs`.
+        The steps are spread evenly, as many as calibration needs. They include states but no labels.
         """
         chosen: list[Feeds] = []
         every, size_bytes, number = 1, 0, 0

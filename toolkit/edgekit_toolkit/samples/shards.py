@@ -114,7 +114,9 @@ class Shard:
 
 
 def find_shards(path: Path, inputs: Sequence[TensorSpec]) -> list[Shard]:
-    """Return a shard for each file under `path`, sorted; a folder of `.npy` files named after inputs is one.
+    """Return a shard for each file under `path`, sorted.
+
+    A folder of `.npy` files named after inputs is a single shard.
 
     Raises:
         DataError: see `source.open_data`.

@@ -35,8 +35,8 @@ Sample = tuple[dict[str, NDArray[Any]], Truth | None]
 class DataSource:
     """Samples for a model, in the order of the files; `open_data` makes one.
 
-    A model of a fixed batch is fed in groups of that batch, and the samples that do not fill the last group
-    are left out, with a warning.
+    A model with a fixed batch size takes samples in groups of that size. Samples that do not fill the last
+    group are left out, with a warning.
     """
 
     def __init__(
@@ -87,7 +87,10 @@ class DataSource:
 
     @property
     def probabilities(self) -> Weights | None:
-        """Probability of each sample's selection, float64; NaN if not from the field, None without lists."""
+        """Each sample's probability of selection in the field, float64; None without lists.
+
+        A sample that is not from the field has NaN.
+        """
         if all(shard.probabilities is None for shard in self._shards):
             return None
         rows = [
@@ -100,8 +103,8 @@ class DataSource:
         """Read the files, and yield feeds with their labels ([batch]; None without labels), in order.
 
         Args:
-            batch: samples in a feed if the model leaves it free (the last feed may hold fewer, and so may one
-                before a change of shape); a model of a fixed batch gets that many instead.
+            batch: number of samples in a feed. Only the last feed, or one before a change of shape, is
+                smaller. Ignored if the model fixes its batch size.
 
         Raises:
             DataError: a damaged file, NaN or infinities, or a negative label; the message names the sample.
@@ -120,7 +123,7 @@ class DataSource:
             yield self._joined(group, size)
 
     def digests(self) -> Iterator[tuple[bytes, str]]:
-        """Yield the 32-byte SHA-256 of each sample's inputs, whatever their files, and its label as text."""
+        """Yield SHA-256 (32 bytes) and label (as text) of each sample; only the inputs' content is hashed."""
         for arrays, label in self._samples():
             yield _digest(arrays), str(label)
 

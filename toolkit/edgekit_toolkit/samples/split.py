@@ -39,11 +39,11 @@ class Part:
         sha256: digest of the samples' content; None for generated ones.
         labelled: whether `stream` yields labels.
         truth: what the labels are, if there are any: `int`, or a record of `samples.truth`.
-        stream: makes a new stream; the argument is the batch, if the model leaves it free.
-        in_front: whether each sample is a run, with an axis for samples in front of the inputs' axes.
+        stream: makes a new stream; the argument is the batch size, unless the model fixes it.
+        in_front: whether each sample is a run, so that the inputs have an extra first axis for samples.
         names: the file of each sample; empty unless each sample is a file of its own.
         probabilities: probability that each sample was selected, see `selection`; None without a list.
-        group: samples that the model takes at once, if it fixes that; else 1.
+        group: the model's batch size, if it fixes that; else 1.
     """
 
     kind: str
@@ -252,13 +252,13 @@ def _generated(
 
 
 def feeds_only(part: Part) -> Iterator[Feeds]:
-    """Yield the inputs of a part's samples, without labels, in feeds as small as the model takes."""
+    """Yield the inputs of a part's samples in the smallest feeds that the model takes."""
     for feeds, _ in part.stream(1):
         yield feeds
 
 
 def first_feeds(part: Part, count: int) -> list[Feeds]:
-    """Return the first feeds of a part, `count` at most, each as small as the model takes."""
+    """Return at most `count` first feeds of a part, in the smallest size that the model takes."""
     return list(islice(feeds_only(part), count))
 
 
@@ -268,8 +268,9 @@ def read_ranges(
     """Return the first of the user's samples, and (low, high) by input from which to generate values.
 
     Floats and integers alike range from the smallest to the largest value of the first samples. A single
-    integer (a sampling rate, a length) is that of the first sample, as it has to suit its sizes. Floats that
-    never change (a scale, a mask, a first state) keep their value, or get `DEFAULT_RANGE` if nothing changes.
+    integer (a sampling rate, a length) keeps its value in the first sample, since it must suit that sample's
+    shapes. Floats that never change (a scale, a mask) keep their value. If nothing changes at all, floats get
+    `DEFAULT_RANGE`.
 
     Raises:
         DataError: as for `open_data` and `DataSource.stream`.

@@ -33,7 +33,7 @@ _NUMBER = re.compile(r"([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,3})?)\s*([A-Za-zµ%]*
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits that a package must keep at once: figure -> largest value allowed, in its unit of `UNITS`."""
+    """Limits of a package, which must all hold: figure -> largest value allowed, in the unit of `UNITS`."""
 
     limits: Mapping[str, float]
 
@@ -66,7 +66,7 @@ class Budget:
 def parse_budget(text: str) -> Budget:
     """Parse limits such as `size=10MB,transport=2MB,latency=5ms,memory=64MB,energy=20mJ,drop=1%`.
 
-    If the text leaves them out, `size=10MB` and `drop=1%` hold; others do not.
+    `size=10MB` and `drop=1%` are the defaults; other figures have no default limit.
 
     A limit needs a unit, except 0: `size=2` might mean 2 MB or 2 bytes, `drop=0.01` one point or 0.01.
 

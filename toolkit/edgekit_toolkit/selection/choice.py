@@ -25,16 +25,16 @@ class CandidateFigures:
     """One candidate with its figures.
 
     Attributes:
-        id: name of the candidate, unique in a run.
+        id: unique in a run.
         label: its name in reports.
-        figures: cost name -> value in the unit of `budget.UNITS`; every name of `COSTS`, and `transport` if
-            that is limited. An unknown cost is infinite, so that it exceeds every limit.
+        figures: cost name -> value in the unit of `budget.UNITS`, for all of `COSTS`; also `transport` if it
+            has a limit. An unknown cost is infinite, so that it exceeds every limit.
         latency_uncertainty: factor by which the latency may be off relative to another candidate's; 1 if it
             was measured on the target.
-        host_ratio: processor time measured on this machine as a multiple of the source model's; infinite if
-            it was not.
+        host_ratio: processor time on this machine as a multiple of the source model's; infinite if not
+            measured.
         drop_error: standard error of the drop, in points.
-        snr_db: signal to noise of the outputs on samples that choose, against the float model.
+        snr_db: signal-to-noise ratio of the outputs against the float model, in dB, on samples that choose.
     """
 
     id: str
@@ -54,7 +54,7 @@ class CandidateFigures:
 
     @property
     def alike(self) -> float:
-        """Ratio of two latencies on the target up to which the candidates count as equally fast."""
+        """Candidates count as equally fast if the ratio of their latencies on the target is at most this."""
         return max(1 + SAME_LATENCY, self.latency_uncertainty)
 
 
@@ -81,7 +81,8 @@ class Choice:
 def pareto_front(candidates: Sequence[CandidateFigures]) -> frozenset[str]:
     """Return the ids of the Pareto front: no other candidate is as good in all costs and better in one.
 
-    The latency on this machine counts as a cost too: among those alike on the target it decides the choice.
+    The latency on this machine is a cost too: it decides between candidates that are equally fast on the
+    target.
     """
     return frozenset(
         candidate.id
@@ -93,11 +94,11 @@ def pareto_front(candidates: Sequence[CandidateFigures]) -> frozenset[str]:
 def rank_further(candidates: Sequence[CandidateFigures], budget: Budget) -> list[CandidateFigures]:
     """Return candidates worth carrying beside the choice: the most accurate first, among equals the fastest.
 
-    Each keeps all limits, and no other that does matches it in latency, size and drop and beats it in one;
-    latencies within their uncertainty count as equal. The choice is the fastest, so the others have better
-    accuracy or size, and a device with power to spare wants accuracy.
+    A candidate is left out if another one that keeps all limits is at least as good in latency, size and drop
+    and better in one. Latencies within their uncertainty count as equal. The choice is the fastest, so the
+    others have better accuracy or size, and a device with power to spare wants accuracy.
 
-    `candidates`: candidates of all engines, the chosen ones included.
+    `candidates`: those of all engines, the chosen ones too.
     """
     within = [candidate for candidate in candidates if not budget.violations(candidate.figures)]
     front = [candidate for candidate in within if not any(_replaces(other, candidate) for other in within)]
@@ -126,14 +127,12 @@ def _dominates(candidate: CandidateFigures, other: CandidateFigures) -> bool:
 def choose(candidates: Sequence[CandidateFigures], budget: Budget, *, on_gpu: bool = False) -> Choice:
     """Return the fastest candidate that keeps all limits; of equally fast ones the smallest.
 
-    The best evidence decides which are the fastest: measured on the target, or modelled for it beyond the
-    uncertainty, or else measured on this machine. Of two with one size the more accurate one is chosen.
+    The best evidence decides which are fastest. Latency measured on the target comes first, then a modelled
+    difference beyond the uncertainty, then latency measured on this machine. Of two with one size the more
+    accurate is chosen.
 
-    Args:
-        candidates: at least one candidate.
-        budget: limits.
-        on_gpu: whether the target's engine runs on a GPU: then times on this machine's processor do not count
-            much.
+    `candidates`: at least one. `on_gpu`: whether the target's engine runs on a GPU. Then times on this
+    machine's processor count little.
     """
     within = [candidate for candidate in candidates if not budget.violations(candidate.figures)]
     if len(within) == 1:
@@ -314,11 +313,11 @@ class FloatRatio:
     """Latency of a candidate as a multiple of that of the float model.
 
     Attributes:
-        modelled: ratio modelled for the target; None if one latency cannot be modelled, or if latency here
-            holds for the target.
+        modelled: ratio on the target, from the latency model; None if a latency cannot be modelled, or if
+            latency here holds for the target.
         uncertainty: factor by which `modelled` may be off.
-        here: multiple of the engine's float candidate, measured in turns on this machine.
-        here_to_source: the same against the source model.
+        here: ratio to the engine's float candidate, measured in turns on this machine.
+        here_to_source: ratio to the source model, measured in the same way.
     """
 
     modelled: float | None

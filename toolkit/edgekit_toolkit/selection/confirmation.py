@@ -43,7 +43,7 @@ class HeldDrop:
         return self.drop.interval(self.confidence)
 
     def state(self, limit_points: float) -> State:
-        """Return `ok`, `over` or `not resolved`; samples that chose the candidate cannot show `ok`."""
+        """Return `ok`, `over` or `not resolved`; it is `ok` only on held-back samples."""
         low = self.drop.points
         if self.held_back:
             low = self.drop.interval(_REJECTION_CONFIDENCE).low
@@ -52,14 +52,17 @@ class HeldDrop:
         return "ok" if self.held_back and self.interval.high <= limit_points else "not resolved"
 
     def exceeds(self, limit_points: float | None, *, strict: bool) -> bool:
-        """Return True if the drop is over the limit (None: never) or, if `strict`, not shown to keep it."""
+        """Return True if the drop is over the limit, or, if `strict`, not shown to keep it.
+
+        Without a limit, return False.
+        """
         if limit_points is None:
             return False
         state = self.state(limit_points)
         return state == "over" or (strict and state != "ok")
 
     def samples_needed(self, limit_points: float) -> int | None:
-        """Return about how many samples would show that the drop keeps a limit; None for far too many."""
+        """Return about how many samples would show that the drop keeps a limit; None if far too many."""
         count = self.drop.samples_for(limit_points, self.confidence)
         return None if count is None else max(LEAST_TO_HOLD_BACK, math.ceil(count / CONFIRMATION_SHARE))
 
@@ -69,9 +72,9 @@ class Acceptance:
     """What the target's engine says about a candidate.
 
     Attributes:
-        refuser, refusal: engine that refuses the candidate, and why; empty if none does.
-        tensorrt: result of TensorRT's check; None if it was not made.
-        proof: result of the test with the engine's release that devices run; None if it was not made.
+        refuser, refusal: engine that refuses the candidate, and its reason; empty if none does.
+        tensorrt: result of TensorRT's check; None without one.
+        proof: result of a test with the engine release that devices run; None without a test.
     """
 
     refuser: str = ""
@@ -101,8 +104,8 @@ class ConfirmedChoice:
     """A choice, and the drop of each candidate that was compared with the limit.
 
     Attributes:
-        measured: the candidates with the figures by which the choice was made.
-        held: the drop of each candidate, in the same order; None without samples.
+        measured: the candidates with the figures that the choice compared.
+        held: the drop of each of `measured`; None without samples.
     """
 
     accepted: AcceptedChoice
@@ -111,7 +114,7 @@ class ConfirmedChoice:
 
 
 def limits_in_force(budget: Budget, *, has_data: bool, strict: bool) -> Budget:
-    """Return the limits that candidates must keep: without data not that on the drop, unless `strict`."""
+    """Return the limits to keep. Without data the limit on the drop is left out, unless `strict`."""
     if has_data or strict:
         return budget
     return Budget({name: most for name, most in budget.limits.items() if name != _LIMIT})

@@ -60,7 +60,9 @@ def load_target(name_or_path: str, extra_dirs: Sequence[Path] = ()) -> Target:
 
 
 def list_targets(extra_dirs: Sequence[Path] = ()) -> tuple[Target, ...]:
-    """Return all targets, sorted by name; of equal names that in the first folder, edgekit's being the last.
+    """Return all targets, sorted by name.
+
+    Folders are searched in the order of `extra_dirs`, then edgekit's. The first target of a name counts.
 
     Raises:
         TargetError: a target file is malformed.

@@ -88,7 +88,7 @@ class PowerMode:
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """What the whole board draws idle, in watts, its power modes, and the name of the default mode."""
+    """Draw of the whole idle board in watts, its power modes, and the name of the default mode."""
 
     idle: Figure
     default_mode: str
@@ -238,13 +238,13 @@ class Costs:
     def form_uncertainty(self) -> float:
         """Return the factor by which the ratio of two forms' modelled latencies may be off.
 
-        It is half of `uncertainty` on a logarithmic scale: an error in clock, memory or kernel start affects
-        all forms of a model equally. docs/reference/targets.md compares it with measurements.
+        It is the square root of `uncertainty`: an error in clock, memory or kernel start affects all forms of
+        a model equally. docs/reference/targets.md compares it with measurements.
         """
         return math.sqrt(self.uncertainty.value)
 
     def macs_per_s(self, precision: Precision) -> float:
-        """Return effective multiply-accumulates per second; without fp16 kernels, fp16 has those of fp32."""
+        """Return effective multiply-accumulates per second. Without fp16 kernels, fp16 is as fast as fp32."""
         figure = {"fp32": self.fp32, "fp16": self.fp16 or self.fp32, "int8": self.int8}[precision]
         return figure.value
 
@@ -254,12 +254,12 @@ class DeviceTimes:
     """Times of the calibration networks on a device, which `edgekit profile` measures.
 
     Attributes:
-        device: model of the board; of its processor, if the board names none.
+        device: model of the board; if unknown, of its processor.
         engine: name and release of the engine on the device.
         networks: digest of the networks.
         seconds: time of one inference of each network, by its name.
-        uncertainty: factor by which the networks were predicted wrong at worst, each by the times of the
-            others; None for times from evidence. `edgekit package` computes its own.
+        uncertainty: largest factor by which a network's time was mispredicted from the times of the others;
+            None for times from evidence. `edgekit package` computes its own.
     """
 
     device: str
@@ -297,9 +297,7 @@ class Target:
         releases: releases of its operating system, at least one.
         sources: sources of the figures, see `Figure.source`.
         device_times: times of the calibration networks on a device of this class; None if none was profiled.
-        aliases: further names of the target.
         accelerator: its GPU or the like, in words; empty if there is none.
-        notes: remarks for people.
     """
 
     name: str
@@ -342,7 +340,7 @@ class Target:
         raise TargetError(f"source: expected the key of one of [[sources]], got {key!r}")
 
     def in_mode(self, power_mode: str) -> "Target":
-        """Return the target with another default power mode, which has no measured times.
+        """Return the target with another default power mode; `device_times` is None in another mode.
 
         Raises:
             TargetError: there is no such mode.

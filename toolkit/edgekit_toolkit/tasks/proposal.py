@@ -89,7 +89,7 @@ def _write_options(choice: TaskChoice) -> list[str]:
 def decide_task(requested: str, evidence: Evidence) -> TaskDecision:
     """Return the task of a package: the requested one, or the one that the outputs show.
 
-    A requested task takes options that it leaves out from the proposal, if that is the same task and layout.
+    Options that a requested task leaves out come from the proposed task, if name and layout are the same.
 
     `requested`: `auto`, `none`, or a task as for `parse_task`.
 
@@ -137,7 +137,7 @@ def _try(choice: TaskChoice, evidence: Evidence) -> None:
 
 
 def first_row(outputs: Outputs, count: int) -> Outputs:
-    """Return outputs of the first of `count` samples, [1, ...]; an output of another length stays whole."""
+    """Return the first row, [1, ...], of each output with `count` rows; other outputs stay whole."""
     if count == 1:
         return outputs
     return {name: value[:1] if value.shape[:1] == (count,) else value for name, value in outputs.items()}

@@ -165,7 +165,7 @@ class Builder:
         return self.copy(tensor, shape)
 
     def copy(self, tensor: Tensor, shape: Shape) -> Tensor:
-        """Add a RESHAPE, also where the shape stays; return its result, a new tensor with the same bytes."""
+        """Add a RESHAPE, even to the same shape; return its result, a new tensor with the same bytes."""
         if (
             not shape
         ):  # an empty list of sizes would be a tensor without elements; the kernel takes [0] for it

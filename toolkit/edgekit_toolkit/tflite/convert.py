@@ -37,8 +37,8 @@ def convert(model: onnx.ModelProto, dims: Mapping[str, int]) -> bytes:
     """Return `model` as a TFLite file with the same inputs and outputs.
 
     Names, order, element types and shapes of inputs and outputs stay as they are in ONNX; images that the
-    model takes as [N, C, H, W] are transposed inside. The model is not changed. Operators that are not
-    covered, but which ONNX defines by simpler ones, are replaced by these.
+    model takes as [N, C, H, W] are transposed inside. The model is not changed. An operator that is not
+    covered is replaced if ONNX defines it by simpler ones.
 
     Args:
         model: float32 model; constants should be folded (see `passes.optimiser.optimise`).

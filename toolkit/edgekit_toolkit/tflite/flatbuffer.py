@@ -125,7 +125,7 @@ def operator_name(model: Model, operator: Operator) -> str:
 
 
 def builtin_code(code: Any) -> int:
-    """Return the number of a built-in operator; old converters' files have it only in the 8-bit field."""
+    """Return the number of a built-in operator; files of old converters have only the 8-bit field."""
     return int(max(code.builtinCode, code.deprecatedBuiltinCode))
 
 
@@ -135,7 +135,7 @@ def tensor_name(tensor: Tensor) -> str:
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
-    """Return the sizes of a tensor; a free size is that for the first allocation in the file, mostly 1."""
+    """Return the sizes of a tensor; for a free size the one stored in the file, mostly 1."""
     return () if tensor.shape is None else tuple(int(size) for size in tensor.shape)
 
 

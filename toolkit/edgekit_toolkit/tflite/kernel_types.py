@@ -34,7 +34,8 @@ _CASTS: Final = frozenset({"BitCast", "Cast", "CastLike"})
 def widen(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model that computes in element types for which TFLite has arithmetic, with casts around.
 
-    Inputs and outputs keep their types. All shapes must be recorded; a model without other types is returned.
+    Inputs and outputs keep their types. All shapes must be recorded. If no type needs a cast, `model` itself
+    is returned.
     """
     graph = graph_of(model)
     if not any(dtype.name in WIDER for dtype in graph.dtypes.values()):

@@ -63,7 +63,7 @@ class NodeFacts:
         return value
 
     def option(self, name: str, number: int) -> list[int] | None:
-        """Return integers of attribute `name` (old opsets) or input `number` (new); None if neither.
+        """Return the integers of attribute `name` if the node has it, else of input `number`, or None.
 
         Raises:
             RefusedError: the input is not constant.

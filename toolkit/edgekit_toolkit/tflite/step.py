@@ -63,7 +63,7 @@ class Step(NodeFacts):
         return self.emit(kind, [first, right], np.broadcast_shapes(first.shape, right.shape), options)
 
     def gathered(self, tensor: Tensor, axis: int, positions: Sequence[int]) -> Tensor:
-        """Return a GATHER of positions along a held axis; `tensor` itself if they are all in order."""
+        """Return a GATHER of positions along a held axis; `tensor` itself if nothing changes."""
         if list(positions) == list(range(tensor.shape[axis])):
             return tensor
         shape = (*tensor.shape[:axis], len(positions), *tensor.shape[axis + 1 :])

@@ -62,11 +62,11 @@ class _Fold(NamedTuple):
 
 
 def fold_pixels(prepared: bytes, plan: Plan) -> tuple[bytes, Plan]:
-    """Return an equal model whose convolutions of few channels make several pixels at a time, and its plan.
+    """Return an equal model, whose convolutions with few channels read groups of pixels, and its plan.
 
     Args:
         prepared: float model as `prepare.prepare` made it.
-        plan: the plan of that model; layers that it leaves in float stay, as folding would cost time.
+        plan: plan of that model. Layers in float are not changed, since that would cost time.
     """
     unchanged = parsed(prepared)
     if not any(

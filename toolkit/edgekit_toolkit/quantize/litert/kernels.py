@@ -158,7 +158,7 @@ def _fits(model: Model, graph: SubGraph, operator: Operator) -> bool:
 
 
 def blocks(model: Model, kernels: Iterable[str]) -> list[tuple[str, ...]]:
-    """Group `kernels` in graph order: each matrix product begins a group; kernels before it are one too."""
+    """Group `kernels` in graph order. Each matrix product starts a group; earlier kernels form the first."""
     chosen = set(kernels)
     groups: list[list[str]] = []
     for graph, _, operator in operators(model):

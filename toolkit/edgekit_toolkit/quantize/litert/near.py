@@ -26,8 +26,9 @@ def bring_near(content: bytes, earlier: bytes) -> bytes:
     """Return the `.tflite` model `content` with weights near to those of `earlier`.
 
     Args:
-        content: a form's model, as it is shipped.
-        earlier: the same form of the earlier version; tensors and sub-graphs that do not match are skipped.
+        content: `.tflite` model of the new version.
+        earlier: model of the earlier version in the same form. Tensors and sub-graphs that do not match are
+            skipped.
     """
     model, before = parse(content), parsed(earlier)
     for graph, was in zip(model.subgraphs, before.subgraphs, strict=False):

@@ -64,7 +64,7 @@ def prepare(content: bytes) -> bytes:
 
 
 def read_outputs(graph: SubGraph) -> list[int]:
-    """Return the indices of those outputs of the graph that an operator makes and an operator reads."""
+    """Return the indices of graph outputs that operators compute and that other operators read."""
     produced = {int(index) for operator in graph.operators for index in operator.outputs}
     return [index for index in dict.fromkeys(map(int, graph.outputs)) if index in produced & _read(graph)]
 
@@ -81,7 +81,7 @@ def _read(graph: SubGraph) -> set[int]:
 def finish(content: bytes | bytearray, prepared: bytes) -> bytes:
     """Return a smaller file with equal results: short inner names, no recorded ranges, no value twice.
 
-    `prepared`: model from which ai-edge-quantizer made `content`; outputs get the names that they have there.
+    `prepared`: the model before quantization; its outputs' names are restored.
     """
     model = parse(bytes(content))
     for graph, source in zip(model.subgraphs, parsed(prepared).subgraphs, strict=True):

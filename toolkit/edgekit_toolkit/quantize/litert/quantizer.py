@@ -47,7 +47,7 @@ _MAX_RECENT: Final = 4  # a step of the search tries three plans, and builds the
 
 
 class CompressedFloats(NamedTuple):
-    """A compressed `.tflite`, and the scales of weights that are codes, as `weight_bounds` takes them."""
+    """A compressed `.tflite`, and the scales of its coded weights for `weight_bounds`."""
 
     content: bytes
     scales: Mapping[str, NDArray[np.float32]]
@@ -57,10 +57,10 @@ class LiteRtQuantizer:
     """The quantizer of `.tflite` models; see `Quantizer`.
 
     Attributes:
-        model: the `.tflite` as it was given, or as it was converted from ONNX.
+        model: the `.tflite`; one from ONNX is the converted file.
         threads: threads of one inference.
-        scheme: int8 activations with a zero point, which all LiteRT kernels take: `LITERT`, or its variant
-            with folded pixels for AVX-512.
+        scheme: `LITERT`, or its variant for AVX-512 that folds pixels. Both have int8 activations with a zero
+            point.
     """
 
     wider = None
@@ -91,7 +91,7 @@ class LiteRtQuantizer:
         return prepare(self._content)
 
     def source_form(self) -> tuple[str, TfliteModel]:
-        """Return the model as it was given; its name is `float32`, or `as it is` if its weights are not."""
+        """Return a name and the unchanged model. The name is `float32`, or `as it is` for other weights."""
         layers = self.model.summary.layers.values()
         is_half = any(layer.precision == "fp16 weights" for layer in layers)
         return "as it is" if is_half or self._find_codes() else "float32", self.model
@@ -223,14 +223,14 @@ class LiteRtQuantizer:
     def block_noises(
         self, plan: Plan, factors: Factors, fidelity: Fidelity, expired: Callable[[], bool]
     ) -> Iterator[BlockNoise]:
-        """Measure and yield the noise of one block after the other: LiteRT has no backward pass."""
+        """Yield the noise of each block, measured alone: LiteRT has no backward pass."""
         parts = blocks(parsed(self._prepared), plan.kernels)
         return measure_blocks(self.writer(factors), plan, parts, fidelity, expired)
 
     def weight_costs(
         self, layers: Sequence[str], fidelity: Fidelity, expired: Callable[[], bool]
     ) -> Iterator[LayerCost]:
-        """Measure and yield the cost of one layer after the other."""
+        """Yield the cost of each layer, measured alone."""
         return measure_weights(self.build, layers, fidelity, expired)
 
     def output_parts(self, feeds: Feeds) -> Sequence[Parts | None]:  # noqa: ARG002  # see the class

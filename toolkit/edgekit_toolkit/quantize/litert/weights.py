@@ -49,19 +49,19 @@ _OPERANDS: Final[Mapping[str, _Operands]] = {
 def weight_bounds(
     model: Model, plan: Plan, scales: Mapping[str, NDArray[np.float32]]
 ) -> dict[str, NDArray[np.float32]]:
-    """Return for some weights the magnitude that the largest code shall stand for, by tensor name.
+    """Return the magnitude of the largest code for some weights; keys are tensor names.
 
-    They are the weights whose own largest magnitude does not suit: it is so small that the bias would
-    overflow, or the weight is codes times a scale already, and the magnitude restores that scale.
+    Other weights use their own largest magnitude. A weight is listed if its own is so small that the bias
+    would overflow, or if the weight is codes times a scale already: the magnitude then restores that scale.
 
     Args:
-        model: prepared float model.
+        model: float model from `prepare.prepare`.
         plan: kernels and ranges.
-        scales: scales of weights that are codes, float32 [channels], by the name of the operator's output.
+        scales: scales of coded weights, float32 [channels]; key: the name of the operator's output.
 
     Returns:
-        float32 with the rank of the weight: a bound for each channel, or one if the plan has one scale a
-        tensor.
+        float32 with the rank of the weight: a magnitude for each channel, or a single one without
+        `plan.per_channel`.
     """
     weights: dict[str, NDArray[np.float32]] = {}
     for graph, _, operator in operators(model):

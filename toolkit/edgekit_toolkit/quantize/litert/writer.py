@@ -58,10 +58,8 @@ def build(
 ) -> bytes | None:
     """Return the `.tflite` of a form, or None if the model has no layer that the form changes.
 
-    Args:
-        prepared: float model, compressed as the form says.
-        form: the form.
-        scales: scales of compressed weights, as `weight_bounds` takes them.
+    `prepared`: float model, compressed as the form says. `scales`: scales of compressed weights, see
+    `weight_bounds`.
 
     Raises:
         RecipeError: the form does not fit the model, or has channel factors.

@@ -113,7 +113,7 @@ def _share_parameters(graph: onnx.GraphProto) -> None:
 
 
 def derive_bias_scales(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `model` with each scale of a bias computed, where it equals input scale x weight scale.
+    """Return `model` with bias scales computed as input scale x weight scale, where these are equal.
 
     Engines compute these scales when they load the model. `store_parameters` undoes it.
     """
@@ -141,10 +141,10 @@ def derive_bias_scales(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def split_parameters(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `model` with small parameters as parts of two tensors; `model` itself if that is no smaller.
+    """Return `model` with small parameters packed into two tensors; `model` itself if that is no smaller.
 
-    Zero points of weights become the parts of a tensor of zeros, which engines make when they load the model.
-    Biases whose codes fit into 16 bits become the parts of a tensor of int16. `store_parameters` undoes it.
+    Zero points of weights become slices of a tensor of zeros, which engines make when they load the model.
+    Biases that fit into 16 bits become slices of an int16 tensor. `store_parameters` undoes it.
     """
     result = copy_model(model)
     graph = result.graph

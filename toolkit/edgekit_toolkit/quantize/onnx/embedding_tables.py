@@ -49,7 +49,7 @@ def is_table_lookup(index: GraphIndex, node: onnx.NodeProto) -> bool:
 
 
 def added_table(index: GraphIndex, node: onnx.NodeProto) -> str | None:
-    """Return the name of the constant float32 table that a node adds or moves and that is not small.
+    """Return the name of the large constant float32 table that a node adds or moves.
 
     None if it has no such table, or if no matrix product follows.
     """
@@ -155,7 +155,7 @@ def _lookup(
 
 
 def stored_table(index: GraphIndex, output: str) -> list[onnx.TensorProto]:
-    """Return codes and scales of `output`'s table if `int8_tables` stored it; empty for another tensor."""
+    """Return codes and scales of the table that `int8_tables` stored for `output`; empty without one."""
     product = index.producers.get(output)
     if product is None or product.op_type != "Mul":
         return []

@@ -40,7 +40,7 @@ class Emitter:
         return self.store(f"{stem}_scale", params.scale), self.store(f"{stem}_zero_point", params.zero_point)
 
     def quantize(self, source: str, stem: str, params: QuantizationParams) -> Codes:
-        """Add a QuantizeLinear of `source` and its parameters; return the names of its codes and of these."""
+        """Add a QuantizeLinear of `source` with its parameters; return the names of all three tensors."""
         scale, zero_point = self.params(stem, params)
         codes = fresh_name(self._index, f"{stem}_q")
         self.nodes.append(
@@ -65,7 +65,10 @@ class Emitter:
         return output or name
 
     def clip(self, codes: str, stem: str, low: int | None, high: int | None) -> str:
-        """Add a Clip of uint8 codes; return the name of its result, or `codes` where both limits are None."""
+        """Add a Clip of uint8 codes and return the name of its result; `codes` if both limits are None.
+
+        `low`, `high`: codes; None for no limit on that side.
+        """
         if low is None and high is None:
             return codes
         limits = ["" if value is None else self._code(value) for value in (low, high)]
@@ -90,8 +93,8 @@ class Emitter:
     ) -> str:
         """Store codes of a constant and their DequantizeLinear, once; return the name of its output.
 
-        8-bit codes get a zero point although it is 0. onnxruntime's integer Gemm needs it, and releases up to
-        1.24 abort without it in the exact mode for x86 without VNNI (ADR 0018).
+        8-bit codes get a zero point, even 0. onnxruntime's integer Gemm needs it, and releases up to 1.24
+        abort without it in the exact mode for x86 without VNNI (ADR 0018).
 
         `name`: of the constant in the float model. `axis`: axis of the channels if each has its own scale.
         """

@@ -30,10 +30,10 @@ _MAX_FACTOR = 256.0
 
 
 def find_factors(model: onnx.ModelProto, ranges: Mapping[str, Range]) -> dict[str, NDArray[np.float32]]:
-    """Return the divisors for the channels of convolutions' outputs: tensor name -> float32 [channels].
+    """Return factors that divide the output channels of convolutions: tensor name -> float32 [channels].
 
-    Only outputs whose readers can undo the division have an entry.
-    `ranges`: extremes of each channel of the activations; outputs without an entry are left alone.
+    An output has an entry only if its readers can undo the division. `ranges`: extremes of each channel of
+    the activations; outputs without an entry are left alone.
     """
     index = GraphIndex(model.graph)
     factors = {}
@@ -50,11 +50,11 @@ def find_factors(model: onnx.ModelProto, ranges: Mapping[str, Range]) -> dict[st
 
 
 def apply_factors(model: onnx.ModelProto, factors: Mapping[str, NDArray[np.float32]]) -> onnx.ModelProto:
-    """Return an equal model whose convolutions' outputs are divided by `factors`, undone in their readers.
+    """Return an equal model: convolution outputs are divided by `factors`, and their readers undo it.
 
     Raises:
         KeyError: `factors` names a tensor that no convolution of `model` makes.
-        ValueError: the tensor's readers cannot undo the factors, or there is not one for each channel.
+        ValueError: the tensor's readers cannot undo the factors, or their number is not that of its channels.
     """
     result = copy_model(model)
     index = GraphIndex(result.graph)
@@ -88,7 +88,7 @@ def _checked_readers(index: GraphIndex, name: str, factor: NDArray[np.float32]) 
 def apply_to_ranges(
     model: onnx.ModelProto, ranges: Mapping[str, Range], factors: Mapping[str, NDArray[np.float32]]
 ) -> dict[str, Range]:
-    """Return the ranges of the activations of the equalized model, from those of `model`, the one before."""
+    """Return the activations' ranges after equalization. `model` and `ranges` are those before."""
     index = GraphIndex(model.graph)
     scaled = dict(ranges)
     for name, factor in factors.items():

@@ -22,10 +22,10 @@ _CARRIES = (MOVES | VIEWS | {"Concat", "Transpose"}) - {"Pad", "Resize", "Upsamp
 
 
 def output_parts(model: onnx.ModelProto, feeds: Feeds, *, threads: int) -> list[NDArray[np.int64] | None]:
-    """Return for each output the number of the tensor that each value comes from, int64 of its shape.
+    """Return for each output the number of each value's source tensor: an output can join several.
 
-    One output's tensors count from 0. None for an output of one tensor, or if onnxruntime cannot move the
-    numbers. Results have the shapes of the sample `feeds`.
+    The tensors of an output count from 0; int64 of the output's shape for `feeds`. None if a single tensor
+    makes the output, or if onnxruntime cannot trace its values.
     """
     program = copy_model(model)
     index = GraphIndex(program.graph)

@@ -42,11 +42,11 @@ class Rounding:
 
     Attributes:
         layer: first output of the node that the error belongs to.
-        position: input of that node that is rounded; None for `tensor`, which all its readers see rounded.
+        position: the rounded input of that node. None: `tensor` is rounded for all its readers.
         params: scale and zero point of a rounded activation; None for a weight.
         tensor: the rounded activation.
         rounded: values of a rounded weight.
-        bias: values of the layer's bias to use with `rounded`; None for the bias that it has.
+        bias: bias to use with `rounded`; None for the layer's own.
         by_channel: whether errors of its channels count as independent, which makes the noise estimate more
             precise.
     """
@@ -121,13 +121,14 @@ def propagate(
 
     Args:
         model: float model of `fidelity`, with inferred types.
-        layers: errors of each layer.
+        layers: rounding errors of each layer.
         fidelity: samples, and the weights of errors at the outputs. Only samples with the shapes of the first
             count.
         threads: threads of one inference.
 
     Raises:
-        BackendError: onnxruntime fails on the backward pass, or lacks memory for it; others: `ODD_GRAPH`.
+        BackendError: onnxruntime fails on the backward pass, or lacks memory. A graph of unusual structure
+            can raise any other error of `ODD_GRAPH`.
     """
     first = fidelity.samples[0]
     shapes = measure_shapes(model, first, threads=threads)

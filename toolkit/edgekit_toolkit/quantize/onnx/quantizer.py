@@ -79,9 +79,9 @@ class OnnxQuantizer:
         self.threads = threads
 
     def source_form(self) -> tuple[str, OnnxModel]:
-        """Return the names of the model's float types, and the model with short names.
+        """Return a label, the model's float types, and the model with short tensor names.
 
-        The name is `as it is` for a model that is quantized or has no floats.
+        The label of a quantized model, or of one without floats, is `as it is`.
         """
         types = float_types(self._proto)
         label = " and ".join(types) if types and not self._is_quantized() else "as it is"
@@ -180,7 +180,7 @@ class OnnxQuantizer:
     def block_noises(
         self, plan: Plan, factors: Factors, fidelity: Fidelity, expired: Callable[[], bool]
     ) -> Iterator[BlockNoise]:
-        """Yield the noise of each block, by error propagation or, where that fails, measured one by one."""
+        """Yield the noise of each block, from error propagation; where that fails, measure each block."""
         scaled = onnx.shape_inference.infer_shapes(apply_factors(self._proto, factors))
         names = (node.output[0] for node in self._proto.graph.node if node.output)
         parts = blocks(self._proto, [name for name in names if name in plan.kernels])
@@ -195,7 +195,7 @@ class OnnxQuantizer:
     def weight_costs(
         self, layers: Sequence[str], fidelity: Fidelity, expired: Callable[[], bool]
     ) -> Iterator[LayerCost]:
-        """Yield the cost of each layer, by error propagation or, where that fails, measured one by one."""
+        """Yield the cost of each layer, from error propagation; where that fails, measure each layer."""
         try:
             errors = [[layer_rounding(self._proto, layer)] for layer in layers]
             noises = propagate(self._proto, errors, fidelity, threads=self.threads)

@@ -24,8 +24,8 @@ class Reread:
 
     Attributes:
         source: parameters with which the kernel writes the codes.
-        output: parameters with which the codes are the operator's output.
-        low, high: smallest and largest code to clip to before `output` holds; None if no code lies beyond.
+        output: parameters that turn the same codes into the operator's output.
+        low, high: smallest and largest code, to clip to before reading with `output`; None for no limit.
     """
 
     source: QuantizationParams
@@ -38,12 +38,9 @@ def reread_shifted(params: QuantizationParams, factor: float, shift: float) -> R
     """Return parameters with which the codes of x stand for factor * x + shift, or None.
 
     scale (q - zero) + shift = scale (q - (zero - shift / scale)), exact where shift / scale is a whole
-    number. None if the shift is under a few steps, or the new zero point is no uint8.
+    number. The result is None if the shift is under a few steps, or the new zero point is outside uint8.
 
-    Args:
-        params: scale and zero point of the codes of x, uint8.
-        factor: above 0.
-        shift: any.
+    `params`: scale and zero point of the codes of x, uint8. `factor`: above 0.
     """
     scale, steps = float(params.scale), 0
     if shift:
@@ -62,8 +59,8 @@ def reread_shifted(params: QuantizationParams, factor: float, shift: float) -> R
 def reread_hard_sigmoid(params: QuantizationParams, alpha: float, beta: float) -> Reread | None:
     """Return parameters with which the codes of x stand for clip(alpha * x + beta, 0, 1), or None.
 
-    Between its ends a hard sigmoid is a shift and a scaling; the ends are where the codes saturate. None if
-    no steps close to those of x put both ends on codes.
+    Between its ends a hard sigmoid is a shift and a scaling; the ends are where the codes saturate. The
+    result is None if no scale close to that of x puts both ends on codes.
 
     Args:
         params: scale and zero point of the codes of x, uint8.

@@ -151,7 +151,7 @@ def int8_weights(
         scales: initializer -> float32 [channels], for weights that are exact multiples of such scales.
 
     Returns:
-        None if the model has no such layer, or its opset has no scale for each channel.
+        None without such a layer, or if its opset allows no scale for each channel.
     """
     if opset(model) < OPSET_INT8:
         return None

@@ -16,7 +16,8 @@ def render_page(report: Report, pictures: Sequence[str] = ()) -> str:
 
     Args:
         report: the document, without NaN (`finite_report`).
-        pictures: a data URI for each sample, empty for one that is no photograph; by default none has one.
+        pictures: a data URI for each sample, empty for a sample without a photograph. Default: no
+            photographs.
     """
     figures = el("p", "The same figures, for programs: the JSON file beside this page.")
     details = [steps(report), compression(report) if report["compression"] else None, layers(report)]

@@ -22,7 +22,7 @@ _MEANING = {
 
 
 def badge(figure: ReportedFigure, *, title: str | None = None) -> Markup:
-    """Return a small label that shows how and where a figure was obtained; `title`: word before it."""
+    """Return a small label that shows how and where a figure was obtained; `title` is put before it."""
     label, on = figure["label"], figure["on"]
     return el(
         "span",
@@ -91,7 +91,10 @@ def badged_heading(title: str, figures: Iterable[ReportedFigure]) -> tuple[Marku
 
 
 def bytes_change(before: int, after: int) -> Markup:
-    """Return a cell `before → after`, or the difference if both read the same; the tooltip is exact."""
+    """Return a cell `before → after`; its tooltip has the exact bytes.
+
+    If both would show the same text, it shows one of them with the difference.
+    """
     old, new = show(before, "bytes"), show(after, "bytes")
     if before == after:
         text = new

@@ -122,10 +122,11 @@ class BoxSet:
     def number_classes(self, classes: Sequence[str], where: Path) -> dict[str | int, int]:
         """Return the model's number of each class by name; classes that are numbers keep theirs.
 
-        `classes`: names in the order of outputs; if empty, `names` count. `where`: source, for the message.
+        `classes`: names in the order of the model's outputs; if empty, `names` is used. `where`: source, for
+        the message.
 
         Raises:
-            DataError: a box has the name of no such class.
+            DataError: a box names an unknown class.
         """
         names = tuple(classes) or self.names
         by_name: dict[str | int, int] = {name: number for number, name in enumerate(names)}

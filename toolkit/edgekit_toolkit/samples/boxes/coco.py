@@ -13,10 +13,12 @@ _FOLDERS: Final = ("", "images", "data")
 
 
 def find_coco(folder: Path, split: str) -> Path | None:
-    """Return the file of COCO's annotations in a folder, of several that of the split; None without one.
+    """Return the file of COCO's annotations in a folder; None if there is none.
+
+    Of several files, the file of `split` is returned.
 
     Raises:
-        DataError: there are several, and not one alone is for the split.
+        DataError: several files remain.
     """
     files = sorted(file for inner in (folder, folder / "annotations") for file in inner.glob("*.json"))
     files = [file for file in files if is_coco(file)]
@@ -29,7 +31,7 @@ def find_coco(folder: Path, split: str) -> Path | None:
 
 
 def is_coco(path: Path) -> bool:
-    """Whether a file is JSON that names COCO's three lists; one that cannot be read is another kind."""
+    """Whether a file is JSON that names COCO's three lists; False if it cannot be read."""
     try:
         text = read_text(path) if path.suffix == ".json" else ""
     except DataError:
@@ -40,8 +42,8 @@ def is_coco(path: Path) -> bool:
 def read_coco(path: Path) -> BoxSet:
     """Return the pictures of a file of annotations with their boxes, sorted by path.
 
-    Pictures are looked for beside the file, in the folder above, and in `images`, `data` and the folder of
-    the split, such as `val2017`, of both.
+    Pictures are searched in the file's folder and in its parent. In both, the sub-folders `images`, `data`
+    and the one of the split, such as `val2017`, are searched too.
 
     Raises:
         DataError: an entry is malformed, an image is missing, or there is no box.

@@ -38,9 +38,8 @@ _SPLITS: Final[Mapping[str, tuple[str, ...]]] = {"train": ("train", "val"), "val
 def read_yolo(path: Path, split: str) -> BoxSet:
     """Return the pictures of one split of a `data.yaml`, or of a folder of images, with their boxes.
 
-    Args:
-        path: the `.yaml`, or a folder of images.
-        split: `train` or `val`; a `data.yaml` without it gives another of its splits. A folder has none.
+    `split`: `train` or `val`. If the `data.yaml` lacks it, another split of the file is used. Ignored for a
+    folder.
 
     Raises:
         DataError: a file is missing or malformed; the message names the line.
@@ -79,7 +78,7 @@ def labels_file(image: Path) -> Path:
 def read_sheet(path: Path) -> dict[str, list[str]]:
     """Return the values of `path`, `train`, `val`, `test` and `names` in a `data.yaml`, each a list.
 
-    A missing key has an empty list. Of YAML only scalars, and lists or numbered names in one level, are read.
+    A missing key has an empty list. Scalars, flat lists and numbered names are read; other YAML is not.
 
     Raises:
         DataError: a value of these keys is of another kind.

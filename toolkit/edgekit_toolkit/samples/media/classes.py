@@ -19,7 +19,7 @@ def find_class_names(paths: Iterable[Path]) -> tuple[str, ...]:
     """Return the class names that folders or lists under `paths` use, sorted; empty if there are none.
 
     Raises:
-        DataError: see `find_media`; or the names are numbers whose order is another one as text.
+        DataError: see `find_media`; or the names are numbers that sort differently as text.
     """
     names: set[str] = set()
     for path in paths:

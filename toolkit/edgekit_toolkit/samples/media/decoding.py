@@ -62,8 +62,8 @@ def media_shard(path: Path, inputs: Sequence[TensorSpec], decoding: Decoding) ->
     """Return the files under `path` as samples, one for each file; they are decoded when they are read.
 
     Raises:
-        DataError: no such files, several inputs of the model, preprocessing that is missing or does not fit,
-            or a label that is no class.
+        DataError: there are no such files; the model has several inputs; the preprocessing is missing or does
+            not fit; or a label is no class.
     """
     box_set = find_box_set(path, decoding.split) if decoding.labelled else None
     mask_set = find_mask_set(path) if decoding.labelled and box_set is None else None
@@ -142,7 +142,7 @@ class DecodedFiles:
         """Decode and yield the samples of the files where `keep` (bool [files]) is True, by default of all.
 
         Raises:
-            DataError: a file cannot be used; the message names others behind it that cannot, too.
+            DataError: a file cannot be used; the message also names later files with faults.
         """
         indices = range(len(self._files)) if keep is None else np.flatnonzero(keep).tolist()
         for index in indices:

@@ -81,8 +81,8 @@ def are_recordings(names: Sequence[str]) -> bool:
 def find_media(path: Path, *, labelled: bool = True, texts: bool = False) -> MediaFiles:
     """Return the files under `path`, sorted by name, with their labels.
 
-    Files that a list of labels leaves out, or has no label for, are not returned; a note counts them. If not
-    `labelled`, sub-folders are only folders. `texts`: take labels from the column `text` of a list, if any.
+    Files without a label in a list of labels are left out; a note counts them. `labelled`: take labels from
+    lists or from names of sub-folders. `texts`: take labels from the column `text` of a list, if any.
 
     Raises:
         DataError: there is no file, there are both images and recordings, or a list of labels is wrong.
@@ -135,7 +135,7 @@ def list_media(root: Path) -> tuple[list[Path], "Counter[str]"]:
     """Return all visible media files below a folder, sorted, and how many other files have each suffix.
 
     Raises:
-        DataError: a folder cannot be read, or a file with the suffix of one kind is no regular file.
+        DataError: a folder cannot be read, or a path with a media suffix is no regular file.
     """
     files: list[Path] = []
     others: Counter[str] = Counter()

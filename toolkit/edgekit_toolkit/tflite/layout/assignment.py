@@ -19,7 +19,7 @@ MAX_SWEEPS: Final = 6
 
 
 def plan_forms(graph: Graph, rules: Sequence[Rule | None], views: Mapping[str, View]) -> list[Form]:
-    """Return the work form of each node, in order; empty for one without a rule.
+    """Return the work form of each node, in order; a node without a rule has an empty form.
 
     `rules`: None for a node that is refused or makes only views. `views`: see `find_views`.
     """

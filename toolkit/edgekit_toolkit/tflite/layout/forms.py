@@ -38,7 +38,7 @@ def held_shape(form: Form, shape: Shape) -> Shape:
 
 
 def core(form: Form, shape: Shape) -> Form:
-    """Return the axes longer than 1 in held order; forms with equal cores hold equal bytes of a tensor."""
+    """Return the axes longer than 1 in held order. A tensor has the same bytes in forms of equal cores."""
     return tuple(axis for axis in form if axis != NEW and shape[axis] != 1)
 
 
@@ -108,9 +108,10 @@ def reshaped(form: Form, before: Shape, after: Shape) -> Form | None:
 
 
 def reshape_groups(before: Shape, after: Shape) -> list[tuple[Form, Form]] | None:
-    """Match axes in the smallest groups of equal products, before and after, without axes of size 1.
+    """Match groups of axes before and after a reshape; the sizes in a group have equal products.
 
-    None if a tensor has no elements, or the two have different numbers of them.
+    Groups are as small as possible and leave out axes of size 1. None if a tensor has no elements, or the two
+    have different numbers of them.
     """
     if math.prod(before) == 0 or math.prod(before) != math.prod(after):
         return None

@@ -33,8 +33,9 @@ class Rule:
         shape: ONNX sizes of the tensor whose axes a work form orders.
         reads: returns for a work form the form in which each input is read.
         writes: returns for a work form the form of each output.
-        allows: returns whether a work form is possible; None if only `start` is.
-        proposes: returns the work form for a given form of the result, or None; None if both are the same.
+        allows: returns whether a work form is possible. None: only `start` is.
+        proposes: returns the work form that gives a result in the given form, or None without one. None: the
+            work form equals the result's form.
     """
 
     start: Form
@@ -67,7 +68,7 @@ def elementwise(node: Node, graph: Graph) -> Rule:
 
 
 def axiswise(node: Node, graph: Graph) -> Rule:
-    """Return a rule for any form of the first input and tensors of its rank; others stay as in ONNX."""
+    """Return a rule: the first input and others of its rank share any form; the rest stay as in ONNX."""
     shape = graph.shape(node.inputs[0])
     reads = _first_and_alike(node, graph)
     return Rule(plain(len(shape)), shape, reads, lambda form: (form,) * len(node.outputs), _fits_kernels)
@@ -95,7 +96,7 @@ def axis_last(axis: int) -> MakeRule:
 
 
 def removing(axes: tuple[int, ...], node: Node, graph: Graph) -> Rule:
-    """Return a rule that allows any form of the first input; the results are without its `axes`."""
+    """Return a rule that allows any form of the first input; `axes` are removed from the results' forms."""
     shape = graph.shape(node.inputs[0])
 
     def writes(form: Form) -> tuple[Form, ...]:
@@ -117,7 +118,7 @@ def spatial(node: Node, graph: Graph) -> Rule:
 
 
 def regrouping(node: Node, graph: Graph) -> Rule:
-    """Return a rule that allows forms of the input in which the reshaped output has the same bytes."""
+    """Return a rule of a reshape: an input form is allowed if the output can have the same bytes."""
     before, after = graph.shape(node.inputs[0]), graph.shape(node.outputs[0])
 
     def writes(form: Form) -> tuple[Form, ...]:

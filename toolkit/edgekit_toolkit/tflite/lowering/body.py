@@ -145,7 +145,8 @@ class Body(NodeFacts):
     def op(self, kind: str, first: Value, *operands: Operand, dtype: Any = None, **attributes: Any) -> Value:
         """Add an ONNX node, and return its first result.
 
-        Numbers in `operands` become constants of the first input's element type, the default of `dtype` too.
+        Numbers in `operands` become constants of the element type of `first`. `dtype`: type of the result, by
+        default also that of `first`.
         """
         result = Value(f"{self._stem};{len(self.nodes)}", self, np.dtype(dtype or first.dtype))
         others = [

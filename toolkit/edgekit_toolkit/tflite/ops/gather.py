@@ -71,7 +71,10 @@ def _from_begin(step: Step, size: int) -> Tensor:
 
 @writes("ScatterND", rule=as_onnx)
 def write_scatter_nd(step: Step) -> None:
-    """Write SCATTER_ND into zeros, and an ADD to the data or, for `reduction` none, a choice of updates."""
+    """Write SCATTER_ND into zeros, then combine it with the data.
+
+    For `reduction` add it is an ADD; for none a SELECT_V2 that takes the updates where there are any.
+    """
     reduction = step.text("reduction", "none")
     if reduction not in {"none", "add"}:
         raise RefusedError(f"reduction '{reduction}' is not covered, none and add are")

@@ -36,7 +36,7 @@ def write_arg(step: Step) -> None:
 
 @writes("TopK", rule=axis_last(-1))
 def write_top_k(step: Step) -> None:
-    """Write TOPK_V2; for the smallest elements of the negated input, whose values are negated again."""
+    """Write TOPK_V2; for the smallest elements, negate the input and then the values."""
     count = int(step.constant(1, "k").reshape(()))
     tensor, smallest = step.read(0), not step.attribute("largest", 1)
     if tensor.dtype != np.float32:

@@ -49,9 +49,9 @@ def write_max_pool(step: Step) -> None:
 
 @writes("AveragePool", rule=_rule)
 def write_average_pool(step: Step) -> None:
-    """Write AVERAGE_POOL_2D, for padding other than its options after a PAD with zeros.
+    """Write AVERAGE_POOL_2D; padding that TFLite has no option for is a PAD with zeros before it.
 
-    SAME padding is not averaged, but those zeros are: a MUL corrects averages where ONNX counts fewer.
+    TFLite averages over these zeros. If ONNX counts fewer elements, a MUL corrects the averages.
     """
     sliding = _windows(step)
     if max(sliding.dilations) > 1:

@@ -56,7 +56,7 @@ def _rule(node: Node, graph: Graph) -> Rule:
 
 @writes("Resize", rule=_rule)
 def write_resize(step: Step) -> None:
-    """Write RESIZE_BILINEAR, RESIZE_NEAREST_NEIGHBOR or GATHERs; other mixing was lowered to products."""
+    """Write RESIZE_BILINEAR, RESIZE_NEAREST_NEIGHBOR or GATHERs; other modes were lowered to products."""
     node, graph, tensor = step.node, step.graph, step.read(0)
     sampling = bilinear_sampling(node, graph)
     if sampling is not None:
@@ -69,7 +69,7 @@ def write_resize(step: Step) -> None:
 
 
 def bilinear_sampling(node: Node, graph: Graph) -> Sampling | None:
-    """Return the options with which RESIZE_BILINEAR computes what a linear Resize does; None without such."""
+    """Return RESIZE_BILINEAR's options that compute the same as a linear Resize; None if there are none."""
     axes = range(2, len(graph.shape(node.inputs[0])))
     if text_of(node, "mode", "nearest") != "linear" or node.attributes.get("antialias", 0):
         return None

@@ -13,7 +13,10 @@ MAX_SLICED_RANK = 5
 
 @writes("Slice", rule=axiswise)
 def write_slice(step: Step) -> None:
-    """Write SLICE; STRIDED_SLICE if elements are skipped or reversed; a GATHER an axis for many axes."""
+    """Write SLICE, or STRIDED_SLICE if elements are skipped or reversed.
+
+    With too many axes for these, write a GATHER for each axis.
+    """
     tensor, ranges = step.read(0), _ranges(step)
     stored = [range(size) for size in tensor.shape]
     for axis, positions in ranges.items():

@@ -54,8 +54,8 @@ def pad_spatial(step: Step, tensor: Tensor, pads: Pads) -> Tensor:
 def pad_for_maxima(step: Step, tensor: Tensor, sliding: Windows) -> Tensor:
     """Return the tensor [N, spatial..., C] with a border that changes no window's maximum.
 
-    The border is zeros if no element is negative; else a mirror, if each window with a copy also has the
-    original; else the lowest float, which makes a later quantization useless.
+    The border is zeros if no element is negative. Else it is a mirror, if every window with a mirrored
+    element also has the original. Else it is the lowest float, which makes a later quantization useless.
     """
     if is_never_negative(step.graph, step.node.inputs[0]):
         return pad_spatial(step, tensor, sliding.pads)
@@ -95,7 +95,7 @@ def _bordered(step: Step, tensor: Tensor, pads: Pads) -> tuple[Tensor, list[int]
 
 
 def padded(step: Step, tensor: Tensor, sliding: Windows) -> tuple[Tensor, str]:
-    """Return `tensor`, zero-padded if TFLite has no option for it, and the option: `SAME` or `VALID`."""
+    """Return `tensor` and the padding option, `SAME` or `VALID`; zero-padded if neither option fits."""
     if sliding.padding is not None:
         return tensor, sliding.padding
     return pad_spatial(step, tensor, sliding.pads), "VALID"

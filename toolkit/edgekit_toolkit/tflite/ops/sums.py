@@ -18,7 +18,7 @@ MAX_SUMMED: Final = 1024
 def emit_reduction(
     step: Step, kind: str, tensor: Tensor, axes: Sequence[int], *, keep: bool = True
 ) -> Tensor:
-    """Add a reduction, and return its result; MEAN and SUM of many elements take an operator an axis.
+    """Add a reduction, and return its result; MEAN and SUM of many elements reduce axis by axis.
 
     `axes`: held axes, at least one. `keep`: whether the axes stay, with size 1.
     """

@@ -45,7 +45,7 @@ class Windows:
 
     @property
     def padding(self) -> str | None:
-        """`SAME` or `VALID`, if TFLite's option pads as `pads`; None if the input must be padded first."""
+        """`SAME` or `VALID` if that TFLite option pads as `pads`; None if the input must be padded first."""
         if not any(before or after for before, after in self.pads):
             return "VALID"
         alike = tuple(-(-size // stride) for size, stride in zip(self.sizes, self.strides, strict=True))
@@ -78,8 +78,8 @@ def windows(
     `ceil_mode` the last window may lie beyond the padding that the model states.
 
     Raises:
-        RefusedError: the padding is negative, or there are more windows than in the ONNX standard and
-            onnxruntime: with `ceil_mode` shape inference may add one that begins behind the image.
+        RefusedError: the padding is negative, or shape inference adds a window beyond the image for
+            `ceil_mode`, unlike the ONNX standard and onnxruntime.
     """
     rank = len(sizes)
     strides = tuple(attributes.strides or [1] * rank)
