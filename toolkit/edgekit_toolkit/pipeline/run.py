@@ -53,7 +53,7 @@ class JudgedCandidate(Candidate):
 
     @property
     def stated_drop(self) -> HeldDrop | None:
-        """The drop on the held-back samples if there are any, else on the others; None without data."""
+        """The drop on the held-back samples if there are any, else on all others; None without data."""
         if self.held is None or self.confirmation is None or self.held.held_back:
             return self.held
         return HeldDrop(self.confirmation.drop, CONFIDENCE, held_back=True)

@@ -34,7 +34,7 @@ def percentile_range(histogram: Histogram, *, symmetric: bool) -> tuple[float, f
 
 
 def least_error_range(histogram: Histogram, *, symmetric: bool) -> tuple[float, float]:
-    """Return the (low, high) within the range whose 8-bit codes have the least mean squared error.
+    """Return the part (low, high) of the range with the least mean squared error of 8-bit codes.
 
     Args:
         histogram: the values of one activation.

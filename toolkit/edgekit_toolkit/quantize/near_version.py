@@ -41,7 +41,7 @@ class WeightCodes(NamedTuple):
     axis: int
 
     def is_like(self, other: "WeightCodes") -> bool:
-        """Whether the other has the same shapes of codes and scales, as another version of a tensor has."""
+        """Whether codes and scales have the same shapes as those of `other`."""
         return self.codes.shape == other.codes.shape and self.scales.shape == other.scales.shape
 
     def along(self, values: NDArray[Any]) -> NDArray[Any]:

@@ -76,7 +76,8 @@ class Quantizer(Protocol):
     def output_parts(self, feeds: Feeds) -> Sequence[Parts | None]:
         """Return for each output the number of each value's source tensor: an output can join several.
 
-        int64 of the output's shape for the sample `feeds`. None if there is one source, or it is unknown.
+        The numbers are int64 of the output's shape for `feeds`. None if there is one source, or it is
+        unknown.
         """
 
     def build(self, form: Form) -> Model | None:

@@ -120,8 +120,8 @@ def activation_reader(
 ) -> ReadActivations:
     """Return a function that runs `model` on a sample, and yields name and values of each activation.
 
-    `first`: a sample, on which the sizes of activations are measured. `group_bytes`: bytes of activations
-    that are fetched in one run; several runs fetch them all.
+    `first`: a sample to measure sizes of activations on. `group_bytes`: most bytes fetched in a run; further
+    runs fetch the rest.
 
     Raises:
         BackendError: the model does not run on the sample.

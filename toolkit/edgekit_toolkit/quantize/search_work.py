@@ -51,7 +51,7 @@ class SearchWork:
         return is_allowed
 
     def part(self, share: float, limit_s: float) -> float:
-        """Return the limit of a task, in seconds of total work.
+        """Return the total work, in seconds, at which a task must end.
 
         The task may take `share` (0..1) of the work between now and `limit_s`.
         """

@@ -306,7 +306,7 @@ def mixed_plans(
 ) -> Iterator[MixedPlan]:
     """Measure and yield plans, each with one more block in float than the last.
 
-    Each time the best of the three noisiest blocks is added. It ends when a block would remove under 1 % of
+    Each time the best of the three noisiest blocks is added. Plans end when a block would remove under 1 % of
     the noise, after `max_blocks`, or when `expired` returns True. `noises`: noise of each block alone.
     """
     total = sum(item.noise for item in noises if np.isfinite(item.noise))

@@ -345,7 +345,7 @@ def _budget(run: Run) -> list[dict[str, Any]]:
 
 
 def evidence_figures(run: Run, chosen: JudgedCandidate) -> dict[str, Any]:
-    """Return the figures that vary from run to run, by the keys of the evidence file."""
+    """Return the figures that vary from run to run, keyed as in the evidence file."""
     variants = {variant.name: _varying(variant.run, variant.candidate) for variant in run.variants}
     here = run.memory_here
     tensorrt = None if run.acceptance is None else run.acceptance.tensorrt

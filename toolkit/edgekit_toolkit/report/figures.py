@@ -225,5 +225,5 @@ def known_figures(candidates: Iterable[ReportedCandidate]) -> list[str]:
 
 
 def describe_proof(proof: Proof) -> str:
-    """Return the note of the check with the devices' engine release; without one, that it passed."""
+    """Return the note of the check with the devices' engine release, or that the check passed."""
     return proof["note"] or f"Opened and self-tested with {proof['engine']}, the release that devices run"

@@ -42,7 +42,7 @@ def generate_feeds(
     dims: Mapping[str, int] | None = None,
     ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> list[Feeds]:
-    """Return `n` feeds: smooth fields with noise for floats like images, noise for other inputs.
+    """Return `n` feeds: smooth fields with noise for float and 8-bit inputs of rank 3 and more, else noise.
 
     Args:
         inputs: inputs of the model.

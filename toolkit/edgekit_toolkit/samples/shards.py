@@ -64,8 +64,8 @@ class Batching:
     """How samples form feeds.
 
     Attributes:
-        stacked: samples are stacked along a leading batch axis that all inputs share; otherwise a feed is
-            one sample, with the inputs' own shapes.
+        stacked: whether samples are stacked along a leading batch axis that all inputs share. False: a feed
+            is a single sample.
         size: samples in a feed, if the model fixes that; None if the caller chooses.
     """
 
@@ -78,7 +78,7 @@ class Batching:
 
         Args:
             inputs: inputs of the model.
-            in_front: whether samples have an axis of their own in front of the inputs' axes.
+            in_front: see `Shard`.
         """
         leading = {spec.shape[0] if spec.shape else None for spec in inputs}
         if not in_front and leading <= set(batch_dims(inputs)):
@@ -97,7 +97,7 @@ class Shard:
         labels: a label for each row; None without labels.
         truth: what a label is: `int` for a class number, or a record of `truth`.
         names: path of each row's file; empty unless each row is a file of its own.
-        in_front: whether samples have an axis of their own in front of the inputs' axes.
+        in_front: whether samples have an extra axis in front of the inputs' axes.
         probabilities: probability that each row was selected, see `selection`; None without a list of them.
     """
 

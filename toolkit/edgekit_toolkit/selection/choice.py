@@ -64,8 +64,7 @@ class Choice:
 
     Attributes:
         chosen: id of the chosen candidate; None if no candidate keeps all limits.
-        binding: names of the binding limits: every candidate that keeps the other limits exceeds one of
-            these.
+        binding: limits of which each candidate exceeds at least one, if it keeps all other limits.
         closest: id of the candidate that exceeds the limits least; None if one is chosen.
         reason: why it was chosen, or why none was, for the user.
         needed: text with the limits that `closest` would keep, for the user; None if one is chosen.
@@ -94,9 +93,9 @@ def pareto_front(candidates: Sequence[CandidateFigures]) -> frozenset[str]:
 def rank_further(candidates: Sequence[CandidateFigures], budget: Budget) -> list[CandidateFigures]:
     """Return candidates worth carrying beside the choice: the most accurate first, among equals the fastest.
 
-    A candidate is left out if another one that keeps all limits is at least as good in latency, size and drop
-    and better in one. Latencies within their uncertainty count as equal. The choice is the fastest, so the
-    others have better accuracy or size, and a device with power to spare wants accuracy.
+    A candidate is left out if it exceeds a limit, or if another is better in latency, size or drop and worse
+    in none. Latencies within their uncertainty count as equal. The choice is the fastest, so the others have
+    better accuracy or size, and a device with power to spare wants accuracy.
 
     `candidates`: those of all engines, the chosen ones too.
     """
@@ -128,7 +127,7 @@ def choose(candidates: Sequence[CandidateFigures], budget: Budget, *, on_gpu: bo
     """Return the fastest candidate that keeps all limits; of equally fast ones the smallest.
 
     The best evidence decides which are fastest. Latency measured on the target comes first, then a modelled
-    difference beyond the uncertainty, then latency measured on this machine. Of two with one size the more
+    difference beyond the uncertainty, then latency measured on this machine. Of two of equal size the more
     accurate is chosen.
 
     `candidates`: at least one. `on_gpu`: whether the target's engine runs on a GPU. Then times on this

@@ -20,7 +20,7 @@ _WITH_A_CLASS_AXIS: Final = ("classification", "segmentation", "text", "sound_ev
 def find_label_problems(
     labels: Sequence[str], task: TaskDecision, outputs: Sequence[TensorSpec]
 ) -> Iterator[str]:
-    """Yield warnings for the user: that labels may not suit a model, or that the task needs them.
+    """Yield warnings for the user: labels may not suit the model, or the task may need them.
 
     Args:
         labels: names of the classes; empty if there are none.

@@ -63,7 +63,7 @@ class NodeFacts:
         return value
 
     def option(self, name: str, number: int) -> list[int] | None:
-        """Return the integers of attribute `name` if the node has it, else of input `number`, or None.
+        """Return the integers of attribute `name` or, if it is not set, of input `number`; None without both.
 
         Raises:
             RefusedError: the input is not constant.

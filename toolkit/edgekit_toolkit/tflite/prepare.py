@@ -71,7 +71,7 @@ def _converted(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def check_operators(nodes: Iterable[Node]) -> None:
-    """Raise ConversionError, which names them all, if operators of nodes cannot be written as TFLite."""
+    """Raise ConversionError if operators cannot be written as TFLite; it names all of them."""
     supported = OPERATORS.keys() | LOWERINGS.keys() | CONSTANT_OPERATORS
     refusals = tuple(
         Refusal(node.operator, node.place, NO_MAPPING)

@@ -47,7 +47,7 @@ class ConversionError(ModelError):
 
 
 def describe_failure(error: Exception) -> str:
-    """Return class and first line of an error other than `RefusedError`, as reason of a refusal."""
+    """Return class and first line of an error other than `RefusedError`, as the reason of a `Refusal`."""
     first_line = (str(error).strip().splitlines() or ["no message"])[0]
     return f"{type(error).__name__}: {first_line}"
 

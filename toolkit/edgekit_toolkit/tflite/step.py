@@ -57,7 +57,10 @@ class Step(NodeFacts):
         return self.builder.operator(kind, inputs, [(shape, dtype)], options, version)[0]
 
     def binary(self, kind: str, first: Tensor, right: Tensor, activation: str = NO_ACTIVATION) -> Tensor:
-        """Add an operator on two tensors, broadcast; `activation`: fused, only for ADD, SUB, MUL and DIV."""
+        """Add an operator on two tensors, which are broadcast.
+
+        `activation`: fused activation; ignored except for ADD, SUB, MUL and DIV.
+        """
         table = {"ADD": "AddOptions", "SUB": "SubOptions", "MUL": "MulOptions", "DIV": "DivOptions"}.get(kind)
         options = Options(table, fused(activation)) if table else None
         return self.emit(kind, [first, right], np.broadcast_shapes(first.shape, right.shape), options)

@@ -90,7 +90,7 @@ class Graph:
         return {name: node for node in self.nodes for name in node.outputs if name}
 
     def sole_reader(self, name: str) -> Node | None:
-        """Return the only node that reads `name`, once; None if others or the caller read it too."""
+        """Return the only node that reads `name`; None if it is read more than once or is an output."""
         readers = self.readers.get(name, ())
         return readers[0] if len(readers) == 1 and name not in self.outputs else None
 

@@ -57,7 +57,7 @@ class LiteRtQuantizer:
     """The quantizer of `.tflite` models; see `Quantizer`.
 
     Attributes:
-        model: the `.tflite`; one from ONNX is the converted file.
+        model: the given `.tflite`, or the file converted from ONNX.
         threads: threads of one inference.
         scheme: `LITERT`, or its variant for AVX-512 that folds pixels. Both have int8 activations with a zero
             point.
@@ -91,7 +91,7 @@ class LiteRtQuantizer:
         return prepare(self._content)
 
     def source_form(self) -> tuple[str, TfliteModel]:
-        """Return a name and the unchanged model. The name is `float32`, or `as it is` for other weights."""
+        """Return a name, `float32` or `as it is` (float16 or coded weights), and the unchanged model."""
         layers = self.model.summary.layers.values()
         is_half = any(layer.precision == "fp16 weights" for layer in layers)
         return "as it is" if is_half or self._find_codes() else "float32", self.model

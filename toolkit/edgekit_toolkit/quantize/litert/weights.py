@@ -51,8 +51,8 @@ def weight_bounds(
 ) -> dict[str, NDArray[np.float32]]:
     """Return the magnitude of the largest code for some weights; keys are tensor names.
 
-    Other weights use their own largest magnitude. A weight is listed if its own is so small that the bias
-    would overflow, or if the weight is codes times a scale already: the magnitude then restores that scale.
+    A weight is listed if its own largest magnitude is so small that the bias would overflow. It is also
+    listed if it is codes times a scale already; the magnitude then restores that scale.
 
     Args:
         model: float model from `prepare.prepare`.

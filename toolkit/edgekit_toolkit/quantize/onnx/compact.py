@@ -113,7 +113,7 @@ def _share_parameters(graph: onnx.GraphProto) -> None:
 
 
 def derive_bias_scales(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `model` with bias scales computed as input scale x weight scale, where these are equal.
+    """Return `model` with bias scales computed in the graph, if they equal input scale x weight scale.
 
     Engines compute these scales when they load the model. `store_parameters` undoes it.
     """

@@ -54,7 +54,7 @@ def apply_factors(model: onnx.ModelProto, factors: Mapping[str, NDArray[np.float
 
     Raises:
         KeyError: `factors` names a tensor that no convolution of `model` makes.
-        ValueError: the tensor's readers cannot undo the factors, or their number is not that of its channels.
+        ValueError: the readers cannot undo the factors, or the tensor has another number of channels.
     """
     result = copy_model(model)
     index = GraphIndex(result.graph)

@@ -79,9 +79,9 @@ class OnnxQuantizer:
         self.threads = threads
 
     def source_form(self) -> tuple[str, OnnxModel]:
-        """Return a label, the model's float types, and the model with short tensor names.
+        """Return a label and the model with short tensor names.
 
-        The label of a quantized model, or of one without floats, is `as it is`.
+        The label names the model's float types; it is `as it is` for a quantized model or one without floats.
         """
         types = float_types(self._proto)
         label = " and ".join(types) if types and not self._is_quantized() else "as it is"

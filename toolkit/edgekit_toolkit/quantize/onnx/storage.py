@@ -128,9 +128,9 @@ def _readers(nodes: Iterable[onnx.NodeProto], name: str) -> Iterator[onnx.NodePr
 
 
 def fits_half(weight: NDArray[Any]) -> bool:
-    """Return whether float16 holds a weight, all values together, with the error of rounding to 11 bits.
+    """Return whether float16 holds a weight: its error as a whole is at most that of 11 bits.
 
-    Beyond 65504 float16 has infinities, and below 6e-5 fewer and fewer digits.
+    float16 is infinite beyond 65504, and loses digits below 6e-5.
     """
     wide = weight.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -57,7 +57,7 @@ def read_yolo(path: Path, split: str) -> BoxSet:
 
 
 def find_sheet(folder: Path) -> Path | None:
-    """Return the path of the `data.yaml` in a folder, or of its only `.yaml`; None if it has no `names`."""
+    """Return the path of a folder's `data.yaml`, or of its only `.yaml`; None if that file lacks `names`."""
     sheets = sorted(file for file in folder.glob("*.y*ml") if file.suffix in (".yaml", ".yml"))
     named = [file for file in sheets if file.stem == "data"] or sheets
     return named[0] if len(named) == 1 and re.search(r"(?m)^names\s*:", read_text(named[0])) else None

@@ -159,7 +159,7 @@ class DecodedFiles:
         return self._placements[index]
 
     def time_steps(self, index: int) -> NDArray[np.float64]:
-        """Return begin and end of the new part of each step of a recording, in seconds, float64 [steps, 2].
+        """Return the time that each step of a recording adds, (begin, end) in seconds, float64 [steps, 2].
 
         Raises:
             DataError: the files are not recordings that are cut into steps, or the file cannot be used.

@@ -64,8 +64,8 @@ def conversion_cost(source: Form, target: Form, shape: Shape) -> float:
 def broadcast_form(form: Form, rank: int) -> Form:
     """Return the form in which to read an operand of `rank` that ONNX broadcasts to a result in `form`.
 
-    Axes that only the result has become axes of size 1; leading ones are left out, since TFLite aligns shapes
-    at their end as ONNX does.
+    An axis that only the result has gets size 1. Leading axes of this kind are left out, since TFLite aligns
+    shapes at their end as ONNX does.
     """
     missing = sum(1 for axis in form if axis != NEW) - rank
     aligned = [axis - missing if axis >= missing else NEW for axis in form]

@@ -112,7 +112,7 @@ def _first_and_alike(node: Node, graph: Graph) -> Callable[[Form], tuple[Form, .
 
 
 def spatial(node: Node, graph: Graph) -> Rule:
-    """Return the rule of an operator that reads one tensor with channels last, and writes results so."""
+    """Return the rule of an operator that reads one tensor and writes results with channels last."""
     form = channels_last(_rank(graph, node.inputs[0]))
     return Rule(form, graph.shape(node.inputs[0]), lambda _: (form,), lambda _: (form,) * len(node.outputs))
 

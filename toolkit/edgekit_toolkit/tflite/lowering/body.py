@@ -89,7 +89,7 @@ class Value:
         return self.body.op("Equal", self, other, dtype=np.bool_)
 
     def where(self, yes: Operand, no: Operand) -> "Value":
-        """Add a Where: return `yes` where this value is true, else `no`; one of both is a value."""
+        """Add a Where: return `yes` where this value is true, else `no`; at least one must be a `Value`."""
         example = yes if isinstance(yes, Value) else no
         assert isinstance(example, Value)  # noqa: S101 - for the type checker
         return self.body.op("Where", self, example.like(yes), example.like(no), dtype=example.dtype)

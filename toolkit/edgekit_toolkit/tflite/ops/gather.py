@@ -24,7 +24,7 @@ def _rule(node: Node, graph: Graph) -> Rule:
 def write_gather(step: Step) -> None:
     """Write GATHER, or EMBEDDING_LOOKUP where computed indices read rows of a constant float32 matrix.
 
-    Negative indices, which ONNX counts from the end of the axis, become the equal ones from its begin.
+    Negative indices, which ONNX counts from the end of an axis, are made positive.
     """
     if _is_table_lookup(step):
         _write_lookup(step)

@@ -105,7 +105,7 @@ def fully_connected(
     Return float32 [..., N], after the fused `activation`.
 
     Raises:
-        RefusedError: `tensor` or `weights` are not float32; TFLite's kernel takes integers for codes.
+        RefusedError: `tensor` or `weights` are not float32; TFLite reads integers as quantized codes.
     """
     _check_float32(tensor.dtype, weights.dtype)
     if bias is None:

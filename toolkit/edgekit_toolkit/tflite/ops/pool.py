@@ -49,7 +49,7 @@ def write_max_pool(step: Step) -> None:
 
 @writes("AveragePool", rule=_rule)
 def write_average_pool(step: Step) -> None:
-    """Write AVERAGE_POOL_2D; padding that TFLite has no option for is a PAD with zeros before it.
+    """Write AVERAGE_POOL_2D, after a PAD with zeros if TFLite has no option for the padding.
 
     TFLite averages over these zeros. If ONNX counts fewer elements, a MUL corrects the averages.
     """

@@ -16,7 +16,9 @@ SYMMETRIC = 1  # option of MIRROR_PAD: the elements at the border are copied too
 
 
 def windows_of(step: Step, kernel: Sequence[int]) -> Windows:
-    """Return windows of sizes `kernel`, undilated, over the first input [N, C, spatial...]; 1-D as one row.
+    """Return windows of undilated sizes `kernel` over the first input [N, C, spatial...].
+
+    One spatial axis becomes two, the first with size 1.
 
     Raises:
         RefusedError: see `windows`.
