@@ -94,7 +94,7 @@ class Run:
     """All results of one run.
 
     Attributes:
-        candidate_set: outcome of the forms that are not candidates, and the noise of single layers.
+        candidate_set: outcome of the forms that became no candidates, and the noise of single layers.
         candidates: the float model first.
         scores: metric, samples and score of the source model; the scores of candidates are in `candidates`.
         source_latency: latency of the source model here, measured in turns with the candidates.

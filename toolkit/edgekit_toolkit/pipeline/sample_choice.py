@@ -44,7 +44,7 @@ def choose_samples(
     ranges: Ranges,
     decoding: Decoding,
 ) -> SampleChoice:
-    """Return the samples of a request. For a model with states, run it to find the states' ranges.
+    """Return the samples of a request; for a model with states, run it to find the states' ranges.
 
     Raises:
         DataError: the data do not fit the model, or there are too few.

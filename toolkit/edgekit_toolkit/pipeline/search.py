@@ -48,7 +48,8 @@ def search(
     Args:
         request: the user's request.
         signer: signs packages, whose size is part of the choice.
-        progress: called with the name of a phase, the number of its finished steps, and the number of all.
+        progress: called with the name of a phase, the number of its finished steps, and the number of all;
+            None if unknown.
         prepared: model and samples from an earlier search for another engine of the same request. Default:
             this call makes them.
 

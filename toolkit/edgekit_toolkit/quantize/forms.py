@@ -238,7 +238,7 @@ def _parse(earlier: EarlierModel) -> onnx.ModelProto:
 def compressed_floats(model: onnx.ModelProto, form: Form) -> onnx.ModelProto:
     """Return the float model that a form is made of: compressed and equalized, before it is quantized.
 
-    Channels are pruned first. `factors` equalize the others. Then weights are rounded to their codes.
+    Channels are pruned first. `factors` equalize those that stay. Then weights are rounded to their codes.
 
     Raises:
         RecipeError: the form does not belong to the model.

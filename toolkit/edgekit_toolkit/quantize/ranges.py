@@ -164,7 +164,7 @@ def gather(
 
     Some activations have no range: one with values that no code stands for, such as the -inf of an attention
     mask; one that is always empty; and a vector whose length depends on the data. onnxruntime with several
-    threads crashes over a quantized sum or product of empty vectors.
+    threads crashes if such a vector is quantized and empty.
 
     `axis`: axis of the channels; None: one range a tensor. `unsized`: activations whose shape depends on the
     data.

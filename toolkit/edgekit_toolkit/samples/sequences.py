@@ -96,7 +96,7 @@ class SequenceSamples:
         return run_all
 
     def over_judged(self, run: Run, part: Part) -> Run:
-        """Return a function as `over_sequences` does, for the steps by which samples of `part` are judged.
+        """Return a function as from `over_sequences`; the labels of `part` decide which steps count.
 
         Without class labels all steps count. A class label belongs to the whole sequence, so its last step
         counts. A sound may occur anywhere in a recording, so there the largest value over all steps counts.
@@ -108,7 +108,7 @@ class SequenceSamples:
     def with_states(self, part: Part, run: Run) -> tuple[Part, Ranges]:
         """Run the float model over all sequences; return some steps as samples, and the states' ranges.
 
-        The steps are spread evenly, as many as calibration needs. They include states but no labels.
+        The steps are spread evenly. They include states but no labels.
         """
         chosen: list[Feeds] = []
         every, size_bytes, number = 1, 0, 0

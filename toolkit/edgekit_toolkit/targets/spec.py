@@ -340,7 +340,7 @@ class Target:
         raise TargetError(f"source: expected the key of one of [[sources]], got {key!r}")
 
     def in_mode(self, power_mode: str) -> "Target":
-        """Return the target with another default power mode; `device_times` is None in another mode.
+        """Return the target with `power_mode` as default; `device_times` is None if that is another mode.
 
         Raises:
             TargetError: there is no such mode.

@@ -122,8 +122,8 @@ def propagate(
     Args:
         model: float model of `fidelity`, with inferred types.
         layers: rounding errors of each layer.
-        fidelity: samples, and the weights of errors at the outputs. Only samples with the shapes of the first
-            count.
+        fidelity: samples, and the weights of errors at the outputs. Only samples with the same shapes as the
+            first are used.
         threads: threads of one inference.
 
     Raises:

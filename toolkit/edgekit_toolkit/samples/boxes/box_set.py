@@ -120,7 +120,7 @@ class BoxSet:
         return self
 
     def number_classes(self, classes: Sequence[str], where: Path) -> dict[str | int, int]:
-        """Return the model's number of each class by name; classes that are numbers keep theirs.
+        """Return the model's number of each class by its name; a class that is a number maps to itself.
 
         `classes`: names in the order of the model's outputs; if empty, `names` is used. `where`: source, for
         the message.
