@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.package.manifest_entries import TaskChoice
@@ -127,7 +128,7 @@ CASES: dict[str, tuple[dict[str, Any], Outputs]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@cases("case", CASES)
 def test_boxes_of_each_layout_are_corners_in_pixels_of_the_input(case: str) -> None:
     options, outputs = CASES[case]
     options = {"min_score": 0.55, **options}
@@ -200,8 +201,8 @@ def test_suppression_in_blocks_chooses_as_one_box_after_the_other(count: int, cl
 HOSTILE_VALUES = [np.nan, np.inf, -np.inf, 3e38, -1.0]
 
 
-@pytest.mark.parametrize("value", HOSTILE_VALUES)
-@pytest.mark.parametrize("case", CASES)
+@cases("value", HOSTILE_VALUES)
+@cases("case", CASES)
 def test_hostile_values_give_an_answer_that_json_holds(case: str, value: float) -> None:
     options, outputs = CASES[case]
     task, parsed = read_task(TaskChoice("detection", json.loads(json.dumps(options))))

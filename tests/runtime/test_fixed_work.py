@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from tests.service.endless_parts import make_loop_model, make_while_model
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.package.fixed_work import (
     has_endless_loop,
@@ -73,7 +74,7 @@ def make_model(nodes: list[Any], **fields: Any) -> bytes:
     return data
 
 
-@pytest.mark.parametrize(("operator", "source"), [*itertools.product(SIZED, SOURCES)])
+@cases(("operator", "source"), [*itertools.product(SIZED, SOURCES)])
 def test_size_from_a_value_of_an_input_makes_the_work_vary_and_no_other_size_does(
     operator: str, source: str
 ) -> None:
@@ -135,7 +136,7 @@ def test_graphs_with_a_body_and_functions_have_no_fixed_work() -> None:
     assert not has_fixed_work_onnx(make_loop_model())
 
 
-@pytest.mark.parametrize("seed", range(20))
+@cases("seed", range(20))
 def test_damaged_files_are_refused_or_read(seed: int) -> None:
     values = np.random.default_rng(seed)
     for whole in (make_loop_model(), make_while_model()):

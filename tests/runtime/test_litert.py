@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.toolkit.cases import cases
 
 pytest.importorskip("ai_edge_litert")
 from tests.runtime.tflite_models import Node, Tensor, linear, quantized_linear, schema, write
@@ -213,8 +214,8 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
 }
 
 
-@pytest.mark.parametrize("options", [LiteRtOptions(), LiteRtOptions(xnnpack=False)], ids=["xnnpack", "plain"])
-@pytest.mark.parametrize("case", HOSTILE)
+@cases("options", [LiteRtOptions(), LiteRtOptions(xnnpack=False)], ids=["xnnpack", "plain"])
+@cases("case", HOSTILE)
 def test_a_model_that_cannot_run_is_a_backend_error(case: str, options: LiteRtOptions) -> None:
     content, reason = HOSTILE[case]
     with pytest.raises(BackendError, match=reason):

@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 import json
 from collections.abc import Callable
@@ -5,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.errors import DataError, ManifestError
 from edgekit_runtime.package.golden import Codes, Golden, GoldenInput, GoldenOutput
@@ -54,13 +56,14 @@ OBJECTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("place", OBJECTS)
+@cases("place", OBJECTS)
 def test_an_unknown_field_survives_the_round_trip(place: str, document: dict[str, Any]) -> None:
+    document = copy.deepcopy(document)  # of each case
     OBJECTS[place](document)["x-new"] = {"deep": [1, None, "ü", 0.1]}
     assert parse_manifest(encode(document)).to_bytes() == encode(document)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("place", "field"),
     [
         *(("manifest", field) for field in ("name", "format", "golden", "labels", "budget", "backend")),
@@ -75,6 +78,7 @@ def test_an_unknown_field_survives_the_round_trip(place: str, document: dict[str
     ],
 )  # fmt: skip
 def test_a_missing_field_is_named(place: str, field: str, document: dict[str, Any]) -> None:
+    document = copy.deepcopy(document)  # of each case
     del OBJECTS[place](document)[field]
     with pytest.raises(ManifestError, match=f"'{field}' is missing"):
         parse_manifest(encode(document))
@@ -159,16 +163,17 @@ BAD_VALUES: list[tuple[str, str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("place", "field", "value", "reason"), BAD_VALUES)
+@cases(("place", "field", "value", "reason"), BAD_VALUES)
 def test_a_wrong_value_is_refused_with_its_place(
     place: str, field: str, value: Any, reason: str, document: dict[str, Any]
 ) -> None:
+    document = copy.deepcopy(document)  # of each case
     OBJECTS[place](document)[field] = value
     with pytest.raises(ManifestError, match=reason):
         parse_manifest(encode(document))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("data", "reason"),
     [
         (b"", "not a JSON"),

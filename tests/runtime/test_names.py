@@ -1,4 +1,5 @@
 import pytest
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.package.member_names import find_name_problem, find_names_problem
 
@@ -51,7 +52,7 @@ def test_a_name_beyond_a_bound_of_its_length_is_refused_with_it(length: int) -> 
     assert find_name_problem("a" * length) == f"is {length} characters long, expected 1 to 255"
 
 
-@pytest.mark.parametrize(
+@cases(
     "device",
     ["con", "prn", "aux", "nul", *(f"{port}{digit}" for port in ("com", "lpt") for digit in range(10))],
 )

@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.sessions import ort_products
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
@@ -112,10 +113,10 @@ def test_dynamically_quantized_product_is_exact(right: str, *, per_channel: bool
     np.testing.assert_array_equal(got, x.astype(np.int64) @ weight)
 
 
-@pytest.mark.parametrize("per_channel", [False, True])
-@pytest.mark.parametrize(("left", "right"), PAIRS)
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("form", ["QLinearConv", "QDQ"])
+@cases("per_channel", [False, True])
+@cases(("left", "right"), PAIRS)
+@cases("size", [1, 3])
+@cases("form", ["QLinearConv", "QDQ"])
 def test_quantized_convolution_is_exact(
     form: str, size: int, left: str, right: str, *, per_channel: bool
 ) -> None:
@@ -141,10 +142,10 @@ def test_quantized_convolution_is_exact(
     np.testing.assert_array_equal(got, codes(sums, scale, left))
 
 
-@pytest.mark.parametrize("per_channel", [False, True])
-@pytest.mark.parametrize(("left", "right"), PAIRS)
-@pytest.mark.parametrize("operator", ["MatMul", "Gemm"])
-@pytest.mark.parametrize("output", ["codes", "float"])
+@cases("per_channel", [False, True])
+@cases(("left", "right"), PAIRS)
+@cases("operator", ["MatMul", "Gemm"])
+@cases("output", ["codes", "float"])
 def test_quantized_matrix_product_is_exact(
     output: str, operator: str, left: str, right: str, *, per_channel: bool
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from securesystemslib.signer import CryptoSigner
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.errors import DigestError, SignatureError
 from edgekit_runtime.package.archive import read_package, write_package
@@ -121,7 +122,7 @@ TAMPERINGS: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
-@pytest.mark.parametrize("tampering", TAMPERINGS)
+@cases("tampering", TAMPERINGS)
 def test_an_envelope_that_was_tampered_with_is_refused(tampering: str, maker: Any) -> None:
     envelope = json.loads(maker.signer(PAYLOAD))
     before = encode(envelope)

@@ -1,11 +1,13 @@
 """The state file of a model: its form, its bounds, and what of it is refused by name."""
 
+import copy
 import hashlib
 import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.slots.state import (
@@ -130,7 +132,7 @@ def test_missing_field_of_a_rejection_is_named(field: str, body: dict[str, Any])
         parse_state(encode(body), "here")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("change", "reason"),
     [
         (lambda body: body.update(model="../x"), "model is '../x'"),
@@ -159,6 +161,7 @@ def test_missing_field_of_a_rejection_is_named(field: str, body: dict[str, Any])
     ],
 )
 def test_wrong_value_is_refused_with_its_field(change: Change, reason: str, body: dict[str, Any]) -> None:
+    body = copy.deepcopy(body)  # of each case
     change(body)
     with pytest.raises(DamagedStateError, match=reason):
         parse_state(encode(body), "here")

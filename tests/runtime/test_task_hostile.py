@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.package.manifest_entries import TaskChoice
@@ -36,8 +37,8 @@ def test_typical_output_has_an_answer(task: str) -> None:
     assert answer(task, {"out": np.random.default_rng(0).random(shape, np.float32)}, **options)
 
 
-@pytest.mark.parametrize("task", TYPICAL)
-@pytest.mark.parametrize("dtype", ["float16", "float64"])
+@cases("task", TYPICAL)
+@cases("dtype", ["float16", "float64"])
 def test_other_floating_point_numbers_are_taken(task: str, dtype: str) -> None:
     shape, options = TYPICAL[task]
     values = np.random.default_rng(0).random(shape).astype(dtype)
@@ -92,8 +93,8 @@ def test_infinite_logits_are_no_error(task: str, scores: str, sign: int) -> None
     answer(task, {"out": np.full_like(values, sign * np.inf)}, scores=scores)
 
 
-@pytest.mark.parametrize("task", TYPICAL)
-@pytest.mark.parametrize("shape", [(0,), (1, 0), (0, 3), (1, 3, 0, 8), (2, 2, 2, 2, 2), (1,) * 12 + (0,)])
+@cases("task", TYPICAL)
+@cases("shape", [(0,), (1, 0), (0, 3), (1, 3, 0, 8), (2, 2, 2, 2, 2), (1,) * 12 + (0,)])
 def test_empty_and_other_shapes_are_refused(task: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(DataError, match="expected"):
         answer(task, {"out": np.zeros(shape, np.float32)}, **TYPICAL[task][1])

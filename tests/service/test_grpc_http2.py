@@ -39,6 +39,7 @@ from tests.service.grpc_parts import (
     setting,
     word,
 )
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.service.grpc.http2 import (
     DataReceived,
@@ -154,7 +155,7 @@ def test_heads_are_those_that_a_plain_decoder_reads(values: list[str]) -> None:
 BIG = word(0x7FFFFFFF)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("data", "code"),
     [
         (b"GET / HTTP/1.1\r\nHost: l\r\n\r\n", PROTOCOL_ERROR),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.service.grpc.messages import (
@@ -45,7 +46,7 @@ KINDS = {
 DESCRIPTORS = find_descriptors()
 
 
-@pytest.mark.parametrize("message", MESSAGES)
+@cases("message", MESSAGES)
 def test_fields_have_the_numbers_and_kinds_of_the_proto(message: str) -> None:
     by_number = {field.number: field for field in DESCRIPTORS[message].fields}
     for number, name, label, kind in MESSAGES[message]:

@@ -24,6 +24,7 @@ from tests.service.service_parts import (
     post_bytes,
     running_linear,
 )
+from tests.toolkit.cases import cases
 from tests.waiting import wait_for
 
 from edgekit_runtime.service.http.connection import Connection
@@ -190,7 +191,7 @@ SMUGGLED = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "status"), SMUGGLED)
+@cases(("fields", "status"), SMUGGLED)
 def test_head_that_leaves_the_length_in_doubt_is_refused_and_the_connection_closed(
     linear: Running, fields: str, status: int
 ) -> None:

@@ -27,6 +27,7 @@ from tests.service.service_parts import (
     write_identity,
 )
 from tests.service.wiring_parts import load
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.errors import RequestError, UnavailableError
 from edgekit_runtime.protocol.json_tensors import Sliced, finish
@@ -153,9 +154,9 @@ def document(data: Any, shape: tuple[int, ...], datatype: str = "FP32", indent: 
 SHAPES = [(700,), (3, 5, 40), (1, 1, 1, 600), (300, 1, 2), (2, 300)]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("indent", [None, 3])
-@pytest.mark.parametrize("datatype", ["FP32", "INT64", "BOOL"])
+@cases("shape", SHAPES)
+@cases("indent", [None, 3])
+@cases("datatype", ["FP32", "INT64", "BOOL"])
 def test_arrays_flat_and_nested_are_read_alike(
     shape: tuple[int, ...], indent: int | None, datatype: str
 ) -> None:

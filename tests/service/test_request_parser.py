@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.toolkit.cases import cases
 
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.service.http.request_head import HeadCache, RequestHead
@@ -201,7 +202,7 @@ def test_cleared_parser_begins_again() -> None:
     assert list(drain(parser)) == [("head", "GET", "/v2", 0), ("request", "/v2", b"")]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("data", "status"),
     [
         (b"GET / HTTP/1.1\r\n\r\n", 400),  # no Host
