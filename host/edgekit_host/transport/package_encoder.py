@@ -9,7 +9,7 @@ Source: docs/reference/fleet-deltas.md.
 import functools
 import lzma
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -105,15 +105,10 @@ def encode(base: bytes, package: bytes) -> bytes | None:
     try:
         finder = _RunFinder(base, package)
         choices = dict.fromkeys(tuple(finder.find(factor)) for factor in factors)
-        streams = [_write_streams(runs, base, package) for runs in choices]
+        pack = functools.cache(_pack)  # choices share streams
+        return min((_encode(runs, base, package, pack) for runs in choices), key=len)
     except PackageError:
         return None
-    best = _choose_streams(streams)
-    packed = [_pack(data) for data in best.packed]
-    numbers = [len(base), len(package), best.run_count]
-    numbers += [number for model, content in packed for number in (len(content), model)]
-    head = b"".join(map(pack_number, (*numbers, best.coded_symbols)))
-    return b"".join((MAGIC, head, *(content for _, content in packed), best.coded))
 
 
 def coded_size(package: bytes) -> int:
@@ -122,23 +117,9 @@ def coded_size(package: bytes) -> int:
     return coded_bytes if coded_bytes < WORTH * len(package) else len(package)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Streams:
-    """What runs and their residuals are written to.
-
-    Attributes:
-        packed: control, literals and residuals, for LZMA.
-        coded: the other residuals, coded.
-        coded_symbols: number of bytes of the other residuals.
-    """
-
-    run_count: int
-    packed: tuple[bytes, bytes, bytes]
-    coded: bytes
-    coded_symbols: int
-
-
-def _write_streams(runs: Sequence[_Run], old: bytes, target: bytes) -> _Streams:
+def _encode(
+    runs: Sequence[_Run], old: bytes, target: bytes, pack: Callable[[bytes], tuple[int, bytes]]
+) -> bytes:
     base, new = np.frombuffer(old, dtype=np.uint8), np.frombuffer(target, dtype=np.uint8)
     control, literals, residuals, expected = bytearray(), bytearray(), bytearray(), 0
     codes = [np.zeros(0, np.uint8)]
@@ -160,21 +141,12 @@ def _write_streams(runs: Sequence[_Run], old: bytes, target: bytes) -> _Streams:
             codes.append(_subtract(run, base, new))
         else:
             residuals += _subtract(run, base, new).tobytes()
+    packed = [pack(bytes(stream)) for stream in (control, literals, residuals)]
     coded = np.concatenate(codes)
-    return _Streams(
-        run_count=len(runs),
-        packed=(bytes(control), bytes(literals), bytes(residuals)),
-        coded=rans_encoder.encode(coded),
-        coded_symbols=len(coded),
-    )
-
-
-def _choose_streams(choices: Sequence[_Streams]) -> _Streams:
-    """Return the smallest, as the model of the words packs them: the words save as much in each."""
-    if len(choices) == 1:
-        return choices[0]
-    measure = functools.cache(lambda data: len(_compress(data, WORDS_LZMA_MODEL)) if data else 0)
-    return min(choices, key=lambda choice: sum(map(measure, choice.packed)) + len(choice.coded))
+    numbers = [len(base), len(new), len(runs)]
+    numbers += [number for model, content in packed for number in (len(content), model)]
+    head = b"".join(map(pack_number, (*numbers, len(coded))))
+    return b"".join((MAGIC, head, *(content for _, content in packed), rans_encoder.encode(coded)))
 
 
 def pack_number(number: int) -> bytes:
