@@ -94,8 +94,10 @@ make_release() { # ID PYTHON ENGINE SYSTEM-PACKAGES
 print_units() { # ID
     for pair in edgekit:serve edgekit-agent:agent; do
         printed=$prefix/releases/$1/${pair%:*}.printed
-        [ -s "$printed" ] || "$prefix/releases/$1/bin/edgekit-device" "${pair#*:}" --print-unit >"$printed" ||
+        [ ! -s "$printed" ] || continue
+        "$prefix/releases/$1/bin/edgekit-device" "${pair#*:}" --print-unit >"$printed.new" ||
             fail "edgekit-device does not start on this device"
+        mv "$printed.new" "$printed" # so half a unit is never taken for one
     done
 }
 
@@ -129,7 +131,7 @@ trust_keys() {
 write_units() { # ID TARGET; beside the release, which keeps them for a way back
     edit="s|$prefix/releases/$1/|$prefix/current/|"
     if [ -n "$2" ]; then edit="$edit; s|^\[Service\]\$|&\nEnvironment=EDGEKIT_TARGET=$2|"; fi
-    print_units "$1" # an earlier edgekit that made the release has not
+    print_units "$1" # a release that an earlier edgekit made lacks them
     for name in edgekit edgekit-agent; do
         sed "$edit" "$prefix/releases/$1/$name.printed" >"$prefix/releases/$1/$name.service"
     done
