@@ -27,8 +27,8 @@ def is_empty(group: Path) -> bool:
         # Opened anew: an open file of version 1 goes on to show the processes that it has shown.
         with (group / "cgroup.procs").open("rb", buffering=0) as file:
             return not file.read(1)
-    except OSError:  # there is no such group
-        return True
+    except OSError:
+        return not group.exists()
 
 
 def main() -> None:
