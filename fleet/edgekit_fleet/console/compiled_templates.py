@@ -3,6 +3,7 @@
 import hashlib
 import sys
 from contextlib import suppress
+from importlib.metadata import version
 from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any, Final
@@ -31,8 +32,8 @@ def open_templates(folder: Path) -> Environment:
 
 class _CompiledTemplates(BytecodeCache):
     def load_bytecode(self, bucket: Bucket) -> None:
-        with suppress(OSError), _find_file(bucket).open("rb") as file:
-            bucket.load_bytecode(file)  # nothing if it is damaged, or of another source
+        with suppress(Exception), _find_file(bucket).open("rb") as file:
+            bucket.load_bytecode(file)  # a damaged file may raise anything; one of another source nothing
 
     def dump_bytecode(self, bucket: Bucket) -> None:
         if sys.dont_write_bytecode:
@@ -45,7 +46,8 @@ class _CompiledTemplates(BytecodeCache):
 
     def get_cache_key(self, name: str, filename: str | None = None) -> str:
         del filename  # installed elsewhere, it is the same template
-        return hashlib.sha256(f"{name} {sorted(_SYNTAX.items())}".encode()).hexdigest()[:16]
+        compiler = version("jinja2")  # whose corrections reach compiled templates
+        return hashlib.sha256(f"{name} {compiler} {sorted(_SYNTAX.items())}".encode()).hexdigest()[:16]
 
 
 def _find_file(bucket: Bucket) -> Path:
