@@ -89,7 +89,7 @@ def link_packages(kind: str, folder: Path) -> Iterator[str]:
             owners[entry].add(name)
     folder.mkdir()
     for name, pin in read_pins(kind).items():
-        if pin != dev.get(name) or pin[0] != f"=={installed[name].version}":
+        if pin != dev.get(name) or name not in installed or pin[0] != f"=={installed[name].version}":
             yield f"  requirements/{kind}.txt pins {name} otherwise than dev.txt: run scripts/lock"
             continue
         package = installed[name]

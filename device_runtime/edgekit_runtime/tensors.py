@@ -19,9 +19,7 @@ Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
 
 DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     name: np.dtype(name)
-    for name in tuple(
-        "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
-    )
+    for name in "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
 }
 MAX_RANK: Final = 32  # the most dimensions that every supported numpy version can hold
 _ALIGNMENT_BYTES: Final = 64

@@ -20,8 +20,8 @@ def cases(
 ) -> Callable[[Test], Test]:
     """Run a test for each row, as `pytest.mark.parametrize` does, but as one item that names what fails.
 
-    Each row has an empty `tmp_path`, and generators as the fixtures made them; other fixtures are shared.
-    Where a row skips, the others run, and then the item counts as skipped.
+    Each row has an empty `tmp_path`, and generators, dicts and lists as the fixtures made them; other
+    fixtures are shared. Where a row skips, the others run, and then the item counts as skipped.
     """
     arguments = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     table = [dict(zip(arguments, row if len(arguments) > 1 else [row], strict=True)) for row in rows]
@@ -60,7 +60,7 @@ def cases(
 def _renew(fixtures: Mapping[str, Any], number: int) -> dict[str, Any]:
     """Return the fixtures of one case."""
     own: dict[str, Any] = {
-        name: copy.deepcopy(value) if isinstance(value, np.random.Generator) else value
+        name: copy.deepcopy(value) if isinstance(value, (np.random.Generator, dict, list)) else value
         for name, value in fixtures.items()
     }
     if "tmp_path" in own:

@@ -30,13 +30,11 @@ _AFTER_FIRST: Final = slice(1, None)
 # Operator of ONNX or LiteRT -> the inputs that may set how much it computes; of others, all after the first.
 _SIZE_INPUTS: Final[Mapping[str, slice]] = {
     **dict.fromkeys(
-        tuple(
-            """
-            Range ConstantOfShape HannWindow HammingWindow BlackmanWindow MelWeightMatrix NonZero Compress
-            Unique NonMaxSuppression RANGE FILL WHERE UNIQUE NON_MAX_SUPPRESSION_V4 NON_MAX_SUPPRESSION_V5
-            RANDOM_UNIFORM RANDOM_STANDARD_NORMAL
-            """.split()
-        ),
+        """
+        Range ConstantOfShape HannWindow HammingWindow BlackmanWindow MelWeightMatrix NonZero Compress
+        Unique NonMaxSuppression RANGE FILL WHERE UNIQUE NON_MAX_SUPPRESSION_V4 NON_MAX_SUPPRESSION_V5
+        RANDOM_UNIFORM RANDOM_STANDARD_NORMAL
+        """.split(),
         _ALL,
     ),
     **dict.fromkeys(("TRANSPOSE_CONV", "CONV_3D_TRANSPOSE", "SPLIT"), slice(1)),
@@ -45,26 +43,24 @@ _SIZE_INPUTS: Final[Mapping[str, slice]] = {
     **dict.fromkeys([f"UNSORTED_SEGMENT_{name}" for name in ("MAX", "MIN", "PROD", "SUM")], slice(2, 3)),
     # These compute as much whatever values their inputs have.
     **dict.fromkeys(
-        tuple(
-            """
-            CastLike SwiGLU CumProd StringConcat MaxRoiPool ASSIGN_VARIABLE Add Sub Mul Div Mod Pow Min Max
-            Mean Sum PRelu Where Clip And Or Xor Equal Greater Less GreaterOrEqual LessOrEqual BitShift
-            BitwiseAnd BitwiseOr BitwiseXor MatMul Gemm Einsum Conv ConvTranspose DeformConv ConvInteger
-            MatMulInteger Concat Gather GatherElements GatherND ScatterElements ScatterND Scatter
-            TensorScatter GridSample CumSum Trilu BatchNormalization InstanceNormalization
-            LayerNormalization GroupNormalization RMSNormalization Attention RotaryEmbedding LSTM GRU RNN
-            Dropout Swish QuantizeLinear DequantizeLinear MatMulNBits SimplifiedLayerNormalization
-            SkipLayerNormalization SkipSimplifiedLayerNormalization BiasGelu FastGelu MultiHeadAttention
-            SequenceConstruct NegativeLogLikelihoodLoss DynamicQuantizeMatMul SoftmaxCrossEntropyLoss
-            EmbedLayerNormalization MatMulIntegerToFloat Det NhwcConv ADD ADD_N SUB MUL DIV FLOOR_DIV
-            FLOOR_MOD POW MINIMUM MAXIMUM SQUARED_DIFFERENCE ATAN2 PRELU EQUAL NOT_EQUAL GREATER
-            GREATER_EQUAL LESS LESS_EQUAL LOGICAL_AND LOGICAL_OR SELECT SELECT_V2 BITWISE_XOR RIGHT_SHIFT
-            FULLY_CONNECTED BATCH_MATMUL CONV_2D DEPTHWISE_CONV_2D CONV_3D CONCATENATION PACK GATHER
-            GATHER_ND EMBEDDING_LOOKUP CUMSUM LSTM RNN UNIDIRECTIONAL_SEQUENCE_LSTM
-            BIDIRECTIONAL_SEQUENCE_LSTM UNIDIRECTIONAL_SEQUENCE_RNN BIDIRECTIONAL_SEQUENCE_RNN SVDF
-            DYNAMIC_UPDATE_SLICE REVERSE_SEQUENCE DELEGATE
-            """.split()
-        ),
+        """
+        CastLike SwiGLU CumProd StringConcat MaxRoiPool ASSIGN_VARIABLE Add Sub Mul Div Mod Pow Min Max
+        Mean Sum PRelu Where Clip And Or Xor Equal Greater Less GreaterOrEqual LessOrEqual BitShift
+        BitwiseAnd BitwiseOr BitwiseXor MatMul Gemm Einsum Conv ConvTranspose DeformConv ConvInteger
+        MatMulInteger Concat Gather GatherElements GatherND ScatterElements ScatterND Scatter
+        TensorScatter GridSample CumSum Trilu BatchNormalization InstanceNormalization
+        LayerNormalization GroupNormalization RMSNormalization Attention RotaryEmbedding LSTM GRU RNN
+        Dropout Swish QuantizeLinear DequantizeLinear MatMulNBits SimplifiedLayerNormalization
+        SkipLayerNormalization SkipSimplifiedLayerNormalization BiasGelu FastGelu MultiHeadAttention
+        SequenceConstruct NegativeLogLikelihoodLoss DynamicQuantizeMatMul SoftmaxCrossEntropyLoss
+        EmbedLayerNormalization MatMulIntegerToFloat Det NhwcConv ADD ADD_N SUB MUL DIV FLOOR_DIV
+        FLOOR_MOD POW MINIMUM MAXIMUM SQUARED_DIFFERENCE ATAN2 PRELU EQUAL NOT_EQUAL GREATER
+        GREATER_EQUAL LESS LESS_EQUAL LOGICAL_AND LOGICAL_OR SELECT SELECT_V2 BITWISE_XOR RIGHT_SHIFT
+        FULLY_CONNECTED BATCH_MATMUL CONV_2D DEPTHWISE_CONV_2D CONV_3D CONCATENATION PACK GATHER
+        GATHER_ND EMBEDDING_LOOKUP CUMSUM LSTM RNN UNIDIRECTIONAL_SEQUENCE_LSTM
+        BIDIRECTIONAL_SEQUENCE_LSTM UNIDIRECTIONAL_SEQUENCE_RNN BIDIRECTIONAL_SEQUENCE_RNN SVDF
+        DYNAMIC_UPDATE_SLICE REVERSE_SEQUENCE DELEGATE
+        """.split(),
         _NONE,
     ),
 }
@@ -72,12 +68,12 @@ _DATA_PREFIXES: Final = ("QLinear", "Fused", "STABLEHLO_")  # all of whose input
 # Where these inputs state a size, nothing bounds it; elsewhere the sizes of the other inputs do.
 _FREE_SIZES: Final = frozenset(
     """
-        Range ConstantOfShape HannWindow HammingWindow BlackmanWindow MelWeightMatrix Expand Tile Resize
-        Upsample Pad OneHot CenterCropPad AffineGrid MaxUnpool DFT STFT Col2Im RoiAlign CropAndResize RANGE
-        FILL TILE BROADCAST_TO PAD RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR PADV2 MIRROR_PAD ONE_HOT RFFT2D
-        RANDOM_UNIFORM RANDOM_STANDARD_NORMAL MULTINOMIAL SPARSE_TO_DENSE SCATTER_ND UNSORTED_SEGMENT_MAX
-        UNSORTED_SEGMENT_MIN UNSORTED_SEGMENT_PROD UNSORTED_SEGMENT_SUM TRANSPOSE_CONV CONV_3D_TRANSPOSE
-        """.split()
+    Range ConstantOfShape HannWindow HammingWindow BlackmanWindow MelWeightMatrix Expand Tile Resize
+    Upsample Pad OneHot CenterCropPad AffineGrid MaxUnpool DFT STFT Col2Im RoiAlign CropAndResize RANGE
+    FILL TILE BROADCAST_TO PAD RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR PADV2 MIRROR_PAD ONE_HOT RFFT2D
+    RANDOM_UNIFORM RANDOM_STANDARD_NORMAL MULTINOMIAL SPARSE_TO_DENSE SCATTER_ND UNSORTED_SEGMENT_MAX
+    UNSORTED_SEGMENT_MIN UNSORTED_SEGMENT_PROD UNSORTED_SEGMENT_SUM TRANSPOSE_CONV CONV_3D_TRANSPOSE
+    """.split()
 )
 _SHAPES: Final = frozenset({"Shape", "Size", "SHAPE", "RANK"})
 _BODIES: Final = frozenset({"WHILE", "IF", "CALL", "CALL_ONCE", "STABLEHLO_WHILE", "STABLEHLO_CASE"})
