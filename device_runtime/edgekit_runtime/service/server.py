@@ -60,11 +60,7 @@ class Service:
     ) -> None:
         """Wire the service; nothing listens or loads yet. Called inside a running event loop.
 
-        Args:
-            config: configuration of the service.
-            source: where packages lie.
-            regions: shared memory of clients, registered by the caller; None to make it here.
-            tries_in_child: whether packages are opened in a child first, which an engine may end.
+        `regions`: shared memory of clients; None to make it here. `tries_in_child`: see `load_tested`.
         """
         loop = asyncio.get_running_loop()
         self._config = config
@@ -216,10 +212,7 @@ async def serve(
 ) -> bool:
     """Serve until SIGTERM, SIGINT or SIGHUP. An ignored SIGHUP stays ignored, as under `nohup`.
 
-    Args:
-        config: configuration of the service.
-        source: where packages lie.
-        announce: called with the addresses and the names of all models when the models are loaded.
+    `announce`: called with the addresses and the names of all models when the models are loaded.
 
     Returns:
         whether all work has ended, see `Service.stop`.

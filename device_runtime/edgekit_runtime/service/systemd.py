@@ -91,9 +91,9 @@ class Notifier:
         self._timer: asyncio.TimerHandle | None = None
 
     def notify_starting(self) -> None:
-        """Ask systemd to wait while models are loaded, again and again while the event loop responds.
+        """Ask systemd to wait longer for the start, now and regularly until `notify_ready`.
 
-        Each load has its own time limit. Building a TensorRT engine takes longer than systemd would wait.
+        Building a TensorRT engine takes longer than systemd would wait. Each load has its own time limit.
         """
         self._send(f"EXTEND_TIMEOUT_USEC={self._extension_s * _MICROSECONDS:.0f}")
         if self._address:

@@ -58,11 +58,11 @@ def warm_up(
     """Run each session before the first request, and return measured runs for `Scheduler.learn`.
 
     Args:
-        instances: sessions of one model; one that occurs several times runs once.
-        inputs: inputs, such as the golden ones.
-        max_batch: most rows of a batch. If the number of rows is free, batches of 2, 4, 8 … rows up to it run
-            too.
-        runs: runs of each session with each size, at least 1. The first one of several is not returned.
+        instances: sessions of one model; a session that occurs several times is run as one session.
+        inputs: inputs of a run, such as the golden inputs.
+        max_batch: most rows of a batch. A model with a free number of rows also runs batches of 2, 4, 8 …
+            rows up to this number.
+        runs: runs of each session with each size, at least 1. If it is more, the first run is not returned.
 
     Raises:
         DataError: the inputs do not fit.

@@ -29,8 +29,8 @@ class LatencyLimits:
             `min_rounds`.
         precision: stop early once every median's 95 % interval is within this share of the median; 0 for
             never.
-        batch_s: in each round, repeat a shorter inference for about this time, after one that is not counted,
-            and take the mean. With 0, each round has one inference.
+        batch_s: time for which a round repeats a shorter inference, to take the mean; an inference before is
+            not counted. With 0, each round has one inference.
     """
 
     warmup_rounds: int = 2
@@ -68,7 +68,7 @@ class Latency:
         return float(lower), float(upper)
 
     def ratio_to(self, reference: "Latency") -> float:
-        """Return the median over the rounds of this latency divided by that of `reference` in the same round.
+        """Return the median ratio of this latency to `reference`, each ratio within a round.
 
         Both must come from one call of `measure_latency`, so that other load on the machine affects both
         alike.
@@ -90,9 +90,9 @@ class Latency:
 
 
 def find_tied(latencies: Mapping[Name, Latency]) -> list[Name]:
-    """Return the names of the fastest and of all tied with it, in the given order.
+    """Return the names of the fastest session and of all sessions tied with it, in the given order.
 
-    Tied are latencies within 2 % of the fastest, and those that differ by no more than chance.
+    A session is tied if its latency is within 2 % of the fastest, or differs from it by no more than chance.
 
     `latencies`: at least one, from one call of `measure_latency`.
     """

@@ -89,7 +89,7 @@ def recall_tuned(manifest: Manifest, choice: BackendChoice) -> Tuned | None:
 
 
 def apply_tuned(manifest: Manifest, choice: BackendChoice) -> BackendChoice:
-    """Return `choice` with its stored options, and each of its fallbacks likewise."""
+    """Return `choice` with the options stored for it and for each of its fallbacks."""
     tuned = recall_tuned(manifest, choice)
     options = choice.options if tuned is None else {**choice.options, **tuned.options}
     fallback = None if choice.fallback is None else apply_tuned(manifest, choice.fallback)
@@ -97,12 +97,9 @@ def apply_tuned(manifest: Manifest, choice: BackendChoice) -> BackendChoice:
 
 
 def keep_winner(manifest: Manifest, variant: str, chain_index: int) -> Path:
-    """Store a backend as the first choice for exactly this package here; return the path.
+    """Store a backend as this machine's first choice for exactly this package; return the path.
 
-    Args:
-        manifest: manifest of the package.
-        variant: name of the variant.
-        chain_index: position of the backend in the variant's chain, which may hold two backends of one name.
+    `chain_index`: position of the backend in the variant's chain, which may hold two backends of one name.
 
     Raises:
         OutputError: the cache folder cannot be created or written.

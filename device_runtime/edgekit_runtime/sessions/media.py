@@ -18,7 +18,7 @@ _MAX_BYTES: Final = 64 << 20  # limit of a decoded file if the model takes any s
 
 
 class MediaSession:
-    """A session that decodes some inputs of another.
+    """A session that decodes files for some inputs, and runs another session with the decoded arrays.
 
     Attributes:
         inputs: inputs of the model. An input to decode takes the content of one file, uint8 [bytes].

@@ -59,11 +59,7 @@ class OpenVinoSession:
     __slots__ = ("_checks", "_lock", "_make_tensor", "_request", "has_fixed_work", "inputs", "outputs")
 
     def __init__(self, model: bytes | memoryview | Path, options: OpenVinoOptions | None = None) -> None:
-        """Load a model that holds its weights.
-
-        Args:
-            model: content or path of an ONNX model.
-            options: options of OpenVINO for the model; by default `OpenVinoOptions()`.
+        """Load a model that holds its weights. `model`: content or path of an ONNX model.
 
         Raises:
             BackendError: OpenVINO refused the model, or an input or output is not a plain tensor.

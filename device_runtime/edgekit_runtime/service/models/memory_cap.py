@@ -29,7 +29,7 @@ _logger = logging.getLogger(__name__)
 def estimate_bytes(packages: Sequence[Servable], options: ModelOptions | None = None) -> int:
     """Return about how much memory `packages` take, from their manifests alone.
 
-    Sessions count as the options state. More sessions that `tune` found are left out, since looking them up
+    The options give the number of sessions. A larger number found by `tune` is ignored, since reading it
     would load the engine.
     """
     options = options or ModelOptions()
@@ -83,15 +83,14 @@ class MemoryCap:
     ) -> AsyncIterator[LoadPlan | None]:
         """Yield how to load a model, with memory reserved for it during the block.
 
-        It yields None if there is no room now; then the first request loads the model.
+        Without `for_others`, it yields None for an unloaded model that fits only later. The first request
+        then loads that model.
 
-        Args:
-            model: with its versions in use.
-            for_others: whether other models may be unloaded for it.
-            patience_s: how long to wait until busy models can be unloaded.
+        `for_others`: whether other models may be unloaded for it. `patience_s`: how long to wait until busy
+        models can be unloaded.
 
         Raises:
-            MemoryCapError: the cap leaves no room.
+            MemoryCapError: the model can never fit, or there was no room within `patience_s`.
         """
         load_plan = await self._estimate(model, for_others=for_others)
         async with self._hold(model, lambda: self._decide(model, load_plan), patience_s) as plan:

@@ -84,7 +84,10 @@ class Registry:
         self.rollouts = RolloutController(self._lifecycle, self.metrics, self._start)
 
     def find_remote(self, name: str, version: str | None) -> IsolatedVersion | None:
-        """Return a version in worker processes; None if it runs in this process, is unknown or not ready."""
+        """Return a version in worker processes; None if it runs in this process, is unknown or not ready.
+
+        Without `version`, this is the version that answers such requests.
+        """
         try:
             return self.models.find(name, version).loaded.remote
         except EdgekitError:
@@ -116,7 +119,7 @@ class Registry:
     async def load_all(self) -> None:
         """Load all installed models one after the other, to keep the peak memory low.
 
-        If a model fails, that is logged. The next model starts loading even if one takes long.
+        A model that fails is logged. If a model takes over `NEXT_AFTER_S`, the next one starts meanwhile.
 
         Raises:
             EdgekitError: the models cannot be listed, or all packages are damaged.
@@ -144,15 +147,13 @@ class Registry:
     ) -> None:
         """Serve exactly the versions of `name` that its version policy chooses.
 
-        If that fails, the versions in use stay.
+        `for_others`: whether other models may be unloaded to make room. If False and there is no room, the
+        model is loaded at its first request. `patience_s`: how long to wait until busy models can be
+        unloaded. `rollout`: `swap`, `canary` or `shadow`. By default, the rollout requested at installation;
+        without such a request, the option `rollout`.
 
-        Args:
-            name: name of the model.
-            for_others: whether other models may be unloaded to make room. If False and there is no room, the
-                model is loaded at its first request.
-            patience_s: how long to wait until busy models can be unloaded.
-            rollout: `swap`, `canary` or `shadow`; by default as requested at installation, else as in the
-                options.
+        Raises:
+            EdgekitError: the versions cannot be loaded; the versions in use stay.
         """
         model = await self._find_or_add(name)
         async with model.lock:

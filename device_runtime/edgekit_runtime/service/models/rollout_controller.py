@@ -42,11 +42,12 @@ class RolloutController:
         """Put the newest version on trial, with the lock of `model` held.
 
         Returns:
-            False if there is nothing to try: no version is in use, or none is newer. Else True, even if the
-            newest version failed to open; the reason is then in `model.failed`.
+            False if there is nothing to try: no version is in use, or no version is newer. Otherwise True,
+            also if the source rejected the newest version; `model.failed` then says why.
 
         Raises:
-            EdgekitError: the new version cannot be opened or compared; the version in use stays.
+            EdgekitError: the new version cannot be opened now, or cannot be compared. The version in use
+                stays.
         """
         policy = VersionPolicy.of(options)
         newest = (await self._lifecycle.on_thread(self._lifecycle.source.find, model.name, policy))[0]

@@ -69,10 +69,10 @@ class InstalledModels(Source):
         return None if current is None or current.health != UNPROVEN else current.trial or None
 
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
-        """Open the versions in `policy.specific`; if it is empty, the best version.
+        """Open the versions in `policy.specific`; if it is empty, the version that the slots choose.
 
-        Each start is counted. Without `policy.specific`, a version that fails is rejected, and the next best
-        is opened. With it, the first failure is raised.
+        Each start is counted. If a version in `policy.specific` fails, its error is raised. Any other version
+        that fails is rejected, and the slots choose again.
         """
         if not policy.specific:
             return [self._open_active(name, load)]
@@ -97,7 +97,7 @@ class InstalledModels(Source):
             raise UnavailableError(str(error)) from error
 
     def undo_start(self, name: str, version: str) -> bool:
-        """Do not count the last start of a version; returns whether that could be recorded."""
+        """Take the last start of a version out of its count. Return True if that was recorded."""
         try:
             self._slots.undo_start(name, version)
         except EdgekitError as error:
@@ -108,7 +108,7 @@ class InstalledModels(Source):
         return True
 
     def reject(self, name: str, version: str, reason: str) -> bool:
-        """Record that `version` fails. If there is another to open, count its start and return True."""
+        """Record that `version` fails. Return True if another version can be opened; its start is counted."""
         choice = self._reject(name, version, reason)
         if choice is None:
             return False

@@ -62,7 +62,7 @@ class Source(Protocol):
         The first result answers requests without a version.
 
         Raises:
-            EdgekitError: nothing can be served, and nothing stays open.
+            EdgekitError: a version fails and cannot be replaced. All opened versions are closed.
         """
 
     def open_again(self, package: Servable, load: Load) -> Loaded:
@@ -82,7 +82,10 @@ class Source(Protocol):
         return  # else it would be abstract, and most sources have no state
 
     def undo_start(self, _name: str, _version: str) -> bool:
-        """Undo the count of a version's last start, as before a planned stop. Return True if that worked."""
+        """Take the last start of a version out of its count. Return True if that was recorded.
+
+        The service does this before a planned stop.
+        """
         return False
 
     def reject(self, _name: str, _version: str, _reason: str) -> bool:

@@ -39,8 +39,9 @@ class Histogram:
     """Counts of values by range, and their sum.
 
     Attributes:
-        bounds: upper ends of the ranges, each included, growing; the last range has none.
-        counts: counts of the values in each range, one more than `bounds`.
+        bounds: upper ends of the ranges in rising order; a value at an end is within. The last range has no
+            end.
+        counts: number of values in each range; has one entry more than `bounds`.
         total: sum of the values.
     """
 
@@ -100,8 +101,7 @@ class LaneMetrics:
         failed_s: seconds from arrival to answer of the failed calls, summed.
         shed: calls refused since too many waited.
         late: calls refused since their deadline had come.
-        refused: calls refused for another reason: requests that do not fit the model, a model that is being
-            unloaded.
+        refused: calls refused for other reasons, such as wrong inputs, or a model that is being unloaded.
         cancelled: calls that were not run or were stopped, since their client had gone or the service ends.
         cache_misses: calls that the response cache did not hold.
         waiting: calls that wait now.
@@ -121,7 +121,7 @@ class LaneMetrics:
 
     @property
     def cache_hits(self) -> int:
-        """Calls answered from the response cache, at once or after waiting there for an equal call."""
+        """Calls answered from the response cache, some after waiting for the result of an equal call."""
         return self.cached.count
 
     @property
@@ -206,8 +206,8 @@ class ServiceMetrics:
 
     Attributes:
         swaps: (model, outcome) -> changes of a model's version; outcomes such as `swapped` or `rolled_back`.
-        energy_j: (model,) -> joules above idle since the start, while they could be measured.
-        request_energy_j: (model, version) -> joules of a request, where they could be measured.
+        energy_j: (model,) -> joules above idle, summed since the start, where measured.
+        request_energy_j: (model, version) -> mean joules above idle per request, where measured.
         power_w: (sensor,) -> watts now.
         temperature_c: (zone,) -> degrees Celsius now.
         device: name of a metric -> its value, for all other figures of the device.

@@ -25,7 +25,7 @@ class MetricFamily:
     """One metric with all its labels.
 
     Attributes:
-        name: name with its unit, as Prometheus recommends; a counter's ends in `_total`.
+        name: name with its unit, as Prometheus recommends. The name of a counter ends in `_total`.
         help: one line that explains the metric.
         series: a value for each set of labels.
     """

@@ -16,10 +16,11 @@ _WINDOW_S: Final = 0.25
 
 
 class RunTimes:
-    """The times of one call. Its lane sets them right before it answers the call.
+    """The times of one call. The lane sets both just before it answers the call.
 
     Attributes:
-        queue_s, compute_s: as `LaneMetrics` has them.
+        queue_s: seconds from the call's arrival to its beginning.
+        compute_s: seconds in the engine.
     """
 
     __slots__ = ("compute_s", "queue_s")
@@ -109,7 +110,7 @@ def format_fields(times: tuple[float, float] | None, load: float) -> dict[str, s
     """Return the headers `Endpoint-Load-Metrics` and, for a call that ran, `Server-Timing`.
 
     Args:
-        times: seconds in the queue and of computing; None for a call that did not run.
+        times: `RunTimes.queue_s` and `compute_s`; None for a call that did not run.
         load: share of the slots that other clients use, 0..1; more than 1 if calls wait.
     """
     fields = {"Endpoint-Load-Metrics": f"TEXT application_utilization={load:.3f}"}

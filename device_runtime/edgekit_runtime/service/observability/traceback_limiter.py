@@ -15,14 +15,14 @@ _MAX_LOGGED: Final = 64  # a client may have a say in what messages are about
 
 
 def log_limited(prefix: str) -> None:
-    """Write warnings to standard error as `log_lines` does, and the traceback of a fault once a minute."""
+    """Write warnings to standard error, each behind `prefix`, and a fault's traceback once a minute."""
     log_lines(prefix)
     for handler in logging.getLogger().handlers:
         handler.addFilter(TracebackLimiter(handler))
 
 
 class TracebackLimiter(logging.Filter):
-    """Logs the traceback of each fault at most once a minute, with the number of repeats since then.
+    """Logs the traceback of each fault at most once a minute, with the number of repeats left out.
 
     Two records are the same fault if message, type of the error and line are equal. Without this filter, a
     failing engine would log pages for each request. Other handlers still get every record unchanged.

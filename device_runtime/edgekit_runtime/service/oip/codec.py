@@ -156,14 +156,11 @@ class Codec:
     ) -> tuple[Buffer, ...]:
         """Return the parts of the response: its head with the JSON, and the binary data that follow.
 
-        Args:
-            request: the request that is answered.
-            outputs: all outputs of the model.
-            regions: regions from `hold`.
+        `outputs`: all outputs of the model. `regions`: regions from `hold`.
 
         Raises:
-            RequestError: an output does not fit into its shared memory, or JSON cannot express it within
-                the limit.
+            RequestError: an output does not fit into its shared memory, has a value that JSON lacks, or
+                makes the JSON too long.
         """
         if request.has_json_outputs:
             return finish(self.encode_in_slices(request, outputs, regions))
@@ -227,10 +224,10 @@ class Codec:
         return request
 
     def check_inputs(self, inputs: Mapping[str, Array]) -> None:
-        """Check inputs made from a file by the same rules as inputs of a request.
+        """Check the size of inputs that were decoded from a file.
 
         Raises:
-            RequestError: they are too large.
+            RequestError: they are larger than inputs of a request may be.
         """
         if self._check_inputs is not None:
             self._check_inputs(

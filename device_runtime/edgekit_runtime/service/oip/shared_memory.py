@@ -30,7 +30,7 @@ class Region:
     """Registered memory.
 
     Attributes:
-        key: the key that the client gave: the name of a POSIX segment, any text for a memfd.
+        key: the client's key: for POSIX memory, the name of the segment; for a memfd, any text.
         offset_bytes: where the region begins in its file.
         descriptor: descriptor of the region's file, open as long as the region is registered.
         owner: process that passed the memfd, or None.
@@ -152,9 +152,7 @@ class Regions:
     def find(self, name: str, *, is_local: bool) -> Region:
         """Return the region `name`.
 
-        Args:
-            name: name of the region.
-            is_local: whether the client uses the Unix socket. Only such clients see memfd regions.
+        `is_local`: whether the client uses the Unix socket. Only such clients see memfd regions.
 
         Raises:
             RequestError: there is none for this client.
@@ -169,16 +167,9 @@ class Regions:
     ) -> Region:
         """Register the memfd `descriptor`. On success the region owns the descriptor.
 
-        The same memfd may be registered again under the same name: a client does so when it reconnects after
-        it gave up a call.
+        A registered memfd may be registered again under its name, as by a client that has reconnected.
 
-        Args:
-            name: name of the region.
-            key: anything.
-            descriptor: descriptor of the memfd.
-            offset_bytes: where the region begins in it.
-            size_bytes: size of the region.
-            owner: process that passed it.
+        `key`: any text. `offset_bytes`: where the region begins in the memfd. `owner`: process that sent it.
 
         Raises:
             RequestError: the name is taken by other memory, a limit is reached, or the file is unsuitable: no

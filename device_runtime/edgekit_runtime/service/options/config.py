@@ -48,7 +48,7 @@ class FleetStreamOptions:
 
     @property
     def settings_file(self) -> str:
-        """Path of the settings that the fleet wants, beside its streams; empty for none."""
+        """Path of the file with the settings that the fleet wants, beside `file`; empty for none."""
         from edgekit_runtime.protocol.rest import SETTINGS_FILE  # only where a device may be in a fleet
 
         return str(Path(self.file).with_name(SETTINGS_FILE)) if self.file else ""
@@ -207,8 +207,8 @@ def read_config(path: Path) -> ServiceConfig:
     """Return the configuration in the TOML file at `path`.
 
     Raises:
-        ConfigError: the file is unreadable or not TOML, a value is unknown, of a wrong type or unsafe, or
-            there is a limit of the device and no model with a governor.
+        ConfigError: the file is unreadable or not TOML; a value is unknown, of a wrong type or unsafe; or
+            `power` sets a limit although no model has a governor.
     """
     names = [field.name for field in dataclasses.fields(ServiceConfig)]
     try:

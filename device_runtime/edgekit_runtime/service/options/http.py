@@ -14,8 +14,8 @@ class HttpLimits:
     Attributes:
         max_head_bytes: size limit of a request line with its headers.
         max_body_bytes: size limit of one request body.
-        max_receiving_bytes: size limit of the received parts of all request bodies together. All compressed
-            bodies that wait to be decompressed have the same limit of their own.
+        max_receiving_bytes: size limit of the received parts of all request bodies together. A second limit
+            of this size is for all compressed bodies that wait to be decompressed.
         max_sending_bytes: size limit of all responses that clients have not received yet. Beyond it, the
             connection is closed.
         max_connections: a further connection gets 503 and is closed. If there are clients over the Unix

@@ -26,15 +26,15 @@ class SchedulingLimits:
     Attributes:
         max_batch: most rows that run together; 1 turns batching off. Batching needs a model whose rows do not
             change each other's outputs, see `rows_are_independent`.
-        max_delay_s: longest wait of a call for others to share its batch. With 0, only calls that wait anyway
-            share one.
+        max_delay_s: longest wait of a call for other calls to join its batch. With 0, a batch is made only of
+            calls that wait for a session anyway.
         max_waiting: most calls that wait; further ones are refused.
         levels: number of priority levels.
         default_level: level of calls that state none.
         max_passes: how many batches of other levels may run before a waiting level gets one.
-        short_s: a model whose runs are shorter runs on the event loop's thread; with 0, none does.
-        max_run_s: time limit of a run for each call in its batch. A longer run is stopped, and its calls are
-            refused. 0 for no limit.
+        short_s: a model whose runs are shorter runs on the thread of the event loop; 0 turns this off.
+        max_run_s: time limit of a run, for each call in its batch; 0 for no limit. A longer run is stopped,
+            and its calls are refused.
 
     Raises:
         ValueError: a field is out of range.
@@ -65,11 +65,10 @@ class Isolation:
     Attributes:
         processes: number of workers; each serves a share of the connections.
         standby: whether one more worker loads the model and waits to take over.
-        hang_s: a worker without a heartbeat for this time is restarted, such as when an engine holds Python's
-            lock that long.
+        hang_s: a worker that sends no heartbeat for this time is restarted.
         start_timeout_s: time limit for a worker to load its model.
         max_crashes: the version is rejected after this number of crashes in a row.
-        healthy_s: a crash after this much time in service starts a new row.
+        healthy_s: a crash after this much time in service counts as the first in a row.
         max_delay_s: longest wait before a crashed worker is restarted.
         max_data_bytes: limit of a worker's memory (RLIMIT_DATA), or None. Beyond it, the engine reports an
             error or crashes.
@@ -184,7 +183,7 @@ class ModelOptions:
 
     @property
     def trial(self) -> CanaryOptions | ShadowOptions:
-        """Options of `rollout`: those of a canary or a shadow. Meaningless for `swap`."""
+        """The options `canary` or `shadow`, as `rollout` says. Meaningless for `swap`."""
         return self.canary if self.rollout == "canary" else self.shadow
 
     def __post_init__(self) -> None:

@@ -14,8 +14,8 @@ class MediaLimits:
     """Bounds of photographs and sound that the service decodes.
 
     Attributes:
-        max_pixels: most pixels of a picture, looked at before it is decoded.
-        max_waiting: most requests that are decoded or wait for it; further ones are refused.
+        max_pixels: most pixels of a picture, checked before it is decoded.
+        max_waiting: most requests whose files are being decoded or wait for that; further ones are refused.
     """
 
     max_pixels: int = 25_000_000
@@ -105,13 +105,13 @@ class Power:
     """Sensors of the device, and the limits of power, temperature and battery of the whole device.
 
     Attributes:
-        sysfs: root of the kernel's tree of attributes; in a container, where that of the host is mounted.
+        sysfs: folder with the kernel's sysfs; in a container, the folder where the host's sysfs is mounted.
         period_s: time between two readings, and between two decisions of the governor.
         power_w: limit of the mean power over `window_s`, or None.
         temperature_c: limit of the hottest zone, or None.
         battery_floor: battery charge to be left after `battery_hours` of service, 0 to 1, or None.
         idle_w: first estimate of the power without requests; the governor learns the real one.
-        window_s: time over which `power_w` is a mean; 0 forbids more power even for a moment.
+        window_s: time over which the mean power is taken; with 0, no setting may take more than `power_w`.
 
     Raises:
         ValueError: a value is out of range.

@@ -16,12 +16,12 @@ class Gates:
     Attributes:
         min_agreement: least mean agreement with the current version (see `comparison`), 0..1. Without any
             compared answers there is no promotion.
-        max_extra_errors: how much higher the share of failed answers may be than the current version's, 0..1.
-        max_p50_ratio: limit of the median of the latency ratio, candidate to current version with the same
+        max_extra_errors: how much the share of failed answers may exceed the current version's share, 0..1.
+        max_p50_ratio: limit of the median latency ratio, candidate to current version, over runs with equal
             inputs.
-        max_p99_ratio: limit of the candidate's 99th percentile of latency over the current version's.
-        max_energy_ratio: limit of the median energy per request over the current version's, where it is
-            measured.
+        max_p99_ratio: limit of the ratio of 99th percentiles of latency, candidate to current version.
+        max_energy_ratio: limit of the ratio of median energies per request, candidate to current version. It
+            has no effect where energy is not measured.
         error_burst: number of failed calls in a row that roll the candidate back at once.
         min_samples: calls that the candidate must have answered before it can be promoted.
         max_duration_s: time after which the trial is decided.
@@ -87,11 +87,11 @@ class ShadowOptions:
     Attributes:
         share: share of the calls, more than 0 and at most 1.
         max_load: most real calls under way while the candidate runs.
-        quiet_s: the candidate runs at the earliest this long after the last real answer.
+        quiet_s: pause after the last real answer before the candidate may run.
         max_wait_s: time limit of a waiting copy; then it is dropped.
         max_pending: most copies that wait.
-        max_copied_bytes: size limit of inputs in a borrowed buffer; larger ones are not copied, since that
-            could delay the response.
+        max_copied_bytes: size limit of inputs that must be copied, since the client can reuse their memory. A
+            call with larger inputs is left out: copying them could delay the response.
         comparison: how answers are compared, or None to choose by the model.
 
     Raises:

@@ -53,18 +53,18 @@ class CanaryLane(Lane):
     ) -> None:
         """Put a candidate beside the current version.
 
-        After a rollback all calls go to `current`; after a promotion the share stays until the owner removes
-        this lane. The owner closes the candidate, which must still answer its calls under way, if only with
-        an error, which `current` then makes good.
+        After a rollback, all calls go to `current`. After a promotion, the share stays until the owner
+        removes this lane. The owner closes the candidate. It must still answer its calls under way; `current`
+        answers calls that get an error.
 
         Args:
             current: the version in use.
-            candidate: the one on trial.
+            candidate: the version on trial.
             observer: counts and judges.
             pairs: runs both versions with the same inputs.
             options: how many calls the candidate gets, how many of them both versions run again, and whether
-                `current` answers those that it fails, if their deadline has not passed.
-            sequences: where the two versions keep the states of sequences, for a model that has any.
+                `current` answers calls that the candidate fails, if the deadline has not passed.
+            sequences: the lanes where `current` and `candidate` keep the states of sequences, or None.
             clock: the clock of the deadlines.
         """
         self._current = current

@@ -58,13 +58,7 @@ class PairedLatency:
     current_slow: int = 0
 
     def add(self, current_s: float, candidate_s: float, max_p99_ratio: float) -> None:
-        """Count a pair.
-
-        Args:
-            current_s: latency of the current version.
-            candidate_s: latency of the candidate.
-            max_p99_ratio: see `Gates`.
-        """
+        """Count a pair of latencies. `max_p99_ratio`: see `Gates`."""
         # From the pairs before this one: the limit must not depend on the pair that it judges.
         slow_s = self.current.quantile(0.99) if self.current.count >= _LEAST_FOR_P99 else None
         if slow_s is not None and max_p99_ratio:
@@ -153,9 +147,10 @@ def judge(observed: Observations, gates: Gates) -> Verdict:
     """Return the verdict on the candidate.
 
     NaN or a burst of errors rolls back at once. Otherwise, a gate that is proved missed rolls back, and the
-    candidate is promoted once all gates are proved kept. When the time is over, agreement must be proved. The
-    counted errors must only be within the limit, since a proof takes a thousand answers for 1 %. Latency and
-    energy pass unless proved missed.
+    candidate is promoted once all gates are proved kept.
+
+    After `max_duration_s`, too few answers roll back, and so does an open gate of agreement. An open gate of
+    errors passes if the counted errors are within the limit. Open gates of latency and energy pass.
     """
     at_once = _find_at_once(observed, gates)
     if at_once is not None:
@@ -184,10 +179,7 @@ def judge(observed: Observations, gates: Gates) -> Verdict:
 def may_be_promoted(current: Arm, candidate: Arm, gates: Gates) -> bool:
     """Return whether the counts of answers allow `judge` to promote the candidate.
 
-    Args:
-        current: the version in use; only `answers` and `failed` are read.
-        candidate: the candidate; likewise.
-        gates: the limits.
+    `current`, `candidate`: only `answers` and `failed` are read.
     """
     if candidate.answers < gates.min_samples:
         return False

@@ -60,15 +60,11 @@ class Observer:
         self.verdict: Promote | Rollback | None = None
 
     def count_current(self, latency_s: float | None) -> None:
-        """Count an answer of the current version.
-
-        Args:
-            latency_s: latency of a good answer; None for a failed one.
-        """
+        """Count an answer of the current version. `latency_s`: None for a failed answer."""
         _count(self.observed.current, latency_s)
 
     def count_candidate(self, latency_s: float | None) -> None:
-        """Count an answer of the candidate, and judge after some dozens.
+        """Count an answer of the candidate; judge after every 32 answers, later more rarely.
 
         `latency_s`: None for a failed answer.
         """

@@ -69,7 +69,7 @@ def run_pair(
 
     Args:
         current: session of the version in use.
-        candidate: session of the one on trial.
+        candidate: session of the version on trial.
         inputs: inputs for both.
         compare: returns the agreement of two answers, 0..1.
         flip: returns 0 or 1, with the same chance, for the order.

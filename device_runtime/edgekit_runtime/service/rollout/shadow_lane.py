@@ -55,11 +55,11 @@ class ShadowLane(Lane):
 
         Args:
             current: the version in use.
-            candidate: the one on trial.
+            candidate: the version on trial.
             observer: counts and judges.
             pairs: runs both versions with the same inputs.
             options: when calls are copied.
-            defer: calls a function on the loop's thread, after so many seconds.
+            defer: calls a function on the loop's thread, after some seconds.
             clock: the clock of the deadlines.
         """
         self._current = current

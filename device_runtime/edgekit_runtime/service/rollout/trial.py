@@ -29,12 +29,12 @@ def begin_trial(current: Served, candidate: Served, options: ModelOptions, settl
 
     Args:
         current: the version in use.
-        candidate: the one on trial.
-        options: options of the model, which say how it is tried.
+        candidate: the version on trial.
+        options: options of the model, with the kind of trial in `rollout`.
         settle: takes the verdict, on the thread of the loop.
 
     Raises:
-        SlotError: the two differ in what `find_difference` compares.
+        SlotError: the versions differ in what `find_difference` compares.
     """
     difference = find_difference(current.loaded.manifest, candidate.loaded.manifest)
     if difference is not None:

@@ -41,7 +41,10 @@ class _Orders:
 
 
 class FleetSamples:
-    """Gives a sampler to each version of a model with orders; used on the loop's thread."""
+    """Gives a sampler to each version of a model for which the fleet orders samples.
+
+    Used on the loop's thread.
+    """
 
     def __init__(self, options: SampleOptions, models: Catalogue, loop: AbstractEventLoop) -> None:
         """Take nothing yet; `options` name the file."""

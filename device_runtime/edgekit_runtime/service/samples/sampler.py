@@ -288,7 +288,7 @@ def _judge(observation: Observation, line: Line) -> bool | None:
 
 
 def copy_borrowed(arrays: Mapping[str, Array], own: str | None) -> Mapping[str, Array]:
-    """Return arrays that stay valid: those in foreign memory are copied, except the one named `own`."""
+    """Return arrays that stay valid: arrays in foreign memory are copied, except the array `own`."""
     return {
         name: array if name == own or array.flags.owndata else array.copy() for name, array in arrays.items()
     }

@@ -24,7 +24,7 @@ def find_kind(session: Session, inputs: Mapping[str, Array]) -> tuple[Hashable |
     counts as one row.
 
     Raises:
-        DataError: the inputs do not fit the session; in a batch they would fail the others' calls too.
+        DataError: the inputs do not fit the session. In a batch, they would make other calls fail too.
     """
     if inputs.keys() != {spec.name for spec in session.inputs}:
         raise DataError(f"got inputs {sorted(inputs)}, expected {sorted(s.name for s in session.inputs)}")

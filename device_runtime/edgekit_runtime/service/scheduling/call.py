@@ -44,16 +44,15 @@ class Call:
     """One inference on its way.
 
     Attributes:
-        inputs: input name -> array; they may lie in memory that the client can write to: read each value only
-            once, then check it. They are valid until `reply` is called; to keep them longer, copy them before
-            that.
+        inputs: input name -> array, valid until `reply` is called. The client may be able to change an array,
+            so read each value only once before you check it.
         reply: called once with the outputs or the error, on the loop's thread, maybe before `submit` returns.
             The outputs must not be written to: several readers may hold them.
         priority: 1 is the highest, 0 the model's default.
         deadline_s: latest time on the clock of `time.monotonic`; a call that has not begun by then is
             refused.
         is_unwanted: returns whether the client has gone; such a call need not run.
-        sequence: its place in a sequence; None for a single call, or one with its states in `inputs`.
+        sequence: its place in a sequence; None for a single call, also if `inputs` hold its states.
         work: makes the inputs, runs the model and returns its outputs, on the thread of the run; raises
             nothing. `inputs` then only show the shapes. Only for lanes whose `takes_work` is True.
     """
@@ -87,9 +86,6 @@ class Lane(Protocol):
         """Return the answer if this thread can compute it at once; else return None, without any effect.
 
         It is for the shortest models, for which a `Call` and its reply would take as long as their run.
-
-        Args:
-            inputs: inputs of a call, as in `Call`.
         """
         return None
 

@@ -92,10 +92,10 @@ class Threads:
 
 
 class Flow(Protocol):
-    """A model that runs its batches on the pool, which is a flow in start-time fair queueing.
+    """A model that runs its batches on the pool. Start-time fair queueing calls this a flow.
 
     Attributes:
-        used_s: thread seconds used so far; the pool sets it, and raises it after idle time.
+        used_s: thread seconds used so far. Only the pool sets it; after idle time, the pool raises it.
     """
 
     used_s: float
@@ -113,8 +113,8 @@ class Flow(Protocol):
 class Pool:
     """Gives threads to the models that have work, and stops long runs.
 
-    While a run may never end, the pool has one more thread for other batches. Otherwise a few hostile
-    requests could occupy all threads.
+    If a run does not stop, the pool uses one more thread until the run ends. Otherwise a few hostile requests
+    could occupy all threads.
 
     Attributes:
         on_abandoned: called when a run cannot be stopped and its calls have got an error.

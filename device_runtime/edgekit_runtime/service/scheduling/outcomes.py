@@ -37,6 +37,6 @@ def shed(call: Call, metrics: LaneMetrics, waiting: int, wait_s: float) -> None:
 
 
 def cancel(call: Call, metrics: LaneMetrics) -> None:
-    """Answer a call whose client has gone with an error, for the lanes that passed it on."""
+    """Reply with an error to a call whose client has gone: the lanes that passed it on need a reply."""
     metrics.cancelled += 1
     reply(call, UnavailableError(f"{metrics.model}: the client went before the call had begun"))

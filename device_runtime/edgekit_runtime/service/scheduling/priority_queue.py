@@ -99,7 +99,7 @@ class PriorityQueue:
         return batch
 
     def remove(self, batch: list[Queued]) -> None:
-        """Remove a batch from `choose`, and count for each lower level that it had to wait."""
+        """Remove a batch that `choose` returned, and count one more pass of each lower level that waits."""
         first = min(queued.level for queued in batch)
         batch_ids = set(map(id, batch))
         for index, level in enumerate(self._levels):

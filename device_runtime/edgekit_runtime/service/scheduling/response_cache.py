@@ -39,7 +39,7 @@ class ResponseCache:
     Attributes:
         held_bytes: size of all stored answers.
         hits: calls that were answered from the cache at once.
-        joined: calls that waited for an equal call under way, with or without success.
+        joined: calls that waited for the result of an equal call, an error included.
         misses: calls that were computed.
         passed: calls that were not cached, since their inputs are too large.
     """
@@ -108,7 +108,7 @@ class ResponseCache:
 
 
 class CacheLane(Lane):
-    """Answers calls from the cache, or passes them on. Of equal calls at one time, one is passed on."""
+    """Answers calls from the cache, or passes them on. While a call runs, equal calls wait for its answer."""
 
     def __init__(
         self,

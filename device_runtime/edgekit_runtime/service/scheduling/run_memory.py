@@ -45,24 +45,27 @@ class RunMemory:
         return _count_bytes(self.usual.values())
 
     def most_input_bytes(self, allowed_bytes: int) -> int:
-        """Return the size limit of a run's inputs in bytes that keeps its memory within `allowed_bytes`.
+        """Return how many bytes of inputs a run may have so that it takes at most `allowed_bytes` of memory.
 
-        It is at least the size of the usual inputs.
+        The result is at least the size of the usual inputs.
         """
         return max(int(allowed_bytes / max(self.bytes_per_input_byte, 1.0)), self.usual_bytes)
 
     def should_trim(self, size_bytes: int, max_batch: int) -> bool:
-        """Return whether to `trim` after a run with inputs of `size_bytes`, since it was unusually large.
+        """Return whether a run was so large that `trim` should follow.
 
         Args:
-            size_bytes: size of all inputs.
-            max_batch: rows that usually run together.
+            size_bytes: size of all inputs of the run.
+            max_batch: most rows of a batch.
         """
         is_unusual = size_bytes > 2 * max_batch * self.usual_bytes
         return is_unusual and size_bytes * self.bytes_per_input_byte > _KEPT_BYTES
 
     def trim(self, session: Session) -> None:
-        """Free the memory that a session keeps after a large run, by a run of the usual size on zeros."""
+        """Free the memory that a session keeps after a large run.
+
+        For this, the session runs once with zeros in the shapes of `usual`.
+        """
         give_back: Callable[[Mapping[str, object]], None] | None = getattr(session, "trim", None)
         if give_back is not None:
             try:
@@ -74,7 +77,7 @@ class RunMemory:
 
 
 def estimate_run_memory(manifest: Manifest, variant: str) -> RunMemory:
-    """Return the memory of a run as the package states it; else assume 64 times its golden data."""
+    """Return the run memory that a package states; by default 64 times its golden inputs and outputs."""
     chosen = next(candidate for candidate in manifest.all_variants if candidate.name == variant)
     usual = {tensor.name: (tensor.dtype, tensor.shape) for tensor in chosen.golden.inputs}
     stated = _stated_ratio(chosen.figures)
@@ -88,8 +91,8 @@ def estimate_run_memory(manifest: Manifest, variant: str) -> RunMemory:
 def allowed_run_bytes(stated: int | None, max_model_bytes: int | None) -> int:
     """Return how much memory one inference may take.
 
-    `stated`: the option `max_run_bytes`; by default 1 GiB, but at most a quarter of the machine's memory
-    and `max_model_bytes`, the memory limit of all models together, if there is one.
+    `stated`: the option `max_run_bytes`. If it is None, the result is the least of 1 GiB, a quarter of the
+    machine's memory and `max_model_bytes`, the memory limit of all models.
     """
     if stated is not None:
         return stated

@@ -23,12 +23,14 @@ class Alarm:
         self._at_s = math.inf
 
     def set(self, action: Callable[[], None], at_s: float, now_s: float, *, is_exact: bool) -> None:
-        """Call `action` at `at_s`. If an earlier time is set, that stays, and `action` must set the next.
+        """Call `action` at `at_s`, unless the alarm is set to an earlier time. That earlier time then stays.
+
+        So `action` must set the alarm again for its next time.
 
         Args:
-            action: what to call, always the same.
+            action: the function to call; every `set` passes this function.
             at_s: when; infinite for never.
-            now_s: time on the same clock.
+            now_s: present time on the clock of `at_s`.
             is_exact: whether to poll during the last millisecond, which keeps a core busy. Otherwise the call
                 may be a millisecond late.
         """

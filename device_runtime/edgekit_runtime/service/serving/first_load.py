@@ -11,12 +11,12 @@ def load_tested(
     open_remote: OpenRemote | None = None,
     beside: Loaded | None = None,
 ) -> Loaded:
-    """Do what `load` does. A package without a process of its own is first tested in a child process.
+    """Do what `load` does, but first test a package that gets no worker of its own in a child process.
 
     Raises:
-        BackendError: as `load`, or the engine ended the child.
-        SlowOpeningError: the child did not end in time.
-        UnavailableError: as `load`, or there was no memory for the child.
+        BackendError: as `load`, or the engine crashed the child process.
+        SlowOpeningError: the test in the child process took too long.
+        UnavailableError: as `load`, or there was no memory for the child process.
     """
     if not options.isolated or beside is not None:
         from edgekit_runtime.sessions.opening.package_opening import check_first_opening  # not in a worker

@@ -41,8 +41,8 @@ class Hazard(NamedTuple):
     """How inputs of a client may harm the process that runs a model.
 
     Attributes:
-        reason: what the model does, a predicate that follows its name: `has a loop, in which …`.
-        max_data_bytes: memory limit for that process if the model may take any amount; else None.
+        reason: end of a sentence that begins with the model's name, such as `has a loop, in which …`.
+        max_data_bytes: memory limit for that process; None if the memory that the model takes is bounded.
     """
 
     reason: str
@@ -116,7 +116,7 @@ def _examine(content: memoryview, *, can_stop: bool) -> tuple[list[str], bool]:
 
 
 def can_trap(package: OpenedPackage, machine: str | None = None) -> bool:
-    """Return True if inputs could crash the model's process, by a division of integers.
+    """Return True if inputs could crash the model's process by making it divide integers.
 
     `machine`: as `platform.machine` names it, by default this one; only x86 gives True.
     """

@@ -52,11 +52,12 @@ class Loaded:
 
     Attributes:
         scheduling: how its calls are scheduled; no batches if rows affect each other's answers.
-        settings: ways to run it in this process, the usual one first. A governor chooses among them.
+        settings: the settings in which it can run in this process, the usual setting first. A governor
+            chooses among them. Empty for a version in worker processes.
         answerer: its preprocessing and task; None if it has neither, or runs in worker processes.
         remote: the version in worker processes; None if it runs in this process.
-        memory_bytes: about how much memory all of it takes.
-        sessions_counted: number of sessions in each process that `memory_bytes` assumes.
+        memory_bytes: estimated memory over all its processes.
+        sessions_counted: number of sessions per process for which `memory_bytes` was estimated.
     """
 
     manifest: Manifest
@@ -70,12 +71,15 @@ class Loaded:
 
     @property
     def instances(self) -> tuple[Session, ...]:
-        """The sessions of the usual setting; one may occur several times. Empty in worker processes."""
+        """The sessions of the usual setting; a session that runs in several threads occurs several times.
+
+        Empty for a version in worker processes.
+        """
         return self.settings[0].instances if self.settings else ()
 
     @property
     def variant(self) -> str:
-        """The variant of the usual setting; of a version in worker processes, the package's first one."""
+        """The variant of the usual setting; for a version in worker processes, the package's first."""
         return self.settings[0].variant if self.settings else self.manifest.all_variants[0].name
 
     @property
@@ -87,12 +91,12 @@ class Loaded:
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """What the usual session takes; of a remote version, what the package states."""
+        """Inputs of the usual session; for a version in worker processes, the inputs in the manifest."""
         return self.instances[0].inputs if self.settings else self.manifest.inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """What the usual session returns; of a remote version, what the package states."""
+        """Outputs of the usual session; for a version in worker processes, the outputs in the manifest."""
         return self.instances[0].outputs if self.settings else self.manifest.outputs
 
     @property
@@ -116,7 +120,7 @@ def map_exceptions(description: str) -> Iterator[None]:
     `EdgekitError` passes unchanged.
 
     Raises:
-        UnavailableError: there is no memory or no descriptor for it now.
+        UnavailableError: the block ran out of memory or file descriptors.
         BackendError: any other exception that is not an `EdgekitError`; the log has its traceback.
     """
     try:
@@ -141,11 +145,10 @@ def load(
     """Return the model of `package`, tested and warm; the package may be closed after that.
 
     `open_remote`: opens models in worker processes; None loads every model in this process. `beside`: for a
-    trial, the version in use; this version is then opened in the same process.
+    trial, the version in use; the new version is then opened in the process of that version.
 
     Raises:
-        BackendError: no engine for it is installed, the engine failed, the self-test failed, or it took too
-            long.
+        BackendError: no engine for it is installed, the engine or the self-test failed, or it took too long.
         UnavailableError: it cannot be opened now; this is no evidence against the version.
     """
     manifest = package.manifest

@@ -23,10 +23,10 @@ class TrialRunner(Protocol):
         """Count the energy of a request to each version, in joules."""
 
     def take_over(self) -> bool:
-        """Use the candidate from now on; return whether it still runs. If it does not, a rollback follows."""
+        """Use the candidate from now on. Return False if it has ended; a rollback then follows."""
 
     def end(self) -> None:
-        """Send no more calls to the candidate; those under way there are answered."""
+        """Send no more calls to the candidate; calls under way are still answered."""
 
     def to_json(self) -> Mapping[str, JsonValue]:
         """Return what was observed, for `/v2` statistics."""

@@ -51,12 +51,13 @@ class Served:
 
     Attributes:
         own_lane: the last lane, which passes calls to its sessions or workers; drained before unloading.
-        stack: the first of its lanes: sequences, drift statistics and cache, as configured, then `own_lane`.
-        lane: where calls enter: `stack`, or the trial's lane in front of it.
+        stack: the first lane of the version. The configured lanes for sequences, drift statistics and cache
+            pass calls on in this order, and the last of them to `own_lane`.
+        lane: the lane where calls enter: `stack`, or the trial's lane in front of `stack`.
         sequences: the lane in `stack` that keeps the states of sequences, or None for a model without states.
         drift: drift statistics of its inputs and outputs, or None.
         cache: the response cache of this version, or None.
-        governed: the version as a governor sees it, or None without a governor.
+        governed: the version for its governor, or None without a governor.
         trial: the trial that this version takes part in, or None.
         sampler: takes samples of its requests, or None where the fleet orders none.
     """
@@ -132,8 +133,8 @@ class Trial:
 
     Attributes:
         current: the version in use; its calls go through the trial until `end`.
-        options: options of the model, which include the trial's.
-        runner: compares the two, here or in a worker.
+        options: options of the model, with those of the trial.
+        runner: compares the versions, in this process or in a worker.
     """
 
     current: Served
@@ -142,7 +143,7 @@ class Trial:
     runner: TrialRunner
 
     def end(self) -> None:
-        """Send the candidate no more calls; those under way are still answered."""
+        """Send the candidate no more calls; calls under way are still answered."""
         self.runner.end()
         self.current.trial = self.candidate.trial = None
 

@@ -39,10 +39,7 @@ class FleetStreams:
     def __init__(self, path: Path, streams: Streams, *, allows_files: bool) -> None:
         """Start nothing yet.
 
-        Args:
-            path: file of the agent; it may be missing.
-            streams: all streams of the service.
-            allows_files: see `FleetStreamOptions`.
+        `path`: file of the agent; it may be missing. `allows_files`: see `FleetStreamOptions`.
         """
         self._path, self._streams, self._allows_files = path, streams, allows_files
         self._stamp: tuple[int, ...] = ()
@@ -51,7 +48,7 @@ class FleetStreams:
         self._faults: dict[str, str] = {}
 
     def look(self) -> None:
-        """Read the file of streams if it changed, start those whose names are not taken, log failures."""
+        """Read the file of streams if it changed, start its streams whose names are free, log failures."""
         stamp = read_stamp(self._path)
         if stamp != self._stamp:
             self._stamp = stamp

@@ -45,10 +45,10 @@ class FrameMemory:
         return np.frombuffer(self._map, dtype, count, self._begin(slot)).reshape(shape)
 
     def picture(self, slot: int, size_bytes: int = PICTURE_BYTES) -> memoryview:
-        """Return a view of the first `size_bytes` of the room for a JPEG in a slot.
+        """Return a view of `size_bytes` in a slot where its JPEG lies.
 
         Raises:
-            ValueError: there is no such slot, or it has less room.
+            ValueError: there is no such slot, or `size_bytes` is over `PICTURE_BYTES`.
         """
         if not 0 <= slot < SLOTS or not 0 < size_bytes <= PICTURE_BYTES:
             raise ValueError(f"a picture of {size_bytes} bytes in slot {slot} is beyond {PICTURE_BYTES}")

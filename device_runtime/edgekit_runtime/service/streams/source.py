@@ -48,7 +48,7 @@ _logger = logging.getLogger(__name__)
 
 
 def find_pause_s(failures: int, most_s: float = _MAX_PAUSE_S) -> float:
-    """Return the pause in seconds after `failures` (at least 1) in a row; 0 after the first."""
+    """Return the seconds to wait after `failures` failures in a row: 0 after the first, at most `most_s`."""
     return min(most_s, _FIRST_PAUSE_S * _GROWTH ** min(failures - 2, 99)) if failures > 1 else 0.0
 
 
@@ -85,7 +85,7 @@ class SourceOwner(Protocol):
         """Called now and then with the number of the frame read last."""
 
     def on_failure(self, reason: str, retry_s: float | None) -> None:
-        """Called when the source failed; it is opened again after `retry_s`, or never for None."""
+        """Called when the source failed. It is opened again after `retry_s`, or if that is None, never."""
 
     def on_end(self) -> None:
         """Called when a file has come to its end."""

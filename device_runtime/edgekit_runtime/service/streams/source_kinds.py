@@ -81,8 +81,8 @@ class SourceKind(AddressKind):
     """A kind of sources.
 
     Attributes:
-        open: opens the source in the capture process. Raises `CaptureError` for lasting faults, and other
-            errors for those that may pass.
+        open: opens the source in the capture process. Raises `CaptureError` if opening it again would not
+            help, else another error.
         is_endless: whether the source should never end; if it ends, it is opened again.
         waits: whether the source by default waits for the model instead of dropping frames.
     """

@@ -79,7 +79,8 @@ class Stream:
     """One stream, on the thread of the loop.
 
     Attributes:
-        state: `waiting`: the source will be opened again after a pause; `failed`: it will not.
+        state: `opening` or `running`; `waiting` until a failed source is opened again; `failed` if it is not
+            opened again; `ended` or `stopped`.
         error: present error of source or model, or empty.
         last_error: the last error, even if it is over; or empty.
         counts: numbers of frames `read`, `answered`, `replaced` by a newer frame and `failed`, and of

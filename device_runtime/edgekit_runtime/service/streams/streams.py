@@ -138,13 +138,10 @@ class Streams:
     ) -> None:
         """Send a stream's pictures or answers to a client until it disconnects.
 
-        Args:
-            stream: the stream.
-            connected: socket of the client; owned here from now on.
-            head: head of the response.
-            view: what it sees.
-            on_close: only for the client that started the stream: called once it has disconnected. That
-                client does not count as a viewer.
+        `connected`: socket of the client, which this object closes. `head`: head of the HTTP response with
+        the empty line; sent first. `view`: `lines` for answers, `pictures`, or `trial` for pictures with the
+        trial's answers too. `on_close`: None, or called once the client has disconnected. Set this for the
+        client that started the stream: then it does not count as a viewer.
         """
         counted = int(on_close is None)
 

@@ -26,10 +26,10 @@ class Viewer:
         """Serve a client; the socket is the viewer's from now on.
 
         Args:
-            loop: event loop of the service; all happens on its thread.
+            loop: event loop on whose thread all this happens.
             connected: socket of the client.
             max_queued: most chunks that wait.
-            timeout_s: a client that reads nothing for so long is disconnected.
+            timeout_s: a client that reads nothing for this time is disconnected.
             on_close: called once when the connection has ended.
         """
         self._loop, self._socket, self._timeout_s, self._on_close = loop, connected, timeout_s, on_close

@@ -51,7 +51,7 @@ Handle: TypeAlias = Callable[[Kind, bytes, list[int]], None]
 
 
 class Passed(Protocol):
-    """The owner of a descriptor to send with a message. It may close it before the message is sent."""
+    """An object whose descriptor is sent with a message, unless the object has closed it by then."""
 
     def fileno(self) -> int:
         """Return its descriptor, or -1 once it is closed."""
@@ -100,7 +100,7 @@ class Channel:
     def send(self, kind: Kind, payload: bytes = b"", passed: Passed | None = None) -> None:
         """Send or queue a message; does nothing after the channel is closed.
 
-        `passed`: owner of a descriptor to send with it, if still open then.
+        `passed`: owner of a descriptor to send with the message; a closed descriptor is left out.
         """
         if not self._is_open:
             return

@@ -29,8 +29,8 @@ class VerifiedPackage:
         version: version of the model.
         manifest_sha256: digest of the signed manifest, compared when the worker opens the package.
         submodel: the part of the package that is the model; None for all of it.
-        local_key: `local_key` of the package as text, to encrypt files that the worker derives and stores;
-            None for a plain package. The worker gets the content decrypted.
+        local_key: for an encrypted package, its `local_key` as text. The worker gets the package decrypted,
+            and encrypts the files that it stores with this key. None for a plain package.
     """
 
     version: str
@@ -41,7 +41,7 @@ class VerifiedPackage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """The order to a worker, passed as a JSON file; the package and shared memory for leases go with it.
+    """The order to a worker. It gets this as a JSON file, together with the package's file.
 
     Attributes:
         config: configuration of the worker's own service, which does not listen.

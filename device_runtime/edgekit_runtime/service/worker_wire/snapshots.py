@@ -56,7 +56,10 @@ def read_snapshots(payload: bytes) -> dict[str, Snapshot]:
 
 
 def add_up(into: LaneMetrics, parts: Sequence[LaneMetrics]) -> None:
-    """Set `into` to the sums of `parts`; `waiting` is that of the last part, `last_s` the latest."""
+    """Set `into` to the sums of `parts`.
+
+    `waiting` becomes the value of the last part, and `last_s` the latest time of all parts.
+    """
     for name in _COUNTS:
         setattr(into, name, sum(getattr(part, name) for part in parts))
     for name in _HISTOGRAMS:

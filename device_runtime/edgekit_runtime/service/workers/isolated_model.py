@@ -45,15 +45,14 @@ _logger = logging.getLogger(__name__)
 class IsolatedModel(IsolatedVersion):
     """A version in worker processes. Use it on the loop's thread, except for `close`.
 
-    A version on trial has no workers of its own. It runs in a worker of the version in use, its host. If
-    promoted, it takes that worker over.
+    A version on trial has no workers of its own. It runs in a worker of the version in use, its host. After a
+    promotion, that worker belongs to the new version.
 
     Attributes:
-        spec: what each worker is started with.
-        opened: done when a worker is ready or, in a trial, when the candidate gets calls. It has an error if
-            that fails; `end` cancels it.
-        hosted: trial of another version in a worker of this one, or None.
-        workers: workers that run or start; ready ones are in the order in which they became ready.
+        opened: done when a worker is ready or, in a trial, when the candidate gets calls. If that fails, this
+            future gets the error; `end` cancels it.
+        hosted: trial of another version in a worker of this version, or None.
+        workers: workers that run or start; ready workers are in the order in which they became ready.
         restarts: how often a worker was started again after it was lost.
     """
 
@@ -69,13 +68,7 @@ class IsolatedModel(IsolatedVersion):
     ) -> None:
         """Begin without workers; call `begin` or `begin_trial` next.
 
-        Args:
-            http: the HTTP server whose connections the workers are lent.
-            regions: shared memory of clients.
-            manifest: manifest of the version.
-            spec: the order that starts each worker.
-            package: descriptor of the package; owned by this.
-            report_crash: see `Versions.report_crash` of the supervisor.
+        `package`: descriptor of the package; owned by this object. `report_crash`: `Versions.report_crash`.
         """
         self._http, self._regions, self.manifest, self.spec = http, regions, manifest, spec
         self._package, self._report_crash = package, report_crash
@@ -95,9 +88,9 @@ class IsolatedModel(IsolatedVersion):
 
     @property
     def ready(self) -> list[WorkerHandle]:
-        """The workers that have loaded the model; for a version on trial, those of its host.
+        """The workers that have loaded the model; for a version on trial, the workers of its host.
 
-        Only the first `processes` of them get requests; a standby worker waits behind them.
+        Only the first `isolation.processes` workers get requests. A standby worker comes after them.
         """
         workers = self.workers if self._trial is None else self._trial.host.workers
         return [worker for worker in workers if worker.is_ready]
@@ -119,7 +112,7 @@ class IsolatedModel(IsolatedVersion):
     def begin(self) -> None:
         """Start a worker. The owner calls this once; later workers are started by this class.
 
-        If it fails, it is tried again later. If the restart policy gives up, `opened` gets an error.
+        If the start fails, it is repeated later. If the restart policy gives up, `opened` gets an error.
         """
         try:
             worker = WorkerHandle(self._http, self, self.spec, self._package)
@@ -143,7 +136,7 @@ class IsolatedModel(IsolatedVersion):
             self._trial.start(ready[0])
 
     def fail(self, error: EdgekitError) -> None:
-        """End all its processes; `opened` gets `error` unless it is done."""
+        """End all its processes; if `opened` is not done, it gets `error`."""
         if not self.opened.done():
             self.opened.set_exception(error)
         self.end()
@@ -200,7 +193,7 @@ class IsolatedModel(IsolatedVersion):
         return UnavailableError(f"{self.manifest.name}: {text}", _RESTART_S + left_s)
 
     def drain(self, done: Callable[[], None]) -> None:
-        """Lend no more connections, ask the workers to return all, and call `done` once they have.
+        """Lend no more connections, let the workers return all connections, and then call `done`.
 
         `done` is called after `drain_timeout_s` at the latest, and maybe before this returns. A hosted trial
         is ended. A version that is not open yet ends at once.
@@ -238,7 +231,7 @@ class IsolatedModel(IsolatedVersion):
         self._fill()
 
     def on_snapshots(self, worker: WorkerHandle, payload: bytes) -> None:
-        """Store a worker's figures on this version and on the one that it tries."""
+        """Store a worker's figures on this version and on the candidate in that worker."""
         trial = self.hosted
         for version, snapshot in read_snapshots(payload).items():
             if version == self.manifest.version:
@@ -296,7 +289,7 @@ class IsolatedModel(IsolatedVersion):
         self.end_trial(trial)
 
     def end_trial(self, trial: "WorkerTrialRunner") -> None:
-        """End the trial and the candidate. The worker need not be told."""
+        """End the trial and the candidate, without a message to the worker."""
         self.hosted = trial.report = None
         trial.model.end()
 

@@ -59,16 +59,7 @@ class Supervisor:
         limits: Limits,
         token: bytes | None,
     ) -> None:
-        """Begin without workers.
-
-        Args:
-            http: the HTTP server whose connections are lent.
-            regions: shared memory of clients.
-            config: configuration of the service.
-            versions: the versions that requests are for.
-            limits: limits of reading packages.
-            token: the token that clients over TCP must send, or None.
-        """
+        """Begin without workers. `token`: the token that clients over TCP must send, or None."""
         self._http, self._regions, self._config = http, regions, config
         self._versions, self._limits, self._token = versions, limits, token
         self._names = {name for name, options in config.models.items() if options.isolated}
@@ -78,16 +69,16 @@ class Supervisor:
 
     @property
     def models(self) -> "tuple[IsolatedModel, ...]":
-        """The versions with workers of their own, without those on trial."""
+        """The versions with workers of their own; a version on trial has none."""
         return tuple(model for model in self._models if model.is_in_use)
 
     def open(self, package: OpenedPackage, options: ModelOptions, beside: Loaded | None) -> "IsolatedModel":
-        """Load the model of `package` in a process of its own, and wait for that, off the loop's thread.
+        """Load the model of `package` in a worker, and wait until it is loaded. Not for the loop's thread.
 
         Args:
             package: verified.
             options: options of the model.
-            beside: a version in use, whose process runs the trial of this version; or None.
+            beside: for a trial, the version in use, whose worker runs the trial; else None.
 
         Raises:
             BackendError: it cannot be loaded there.
@@ -113,9 +104,10 @@ class Supervisor:
             raise _unavailable(manifest, "the service, or the version in use, is ending") from None
 
     def pass_on(self, connection: Connection, head: RequestHead) -> bool:
-        """Return whether the request was passed to a worker, together with its connection.
+        """Pass a request with its connection to a worker, and return whether that was done.
 
-        If no isolated model is at its path, `head` is marked so that this need not be called for it again.
+        If the path is not of an isolated model, `head.clearance` is set: later requests with this head need
+        no such call.
         """
         target = parse_infer_path(head.path)
         if target is None or target[0] not in self._names:

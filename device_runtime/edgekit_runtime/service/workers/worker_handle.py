@@ -82,13 +82,7 @@ class WorkerHandle:
     """
 
     def __init__(self, http: HttpServer, owner: WorkerOwner, spec: WorkerSpec, package: int) -> None:
-        """Start the process.
-
-        Args:
-            http: the HTTP server whose connections it is lent.
-            owner: is called back.
-            spec: the order to the worker.
-            package: descriptor of the package; stays the caller's.
+        """Start the process. `package` is the package's descriptor, which the caller keeps and closes.
 
         Raises:
             OSError: it cannot be started.
@@ -164,20 +158,23 @@ class WorkerHandle:
     def start_trial(self, candidate: VerifiedPackage, package: Passed) -> None:
         """Make the worker try a version beside the one that it serves.
 
-        `package`: file of the candidate, which stays the caller's.
+        `package`: owner of the candidate's open file. The caller keeps and closes it.
         """
         self._tried.add(candidate.version)
         self.channel.send(Kind.MAIN_TRY, json.dumps(to_plain(candidate)).encode("ascii"), package)
 
     def end_trial(self, version: str, *, is_promoted: bool) -> None:
-        """Make the worker end its trial; it continues with `version` alone if promoted, else without it."""
+        """Make the worker end its trial of `version`.
+
+        If `is_promoted`, the worker serves only `version` from now on. Otherwise it unloads `version`.
+        """
         self.channel.send(Kind.MAIN_SETTLE, SETTLED.pack(is_promoted) + version.encode())
 
     def check_heartbeat(self) -> None:
         """Kill the process if it hangs or loads for too long. Call this every `HEARTBEAT_S`.
 
-        A hang is measured in calls, not in time: if the service itself was paused, its workers do not count
-        as hanging.
+        Calls of this function without a heartbeat between them measure a hang. So a pause of the whole
+        service does not count.
         """
         self._silent_s += HEARTBEAT_S
         isolation = self._isolation

@@ -71,11 +71,7 @@ class LiteRtSession:
     )
 
     def __init__(self, model: bytes | memoryview | Path, options: LiteRtOptions | None = None) -> None:
-        """Load a model.
-
-        Args:
-            model: content or path of a `.tflite` file.
-            options: options of LiteRT for the model; by default `LiteRtOptions()`.
+        """Load a model. `model`: content or path of a `.tflite` file.
 
         Raises:
             EngineMissingError: neither ai-edge-litert nor tflite-runtime can be imported.

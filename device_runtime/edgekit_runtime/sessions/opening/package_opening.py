@@ -74,8 +74,8 @@ def test_in_child(
             one.
         threads: threads of one inference; by default as the options say.
         limit_s: seconds until the child is ended.
-        engines: folder of Python packages that precede those of this process, such as another release of an
-            engine; or None.
+        engines: folder of Python packages, such as another release of an engine, that the child imports
+            before the packages of this process; or None.
         is_kept: whether to store a success, so that later openings skip the test.
     """
     request = {

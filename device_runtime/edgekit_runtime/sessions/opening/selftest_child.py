@@ -37,7 +37,7 @@ _VERIFIED_LIMITS: Final = Limits(
 
 
 def main(request: Mapping[str, Any]) -> str:
-    """Self-test the package of `request`; return its fault or ''. Without `forget`, store success."""
+    """Self-test the package of `request`, the REQUEST of this module; return its fault, or ''."""
     try:
         with _read(request) as whole:
             submodel = request.get("submodel")
