@@ -88,7 +88,7 @@ class AgentOptions:
 
     @property
     def fixed(self) -> dict[str, str]:
-        """Key -> decimal text of the limits that the command line fixes: `month-mb`, `cap-kbit-s`."""
+        """The limits that the command line sets: `month-mb` or `cap-kbit-s` -> number as text."""
         month, cap = self.month_bytes, self.bytes_per_s
         numbers = {
             "month-mb": None if month is None else month / 1e6,
@@ -199,7 +199,7 @@ class Agent:
             elapsed_s: time since the last turn.
 
         Returns:
-            False if it could not finish, such as on a full disk: the next turn tries again.
+            False if the turn failed, such as on a full disk; the next turn tries again.
         """
         self._receive(0.0)
         try:

@@ -60,7 +60,7 @@ class DeviceConditions:
         budget_left_bytes: bytes that may still be downloaded this month, or None without a limit.
         battery: charge from 0 to 1, or None without a battery.
         is_charging: whether there is another source of power.
-        downloaded: sha256 of the package files that are there completely.
+        downloaded: sha256 of the complete package files on the disk.
     """
 
     now_s: float
@@ -115,11 +115,11 @@ def find_obstacle(
 def count_needed_bytes(sizes_bytes: Sequence[int], done_bytes: int = 0) -> int:
     """Return the free bytes that a device needs to install packages one after the other.
 
-    The plan of a rollout uses it too: it must not promise what devices refuse.
+    The plan of a rollout uses this function, too: it must not promise what devices refuse.
 
     Args:
-        sizes_bytes: size of each package, at least one.
-        done_bytes: bytes of them that are on the device already.
+        sizes_bytes: size of each package, at least one package.
+        done_bytes: bytes of these packages that are on the disk already.
     """
     return sum(sizes_bytes) - done_bytes + max(sizes_bytes) + SPARE_BYTES
 
@@ -142,21 +142,21 @@ def _find_shortage(
 
 
 def has_power(conditions: DeviceConditions) -> bool:
-    """Return whether work that can wait may run: there is no battery, it charges, or has `MIN_BATTERY`."""
+    """Return whether work that can wait may run: without a battery, on a charger, or with `MIN_BATTERY`."""
     battery = conditions.battery
     return battery is None or battery >= MIN_BATTERY or conditions.is_charging
 
 
 def is_window(text: str) -> bool:
-    """Return whether a text is a range of local time of day, such as `01:00-04:00`, that is not empty."""
+    """Return whether a text is a range of times of day, such as `01:00-04:00`, with different ends."""
     match = _WINDOW.fullmatch(text)
     return match is not None and match.group(1, 2) != match.group(3, 4)
 
 
 def check_window(window: str | None, conditions: DeviceConditions) -> Obstacle | None:
-    """Return an obstacle to switching now, or None inside the window, which may span midnight.
+    """Return an obstacle to switching versions now, or None inside the window, which may span midnight.
 
-    `window` None allows all times. While the local time is unknown, every other window is an obstacle.
+    `window` None allows all times. If the local time is unknown, any other window is an obstacle.
     """
     if window is None:
         return None

@@ -49,7 +49,7 @@ class DeviceFacts:
     clock: str = ""
 
     def has_engine(self, named: str) -> bool:
-        """Return whether an engine is there, such as `onnxruntime 1.24.4`; `onnxruntime-gpu` counts too."""
+        """Return whether an engine is installed, or its `-gpu` package; `named`: `onnxruntime 1.24.4`."""
         return named in {f"{name.removesuffix('-gpu')} {release}" for name, release in self.engines.items()}
 
 

@@ -81,8 +81,7 @@ class DesiredModel:
             `old-first` unloads first; `unloaded` unloads the old one at once, as it is not safe.
         priority: models with a higher one are updated first.
         not_before_s: seconds after the receipt of the document at which the work may begin, drawn by the
-            manager within the `spread_s` of the rollout, so that a step of many devices does not download at
-            once.
+            manager within the `spread_s` of the rollout, so that devices do not all download at once.
         timeout_s: the execution ends after this time, whatever it waits for.
         window: local time of day in which the device may switch, as `01:00-04:00`, or None for any time.
         is_return: the version was in use before and may be installed again, also if it was rejected here.
@@ -120,7 +119,7 @@ class LogRequest:
     """A request for the last lines of the logs of service and agent.
 
     Attributes:
-        request: its name; a device answers each one once. Empty for none.
+        request: name of the request; a device answers each name once. Empty for no request.
         lines: number of lines.
     """
 
@@ -134,8 +133,8 @@ class Desired:
 
     Attributes:
         device: its identifier; another device refuses the document.
-        version: `$version`, higher with each change; a device refuses a lower one, and the same one with
-            other content.
+        version: `$version`, higher with each change. A device refuses a lower version, and other content
+            with an equal version.
         issued_at, expires_at: seconds since 1970. Once its document has expired, a device keeps its models
             and reports `stale`: somebody may withhold newer documents.
         epoch: number of the manager's lease. A device refuses a lower number than it has seen: that manager
@@ -149,7 +148,7 @@ class Desired:
         streams: all streams that the fleet wants, by name: 16 at most, of 8 KiB together. Streams of the
             service's own configuration are not touched.
         settings: key -> value, see `protocol.device_settings`; an unknown key does not affect the others.
-        logs: lines that are asked for.
+        logs: request for lines of the logs.
         samples: orders to store requests and send them; they have no effect if the device's owner forbids it.
 
     Raises:
@@ -231,7 +230,7 @@ class ModelFigures:
         model, version: the version that the figures describe.
         requests: number of answered calls.
         failed: number of answered calls that failed.
-        looked_at: answers that the drift statistics looked at.
+        looked_at: number of answers in the drift statistics.
         not_finite: number of calls whose outputs had NaN or infinity although the inputs were finite.
         restarts: crashes of the process that runs the model.
         answer_s: time from arrival to answer, summed over the calls that did not fail.
@@ -239,7 +238,7 @@ class ModelFigures:
         energy_mj: mean energy a call, in millijoules, or None where it is not measured.
         agreement: mean agreement with the old version on the same inputs, 0..1, or None without a trial.
         compared: number of pairs of answers behind `agreement`.
-        drift: population stability index of inputs or outputs, the larger, or None.
+        drift: largest population stability index of inputs and outputs, or None.
         gauges: further figures by name, such as `battery`: charge of the device's battery, 0..1.
     """
 

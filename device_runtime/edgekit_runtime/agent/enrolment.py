@@ -81,22 +81,19 @@ def enrol(
     *,
     trusted_time: TrustedTime | None = None,
 ) -> Membership:
-    """Join the fleet of a code.
+    """Join the fleet that a code names.
 
     If this device was in another fleet, the package keys of that fleet are no longer trusted. Keys that
     somebody trusted by hand stay.
 
-    Args:
-        code: code of the fleet.
-        config: folder of the configuration; its folders `fleet` and `keys` get the files.
-        facts: the same field as in `Reported`.
-        disk: carries changes out.
-        trusted_time: the time for checks of certificates; by default the clock's.
+    `config`: folder of the configuration; its folders `fleet` and `keys` get the files.
+    `facts`: the same field as in `Reported`. `trusted_time`: the time for checks of certificates; by default
+    the clock's.
 
     Raises:
         EnrolmentError: the fleet refuses.
-        SignatureError: the server is not the one that the code names.
-        TransportError: it cannot be reached.
+        SignatureError: this is not the server that the code names.
+        TransportError: the server cannot be reached.
         OutputError: a file cannot be written.
     """
     folder = config / "fleet"
@@ -145,8 +142,8 @@ def renew(config: Path, disk: Disk = DISK, *, trusted_time: TrustedTime | None =
     trust any package and obey any manager.
 
     Raises:
-        EnrolmentError: the fleet refuses, or this device is in none.
-        TransportError: it cannot be reached.
+        EnrolmentError: the fleet refuses, or this device is in no fleet.
+        TransportError: the fleet cannot be reached.
         OutputError: the answer cannot be stored.
     """
     member = read_membership(config)

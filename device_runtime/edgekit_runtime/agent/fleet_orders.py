@@ -136,7 +136,10 @@ class DeviceSettings:
         return float(text) if text else None
 
     def list_states(self, socket_path: Path | None, now_s: float) -> dict[str, str]:
-        """Return key -> why a setting has no effect, or empty; `now_s` is of the monotonic clock."""
+        """Return key -> why a setting has no effect, or empty.
+
+        `socket_path`: socket of the service, or None if none runs. `now_s`: time of the monotonic clock.
+        """
         desired = self._desired or {}
         if any(key in SETTINGS and SETTINGS[key].reader != "agent" for key in desired) and (
             now_s - self._service_s >= _ASK_S
@@ -167,7 +170,10 @@ class DeviceLogs:
         self._answer: Logs | None = None
 
     def take(self, request: LogRequest, socket_path: Path | None) -> Logs | None:
-        """Begin to answer a new request; return its answer at the first call after it is ready, else None."""
+        """Begin to answer a new request; return its answer once, at the first call after it is ready.
+
+        `socket_path`: socket of the service, or None; its log is read where there is no journal.
+        """
         if self._thread is not None:
             if self._thread.is_alive():
                 return None
@@ -194,7 +200,7 @@ class DeviceLogs:
 
 
 def pack_lines(lines: Sequence[str], count: int) -> str:
-    """Return the last 2 · `count` lines, deflated, in base64; fewer if that exceeds 20,000 bytes."""
+    """Return the last 2 · `count` lines (of service and agent), deflated, in base64, up to 20,000 bytes."""
     recent = list(lines)[-2 * count :]
     while True:
         packed = base64.b64encode(zlib.compress("\n".join(recent).encode(), 9))

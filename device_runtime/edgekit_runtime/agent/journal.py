@@ -41,8 +41,8 @@ class Progress:
 
     Attributes:
         age_s: seconds that it was under way while the agent ran, independent of changes of the clock.
-        failures: failures of its current step in a row.
-        same_failures: number of the latest consecutive failures with the code of `report`.
+        failures: number of failures in a row of the current step.
+        same_failures: number of the last failures in a row that have the code of `report`.
         retry_age_s: age at which the step is tried again.
     """
 
@@ -79,7 +79,7 @@ class Progress:
         )
 
     def count_same(self, code: str) -> int:
-        """Return how many of the current step's failures, from the last backwards, have this code."""
+        """Return how many of the step's last failures in a row have this code."""
         return self.same_failures if code == self.report.code else 0
 
 
@@ -110,12 +110,9 @@ class Journal:
     """The journal of one device, for one thread of one process."""
 
     def __init__(self, path: Path, disk: Disk = DISK, clock: Callable[[], float] = time.time) -> None:
-        """Read the journal at `path`, or begin a new one if it is missing or damaged.
+        """Read the journal at `path`, or begin a new one if it is missing or damaged; create its folder.
 
-        Args:
-            path: file of the journal; its folder is created.
-            disk: carries changes out.
-            clock: seconds since 1970, from which a new journal numbers its documents.
+        `clock`: seconds since 1970, from which a new journal numbers its documents.
 
         Raises:
             OutputError: the folder cannot be made.

@@ -49,18 +49,15 @@ class _KeyFile:
 
 
 class ManagerKeys:
-    """Public keys of the manager: those whose documents this device obeys.
+    """Public keys of the manager. This device obeys documents that they have signed.
 
-    The newest verified root of the repository that this device has seen names them.
+    The newest root of the repository that this device has verified names the keys.
     """
 
     def __init__(self, folder: Path, first_root: str, disk: Disk = DISK) -> None:
         """Use the file in the agent's folder.
 
-        Args:
-            folder: the agent's folder.
-            first_root: content of the root that the device got when it enrolled.
-            disk: carries changes out.
+        `first_root`: content of the root that the device got when it enrolled.
         """
         self._path, self._first_root, self._disk = folder / _FILE, first_root, disk
         self._first_root_sha256 = hashlib.sha256(first_root.encode()).hexdigest()

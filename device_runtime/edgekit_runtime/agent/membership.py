@@ -81,7 +81,7 @@ class Membership:
     def make_time(
         self, folder: Path, clock: Callable[[], float], monotonic: Callable[[], float] = time.monotonic
     ) -> TrustedTime:
-        """Return the trusted time by certificate and clock alone, before any document; see `TrustedTime`.
+        """Return the trusted time before a document of the manager is read; see `TrustedTime`.
 
         Args:
             folder: the agent's folder.
@@ -91,7 +91,7 @@ class Membership:
         return TrustedTime(self.enrolment.certificate, folder, clock, monotonic)
 
     def read_time(self, folder: Path, clock: Callable[[], float] = time.time) -> TrustedTime:
-        """Return the trusted time, as the agent's folder bounds it; `clock` gives seconds since 1970."""
+        """Return the trusted time, with the bound in the agent's folder; `clock`: seconds since 1970."""
         trusted_time = self.make_time(folder, clock)
         trusted_time.note(read_journal(folder / "journal.json").known_time_s)
         return trusted_time
@@ -151,7 +151,8 @@ class ResumingContext(ssl.SSLContext):
 
     Attributes:
         trusted_time: see `TrustedTime`.
-        authority_end_s: end of the fleet's authority, in s since 1970; infinity with public authorities.
+        authority_end_s: when the certificate of the fleet's authority expires, in seconds since 1970;
+            infinity with public authorities.
         failure: the TLS error that ended the last connection, or None. It also holds a broker's alert after
             the handshake, which paho drops.
     """
@@ -181,11 +182,11 @@ class ResumingContext(ssl.SSLContext):
             return super().wrap_socket(*args, **options)
 
     def check_end(self, connection: ssl.SSLSocket) -> None:
-        """Check that the certificate of a server has not ended.
+        """Check that the certificate of a server has not expired.
 
         Raises:
-            EndedCertificateError: it has.
-            ValueError: it states no times.
+            EndedCertificateError: the certificate has expired.
+            ValueError: the certificate states no times.
         """
         end_s = read_validity(connection.getpeercert(binary_form=True) or b"")[1]
         if min(end_s, self.authority_end_s) < self.trusted_time.now_s:
@@ -193,7 +194,7 @@ class ResumingContext(ssl.SSLContext):
 
 
 class EndedCertificateError(ssl.SSLCertVerificationError):
-    """The certificate of a server has ended, by the trusted time.
+    """The certificate of a server has expired by the trusted time.
 
     Attributes:
         least_s: lower bound of the time in seconds since 1970, if the clock is behind it; else None.

@@ -127,8 +127,8 @@ class MqttLink:
         Args:
             kind: kind of the document; a `hello` must come before all others.
             payload: envelope of the document.
-            key: for kinds of which several may wait, such as the kind of an event.
-            is_retained: whether the broker keeps it for later subscribers.
+            key: separates waiting messages of one kind; for an event, the kind of event.
+            is_retained: whether the broker keeps the message for later subscribers.
         """
         with self._lock:
             self._outbox[f"{kind}/{key}"] = _Message(kind, payload, is_retained)

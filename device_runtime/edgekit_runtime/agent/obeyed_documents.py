@@ -46,16 +46,16 @@ class ObeyedDocuments:
     def unseal(self, payload: bytes, now_s: float, width_s: float) -> Desired | None:
         """Return the document in an envelope, or None if it waits for a refresh of the metadata.
 
-        Only the newest document by an unknown key waits. An older one is dropped: the manager sends its
+        Only the newest document by an unknown key waits; older ones are dropped. The manager sends its
         document again.
 
         Args:
             payload: the envelope.
             now_s: time of the monotonic clock.
-            width_s: time over which the devices of the fleet spread the refresh for the first such document.
+            width_s: longest random delay of a refresh, so that devices do not all refresh at once.
 
         Raises:
-            SignatureError: it is malformed or forged, or its key is unknown soon after a refresh.
+            SignatureError: the document is malformed or forged, or its key is unknown soon after a refresh.
         """
         try:
             return unseal(payload, "desired", Desired, self._keys, "desired")

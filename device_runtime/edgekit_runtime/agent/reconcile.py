@@ -74,7 +74,7 @@ def accept_desired(desired: Desired, previous: Desired | None, device: str) -> b
     `previous`: the newest document that was accepted before, or None.
 
     Raises:
-        SignatureError: it is for another device, older, or has the same version with other content.
+        SignatureError: the document is for another device, or different but not newer.
     """
     if desired.device != device:
         raise SignatureError(f"desired: is for {desired.device!r}, this is {device!r}")

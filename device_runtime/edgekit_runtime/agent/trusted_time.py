@@ -41,7 +41,7 @@ _LONG_YEAR: Final = 14  # digits of a time with four of them for the year
 
 
 class TrustedTime:
-    """The time as this device knows it: by its clock, but not before a bound that others have signed."""
+    """The time by this device's clock, but never earlier than a bound that others have signed."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class TrustedTime:
 
     @property
     def stated_s(self) -> float:
-        """The bound by document or metadata alone, in seconds since 1970; 0 if there is neither."""
+        """The bound by a document or metadata only, in seconds since 1970; 0 without both."""
         limit_s = max(RELEASED_S, self._clock(), self._begin_s) + MAX_LEAD_S
         stated_s = min(self._issued_s or self._signed_s, limit_s)
         return stated_s + self._passed_s if stated_s else 0.0
@@ -94,7 +94,7 @@ class TrustedTime:
         return self._clock() < self.least_s - TOLERATED_S
 
     def outgrows(self, stored_s: float) -> bool:
-        """Return whether the bound is far later than the one in the journal, and the clock is behind it."""
+        """Return whether the clock is behind, and the bound over an hour later than the journal's."""
         return self.is_clock_behind and self.stated_s > stored_s + TOLERATED_S
 
     @property

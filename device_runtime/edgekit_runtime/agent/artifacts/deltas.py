@@ -48,9 +48,9 @@ class RunKind:
         number: number of the kind in the delta file.
         width: bytes of a word.
         has_base: whether the run is made from bytes of the base.
-        has_channels: whether the delta states multipliers of channels for it.
-        has_step: whether the delta states a step, a zero point or a seed for it.
-        is_float: whether the delta stores each word with its sign bit last, rather than folded.
+        has_channels: whether the delta has a multiplier for each channel of the run.
+        has_step: whether the delta has a step, a zero point or a seed for the run.
+        is_float: whether stored words have the sign bit last. Other words are folded, see `unfold`.
         residual_width: bytes of the residual of a word; -1 stands for `width`.
     """
 
@@ -138,7 +138,7 @@ def list_lzma_filters(model: int) -> list[dict[str, Any]]:
 
 
 def read_words() -> bytes:
-    """Return raw LZMA of `WORDS_BYTES` of common text; a stream of model `WORDS_MODEL` continues it."""
+    """Return a common text, packed as raw LZMA. Packed streams of the model `WORDS_MODEL` continue it."""
     return files(__package__).joinpath("words.lzma").read_bytes()
 
 
@@ -165,11 +165,13 @@ class _Run:
 
 
 def find_delta(desired_model: DesiredModel, installed: frozenset[str]) -> DeltaOffer | None:
-    """Return the smallest delta or coded file that can be used here and is smaller than the package, or None.
+    """Return the smallest usable delta that is smaller than the package, or None.
+
+    It may be a coded file: a delta that needs no installed package.
 
     Args:
         desired_model: the package that the desired document names.
-        installed: digests of the manifests of the packages that are installed here.
+        installed: digests of the manifests of the installed packages.
     """
     usable = [
         offer
@@ -197,17 +199,17 @@ def apply_delta(
     Args:
         delta: content of the delta; nothing in it is trusted, so its digest need not be verified.
         base: content of the installed package; empty for a coded file.
-        path: file to write.
+        path: path of the file to write.
         size_bytes: size of the package, before encryption.
-        sha256: digest of the file to write.
+        sha256: expected digest of the file.
         stop: set to stop.
-        disk: carries changes out.
+        disk: file operations; tests replace them.
         encryption: key and header to encrypt the package with; None writes it plain.
 
     Raises:
-        PackageError: the delta is damaged, needs another base, makes another size, takes too long, or was
-            stopped.
-        DigestError: the new file has another digest.
+        PackageError: the delta is damaged, needs another base, makes a package of another size, takes too
+            long, or was stopped.
+        DigestError: the file has another digest.
         OutputError: the disk is full or fails.
     """
     digest, pieces = hashlib.sha256(), rebuild(delta, base, size_bytes, stop)
@@ -418,7 +420,7 @@ def predict(
     Args:
         old: uint8 [n], elements of the base: int8 codes, or uint8 codes with zero point 128.
         multipliers: int32 [channels], new scale over old scale in units of 1 / `FIXED_POINT_ONE`.
-        step: elements before the channel changes.
+        step: number of consecutive elements that belong to one channel.
         start: number of the first element in its tensor.
         is_signed: whether `old` holds int8 codes.
     """
@@ -432,11 +434,11 @@ def predict(
 def multiply(factors: bytes, bits: int) -> NDArray[np.uint8]:
     """Return uint8 [4 n], the bytes of float32 [n]: `factors` times one number, in doubles, rounded once.
 
-    It makes the scales of a bias from the scales of its weights.
+    The scales of a bias are such a product of the scales of its weights.
 
     Args:
         factors: bytes of float32 [n]: the previous run of 4-byte words.
-        bits: the number: a float32, as its 32 bits.
+        bits: the 32 bits of that number, a float32.
     """
     with np.errstate(all="ignore"):  # Bad factors give bad bytes; the digest check rejects them.
         factor = np.array([bits], "<u4").view("<f4").astype(np.float64)

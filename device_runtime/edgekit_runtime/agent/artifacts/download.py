@@ -58,7 +58,7 @@ class DownloadLimits:
 
     Attributes:
         bytes_per_s: cap of the bandwidth, or None.
-        least_bytes_per_s: a download whose mean rate over `slow_s` is lower ends.
+        least_bytes_per_s: lowest mean rate over `slow_s`; a slower download ends with `SlowError`.
         timeout_s: longest wait for the connection or the next byte.
     """
 
@@ -118,13 +118,13 @@ class Downloader:
             url: address of the file.
             path: path of the file; an incomplete one is beside it.
             size_bytes: expected size of the file; not one byte more is read.
-            sha256: expected digest of the file; a file with another one is removed.
+            sha256: expected digest; a file with another digest is removed.
             count: called with the number of bytes received, discarded bytes included.
             stop: set to stop.
             most_bytes: limit of the bytes that may come, or None.
 
         Raises:
-            TransportError: no connection, an error of HTTP, or too few bytes a second.
+            TransportError: there is no connection, an HTTP error, or too low a rate.
             DigestError: the file has another digest.
             DownloadLimitError: more than `most_bytes` came.
             DownloadStoppedError: `stop` was set.
@@ -207,10 +207,12 @@ class Downloader:
                     file.flush()
 
     def read(self, url: str, timeout_s: float, count: Callable[[int], None]) -> Iterator[bytes]:
-        """Yield the content of a small file; the caller bounds its size, `count` gets the bytes received.
+        """Yield the content of a small file in pieces; the caller limits its size.
+
+        `count`: called with the number of bytes of each piece.
 
         Raises:
-            TransportError: there is no connection, an error of HTTP, or it takes longer than `timeout_s`.
+            TransportError: there is no connection, an HTTP error, or no end within `timeout_s`.
         """
         give_up_s = time.monotonic() + timeout_s
         try:

@@ -51,11 +51,11 @@ def send_samples(
     """Send samples one after the other; return how many the manager has stored.
 
     A sample is deleted once the manager has stored it or refused it for good. `stop` ends the upload after
-    the current part.
+    the current part. `folder` stores the samples. `ask` sends a request to the manager, see `Ask`.
 
     Raises:
-        UploadBudgetError: the next part would exceed `most_bytes` in all.
-        TransportError: there is no connection, or the manager takes none now.
+        UploadBudgetError: with the next part, more than `most_bytes` would be sent.
+        TransportError: there is no connection, or the manager takes no samples now.
         OutputError: a sample cannot be deleted.
     """
     accepted, sent_bytes, is_first = 0, 0, True

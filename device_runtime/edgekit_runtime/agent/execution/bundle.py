@@ -46,7 +46,7 @@ _PIECE_BYTES: Final = 1 << 20
 
 
 class Bundle:
-    """An open bundle. Its structure is checked; its contents are not trusted yet."""
+    """An open bundle file (see the module). Its structure is checked; its contents are not trusted yet."""
 
     def __init__(self, path: Path) -> None:
         """Open it.
@@ -73,11 +73,11 @@ class Bundle:
         """Return the verified document of a device.
 
         Args:
-            device: its identifier.
+            device: identifier of the device.
             keys: key id -> public key of the manager.
 
         Raises:
-            SignatureError: it is not in the bundle, for another device, or not signed by one of `keys`.
+            SignatureError: the document is missing, names another device, or no key in `keys` signed it.
         """
         data = self.read(f"desired/{device}.json")
         if data is None:
@@ -130,11 +130,11 @@ class BundleDownloader(Downloader):
 
 
 class BundleLink:
-    """Replaces the broker: hands over the document, and keeps the agent's messages.
+    """Replaces the broker: hands the bundle's document to the agent, and keeps the agent's messages.
 
     Attributes:
         received, will, reconnect_s, problem: the same attributes as in `MqttLink`.
-        report: the last report made with the bundle's document or a newer one; None before.
+        report: the last report made with this document or a newer one; None before.
     """
 
     def __init__(self, member: Membership, payload: bytes, version: int, stop: threading.Event) -> None:
@@ -163,7 +163,10 @@ class BundleLink:
         """Do nothing: there is no connection."""
 
     def put(self, kind: Kind, payload: bytes, *, key: str = "", is_retained: bool = False) -> None:  # noqa: ARG002
-        """Keep reports and events for the results; stop the agent after an attack or when all is done."""
+        """Keep a report or event for the file of results.
+
+        Stop the agent after an event `attack`, or a report on the document that is not `working`.
+        """
         if kind == "event":
             event = unseal(payload, "event", Event, self._keys, "event")
             self.events.append(event)

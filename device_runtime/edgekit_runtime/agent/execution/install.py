@@ -53,14 +53,14 @@ class Installer:
     self_test: Callable[[Path], None] = self_test_in_child
 
     def install(self, path: Path, desired_model: DesiredModel) -> None:
-        """Make the package at `path` the active version of its model, with its key if it is encrypted.
+        """Make the package at `path` the active version of its model; store the key of an encrypted one.
 
-        If no service runs, which would test the package, a separate process tests it.
+        If no service runs to test the package, a separate process tests it.
 
         Raises:
             PackageError: it is damaged, signed by a key that is not trusted, or encrypted for others.
             SlotError: the slots refuse it, it is not the package of `desired_model`, or it cannot be written.
-            OutputError: its key cannot be written.
+            OutputError: the content key cannot be written.
             BackendError: no engine runs it here, or its self-test failed.
         """
         from edgekit_runtime.sessions.backends import check_engines
@@ -105,7 +105,7 @@ class Installer:
     def load(self, desired_model: DesiredModel) -> None:
         """Let the service, if one runs, load the active version, on trial if `desired_model` says so.
 
-        With the order `old-first` the service unloads the model before.
+        With the order `old-first`, the service unloads the old version first.
 
         Raises:
             SlotError: the service refused, or did not answer.
@@ -212,7 +212,7 @@ def _fingerprint(path: Path) -> int:
 
 
 def describe_service(index: ServiceIndex, model: str) -> tuple[tuple[str, ...], str, str]:
-    """Return the versions of a model that the service serves, the one on trial or '', and a remark or ''."""
+    """Return a model's served versions, its version on trial or '', and the service's reason or ''."""
     lines = index.get(model, [])
     served = tuple(line["version"] for line in lines if line["state"] == "READY" and line["version"])
     on_trial = [line for line in lines if line["version"] and line["reason"].startswith(_TRIALS)]

@@ -99,7 +99,7 @@ class ChildSteps:
         note: Callable[[NoteKind, str], None],
         count: Callable[[int], None],
     ) -> StepResult:
-        """Carry out a step in a new process, see `StepCarrier`; `retry` if it hangs or has no result."""
+        """Carry out a step in a new process, see `StepCarrier`; return `retry` if the process fails."""
         try:
             with JsonChild(self._module, own_session=True) as child:
                 child.lower_priority()

@@ -24,8 +24,8 @@ class StepOrder:
         step: the step that `reconcile` returned.
         most_bytes: limit of the bytes that a download may receive or an upload send, or None.
         known_time_s: lower bound of the time in seconds since 1970, whatever the clock shows.
-        bytes_per_s: cap of the bandwidth, or None for that of the agent's command line.
-        held_orders: ids of the orders whose samples an upload does not send yet.
+        bytes_per_s: cap of the bandwidth, or None for the cap of the agent's command line.
+        held_orders: ids of the orders whose samples must not be sent yet.
     """
 
     step: Step
@@ -40,8 +40,8 @@ class StepResult:
     """Result of a step.
 
     Attributes:
-        outcome: `unchanged` leaves the execution as it is, `installed` leads it to its trial, `retry` tries
-            the step again, the others end it.
+        outcome: `unchanged` keeps the state of the execution, `installed` begins its trial, `retry` repeats
+            the step, `refused` and `failed` end the execution.
         code, reason: the same fields as in `Execution`.
         wait_s: wait before the step is tried again; None for a random time that grows with the failures.
         max_failures: failures with the same code in a row after which the execution fails; None for no limit.

@@ -72,7 +72,7 @@ class StepRunner:
         self._thread.start()
 
     def collect(self) -> list[tuple[str, StepResult]]:
-        """Return execution (or '') and result of the steps that have ended; then `is_busy` is False."""
+        """Return (execution or '', result) of each step that has ended; `is_busy` is False then."""
         ended = []
         while not self._finished.empty():
             ended.append(self._finished.get())
@@ -87,7 +87,11 @@ class StepRunner:
         return results
 
     def take_counts(self) -> tuple[str, int, int]:
-        """Return the last download's execution or '', bytes received since the last call, bytes on disk."""
+        """Return what the last download, refresh or upload moved.
+
+        Returns:
+            Its execution or '', bytes moved since the last call, bytes of the package on the disk.
+        """
         with self._lock:
             came_bytes, self._came_bytes = self._came_bytes, 0
         desired_model = self._counted  # also after its step, to count the last bytes
@@ -101,7 +105,7 @@ class StepRunner:
         return None if self._step is None else self._step.action
 
     def stop(self) -> None:
-        """Ask the step to stop, without waiting; not all can."""
+        """Ask the step to stop, without waiting; some steps run to their end."""
         self._stop.set()
 
     def retain(self, downloading: set[str], under_way: set[str]) -> None:
@@ -109,7 +113,7 @@ class StepRunner:
 
         Args:
             downloading: executions that may download now.
-            under_way: executions that have not ended; one ended by its timeout must not block the next.
+            under_way: executions that have not ended: their other steps continue.
         """
         step = self._step
         if step is None or step.desired_model is None:
