@@ -39,7 +39,7 @@ _INTERRUPTED_EXIT_CODE: Final = 130  # 128 + SIGINT, as shells report it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; end the process with it if threads are still at work.
+    """Run one command and return its exit code. If threads still run, end the process with that code.
 
     Args:
         argv: the arguments after the program's name; None takes those of the process.

@@ -303,7 +303,7 @@ def _find_fault(
 
 @functools.lru_cache(1024)  # a document may have any names
 def range_of_unit(name: str) -> Range:
-    """Return the default range of a number by the unit that ends its name; without one, 0 to 2^31 - 1."""
+    """Return the default range of a number by the unit that ends its name; 0 to 2^31 - 1 without a unit."""
     return next((bounds for unit, bounds in _RANGES_OF_UNITS.items() if name.endswith(unit)), _RANGE_OF_REST)
 
 
@@ -312,11 +312,11 @@ class Setting:
     """A field of a dataclass, for command lines and documents.
 
     Attributes:
-        kind: bool, int, float or str; for a list, that of its values.
-        is_list: whether it holds several of them.
-        default: `dataclasses.MISSING` if the field has none, or has a factory for it.
-        values: what it may be, such as `1 to 64`.
-        meaning: its text in the docstring of the dataclass.
+        kind: type of the field, or of its items: bool, int, float or str.
+        is_list: whether the field is a list.
+        default: `dataclasses.MISSING` if the field has no default, or a factory.
+        values: allowed values, such as `1 to 64`.
+        meaning: text of the field in the docstring of the dataclass.
     """
 
     name: str

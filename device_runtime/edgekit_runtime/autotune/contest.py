@@ -71,8 +71,8 @@ class MeasureOrder:
         package: absolute path of the package.
         manifest_sha256: digest of the verified package, which must not have changed.
         keys: folder of the trusted keys.
-        threads: threads of one inference, or None for the options' number.
-        end_s: time on the monotonic clock after which only a first round starts.
+        threads: threads of one inference, or None for the number in the options.
+        end_s: time on the monotonic clock after which no round starts, except the first.
         seed: seed of the random orders.
     """
 
@@ -92,12 +92,12 @@ class Measure(Protocol):
     def __call__(
         self, settings: Sequence[RunSetting], *, rounds: int, seconds: float, seed: int
     ) -> Sequence[float | str]:
-        """Return for each setting its seconds a row, or why it has none.
+        """Return for each setting its seconds per row, or why it has none.
 
         Args:
             settings: settings to measure.
             rounds: limit of rounds; fewer if the times are certain.
-            seconds: only the first round may start later than this from now.
+            seconds: time after which no round starts, except the first.
             seed: seed of the random orders.
 
         Raises:
@@ -109,10 +109,8 @@ class Measure(Protocol):
 def measure_afresh(package: OpenedPackage, keys: Path, threads: int | None = None) -> Measure:
     """Return a function that measures settings of `package`, in a new process at each call.
 
-    Args:
-        package: verified.
-        keys: folder of the trusted keys.
-        threads: threads of one inference, or None for those of the options.
+    `keys`: folder of the trusted keys. `threads`: threads of one inference, or None for the number in the
+    options.
     """
     digest = package.manifest.sha256
 
@@ -174,7 +172,7 @@ class ContestLimits:
         fewest: least number of processes, unless the time is over.
         most: greatest number of processes.
         rounds: limit of rounds in each process.
-        end_s: time on the contest's clock, kept approximately: a process starts if at least half of it fits.
+        end_s: time on the contest's clock. A process starts if half the last one's duration is left.
     """
 
     fewest: int
@@ -192,7 +190,7 @@ def hold_contest(
     is_decided: Callable[[Mapping[RunSetting, Latency]], bool] = lambda _: False,
     report: Callable[[str], None] = lambda _: None,
 ) -> dict[RunSetting, Latency | str]:
-    """Return setting -> its times in seconds a row, one for each process, or why it has none.
+    """Return setting -> seconds per row, one value for each process, or why it has none.
 
     A setting that crashes its process is identified, and left out of later processes.
 
@@ -283,10 +281,10 @@ def _find_culprits(
 def rank(times: Mapping[RunSetting, float], manifest: Manifest) -> list[RunSetting]:
     """Return the settings, best first.
 
-    Settings within 2 % of the fastest come first, by their threads; the others follow by time.
+    Settings within 2 % of the fastest come first, the fewest threads first; the others follow by time.
 
     Args:
-        times: time of each setting in any unit. Of equally good settings the first is preferred.
+        times: time of each setting in any unit. Equally good settings keep their order.
         manifest: manifest of the package.
     """
     limit = (1 + TIE_SHARE) * min(times.values(), default=0.0)

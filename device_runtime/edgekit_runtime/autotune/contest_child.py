@@ -32,17 +32,14 @@ _SLOWER: Final = 20  # the fewest runs that count take together at most this mul
 def measure(
     package: OpenedPackage, order: MeasureOrder, announce: Callable[[float], None]
 ) -> list[float | str]:
-    """Return for each setting of the order its time in seconds a row, or the reason for having none.
+    """Return for each setting of the order its time in seconds per row, or why it has none.
 
     A time is the lower quartile of the setting's turns, since other work on the machine only adds time.
 
-    Each setting must first reproduce the golden outputs of its variant. All are timed on the golden inputs of
-    the default variant.
+    Each setting must first reproduce the golden outputs of its variant. All settings are timed on the golden
+    inputs of the default variant.
 
-    Args:
-        package: the verified package.
-        order: order with the settings.
-        announce: called with the longest silence to expect, in seconds; the parent waits no longer.
+    `announce`: called with the longest silence to expect, in seconds; the parent process waits no longer.
 
     Raises:
         BackendError: an engine failed between its turns.

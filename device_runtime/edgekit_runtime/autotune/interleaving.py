@@ -46,15 +46,12 @@ def take_turns(
     clock: Callable[[], float] = time.perf_counter,
     seed: int = 0,
 ) -> dict[str, Latency]:
-    """Return name -> seconds a row, one value a round; each round runs all runners in a random order.
+    """Return name -> seconds per row, one value for each round.
 
-    A pause precedes each turn. A turn repeats a short run, after one run that does not count.
+    A round runs all runners in a random order. A pause precedes each turn. A turn repeats a short run, after
+    one run that does not count.
 
-    Args:
-        runners: name -> runner to time, at least one.
-        limits: when to stop.
-        clock: seconds since any moment; grows.
-        seed: seed of the random orders.
+    `runners`: name -> runner to time, at least one. `clock`: seconds since any moment.
 
     Raises:
         DataError: the inputs do not fit.

@@ -39,7 +39,7 @@ class Entrant:
         name: backend and artifact, unique within the package.
         setting: its variant and place in the variant's chain of backends.
         choice: the backend, without its fallbacks.
-        latency: seconds of one inference, one per process, or None if it did not take part.
+        latency: seconds of one inference, one value per process, or None if it did not take part.
         reason: why it did not take part, or None.
     """
 
@@ -56,9 +56,9 @@ class Tournament:
 
     Attributes:
         entrants: entrants in the order of the package.
-        winner: the entrant to keep, or None if none took part: of those within 2 % of the fastest, the one
-            with the fewest threads. If its backend is as fast with even fewer threads, that entrant wins.
-        as_fast: names of the entrants whose difference to the fastest is within chance or 2 %.
+        winner: the entrant to keep: the one with the fewest threads within 2 % of the fastest. If its backend
+            is as fast with even fewer threads, that entrant wins. None if no entrant took part.
+        as_fast: names of the entrants that differ from the fastest by at most 2 %, or only by chance.
     """
 
     entrants: tuple[Entrant, ...]
@@ -81,8 +81,8 @@ def hold_tournament(
     first builds its engine, which can take minutes.
 
     `keys`: folder of the trusted keys. `threads`: None for those of each backend's options.
-    `seconds`: approximate limit: a process that has begun goes on to its end. `measure`: measures in one
-    process; by default a fresh one each time. `report`: called with lines on the progress.
+    `seconds`: approximate limit: a process that has begun goes on to its end. `measure`: measures in a
+    process, by default a new one at each call. `report`: called with lines on the progress.
 
     Raises:
         BackendError: a process with several backends died or hung, though each runs alone.

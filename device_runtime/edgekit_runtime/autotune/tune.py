@@ -92,11 +92,8 @@ def list_settings(
 ) -> list[RunSetting]:
     """Return the settings to try, the package's own first.
 
-    Args:
-        choice: the backend, with its options in the package.
-        objective: objective of the search.
-        processors: number of processors that may be used.
-        may_batch: whether rows are independent; only then, and for throughput, batches are tried.
+    `choice`: the backend, with its options in the package. `processors`: number of processors to use.
+    `may_batch`: whether rows are independent. If so, a search for throughput also tries batches.
     """
     most = min(processors, MAX_THREADS)
     counts = sorted({1, *(1 << power for power in range(most.bit_length())), most})

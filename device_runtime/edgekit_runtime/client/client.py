@@ -160,15 +160,9 @@ class Client:
     ) -> Callable[[], dict[str, Array]]:
         """Return a function that sends `inputs` with the values that they have at the time of the call.
 
-        It returns and raises what `infer` does. For loops: the request is prepared once.
+        The function returns and raises what `infer` does. It is for loops: the request is prepared once.
 
-        Args:
-            name: name of the model.
-            inputs: input name -> C-contiguous array, from `shared` or not.
-            version: the same as for `infer`.
-            outputs: the same as for `infer`.
-            priority: the same as for `infer`.
-            timeout_s: the same as for `infer`.
+        The arguments are those of `infer`; each array in `inputs` must be C-contiguous.
 
         Raises:
             DataError: an array cannot be sent or has gaps, an output is not from `shared`, or `timeout_s` is

@@ -62,19 +62,19 @@ class Address:
         insecure: bool = False,
         allows_prefix: bool = False,
     ) -> "Address":
-        """Return the address in `text`: a path, `unix:PATH`, `host:port`, or a URL of HTTP or HTTPS.
+        """Return the parsed address.
 
         Args:
-            text: the address.
+            text: a path, `unix:PATH`, `host:port`, or a URL of HTTP or HTTPS.
             ca_file: PEM file of the authority that signed the service's certificate.
-            has_token: whether requests to it carry a token.
-            insecure: whether plain HTTP to another machine is allowed, where everybody on the way can read
-                the data and forge answers. It never is with a token.
-            allows_prefix: whether a URL may have a path, which is the prefix of all others.
+            has_token: whether requests carry a token. If so, plain HTTP to another machine is never allowed.
+            insecure: whether plain HTTP to another machine is allowed, although everybody on the way can read
+                the data and forge answers.
+            allows_prefix: whether a URL may have a path, which then begins the path of each request.
 
         Raises:
-            TransportError: `text` is none of these.
-            ConfigError: it is plain HTTP to another machine, which is not allowed.
+            TransportError: `text` has another form.
+            ConfigError: `text` is plain HTTP to another machine, which is not allowed.
         """
         if text.startswith("unix:") and (path := text[5:].removeprefix("//")):
             return cls(path=path)
@@ -152,7 +152,7 @@ class Link:
         connection: number of the open connection, from 1; a new one gets the next number. 0 while none is
             open.
         memory: buffer into which responses are received if they fit.
-        first_read: of the last response: time on the monotonic clock and bytes of its first read.
+        first_read: monotonic time and number of bytes of the first read of the last response.
     """
 
     __slots__ = (
@@ -239,7 +239,7 @@ class Link:
         Args:
             parts: parts of the request, C-contiguous.
             size_bytes: size of all parts together.
-            timeout_s: time limit of the whole exchange with connecting, kept within 10 %.
+            timeout_s: time limit of connecting, sending and receiving together, kept within 10 %.
             previous_layout: layout of the expected response. If the response has this layout, the layout is
                 returned in place of a `Response`, and the bytes lie in `memory`.
             ancillary: data that go with the first byte, as for `sendmsg`; not over TLS.
@@ -376,9 +376,7 @@ class Link:
 def open_connection(address: Address, timeout_s: float) -> socket.socket:
     """Return a connection to a service.
 
-    Args:
-        address: address of the service.
-        timeout_s: time limit of name resolution, all attempts to connect and TLS together.
+    `timeout_s`: time limit of name resolution, all attempts to connect and TLS together.
 
     Raises:
         TransportError: the service cannot be reached.

@@ -75,8 +75,8 @@ def make_template(
     Args:
         options: which model to run, and when.
         inputs: input name -> array.
-        shared_places: place of each input in shared memory; None for one that is sent.
-        outputs: the outputs that go to shared memory; none for all outputs as binary data.
+        shared_places: place of each input in shared memory; None for an input that is sent.
+        outputs: the outputs that go to shared memory; if empty, all outputs come as binary data.
         fields: header lines that every request has.
         prefix: what stands before the path.
 

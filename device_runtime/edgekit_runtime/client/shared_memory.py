@@ -68,10 +68,7 @@ class SharedMemory:
     def register(self, link: Link, fields: str, timeout_s: float) -> bool:
         """Register this memory with the service; that is needed again on each new connection.
 
-        Args:
-            link: link to the service.
-            fields: header lines that every request has.
-            timeout_s: time limit for the answer.
+        `fields`: header lines that every request has. `timeout_s`: time limit for the answer.
 
         Returns:
             Whether the service answered; False if it had closed an idle connection.

@@ -89,8 +89,8 @@ def encode_media(codec: MediaCodec, array: Array) -> bytes:
             int16 [T] or float32 [T] in -1..1.
 
     Raises:
-        DataError: the array is of another kind.
-        BackendError: the library is not installed, or cannot write this.
+        DataError: the array has another dtype or shape.
+        BackendError: the library is not installed, or cannot write the array.
     """
     if codec.name == "opus":
         return _encode_sound(codec, array)
@@ -126,8 +126,8 @@ def decode_media(
         channels: channels of a photograph: 3 in RGB, or 1 in grey.
 
     Raises:
-        DataError: the file is malformed, cut off, larger than `max_bytes`, of another format or neither in
-            RGB nor in grey.
+        DataError: the file is malformed, cut off, larger than `max_bytes`, of another format or neither RGB
+            nor grey; or the codec does not have `dtype`.
         BackendError: the library is not installed.
     """
     if len(data) > max_bytes + (1 << 16):

@@ -49,9 +49,9 @@ def count_lanes(total: int) -> int:
 
 
 def split(total: int) -> Iterator[tuple[int, list[slice]]]:
-    """Yield for each chunk of `total` symbols its number of symbols, and its steps as slices.
+    """Yield (number of symbols, slices of the steps) for each chunk of `total` symbols.
 
-    In a step, each lane codes one symbol. The tables are rebuilt after each slice.
+    In a step, each lane codes one symbol. After each slice, the tables are rebuilt.
     """
     lanes, done = count_lanes(total), 0
     for begin in range(0, total, CHUNK):
@@ -66,13 +66,13 @@ def split(total: int) -> Iterator[tuple[int, list[slice]]]:
 
 
 class Tables:
-    """Frequencies of the symbols 0 ... `size` - 1 for each level; encoder and decoder have the same.
+    """Frequencies of the symbols 0 ... `size` - 1, one table for each level (see `Levels`).
 
     A key is level · `size` + symbol.
 
     Attributes:
-        frequencies: int64 [levels · size], by key; those of a level add up to 2^14.
-        begins: int64 [levels · size], by key: the sum for all smaller symbols of the level.
+        frequencies: int64 [levels · size], by key; each table adds up to 2^14.
+        begins: int64 [levels · size], by key: sum of the frequencies of all smaller symbols in the table.
     """
 
     def __init__(self, size: int) -> None:
@@ -106,7 +106,7 @@ _PRIOR: Final = np.array([_list_prior(level, mean) for level, mean in enumerate(
 
 
 class Levels:
-    """For each lane the level of its next symbol, which grows with the mean of the last 16 or so."""
+    """The level of each lane, 0 to 15: the larger its last 16 symbols or so, the higher the level."""
 
     def __init__(self, lanes: int) -> None:
         self._sums = np.full(lanes, FIRST_SUM, np.int64)

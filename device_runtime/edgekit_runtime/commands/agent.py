@@ -137,10 +137,10 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 
 def renew_certificate(config: Path, is_refused: bool, stated_s: float) -> "Renewal":
-    """Fetch and store a new certificate if it is time; return whether it did, and why the fleet refuses.
+    """Fetch and store a new certificate if it is time.
 
-    If the broker refuses this device (`is_refused`), the web server is asked in any case. `stated_s`: see
-    `TrustedTime`.
+    `is_refused`: whether the broker refuses this device; then the web server is asked at any time.
+    `stated_s`: see `TrustedTime`.
     """
     from edgekit_runtime.agent.link_watch import Renewal
     from edgekit_runtime.system.child_process import ChildProcess

@@ -16,8 +16,8 @@ class Outcome:
     """The result of a command.
 
     Attributes:
-        document: document for `--json`, one object.
-        lines: the same as text.
+        document: the result as one object, for `--json`.
+        lines: the result as text.
         has_ended: whether all threads have ended; if not, the process ends without waiting for them.
     """
 

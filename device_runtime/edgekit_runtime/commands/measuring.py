@@ -28,10 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def open_package(arguments: argparse.Namespace) -> OpenedPackage:
-    """Return the verified package that the arguments name; the caller closes it. It records no start.
+    """Return the verified package that the arguments name; the caller closes it.
 
     Raises:
-        PackageError: of a subclass that says what is wrong with the file.
+        PackageError: the file is refused; the subclass says why.
         SlotError: there is neither a file nor an installed model of that name.
     """
     named: str = arguments.package
@@ -41,7 +41,7 @@ def open_package(arguments: argparse.Namespace) -> OpenedPackage:
 
 
 def keep(write: Callable[[], Path]) -> str | None:
-    """Return the path of the result that `write` stored, or None with a warning if that failed."""
+    """Return the path of the result that `write` stored; log a failure and return None."""
     try:
         return str(write())
     except OutputError as cause:

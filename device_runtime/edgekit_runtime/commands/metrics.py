@@ -23,7 +23,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Ask the running service.
+    """Return the metrics of the service.
 
     Raises:
         TransportError: no service runs, or it does not answer.

@@ -26,9 +26,7 @@ def class_count(spec: TensorSpec) -> int:
 def find_statement(figures: Mapping[str, JsonValue], output: str) -> str | None:
     """Return the field, such as `figures.class_output`, that declares an output as class scores, or None.
 
-    Args:
-        figures: figures in the manifest.
-        output: name of the first output.
+    `figures`: figures in the manifest. `output`: name of the first output.
     """
     if figures.get("class_output") == output:
         return "figures.class_output"

@@ -53,14 +53,14 @@ class EncryptionError(PackageError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header(Record):
-    """All that an encrypted file shows to those without its key.
+    """The header of an encrypted file; it is readable without a key.
 
     Attributes:
-        key_id: id of the content key, chosen at random with it.
-        salt: 32 random bytes in hexadecimal digits, of this file alone.
+        key_id: id of the content key, chosen at random.
+        salt: 32 random bytes in hexadecimal digits, different for each file.
         plain_bytes: size of the plaintext.
-        chunk_bytes: plaintext of each chunk but the last.
-        recipients: id of a device's key -> the content key wrapped for it, in base64.
+        chunk_bytes: plaintext bytes in a chunk; the last chunk may have fewer.
+        recipients: id of a device's key -> the content key wrapped for this device, in base64.
 
     Raises:
         EncryptionError: a field has the wrong type or value.
@@ -111,7 +111,7 @@ class Header(Record):
 
 @dataclass(frozen=True, slots=True)
 class ContentKey:
-    """A key of files (32 bytes), such as that of a release, and its public id, 32 hex digits."""
+    """A key of 32 bytes that encrypts files; its id, 32 hexadecimal digits, is public."""
 
     key_id: str
     secret: bytes = field(repr=False)
@@ -158,8 +158,8 @@ def read_header(path: Path) -> Header:
     """Return the header of the encrypted file at `path`.
 
     Raises:
-        EncryptionError: it cannot be read, is no encrypted file, or has another size than the header states.
-        UnavailableError: it cannot be read now.
+        EncryptionError: the file cannot be read, is not encrypted, or has another size than it states.
+        UnavailableError: the machine lacks descriptors or memory now.
     """
     with open_file(path) as file:
         return parse_head(file, str(path))
@@ -337,8 +337,8 @@ def open_file(path: Path) -> BinaryIO:
     """Return the regular file at `path`, open for reading.
 
     Raises:
-        EncryptionError: there is none that can be read.
-        UnavailableError: it cannot be opened now.
+        EncryptionError: there is no such file, or it cannot be read.
+        UnavailableError: the machine lacks descriptors or memory now.
     """
     try:
         # Not blocking, since opening a FIFO for reading would wait for a writer.

@@ -111,15 +111,13 @@ def read_device_key(folder: Path | None = None) -> DeviceKey | None:
 
 
 def make_device_key(folder: Path | None = None, disk: Disk = DISK, *, holder: str = "") -> DeviceKey:
-    """Return the key of this device, made if it has none.
+    """Return the key of this device; make it if there is none.
 
-    Args:
-        folder: folder of keys; by default `find_keys_folder()`.
-        disk: carries out the steps.
-        holder: `tpm`, `keyring` or `file`; by default the first of them that is available.
+    `folder`: folder of keys; by default `find_keys_folder()`. `holder`: `tpm`, `keyring` or `file`, by
+    default the first that is available.
 
     Raises:
-        EncryptionError: its file is damaged, or the holder is not available.
+        EncryptionError: the file of the key is damaged, or the holder is not available.
     """
     folder = folder or find_keys_folder()
     make_folders(folder, disk=disk)
@@ -164,7 +162,7 @@ def read_public_device_key(path: Path) -> bytes:
     """Return the public key in a PEM file of `edgekit-device keys device`, as an uncompressed point.
 
     Raises:
-        EncryptionError: unreadable, or no public key on P-256.
+        EncryptionError: the file is unreadable, or holds no public key on P-256.
     """
     try:
         with path.open("rb") as file:

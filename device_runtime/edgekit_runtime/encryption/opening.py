@@ -36,7 +36,7 @@ _MAX_KEY_FILE_BYTES: Final = 4096
 
 
 class SealedMemory:
-    """Plaintext in sealed memory; `descriptor` is closed with the last reference to this."""
+    """Plaintext in sealed memory; `descriptor` is closed when this object is deleted."""
 
     __slots__ = ("descriptor",)
 

@@ -44,7 +44,7 @@ class Preference:
 
 @dataclass(frozen=True, slots=True)
 class RunnerUp:
-    """The best plan among those not chosen.
+    """The best plan that was not chosen.
 
     Attributes:
         cost: see `PlanChoice`.
@@ -65,7 +65,7 @@ class PlanChoice:
             limit.
         predicted_s: predicted latency of a request, seconds.
         limit_s: limit of the latency, for energy or capacity.
-        other: the best other plan, or None. It is better than `plan` if the gain is too small for a switch.
+        other: the best other plan, or None. It may be better than `plan`, but too little for a switch.
         challenges: number of decisions in a row in which another plan was better, but too little for a
             switch.
         cause: why no plan that needs the server was considered, or empty.

@@ -31,13 +31,13 @@ class CutTable:
         plans: at least one, with different names.
         objective: the objective for which the plans were chosen.
         device, server: machines that the costs were measured on, such as `Cortex-A76, 4 cores`.
-        latency_limit_s: limit of the latency: of the 99th percentile for capacity, of a request for energy.
-        radio_w: watts of the device's radio, above idle, from the request until the reply has come; with it,
-            every plan has `device_j`.
+        latency_limit_s: limit of the latency of a request; for capacity, of the 99th percentile.
+        radio_w: watts of the device's radio, above idle, from the request until the reply has come. If set,
+            every plan must have `device_j`.
 
     Raises:
-        ValueError: there are no plans, too many, or two of one name; or a field that the objective needs is
-            missing.
+        ValueError: there are no plans, too many, or two with the same name; or a field is missing that the
+            objective or `radio_w` needs.
     """
 
     plans: tuple[OffloadPlan, ...]

@@ -52,7 +52,7 @@ class Conditions:
     Attributes:
         link: the connection, or None if the server cannot be used now.
         device_slowdown: time of the device's kernels as a multiple of the time measured without load.
-        server_slowdown: the same for the server.
+        server_slowdown: such a multiple for the server.
         server_wait_s: how long a request waits on the server before it runs.
     """
 
@@ -99,10 +99,7 @@ def slowest_stage_s(plan: OffloadPlan, conditions: Conditions) -> float:
 def energy_j(plan: OffloadPlan, conditions: Conditions, radio_w: float) -> float:
     """Return the device's joules above idle for a request; infinity if `device_j` is None or no link is up.
 
-    Args:
-        plan: plan with `device_j`.
-        conditions: link and loads.
-        radio_w: power of the radio from the request until the reply has come.
+    `radio_w`: watts of the radio from the request until the reply has come.
     """
     costs, slowdown = _sent_costs(plan, conditions), conditions.device_slowdown
     if costs.device_j is None:
@@ -112,11 +109,11 @@ def energy_j(plan: OffloadPlan, conditions: Conditions, radio_w: float) -> float
 
 
 def reserved_server_s(plan: OffloadPlan, conditions: Conditions, limit_s: float) -> float:
-    """Return the seconds of server time that a request reserves: its work, and idle time for short waits.
+    """Return the seconds of server time that a request needs, including idle time that keeps waits short.
 
-    One server can serve 1 / (requests of a device per second * this) devices if 99 % of their requests must
-    end within `limit_s`. The result is infinity if the limit cannot be kept. The current wait on the server
-    is ignored, as it depends on the number of devices.
+    If a device sends r requests per second, and 99 % of them must end within `limit_s`, one server can serve
+    1 / (r * result) devices. The result is infinity if the limit cannot be kept. The current wait on the
+    server is ignored, as it depends on the number of devices.
     """
     alone = replace(plan, escalation=None)  # the requests of a cascade that go to the server
     share = _share(plan)
@@ -135,7 +132,7 @@ def reserved_server_s(plan: OffloadPlan, conditions: Conditions, limit_s: float)
 
 
 def served_s(costs: PlanCosts) -> float:
-    """Return the server's processor seconds for a request: those of the plan, and those of TLS."""
+    """Return the server's processor seconds for a request: the plan's, plus the time of TLS."""
     return costs.server_s + _SERVED_BYTE_S * costs.upload_bytes
 
 
@@ -240,9 +237,10 @@ def transfer_s(size_bytes: float, bits_per_s: float, rtt_s: float, window_bytes:
 
 
 def wire_bytes(message_bytes: float, *, is_tls: bool = True) -> float:
-    """Return the bytes that a message takes of a link, whose bandwidth counts payload of full TCP segments.
+    """Return the size of a message on the link. Divided by the bandwidth, it gives the time.
 
-    These are more than its size: TLS adds bytes, and the last segment has less payload for the same headers.
+    Bandwidth counts only the payload of full TCP segments. TLS adds bytes; the last segment has the same
+    headers for less payload.
 
     `message_bytes`: size of head and body.
     """
@@ -253,5 +251,5 @@ def wire_bytes(message_bytes: float, *, is_tls: bool = True) -> float:
 
 
 def payload_bytes(sealed_bytes: int) -> int:
-    """Return the bytes of a message in `sealed_bytes` of TLS."""
+    """Return the bytes of plaintext in `sealed_bytes` of TLS records."""
     return sealed_bytes - _SEAL_BYTES * math.ceil(sealed_bytes / (_RECORD_BYTES + _SEAL_BYTES))

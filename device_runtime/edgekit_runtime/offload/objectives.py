@@ -39,15 +39,15 @@ class Objective:
         unit: unit of its scores.
         figure: template of the compared figure in words; `{cost}` is in ms or mJ, `{duration}` a time.
         ribbon: sentence about the best candidates in the planner's chart.
-        stages: (watts of the computing device, watts of its radio) -> the solver's weights of a sum, or of
-            several sums of which the largest counts.
-        solver_unit: unit of those sums.
+        stages: (watts of the computing device, watts of its radio) -> weights of the solver's sums; the
+            largest sum counts.
+        solver_unit: unit of the sums.
         score: (plan, conditions, latency limit in seconds, watts of the radio) -> seconds or joules to
             minimise; infinity if the limit cannot be kept. None scores by latency.
         needs: fields of a cut table that must be given.
         keeps_limit: whether the latency of a plan must keep a limit.
         tie: weight of the latency, which decides between plans of equal scores.
-        waits: waits on the server, as multiples of a request's time there; a search leaves room for each.
+        waits: waits on the server that a search tries, as multiples of a request's time there.
         counts_devices: whether the planner says how many devices a server carries.
         spans_tiers: whether kernels may be placed on three machines.
         warning: warning about every result; empty if there is none.

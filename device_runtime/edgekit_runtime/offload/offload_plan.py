@@ -69,11 +69,11 @@ class InputCodes:
     Attributes:
         lowest, highest: values of the first and the last code.
         step: distance between the values of two adjacent codes.
-        is_grid: whether values must lie on those steps, as all samples do; if not, they are rounded.
+        is_grid: whether values between two codes count as beyond the range; otherwise they are rounded.
         axis: axis of the channels.
 
     Raises:
-        ValueError: there are no channels, their numbers differ, or a step is 0.
+        ValueError: there are no channels, the tuples differ in length, or a step is not above 0.
     """
 
     lowest: tuple[_Value, ...]

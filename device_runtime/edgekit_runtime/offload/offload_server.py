@@ -327,7 +327,7 @@ class OffloadServer:
         return pending
 
     def find_connect_s(self) -> float:
-        """Return the seconds that the last connection took to open; 0 if an open one is idle."""
+        """Return the seconds that the last connection took to open; 0 if an open connection is idle."""
         with self._lock:
             return 0.0 if self._idle and self._idle[-1].check_open() else self._connect_s
 
@@ -344,7 +344,7 @@ class OffloadServer:
         return bool(slow)
 
     def measure_round_trip(self, timeout_s: float) -> tuple[float, float]:
-        """Return seconds of the network's round trip and of a small request when connected.
+        """Return the seconds of the network's round trip, and of a small request on an open connection.
 
         It waits for three replies, at most `timeout_s` for each.
 

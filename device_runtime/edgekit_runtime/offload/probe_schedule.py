@@ -57,8 +57,8 @@ class BackOff:
 class CircuitBreaker:
     """Closed: requests go to the server. Open: nothing goes. Half-open: one probe may go.
 
-    Any correct answer closes it and ends its row of failures. Each plan has its own `BackOff` for requests of
-    the application, because a server that answers golden inputs correctly may fail on those.
+    Any correct answer closes it and resets its count of failures. Each plan has its own `BackOff` for real
+    requests: a server that answers golden inputs correctly may fail on the inputs of the application.
 
     Attributes:
         is_closed: whether requests may go to the server.
@@ -143,8 +143,8 @@ class HedgePolicy:
     """How long to wait for a reply, and how much device time hedges may take.
 
     A hedge is a local run that begins because a reply is late. A token bucket limits hedges: each request
-    adds a share of its device time. With less credit than a local run, a hedge begins later; below 0, no
-    request goes to the server. Not safe for several threads at once.
+    adds a share of its device time as credit. If the credit is less than the time of a local run, a hedge
+    begins later; if it is below 0, no request goes to the server. Not safe for several threads at once.
     """
 
     __slots__ = ("_credit_s", "_longest_s", "_share", "_usual")
@@ -184,7 +184,7 @@ class HedgePolicy:
         self._usual = min(max(self._usual + step, 0.0), _MOST_USUAL)
 
     def allow_s(self, expected_s: float, local_s: float, spent_s: float) -> float:
-        """Return the seconds, from the sending on, to wait for a reply before a local run begins.
+        """Return the seconds after the sending at which a local run begins if there is no reply.
 
         A fault then costs at most 1.3 local runs, unless usual replies are too slow for that.
         `spent_s`: time of this request before it was sent.

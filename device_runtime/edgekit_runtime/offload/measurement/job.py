@@ -79,15 +79,15 @@ class Job:
     """A measurement job.
 
     Attributes:
-        kind: `profile` times the kernels of the one graph. `time` times whole runs, in which the graphs take
-            turns. `batch` times consecutive runs without a pause, in which the graphs take turns.
+        kind: `profile`: measure the kernels of the one graph. `time`: measure whole runs with a pause before
+            each; the graphs take turns. `batch`: measure consecutive runs without pauses, also in turns.
         blob_bytes: size of each blob.
         seconds: time limit of the runs that count, kept approximately. Runs at an unusual speed of the
             processor do not count; all runs take at most three times as long.
         engine: what runs the graphs. Jobs of the kind `batch` may use LiteRT, for `.tflite` files. Their
             graphs have no options, inputs or weights, and run in sessions as packages have them.
         quota: processor time that the sender grants, in cores; None for the system's figure.
-        usual_s: `MachineFacts.usual_s` of an earlier job, so that the times of both compare. If the processor
+        usual_s: `MachineFacts.usual_s` of an earlier job, whose times are to be compared. If the processor
             rarely has that speed, runs at another speed count.
     """
 

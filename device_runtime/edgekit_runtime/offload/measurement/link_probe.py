@@ -98,14 +98,14 @@ def probe_link(
         server: `host:port`, `http://host:port` or `https://host:port`.
         token: token for servers that require one.
         ca_file: PEM file of the authority that signed the server's certificate.
-        insecure: whether plain HTTP to another machine is allowed; it never is with a token.
+        insecure: whether plain HTTP to another machine is allowed; with a token, it is never allowed.
         seconds: time limit of the probe and of each reply; the last transfer may exceed it.
 
     Raises:
         TransportError: the server cannot be reached, does not answer in time, refuses the token, or answers
             before it has read a request.
-        DataError: the token cannot be in a header.
-        ConfigError: it is plain HTTP to another machine, which is not allowed.
+        DataError: the token holds a character that no header may have.
+        ConfigError: `server` is plain HTTP to another machine, which is not allowed.
     """
     address = Address.parse(server, ca_file, has_token=bool(token), insecure=insecure)
     begin_s = time.monotonic()
