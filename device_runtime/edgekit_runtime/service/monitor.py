@@ -69,7 +69,7 @@ class Monitor:
             self._governor.limits = power.limits(self._begun_s)
 
     def stop(self) -> None:
-        """Stop the timer and the reading of sensors; the last call."""
+        """Stop the timer and the reading of sensors. Call nothing afterwards."""
         self._timer.cancel()
         if self._sampling is not None:
             self._sampling.stop()

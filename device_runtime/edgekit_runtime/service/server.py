@@ -108,7 +108,7 @@ class Service:
 
         Raises:
             TransportError: an address is in use or cannot be used.
-            ConfigError: gRPC is to be served, and its package is not installed.
+            ConfigError: gRPC is configured, and its package is not installed.
         """
         return self._listening.open(self._router, self.registry, token=self._token)
 

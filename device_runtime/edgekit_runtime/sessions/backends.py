@@ -77,8 +77,8 @@ def _open_verifier() -> contextlib.AbstractContextManager[Verifier]:
 def open_preferred(package: OpenedPackage, threads: int | None = None) -> tuple[str, Session]:
     """Return the name of the preferred variant on this machine, and a session of it.
 
-    Preferred is the winner of a tournament held here, or else the default variant. If none of its engines is
-    installed, the next variant with an installed engine is used.
+    The preferred variant is the winner of a tournament on this machine, or else the default variant. If none
+    of its engines is installed, the next variant with an installed engine is used.
 
     Args:
         package: verified.
@@ -161,7 +161,7 @@ def open_model(
     """Return a session of a model that is in no package.
 
     Args:
-        engine: name of the engine.
+        engine: name of the engine, such as `litert`.
         model: content of a file in the engine's format.
         options: options as in a manifest; by default none.
         threads: threads of one inference; by default as the options say.
@@ -178,7 +178,7 @@ def open_model(
 
 
 def check_engines(manifest: Manifest) -> None:
-    """Check that an engine is installed here for one of the backends that the manifest names.
+    """Check that an engine is installed here for at least one backend of the manifest.
 
     Engines are not imported, which saves memory; so an engine that fails to import is not noticed.
 

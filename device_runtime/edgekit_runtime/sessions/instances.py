@@ -15,8 +15,8 @@ from edgekit_runtime.tensors import Array, Shapes, find_shapes, input_bytes
 def open_instances(open_one: Callable[[], Session], count: int) -> tuple[Session, ...]:
     """Return sessions for `count` runs at once.
 
-    A session with `is_concurrent` runs in several threads at once, so one is opened and returned `count`
-    times. Otherwise `count` sessions are opened, which take `count` times the memory.
+    A session with `is_concurrent` runs in several threads at once, so one session is opened and returned
+    `count` times. Otherwise `count` sessions are opened, which take `count` times the memory.
 
     Args:
         open_one: opens a session.
@@ -101,7 +101,7 @@ class LoadedSetting:
     """A variant that is open with a number of threads, for a governor to choose.
 
     Attributes:
-        threads: threads of one run; 0 for the model's or the package's number.
+        threads: threads of one run; 0 for the number in `ModelOptions` or else in the package.
         instances: its sessions, which passed the self-test.
         warm_runs: runs measured before there was traffic.
         figures: figures of the variant, from the manifest.

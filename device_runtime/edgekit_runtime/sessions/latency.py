@@ -29,8 +29,8 @@ class LatencyLimits:
             `min_rounds`.
         precision: stop early once every median's 95 % interval is within this share of the median; 0 for
             never.
-        batch_s: time for which a round repeats a shorter inference, to take the mean; an inference before is
-            not counted. With 0, each round has one inference.
+        batch_s: a shorter inference is repeated for this time in each round, and the mean is taken. With 0,
+            each round has one inference.
     """
 
     warmup_rounds: int = 2
@@ -68,7 +68,7 @@ class Latency:
         return float(lower), float(upper)
 
     def ratio_to(self, reference: "Latency") -> float:
-        """Return the median ratio of this latency to `reference`, each ratio within a round.
+        """Return the median over all rounds of this latency divided by the latency of `reference`.
 
         Both must come from one call of `measure_latency`, so that other load on the machine affects both
         alike.

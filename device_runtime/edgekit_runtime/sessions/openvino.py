@@ -37,10 +37,10 @@ class OpenVinoOptions:
     """Options of OpenVINO for a model; the `backend.options` of a manifest.
 
     Attributes:
-        threads: number of threads that share one inference; None is one for each core that the process may
+        threads: number of threads that share one inference; None for one thread per core that the process may
             use.
         precision: precision of float arithmetic. `bfloat16` takes effect on processors that have it (AVX-512
-            BF16, AMX). Others compute in float32, since emulation would be slow.
+            BF16, AMX). Other processors compute in float32, since emulation would be slow.
     """
 
     threads: Annotated[int | None, Range(1, MAX_THREADS)] = None

@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 
 def estimate_bytes(packages: Sequence[Servable], options: ModelOptions | None = None) -> int:
-    """Return about how much memory `packages` take, from their manifests alone.
+    """Estimate the memory of `packages` in bytes, from their manifests alone.
 
     The options give the number of sessions. A larger number found by `tune` is ignored, since reading it
     would load the engine.

@@ -86,7 +86,7 @@ class Registry:
     def find_remote(self, name: str, version: str | None) -> IsolatedVersion | None:
         """Return a version in worker processes; None if it runs in this process, is unknown or not ready.
 
-        Without `version`, this is the version that answers such requests.
+        None for `version` means the version that answers requests without a version.
         """
         try:
             return self.models.find(name, version).loaded.remote
@@ -100,7 +100,7 @@ class Registry:
             self._start(self.give_up(name, version, f"crash: {reason}"))
 
     async def give_up(self, name: str, version: str, reason: str) -> None:
-        """Reject a version that keeps failing, and serve another if possible. Errors are logged."""
+        """Reject a version that keeps failing, and serve another version if possible. Errors are logged."""
         try:
             if await self._lifecycle.on_thread(self._source.reject, name, version, reason):
                 await self.load(name)
@@ -108,7 +108,7 @@ class Registry:
             _logger.error("%s %s keeps failing, and nothing replaces it: %s", name, version, error)  # noqa: TRY400  # says all
 
     async def index(self) -> list[Status]:
-        """Return the state of all models, installed or loaded; only the loaded ones if listing fails."""
+        """Return the state of all installed or loaded models; only of loaded models if listing fails."""
         names: Sequence[str] = ()
         try:
             names = await self._lifecycle.list_names()
@@ -119,7 +119,7 @@ class Registry:
     async def load_all(self) -> None:
         """Load all installed models one after the other, to keep the peak memory low.
 
-        A model that fails is logged. If a model takes over `NEXT_AFTER_S`, the next one starts meanwhile.
+        A model that fails is logged. If a model takes over `NEXT_AFTER_S`, the next load starts meanwhile.
 
         Raises:
             EdgekitError: the models cannot be listed, or all packages are damaged.
@@ -240,7 +240,7 @@ class Registry:
         await self._lifecycle.shutdown()
 
     def abandon(self) -> None:
-        """Stop without waiting, where `close` takes too long."""
+        """Stop without waiting, after `close` took too long."""
         self._lifecycle.abandon()
 
     async def _load_at_start(self, name: str) -> None:

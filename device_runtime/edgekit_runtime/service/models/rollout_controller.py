@@ -39,7 +39,7 @@ class RolloutController:
         self.report: Report = self._report
 
     async def begin(self, model: ModelEntry, options: ModelOptions) -> bool:
-        """Put the newest version on trial, with the lock of `model` held.
+        """Put the newest version on trial. The caller holds the lock of `model`.
 
         Returns:
             False if there is nothing to try: no version is in use, or no version is newer. Otherwise True,
@@ -130,7 +130,7 @@ class RolloutController:
                 await self._roll_back(model, trial, verdict)
 
     async def promote(self, model: ModelEntry, trial: Trial) -> None:
-        """Replace the version in use by the candidate; called with the lock of `model` held."""
+        """Replace the version in use by the candidate. The caller holds the lock of `model`."""
         _logger.info("%s %s takes over from %s", model.name, trial.candidate.version, trial.current.version)
         fresh = trial.candidate
         if trial.options.rollout == "shadow" and fresh.loaded.remote is None:

@@ -97,7 +97,7 @@ class InstalledModels(Source):
             raise UnavailableError(str(error)) from error
 
     def undo_start(self, name: str, version: str) -> bool:
-        """Take the last start of a version out of its count. Return True if that was recorded."""
+        """Subtract one start from a version's count of starts. Return True if that was recorded."""
         try:
             self._slots.undo_start(name, version)
         except EdgekitError as error:

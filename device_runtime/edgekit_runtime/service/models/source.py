@@ -14,7 +14,7 @@ Load: TypeAlias = Callable[[OpenedPackage], Loaded]
 
 
 class Source(Protocol):
-    """A place of packages. Every method may wait for the disk and for engines, so it runs on a thread.
+    """Where packages come from. Every method may wait for the disk and for engines, so it runs on a thread.
 
     Attributes:
         limits: limits of reading packages.
@@ -41,7 +41,7 @@ class Source(Protocol):
         """
 
     def find_proven(self, _name: str) -> Servable | None:
-        """Return the version that should serve while a newer one is on trial, or None; opens nothing.
+        """Return the version that should serve while a newer version is on trial, or None; opens nothing.
 
         Raises:
             EdgekitError: the versions cannot be listed.
@@ -82,14 +82,14 @@ class Source(Protocol):
         return  # else it would be abstract, and most sources have no state
 
     def undo_start(self, _name: str, _version: str) -> bool:
-        """Take the last start of a version out of its count. Return True if that was recorded.
+        """Subtract one start from a version's count of starts. Return True if that was recorded.
 
         The service does this before a planned stop.
         """
         return False
 
     def reject(self, _name: str, _version: str, _reason: str) -> bool:
-        """Record that a version fails, and return whether another one should be opened instead.
+        """Record that a version fails. Return True if another version should be opened instead.
 
         Raises:
             EdgekitError: it cannot be recorded.

@@ -27,7 +27,7 @@ class Servable:
 
 @dataclass(frozen=True, slots=True)
 class VersionPolicy:
-    """Which versions are served. Requests without a version go to the newest of them.
+    """Which versions are served. Requests without a version go to the newest served version.
 
     Attributes:
         latest: number of newest versions to serve if `specific` is empty.
@@ -47,10 +47,10 @@ class VersionPolicy:
         return tuple(sorted(self.specific, key=sort_key, reverse=True))
 
     def choose(self, name: str, installed: Sequence[Servable]) -> tuple[Servable, ...]:
-        """Return what to serve of `installed`, the newest first.
+        """Return the packages in `installed` to serve, the newest version first.
 
         Raises:
-            RequestError: no version is installed, or one in `specific` is missing.
+            RequestError: no version is installed, or a version in `specific` is missing.
         """
         newest_first = sorted(installed, key=lambda package: sort_key(package.version), reverse=True)
         if not newest_first:

@@ -39,9 +39,9 @@ class Histogram:
     """Counts of values by range, and their sum.
 
     Attributes:
-        bounds: upper ends of the ranges in rising order; a value at an end is within. The last range has no
-            end.
-        counts: number of values in each range; has one entry more than `bounds`.
+        bounds: upper ends of the ranges, in rising order. A value equal to an end belongs to that range. The
+            last range has no upper end.
+        counts: number of values in each range; one entry more than `bounds`.
         total: sum of the values.
     """
 
@@ -90,7 +90,7 @@ class LaneMetrics:
 
     Attributes:
         queue: seconds from a call's arrival to its beginning.
-        compute: seconds in the engine, for each call; the time of a batch counts for each call in it.
+        compute: seconds in the engine, for each call. Each call of a batch counts the time of the batch.
         total: seconds from a call's arrival to its answer, of calls that ran.
         cached: seconds from a call's arrival to its answer, of calls answered from the response cache.
         runs: (calls, rows) in a run -> count of such runs. If the model's first dimension is fixed, each call
@@ -130,7 +130,7 @@ class LaneMetrics:
         return self.succeeded + self.cached.count
 
     def answer_histogram(self) -> Histogram:
-        """Return the seconds from arrival to answer of all calls, from the cache or not."""
+        """Return a histogram of `total` and `cached` together."""
         histogram = Histogram()
         histogram.counts = [ran + hit for ran, hit in zip(self.total.counts, self.cached.counts, strict=True)]
         histogram.total = self.total.total + self.cached.total

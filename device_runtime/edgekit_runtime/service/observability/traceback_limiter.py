@@ -15,7 +15,7 @@ _MAX_LOGGED: Final = 64  # a client may have a say in what messages are about
 
 
 def log_limited(prefix: str) -> None:
-    """Write warnings to standard error, each behind `prefix`, and a fault's traceback once a minute."""
+    """Write warnings to standard error behind `prefix`, and the traceback of a fault once a minute."""
     log_lines(prefix)
     for handler in logging.getLogger().handlers:
         handler.addFilter(TracebackLimiter(handler))
@@ -43,8 +43,8 @@ class TracebackLimiter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to write the record; True if it has no traceback.
 
-        If repeats were left out before this record, this writes a copy of it with their number, and returns
-        False.
+        If repeats of the record were left out before, this method writes a copy that states their number, and
+        returns False.
         """
         error = record.exc_info[1] if record.exc_info else None
         if error is None:

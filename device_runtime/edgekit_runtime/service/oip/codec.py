@@ -94,12 +94,12 @@ class Codec:
     def decode(
         self, body: memoryview, json_bytes: int | None, *, is_local: bool = True
     ) -> tuple[InferRequest, dict[str, Array]]:
-        """Return what a request asks for, and its inputs.
+        """Return the decoded request and its inputs.
 
         Args:
             body: body of the request; arrays may be views of it.
             json_bytes: size of the JSON at the start of the body; None if all of it is JSON.
-            is_local: whether it came over the Unix socket, see `Regions.find`.
+            is_local: whether the request came over the Unix socket, see `Regions.find`.
 
         Raises:
             RequestError: the request is malformed or does not fit the model.
@@ -138,7 +138,8 @@ class Codec:
     def hold(self, request: InferRequest, *, is_local: bool) -> RegionMap:
         """Return the regions for the outputs of a request.
 
-        They stay valid for this request, even if a name is registered anew. `is_local`: see `Regions.find`.
+        The regions stay valid for this request, even if a name is registered anew. `is_local`: see
+        `Regions.find`.
 
         Raises:
             RequestError: a region is unknown, or an output would lie outside it.
@@ -183,7 +184,7 @@ class Codec:
         return *parts, *data
 
     def measure_json(self, request: InferRequest, outputs: Mapping[str, Array]) -> int | None:
-        """Return an upper bound of the memory of a long response's JSON, in bytes; None for a short one."""
+        """Return the most bytes of memory that a response's JSON needs; None if the JSON is short."""
         arrays = [
             outputs[requested.name]
             for requested in request.outputs
@@ -316,7 +317,7 @@ def classify(scores: Array, count: int, labels: Sequence[str]) -> Array:
     Args:
         scores: [..., classes].
         count: number of classes to return; capped at their number in `scores`.
-        labels: names of the classes by index. A class beyond them is `SCORE:INDEX`.
+        labels: names of the classes by index. A class without a name is `SCORE:INDEX`.
 
     Raises:
         RequestError: there are too many rows: writing them would delay other requests.

@@ -129,8 +129,7 @@ class Regions:
     """All registered regions, by name.
 
     Attributes:
-        on_add: called with each added region, or None. on_remove: called with the name of each removed
-            region, or None.
+        on_add, on_remove: called with each added region, and with the name of each removed region; or None.
     """
 
     __slots__ = ("_limits", "_regions", "on_add", "on_remove")

@@ -153,7 +153,7 @@ class LogOptions:
 
     Attributes:
         json: whether each record is a line of JSON; otherwise it is plain text.
-        level: least level of records. None is `info`, and lets the fleet change the level.
+        level: least level of records. None means `info`, unless the fleet sets another level.
     """
 
     json: bool = False
@@ -165,7 +165,7 @@ class ServiceConfig:
     """All of the configuration; each field is a table of the TOML file.
 
     Attributes:
-        models: name of a model -> its options; a model without any has the default ones.
+        models: name of a model -> its options; a model without options has the defaults.
         streams: streams by name, which run as long as the service.
     """
 
@@ -230,9 +230,9 @@ def read_config(path: Path) -> ServiceConfig:
 
 
 def isolate(models: Mapping[str, ModelOptions], names: Sequence[str]) -> dict[str, ModelOptions]:
-    """Return the options of all models; `isolated` is set for those in `names`.
+    """Return the options of all models, with `isolated` set for the models in `names`.
 
-    A model in `names` without options gets the default ones.
+    A model in `names` without options gets the defaults.
 
     Raises:
         ConfigError: `isolated` contradicts another option of such a model.

@@ -57,7 +57,7 @@ class HttpLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcOptions:
-    """Addresses and bounds of gRPC. The bounds of the HTTP layer hold too.
+    """Addresses and bounds of gRPC. The bounds of the HTTP layer apply too.
 
     Attributes:
         unix_socket: path of a Unix socket, or empty for none.

@@ -32,7 +32,7 @@ class SchedulingLimits:
         levels: number of priority levels.
         default_level: level of calls that state none.
         max_passes: how many batches of other levels may run before a waiting level gets one.
-        short_s: a model whose runs are shorter runs on the thread of the event loop; 0 turns this off.
+        short_s: a model runs on the thread of the event loop if its runs take less time; 0 for never.
         max_run_s: time limit of a run, for each call in its batch; 0 for no limit. A longer run is stopped,
             and its calls are refused.
 
@@ -147,8 +147,8 @@ class ModelOptions:
         drift: whether drift statistics of inputs and outputs are collected.
         keep_loaded: whether it stays loaded when others need memory under the cap.
         rollout: `swap` replaces the version in use at once; `canary` first gives the new version a share of
-            the calls; `shadow` gives it copies of a share of them.
-        canary, shadow, gates: options of such a rollout.
+            the calls; `shadow` gives it copies of a share of the calls.
+        canary, shadow, gates: options of a rollout by canary or shadow.
         scheduling: how its calls are scheduled. With a `max_batch` of 1, the result of `tune` is used, if
             any.
         isolation: options of its worker processes, if it has any.

@@ -56,7 +56,7 @@ class CacheLimits:
 
     Attributes:
         max_bytes: size limit of all outputs that it keeps.
-        max_input_bytes: calls with larger inputs are not cached: hashing takes about 1 ms a MiB, on the
+        max_input_bytes: calls with larger inputs are not cached: hashing takes about 1 ms per MiB on the
             thread of the event loop.
     """
 

@@ -88,7 +88,7 @@ class ShadowOptions:
         share: share of the calls, more than 0 and at most 1.
         max_load: most real calls under way while the candidate runs.
         quiet_s: pause after the last real answer before the candidate may run.
-        max_wait_s: time limit of a waiting copy; then it is dropped.
+        max_wait_s: longest wait of a copy; then the copy is dropped.
         max_pending: most copies that wait.
         max_copied_bytes: size limit of inputs that must be copied, since the client can reuse their memory. A
             call with larger inputs is left out: copying them could delay the response.

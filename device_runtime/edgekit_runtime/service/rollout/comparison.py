@@ -144,9 +144,9 @@ def same_class(current: Array, candidate: Array) -> float:
 def similarity(current: Outputs, candidate: Outputs) -> float:
     """Return the similarity of two answers, 0..1: the mean over the outputs.
 
-    A float output counts 1 - |difference| / |current|, at least 0; another output counts the share of equal
-    values. If only the number of rows differs (as with detections), rows are compared as sets. An output that
-    is missing or has another shape counts 0.
+    For a float output, this is 1 - |difference| / |current|, at least 0. For another output, it is the share
+    of equal values. If only the number of rows differs (as with detections), rows are compared as sets. An
+    output that is missing or has another shape counts 0.
     """
     parts = []
     for name, want in current.items():

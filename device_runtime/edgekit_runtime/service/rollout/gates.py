@@ -149,8 +149,9 @@ def judge(observed: Observations, gates: Gates) -> Verdict:
     NaN or a burst of errors rolls back at once. Otherwise, a gate that is proved missed rolls back, and the
     candidate is promoted once all gates are proved kept.
 
-    After `max_duration_s`, too few answers roll back, and so does an open gate of agreement. An open gate of
-    errors passes if the counted errors are within the limit. Open gates of latency and energy pass.
+    After `max_duration_s`, the candidate is rolled back if it has too few answers, or if agreement is
+    undecided. Undecided errors pass if the counted errors are within the limit. Undecided latency and energy
+    pass.
     """
     at_once = _find_at_once(observed, gates)
     if at_once is not None:

@@ -148,7 +148,7 @@ class PairedRuns:
     def may_start(self) -> bool:
         """Return whether real calls leave room for a pair now.
 
-        The results so far do not matter, so that they cannot bias the comparison.
+        This does not depend on earlier results, which would bias the comparison.
         """
         return not self._is_busy()
 
@@ -170,7 +170,7 @@ class PairedRuns:
             self._alarm = self._defer(self._max_run_s, self._stop)
 
     def close(self) -> None:
-        """Stop the present pair without reporting it, drop the others, and end the thread."""
+        """Stop the present pair without reporting it, drop the queued pairs, and end the thread."""
         self._is_over = True
         self._queue.put(None)
         self._stop()

@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Writer:
-    """A thread that stores samples. Its queue holds up to 8 jobs and 32 MiB in all; others are dropped."""
+    """A thread that stores samples. Its queue holds up to 8 jobs and 32 MiB; further jobs are dropped."""
 
     def __init__(self) -> None:
         """Make the queue; the first job starts the thread."""
@@ -134,7 +134,7 @@ class ModelSampler:
         file: "tuple[bytes | memoryview, MediaType | None, Any] | None" = None,
         answer: Mapping[str, JsonValue] | None = None,
     ) -> None:
-        """Count a request, and copy it if it is drawn, see `served_version.Sampler`."""
+        """Count a request, and copy it if it is chosen as a sample; see `served_version.Sampler`."""
         draws = self.draws
         draws.countdown -= 1
         if draws.countdown > 0 and self._recent is None:

@@ -18,7 +18,7 @@ from edgekit_runtime.tensors import Array
 
 
 def find_kind(session: Session, inputs: Mapping[str, Array]) -> tuple[Hashable | None, int]:
-    """Return the kind of a call, equal for all calls of a batch, and its number of rows.
+    """Return the kind and the number of rows of a call. All calls of a batch have one kind.
 
     The kind is None if inputs have no rows or different numbers of rows; such a call fits no batch, and
     counts as one row.

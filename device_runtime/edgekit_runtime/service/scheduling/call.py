@@ -44,8 +44,8 @@ class Call:
     """One inference on its way.
 
     Attributes:
-        inputs: input name -> array, valid until `reply` is called. The client may be able to change an array,
-            so read each value only once before you check it.
+        inputs: input name -> array, valid until `reply` is called. The client may still change an array: read
+            each value only once, and check the value that you read.
         reply: called once with the outputs or the error, on the loop's thread, maybe before `submit` returns.
             The outputs must not be written to: several readers may hold them.
         priority: 1 is the highest, 0 the model's default.
@@ -104,4 +104,4 @@ class DrainingLane(Lane, Protocol):
         """True if no call waits, runs or is being answered."""
 
     def drain(self, done: Callable[[], None]) -> None:
-        """Accept no more calls, and call `done` once the accepted ones are answered, maybe at once."""
+        """Accept no more calls. Call `done` once all accepted calls are answered, maybe at once."""

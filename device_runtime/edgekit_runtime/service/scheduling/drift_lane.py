@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 def make_drift(
     manifest: Manifest, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], limits: DriftLimits
 ) -> Drift | None:
-    """Return drift statistics of a version; None and a warning if its manifest describes data wrongly."""
+    """Return drift statistics of a version; log a warning and return None if its manifest is wrong."""
     try:
         return Drift(inputs, outputs, manifest.figures, limits.window)
     except ManifestError as error:
@@ -62,7 +62,7 @@ class DriftLane(Lane):
         self._countdown = 1
 
     def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":
-        """Return the next lane's answer; None if it has none, or if `submit` should sample the call."""
+        """Return the next lane's answer; None without one, or if `submit` should sample the call."""
         if self._countdown <= 1:
             return None
         answer = self._lane.attempt(inputs)

@@ -107,7 +107,7 @@ class Flow(Protocol):
         """Count a batch that has run; return a function that answers its calls."""
 
     def look(self, batch: Batch, seconds: float) -> bool:
-        """Stop a batch that runs too long or without clients; return True if the pool may run another now."""
+        """Stop a batch that runs too long or has no clients. Return True if another batch may run now."""
 
 
 class Pool:

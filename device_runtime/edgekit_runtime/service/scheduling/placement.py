@@ -30,7 +30,7 @@ _REPEATS: Final = 8.0  # times the runs that are due, for a model that keeps fre
 
 
 def move_mean(mean_s: float, seconds: float) -> float:
-    """Return the moving mean in seconds after one more value; a mean of 0 means that there were none."""
+    """Return the moving mean in seconds after one more value. `mean_s`: mean before, 0 without values."""
     return mean_s + (seconds - mean_s) * (_WEIGHT if mean_s else 1.0)
 
 
@@ -67,7 +67,7 @@ class RunPlacement:
         self._least_s = float("inf")
 
     def note_on_loop(self, seconds: float) -> None:
-        """Count a run on the loop; clear `short` if runs have become too long for it."""
+        """Count a run on the loop; clear `short` if runs have become too long for the loop."""
         mean_s = self.mean_s
         if seconds > mean_s * _HICCUP:
             if seconds >= self._freeze_s:
@@ -79,7 +79,7 @@ class RunPlacement:
             self._leave(0.0)
 
     def note_on_thread(self, seconds: float) -> None:
-        """Count a run on a thread. After several, the shortest one decides where the next runs take place."""
+        """Count a run on a thread. After several runs, the shortest run decides where the next runs go."""
         self.mean_s = move_mean(self.mean_s, seconds)
         if seconds >= self._freeze_s:  # it would have frozen the loop
             due = min(self._patience, math.ceil(seconds / _SAVED_S))

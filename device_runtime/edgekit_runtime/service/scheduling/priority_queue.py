@@ -99,7 +99,10 @@ class PriorityQueue:
         return batch
 
     def remove(self, batch: list[Queued]) -> None:
-        """Remove a batch that `choose` returned, and count one more pass of each lower level that waits."""
+        """Remove a batch that `choose` returned.
+
+        Each lower level with waiting calls counts one more pass, see `max_passes`.
+        """
         first = min(queued.level for queued in batch)
         batch_ids = set(map(id, batch))
         for index, level in enumerate(self._levels):

@@ -77,7 +77,7 @@ class RunMemory:
 
 
 def estimate_run_memory(manifest: Manifest, variant: str) -> RunMemory:
-    """Return the run memory that a package states; by default 64 times its golden inputs and outputs."""
+    """Return the run memory that a package states; by default 64 times the size of its golden data."""
     chosen = next(candidate for candidate in manifest.all_variants if candidate.name == variant)
     usual = {tensor.name: (tensor.dtype, tensor.shape) for tensor in chosen.golden.inputs}
     stated = _stated_ratio(chosen.figures)

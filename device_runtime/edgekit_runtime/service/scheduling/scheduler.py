@@ -142,7 +142,7 @@ class Scheduler(Lane):
         self._max_rows = max(1, min(rows, self._limits.max_batch)) if self._batches else 1
 
     def drain(self, done: Callable[[], None]) -> None:
-        """Accept no more calls, run the waiting ones without delay, and call `done` when all are answered.
+        """Accept no more calls, run waiting calls without delay, and call `done` when all are answered.
 
         If no call waits or runs, `done` is called before this returns.
         """
@@ -312,7 +312,7 @@ class Scheduler(Lane):
     def finish(self, batch: Batch) -> Callable[[], None]:
         """Count a batch that has run, and return a function that answers its calls.
 
-        The pool calls this, and then the function.
+        The pool calls this method, and then that function.
         """
         self._lost -= batch.is_abandoned
         self._take_in(batch, on_loop=False)

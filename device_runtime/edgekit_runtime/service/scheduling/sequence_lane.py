@@ -89,7 +89,7 @@ class SequenceLane(Lane):
         self.started = self.expired = 0
 
     def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":
-        """Attempt a call outside of any sequence, with zeros for missing states."""
+        """Do as `Lane.attempt` says for a call outside of any sequence, with zeros for missing states."""
         return self._lane.attempt(self._states.complete(inputs))
 
     def submit(self, call: Call) -> None:

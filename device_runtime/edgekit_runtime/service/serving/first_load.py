@@ -11,7 +11,7 @@ def load_tested(
     open_remote: OpenRemote | None = None,
     beside: Loaded | None = None,
 ) -> Loaded:
-    """Do what `load` does, but first test a package that gets no worker of its own in a child process.
+    """Do what `load` does. If the package gets no worker of its own, a child process tests it first.
 
     Raises:
         BackendError: as `load`, or the engine crashed the child process.

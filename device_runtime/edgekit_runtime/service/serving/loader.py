@@ -101,7 +101,7 @@ class Loaded:
 
     @property
     def session_count(self) -> int:
-        """Number of different sessions; for a version in worker processes, the number in each."""
+        """Number of different sessions; for a version in worker processes, the number per process."""
         return len({id(session) for session in self.instances}) or self.sessions_counted
 
     def close(self) -> None:
@@ -213,7 +213,7 @@ def _isolate_hostile(package: OpenedPackage, options: ModelOptions) -> ModelOpti
 
 
 def find_limit(package: OpenedPackage, options: ModelOptions) -> float:
-    """Return the seconds that a load may take: `load_timeout_s`, or 120 s and the time to build engines."""
+    """Return the seconds that a load may take: `load_timeout_s`, or 120 s plus the time to build engines."""
     if options.load_timeout_s is not None:
         return options.load_timeout_s
     return _LOAD_TIMEOUT_S + sum(map(_count_build_s, (package, *package.list_members().values())))

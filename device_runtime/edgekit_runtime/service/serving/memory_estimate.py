@@ -16,7 +16,7 @@ _PER_PACKAGE_BYTE: Final = 3  # weights, their packed copy, activations; see doc
 
 
 def needed_bytes(packages: Iterable[Path]) -> int:
-    """Estimate the memory of packages in bytes, as 3 times their sizes; unreadable ones count 0."""
+    """Estimate the memory of packages in bytes as 3 times their sizes; unreadable packages count 0."""
     return sum(map(find_size, packages)) * _PER_PACKAGE_BYTE
 
 

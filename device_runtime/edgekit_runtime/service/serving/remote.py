@@ -14,7 +14,7 @@ class TrialRunner(Protocol):
     """Runs two versions side by side, in this process or in the worker of the version in use."""
 
     def begin(self, report: Callable[[Any], None]) -> None:
-        """Pass the verdict (`Promote` or `Rollback`) to `report`; at once if there is one already."""
+        """Pass the verdict (`Promote` or `Rollback`) to `report`; at once if the verdict is there already."""
 
     def look(self) -> None:
         """Judge now; a verdict may depend on time alone."""

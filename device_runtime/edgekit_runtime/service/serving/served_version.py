@@ -57,7 +57,7 @@ class Served:
         sequences: the lane in `stack` that keeps the states of sequences, or None for a model without states.
         drift: drift statistics of its inputs and outputs, or None.
         cache: the response cache of this version, or None.
-        governed: the version for its governor, or None without a governor.
+        governed: what a governor controls of this version, or None without a governor.
         trial: the trial that this version takes part in, or None.
         sampler: takes samples of its requests, or None where the fleet orders none.
     """
@@ -81,7 +81,7 @@ class Served:
 
     @property
     def memory_bytes(self) -> int:
-        """Estimated memory of this version in bytes, by the number of sessions that its worker reports.
+        """Estimated memory of this version in bytes, for the number of sessions that its worker reports.
 
         At most one session per processor counts, as `tune` opens no more. A faulty worker could otherwise
         push out all other models.
@@ -133,7 +133,7 @@ class Trial:
 
     Attributes:
         current: the version in use; its calls go through the trial until `end`.
-        options: options of the model, with those of the trial.
+        options: options of the model, the options of the trial included.
         runner: compares the versions, in this process or in a worker.
     """
 

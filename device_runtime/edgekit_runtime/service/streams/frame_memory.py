@@ -45,7 +45,7 @@ class FrameMemory:
         return np.frombuffer(self._map, dtype, count, self._begin(slot)).reshape(shape)
 
     def picture(self, slot: int, size_bytes: int = PICTURE_BYTES) -> memoryview:
-        """Return a view of `size_bytes` in a slot where its JPEG lies.
+        """Return a view of the first `size_bytes` of the JPEG in a slot.
 
         Raises:
             ValueError: there is no such slot, or `size_bytes` is over `PICTURE_BYTES`.

@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 
 
 class UndeliverableError(Exception):
-    """A sink that does not take an answer, and would not take it later either."""
+    """A sink refused an answer, and would refuse it again later."""
 
 
 class Sink:
@@ -81,7 +81,7 @@ class QueuedSink:
             self._changed.notify()
 
     def stop(self) -> None:
-        """Let the thread write the queue and end; the first failure drops the rest. Does not wait."""
+        """Let the thread write all queued answers, until one fails, and then end. Does not wait."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify()

@@ -114,7 +114,7 @@ def open_sink(text: str, name: str, options: StreamOptions) -> QueuedSink:
     """Return a sink of the stream `name`, which connects for the first answer.
 
     Raises:
-        ConfigError: `text` is of no kind, or malformed.
+        ConfigError: `text` is no address of a sink.
     """
     kind = find_kind(SINKS, text)
     try:

@@ -85,7 +85,7 @@ class SourceOwner(Protocol):
         """Called now and then with the number of the frame read last."""
 
     def on_failure(self, reason: str, retry_s: float | None) -> None:
-        """Called when the source failed. It is opened again after `retry_s`, or if that is None, never."""
+        """Called when the source failed. It is opened again after `retry_s` seconds, unless that is None."""
 
     def on_end(self) -> None:
         """Called when a file has come to its end."""

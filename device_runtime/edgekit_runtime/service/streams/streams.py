@@ -50,7 +50,7 @@ class Streams:
         """Start a stream.
 
         Raises:
-            ConfigError: source, sink or name is malformed, the name is taken, or there are too many.
+            ConfigError: source, sink or name is malformed, the name is taken, or there are too many streams.
         """
         if name in self._streams or not name or "/" in name or not name.isprintable():
             raise ConfigError(f"streams: the name {name[:60]!r} is taken, or holds a slash or nothing")
@@ -140,8 +140,8 @@ class Streams:
 
         `connected`: socket of the client, which this object closes. `head`: head of the HTTP response with
         the empty line; sent first. `view`: `lines` for answers, `pictures`, or `trial` for pictures with the
-        trial's answers too. `on_close`: None, or called once the client has disconnected. Set this for the
-        client that started the stream: then it does not count as a viewer.
+        trial's answers too. `on_close`: for the client that started the stream, called once that client has
+        disconnected; a client with `on_close` does not count as a viewer.
         """
         counted = int(on_close is None)
 

@@ -98,7 +98,7 @@ class Viewer:
 
 
 def write_part(picture: bytes, answer: bytes) -> bytes:
-    """Return a part of `PICTURES_TYPE`: a picture with its answer in the head, or the answer alone.
+    """Return a part of `PICTURES_TYPE`: a picture with its answer in the part's head, or the answer alone.
 
     Args:
         picture: a JPEG, or empty.

@@ -117,7 +117,7 @@ class Channel:
                 return
 
     def receive(self) -> None:
-        """Handle arrived messages, at most 64 packets of them."""
+        """Handle arrived messages, at most 64 packets."""
         for _ in range(_PACKETS_AT_ONCE):
             if not self._is_open:
                 return

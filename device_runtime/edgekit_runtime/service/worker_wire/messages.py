@@ -41,7 +41,7 @@ class VerifiedPackage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """The order to a worker. It gets this as a JSON file, together with the package's file.
+    """The order to a worker. The worker gets the order as a JSON file, together with the package's file.
 
     Attributes:
         config: configuration of the worker's own service, which does not listen.

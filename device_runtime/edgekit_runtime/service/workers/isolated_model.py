@@ -270,7 +270,7 @@ class IsolatedModel(IsolatedVersion):
     # As the host of a trial
 
     def promote(self, trial: "WorkerTrialRunner") -> bool:
-        """Put the candidate in use and end the other workers; return False if its worker is lost."""
+        """Put the candidate in use and end the other workers; return False if its own worker is lost."""
         if self.hosted is not trial or trial.worker is None:
             return False
         self.hosted = trial.report = None
@@ -362,12 +362,13 @@ class IsolatedModel(IsolatedVersion):
 class WorkerTrialRunner(TrialRunner):
     """The trial of a candidate in a worker of the version in use. If that worker ends, so does the trial.
 
-    The worker proposes a verdict, and the service checks it. The candidate gets calls once it is `opened`.
+    The worker proposes a verdict, and the service checks it. The candidate gets calls once its
+    `IsolatedModel.opened` is done.
 
     Attributes:
         host: the version in use.
         deadline_s: time by which the candidate must be open, on the clock of the loop.
-        worker: the worker that tries it; None until one is ready.
+        worker: the worker that tries the candidate; None until a worker is ready.
         figures: the rollout's statistics in the worker; empty until the first report arrives.
         report: called with the verdict; None before `begin` and after the trial.
     """
@@ -422,7 +423,7 @@ class WorkerTrialRunner(TrialRunner):
         self._fail(UnavailableError(text, _RESTART_S))
 
     def crash(self, reason: str) -> None:
-        """Roll back the candidate, since its worker crashed: the version in use ran well without it."""
+        """Roll back the candidate, since its worker crashed. That worker ran well without the candidate."""
         name = self.model.manifest.name
         _logger.error("%s: its worker is lost with %s: %s", name, self.version, reason)
         if self.model.opened.done():  # also if it was to be promoted: it has not been yet

@@ -173,8 +173,8 @@ class WorkerHandle:
     def check_heartbeat(self) -> None:
         """Kill the process if it hangs or loads for too long. Call this every `HEARTBEAT_S`.
 
-        Calls of this function without a heartbeat between them measure a hang. So a pause of the whole
-        service does not count.
+        The length of a hang is the number of these calls since the last heartbeat, not a time. So a pause of
+        the whole service does not count as a hang.
         """
         self._silent_s += HEARTBEAT_S
         isolation = self._isolation

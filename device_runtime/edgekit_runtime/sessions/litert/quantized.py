@@ -22,7 +22,7 @@ class Quantization:
     Attributes:
         name: name of the tensor, for messages.
         dtype: dtype of the codes, one of `CODE_DTYPES`.
-        scale: distance of two neighbouring codes' values, finite and over 0.
+        scale: difference in value between neighbouring codes, finite and over 0.
         zero_point: the code that stands for 0, within the range of `dtype`.
 
     Raises:
@@ -48,7 +48,7 @@ class Quantization:
             )
 
     def encode(self, values: Array) -> Array:
-        """Return the nearest codes, halves to even; values out of range become the outermost codes.
+        """Return the nearest codes, with halves rounded to even; values out of range get the outermost codes.
 
         Args:
             values: float32 of any shape.
