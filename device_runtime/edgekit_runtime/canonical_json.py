@@ -110,7 +110,7 @@ class Fields:
         return value
 
     def check_list(self, key: str, value: object, most: int | None = None) -> None:
-        """Check that the value of the member `key` is a list, of no more than `most` items where that is set.
+        """Check that the value of the member `key` is a list of at most `most` items (None: no limit).
 
         Raises:
             EdgekitError: of the class given to the constructor, when it is not.

@@ -150,7 +150,6 @@ class RequestError(EdgekitError):
     """A service refused a request: the inference service, or the fleet's HTTP interface.
 
     Attributes:
-        status: the HTTP status.
         retry_after_s: seconds after which to try again, or None if unknown.
     """
 

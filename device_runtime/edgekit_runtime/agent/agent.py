@@ -165,7 +165,7 @@ class Agent:
     def run(self, stop: threading.Event) -> Literal["stopped", "renewed"]:
         """Work until `stop` is set, or until a new certificate or fleet requires a new connection.
 
-        At the end it publishes its last will itself: the broker does that only for a lost connection.
+        At the end the agent publishes its last will: the broker does so only after a lost connection.
         """
         self.connect()
         last_s = time.monotonic()

@@ -28,7 +28,7 @@ class ModelView:
         rejected: manifest_sha256 and reason of the versions that failed here.
         served: versions that the service serves, or None without a running service.
         on_trial: version that the service tries beside another, or empty.
-        remark: the service's remark on the trial, or why it serves nothing.
+        remark: the service's remark on the trial, or on versions that it does not serve.
         not_finite: answers of `version` with NaN or infinity to finite inputs.
     """
 
@@ -142,7 +142,7 @@ def _find_shortage(
 
 
 def has_power(conditions: DeviceConditions) -> bool:
-    """Return whether work that can wait may run: without a battery, on a charger, or with `MIN_BATTERY`."""
+    """Return whether work that can wait may run: a battery must charge or hold at least `MIN_BATTERY`."""
     battery = conditions.battery
     return battery is None or battery >= MIN_BATTERY or conditions.is_charging
 

@@ -49,7 +49,10 @@ class DeviceFacts:
     clock: str = ""
 
     def has_engine(self, named: str) -> bool:
-        """Return whether an engine is installed, or its `-gpu` package; `named`: `onnxruntime 1.24.4`."""
+        """Return whether an engine or its `-gpu` package is installed.
+
+        `named`: name and version, such as `onnxruntime 1.24.4`.
+        """
         return named in {f"{name.removesuffix('-gpu')} {release}" for name, release in self.engines.items()}
 
 

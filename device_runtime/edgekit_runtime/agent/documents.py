@@ -183,7 +183,7 @@ class Execution:
         execution, model, version: the same fields as in `DesiredModel`.
         state: see `ExecutionState`.
         reason: one sentence, empty while there is nothing to explain.
-        code: short and stable, to group by, such as `disk-full` or `self-test`; empty if `reason` is.
+        code: short and stable, to group by, such as `disk-full` or `self-test`; empty without a reason.
         done_bytes: bytes downloaded so far.
         sent_bytes: bytes that the network carried to the device; what came twice counts twice.
     """
@@ -430,7 +430,7 @@ class EnrolmentCode:
         """Return the code in a text `HOST:PORT/DIGEST/SECRET`.
 
         Raises:
-            ConfigError: it has another form.
+            ConfigError: the text has another form.
         """
         match = _CODE.fullmatch(text.strip())
         if match is None:

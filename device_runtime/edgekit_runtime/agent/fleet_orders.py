@@ -161,7 +161,7 @@ class DeviceSettings:
 
 
 class DeviceLogs:
-    """Answers each request for lines once, from a thread of its own: the journal may take seconds."""
+    """Answers each request for log lines once, on a separate thread: the journal may take seconds."""
 
     def __init__(self, device: str, answered: str, *, is_allowed: bool) -> None:
         """Answer nothing yet; `answered` is the last request of `device` that was answered."""

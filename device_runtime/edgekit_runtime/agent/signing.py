@@ -104,7 +104,7 @@ def unseal(
         where: start of each error message.
 
     Raises:
-        UnknownKeyError: it names a key that is not trusted.
+        UnknownKeyError: the envelope names a key that is not trusted.
         SignatureError: the envelope is too large, malformed, of another kind, or the signature is wrong.
     """
     if len(data) > MAX_DOCUMENT_BYTES:

@@ -94,7 +94,7 @@ class TrustedTime:
         return self._clock() < self.least_s - TOLERATED_S
 
     def outgrows(self, stored_s: float) -> bool:
-        """Return whether the clock is behind, and the bound over an hour later than the journal's."""
+        """Return whether the clock is behind, and the bound an hour later than the journal's `stored_s`."""
         return self.is_clock_behind and self.stated_s > stored_s + TOLERATED_S
 
     @property

@@ -97,7 +97,7 @@ class Measure(Protocol):
         Args:
             settings: settings to measure.
             rounds: limit of rounds; fewer if the times are certain.
-            seconds: time after which no round starts, except the first.
+            seconds: time from now after which no round starts, except the first.
             seed: seed of the random orders.
 
         Raises:
@@ -172,7 +172,7 @@ class ContestLimits:
         fewest: least number of processes, unless the time is over.
         most: greatest number of processes.
         rounds: limit of rounds in each process.
-        end_s: time on the contest's clock. A process starts if half the last one's duration is left.
+        end_s: time on the contest's clock. A process starts if half the time of the last process is left.
     """
 
     fewest: int

@@ -112,7 +112,7 @@ def _prove(package: OpenedPackage, setting: RunSetting, threads: int | None) -> 
 
 
 def main() -> None:
-    """Measure the parent's settings, and send it the answers."""
+    """Measure the settings that the parent process sends, and answer with their times."""
     with open_channel() as channel, channel.makefile("rw", encoding="ascii") as lines:
         order = from_plain(MeasureOrder, json.loads(lines.readline()))
 

@@ -86,10 +86,10 @@ def _change(socket_path: Path, model: str, action: Literal["load", "unload"], bo
 
 
 def read_index(socket_path: Path) -> dict[str, list[dict[str, str]]] | None:
-    """Return the versions that a running service states of each model, or None without an answer in time.
+    """Return the index of a running service, or None without an answer in time.
 
     Returns:
-        model -> lines of the repository's index, each with `version`, `state` and `reason`.
+        model -> an entry for each version, with `version`, `state` and `reason`.
     """
     models: dict[str, list[dict[str, str]]] = {}
     try:

@@ -285,7 +285,7 @@ class Link:
             raise
 
     def pass_descriptor(self, head: bytes, body: bytes, descriptor: int, timeout_s: float) -> Response | None:
-        """Send a request whose body carries a file descriptor; returns its response, or None as `ask` does.
+        """Send a request whose body carries a file descriptor; return its response, or None as `ask` does.
 
         The descriptor must not be sent before the service has read the head, since a plain read drops it.
 

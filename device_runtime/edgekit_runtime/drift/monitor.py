@@ -132,7 +132,7 @@ def pick(array: Array, phase: float) -> Array:
 
     Args:
         array: array of numbers, not empty.
-        phase: 0..1, offset of the first value as a share of the step between two.
+        phase: 0..1, offset of the first value as a share of the step between two values.
     """
     step = -(-array.size // VALUES)
     with np.errstate(over="ignore"):  # of float64; a sketch counts infinity separately

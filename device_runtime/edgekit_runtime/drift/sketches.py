@@ -27,7 +27,7 @@ class Moments:
 
     Attributes:
         count: number of values; fractions come from `halve`.
-        squares: sum of their squared distances from the mean.
+        squares: sum of the squared distances of the values from the mean.
         low, high: smallest and largest value; infinity and minus infinity before the first.
 
     Source: T. Chan, G. Golub, R. LeVeque, Updating formulae and a pairwise algorithm for computing sample
@@ -144,7 +144,7 @@ class ClassSketch:
     """Summary of the outputs of a classifier.
 
     Attributes:
-        count: number of its classes.
+        count: number of classes.
         is_probabilities: whether its outputs are probabilities; None if that is not known yet.
         confidence: number of outputs by the probability of the best class, in `CONFIDENCES` equal bins.
         classes: number of outputs by best class, modulo `CLASSES`.

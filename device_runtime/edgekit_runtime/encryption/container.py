@@ -158,7 +158,7 @@ def read_header(path: Path) -> Header:
     """Return the header of the encrypted file at `path`.
 
     Raises:
-        EncryptionError: the file cannot be read, is not encrypted, or has another size than it states.
+        EncryptionError: the file cannot be read, is not encrypted, or differs in size from its header.
         UnavailableError: the machine lacks descriptors or memory now.
     """
     with open_file(path) as file:
@@ -194,7 +194,7 @@ def encrypt_chunks(read: Callable[[int], bytes], content_key: ContentKey, header
     `read`: returns the next bytes of the plaintext, fewer than asked for only at its end.
 
     Raises:
-        EncryptionError: the size of the plaintext or the id of `content_key` is not that in `header`.
+        EncryptionError: the size of the plaintext or the id of `content_key` differs from `header`.
     """
     _check_key(content_key, header, "the file")
     cipher, prefix = _make_cipher(content_key, header)

@@ -27,7 +27,7 @@ def open_offload(package: OpenedPackage, choice: BackendChoice, threads: int | N
         EngineMissingError: the engine is not installed.
         BackendError: the engine refused the model or an option.
         CutError: the cut table is malformed.
-        UnavailableError: the options of this device cannot be used, and it cannot run the model.
+        UnavailableError: the options of this device cannot be used, and this device cannot run the model.
     """
     local = choice.fallback or BackendChoice("ort", choice.artifact, choice.options)
     options = token = fault = None

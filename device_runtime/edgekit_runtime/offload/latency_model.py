@@ -33,7 +33,7 @@ class LinkState:
 
     Attributes:
         up_bits_per_s, down_bits_per_s: bandwidth to and from the server, as seen by a large transfer over
-            TCP; 0 is a link that is down.
+            TCP; 0 if the link is down.
         rtt_s: round trip of a small message.
         window_bytes: bytes that TCP may send before the first acknowledgement; more for a connection in use
             than for a new one.

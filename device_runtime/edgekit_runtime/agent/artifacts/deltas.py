@@ -434,7 +434,7 @@ def predict(
 def multiply(factors: bytes, bits: int) -> NDArray[np.uint8]:
     """Return uint8 [4 n], the bytes of float32 [n]: `factors` times one number, in doubles, rounded once.
 
-    The scales of a bias are such a product of the scales of its weights.
+    This makes the scales of a bias from the scales of its weights.
 
     Args:
         factors: bytes of float32 [n]: the previous run of 4-byte words.

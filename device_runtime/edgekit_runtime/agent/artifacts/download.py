@@ -249,7 +249,7 @@ class Downloader:
 
 
 def connect(host_and_port: tuple[str, int], limits: DownloadLimits) -> socket.socket:
-    """Return a TCP connection. If the cap is below 64 KiB/s, its receive buffer holds about a second.
+    """Return a TCP connection. If the cap is below 64 KiB/s, the receive buffer holds about 1 s of data.
 
     Raises:
         OSError: no address can be reached.

@@ -46,7 +46,10 @@ _PIECE_BYTES: Final = 1 << 20
 
 
 class Bundle:
-    """An open bundle file (see the module). Its structure is checked; its contents are not trusted yet."""
+    """An open file with all that the fleet wants on some devices.
+
+    Its structure is checked; its contents are not trusted yet.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open it.
@@ -165,7 +168,7 @@ class BundleLink:
     def put(self, kind: Kind, payload: bytes, *, key: str = "", is_retained: bool = False) -> None:  # noqa: ARG002
         """Keep a report or event for the file of results.
 
-        Stop the agent after an event `attack`, or a report on the document that is not `working`.
+        Stop the agent after an event `attack`, or a report whose status is not `working`.
         """
         if kind == "event":
             event = unseal(payload, "event", Event, self._keys, "event")

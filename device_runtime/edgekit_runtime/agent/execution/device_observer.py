@@ -52,8 +52,8 @@ class DeviceObserver:
 
         Args:
             now_s: time of the monotonic clock.
-            is_step_running: whether a step is running. If so, the service is asked at its usual interval
-                only, not after each change of the slots.
+            is_step_running: whether a step is running. If so, the service is asked only at the usual
+                interval, not after each change of the slots.
             is_under_way: whether an execution is under way; then the service is asked every second.
         """
         fingerprint = dict(self._installer.fingerprint())

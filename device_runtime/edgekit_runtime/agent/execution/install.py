@@ -53,7 +53,7 @@ class Installer:
     self_test: Callable[[Path], None] = self_test_in_child
 
     def install(self, path: Path, desired_model: DesiredModel) -> None:
-        """Make the package at `path` the active version of its model; store the key of an encrypted one.
+        """Make the package at `path` the active version of its model; store its content key if it has one.
 
         If no service runs to test the package, a separate process tests it.
 
@@ -132,7 +132,7 @@ class Installer:
         """Let the service unload a model, and remove all its versions from the device.
 
         Raises:
-            SlotError: the service refused or did not answer, or it cannot be removed.
+            SlotError: the service refused or did not answer, or the model cannot be removed.
         """
         self.unload(model)
         self.slots.remove(model)
@@ -212,7 +212,11 @@ def _fingerprint(path: Path) -> int:
 
 
 def describe_service(index: ServiceIndex, model: str) -> tuple[tuple[str, ...], str, str]:
-    """Return a model's served versions, its version on trial or '', and the service's reason or ''."""
+    """Return how the service serves a model.
+
+    Returns:
+        Served versions; version on trial, or ''; remark on the trial, or on what is not served, or ''.
+    """
     lines = index.get(model, [])
     served = tuple(line["version"] for line in lines if line["state"] == "READY" and line["version"])
     on_trial = [line for line in lines if line["version"] and line["reason"].startswith(_TRIALS)]

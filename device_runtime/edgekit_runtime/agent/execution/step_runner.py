@@ -130,7 +130,7 @@ class StepRunner:
         return frozenset(name for name in names if not name.endswith((".part", KEY_SUFFIX)))
 
     def close(self) -> None:
-        """Stop the step, and wait up to 10 s for its end; a step's own process is killed earlier."""
+        """Stop the step, and wait up to 10 s for its end; a separate process is killed earlier."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_S)

@@ -81,7 +81,6 @@ class Job:
     Attributes:
         kind: `profile`: measure the kernels of the one graph. `time`: measure whole runs with a pause before
             each; the graphs take turns. `batch`: measure consecutive runs without pauses, also in turns.
-        blob_bytes: size of each blob.
         seconds: time limit of the runs that count, kept approximately. Runs at an unusual speed of the
             processor do not count; all runs take at most three times as long.
         engine: what runs the graphs. Jobs of the kind `batch` may use LiteRT, for `.tflite` files. Their
@@ -102,13 +101,12 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Time of one run, after a pause of 20 ms unless it is one of a batch.
+    """Time of one run, after a pause of 20 ms unless the run is part of a batch.
 
     Attributes:
         seconds: mean of the middle half of the runs at one speed of the processor. It is the mean of all runs
             if the kernel makes runs wait for a quota.
         spread: distance between the quartiles, as a share of the median.
-        rounds: number of timed runs.
         usual_s: `MachineFacts.usual_s` during these runs; None for a node.
     """
 
@@ -125,7 +123,6 @@ class NodeTiming:
     Attributes:
         name: name of the node in onnxruntime.
         op: its operator.
-        output_bytes: sizes of its outputs.
     """
 
     name: str

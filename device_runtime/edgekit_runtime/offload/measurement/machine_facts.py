@@ -25,7 +25,7 @@ class MachineFacts:
         load: load average of the last minute before the measurement; None if the system has none.
         engine: name and release of the engine.
         date: date and time in UTC, in ISO 8601.
-        gpu: GPU that ran the graphs, and by what, such as `NVIDIA L4 by CUDA`; empty for the processor.
+        gpu: GPU that ran the graphs, such as `NVIDIA L4 by CUDA`; empty for the processor.
         usual_s: speed of the processor, as seconds of a fixed piece of work (`SpeedGate`); None if unknown.
     """
 
