@@ -22,7 +22,7 @@ class LazyCommand(click.Command):
         return self.load().make_context(info_name, args, parent, **extra)
 
     def load(self) -> click.Command:
-        """Import the module; return its `command`, or its attribute `name` if the module has another name."""
+        """Import the module; return its attribute `command`, or `name` if the module is named otherwise."""
         module = importlib.import_module(self._module)
         is_own = self._module.endswith(f".{self.name}")
         command: click.Command = module.command if is_own else getattr(module, str(self.name))
@@ -51,5 +51,4 @@ class OrderedGroup(click.Group):
     """Lists its commands in the given order, not alphabetically."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Return the names of the commands in the order in which they were given."""
         return list(self.commands)

@@ -40,7 +40,7 @@ def find_source(model: Path, python: Path | None, out: Path) -> LocalModel:
     """Return the file that MODEL names; with `python`, export it into `out` by that interpreter first.
 
     Raises:
-        ModelError: it is not here, leads out of its folder, or cannot be exported.
+        ModelError: MODEL is malformed or not here, a link leads out of its folder, or the export fails.
     """
     source = find_model(str(model))
     if python is None:

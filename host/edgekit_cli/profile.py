@@ -73,12 +73,12 @@ def command(
     """Measure MACHINE and write a target with which `edgekit package` predicts latency and energy on it.
 
     Small networks run on the device, and the profile is their times. It can be used on any machine: `edgekit
-    package` runs the same networks there, beside the model. How much longer each kind of kernel takes on the
-    device is fitted on whole networks; the error of networks that the fit has not seen is the uncertainty
-    that reports state.
+    package` runs the same networks there, beside the model. A fit to the times of networks gives a factor
+    for each kind of kernel: its time on the device over its time on the other machine. The uncertainty in
+    reports is the error on networks that the fit has not seen.
 
-    With a meter of the whole device on the bench, the profile has its power at rest and while the networks
-    run, and energy is that power times the predicted latency.
+    If the bench has a meter of the whole device, the profile has the device's power at rest and while the
+    networks run. Energy is this power times the predicted latency.
 
     `edgekit hil run` makes its packages with the bench's profile, and shows the error of its predictions.
 
@@ -118,7 +118,7 @@ class MeasuredProfile:
     Attributes:
         here, times: runs of the calibration networks on this machine; and their times on the device.
         fitted: ratios that convert times on this machine into times on the device.
-        power: power of the device, or None if it was not measured.
+        power: power of the device; None if unknown.
         power_text: what measured it, or why nothing did.
     """
 
@@ -131,7 +131,7 @@ class MeasuredProfile:
 
     @property
     def errors(self) -> dict[str, float]:
-        """Network -> predicted over measured time, less 1, from a fit to the other networks."""
+        """Network -> relative error of its predicted time, such as 0.1; the fit leaves this network out."""
         return dict(zip(self.here.networks, self.fitted.errors, strict=True))
 
     def describe(self) -> dict[str, object]:
@@ -171,7 +171,7 @@ def measure_profile(
 
     Raises:
         CutError: the networks cannot be run on the device.
-        TargetError: a measured time cannot be one of a device.
+        TargetError: a measured time or power is not possible on a device.
     """
     from edgekit_offload.profiling.machine import RunnableGraph
     from edgekit_toolkit.measurement.calibration_networks import make_calibration_models

@@ -40,7 +40,7 @@ class ProgressBar:
         self._bar.stop()
 
     def show(self, phase: str, done: int | None = None, total: int | None = None) -> None:
-        """Show a step; its length is unknown without `done`. Without a bar, lines come at intervals only."""
+        """Show the step `phase`, and `done` of `total` parts if known. Lines are at least 10 s apart."""
         if self._is_plain:
             self._print(phase, done, total)
             return

@@ -28,7 +28,7 @@ class Figure:
 
     Attributes:
         name: the measured quantity and its model.
-        value: the value, in `unit`; None if there is none.
+        value: in `unit`; None if there is none.
         method: how it was measured.
         test: name of the test that measured it.
         predicted: value that the package or the profile predicted, in `unit`, or None.
@@ -84,7 +84,7 @@ class MeasuredPower:
 
 @dataclass(frozen=True, slots=True)
 class NetworkTimes:
-    """Times of the toolkit's calibration networks on a device, from which others are predicted.
+    """Times of the toolkit's calibration networks on a device; times of models are predicted from them.
 
     Attributes:
         date: day of the measurement, such as `2026-11-23`.
@@ -222,7 +222,7 @@ def _read_document(path: Path) -> Any:
 
 
 def read_folders(folders: Iterable[Path]) -> list[Evidence]:
-    """Return all evidence in folders, oldest first. If a file name repeats, only the last folder's counts.
+    """Return all evidence in folders, oldest first. Of files with equal names, the last is read.
 
     Raises:
         BenchError: a file is no evidence, or of a newer format.

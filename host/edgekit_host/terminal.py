@@ -34,7 +34,7 @@ def is_ascii_only(console: Console) -> bool:
 
 
 def plain(value: object, console: Console) -> str:
-    """Return foreign text on one line, without characters that control the console or that it cannot show."""
+    """Return foreign text on one line, without control characters and characters that the console lacks."""
     text = " ".join(clean(str(value)).split())
     if is_ascii_only(console):
         text = text.translate(_ASCII)
@@ -57,8 +57,8 @@ def print_line(
 def print_section(console: Console, title: str, rows: Iterable[tuple[object, ...]]) -> None:
     """Print a title over rows of foreign texts, in columns; nothing when there are no rows.
 
-    A row that is too long for the columns is printed without them. If it is too long for a line, each text
-    gets its own line, so that a digest stays in one piece if possible.
+    A row that is too long for the columns becomes a line without columns. If that line is too long, each text
+    of the row gets its own line, so that a digest stays in one piece if possible.
     """
     texts = [tuple(plain(value, console) for value in row) for row in rows]
     if not texts:

@@ -121,12 +121,12 @@ class Bench:
 
     @property
     def slowdown(self) -> float:
-        """How many times slower than its target the driver makes the device; predictions are without it."""
+        """Factor by which the driver slows the device down, or 1. Predictions do not contain the factor."""
         return float(getattr(self.command, "slowdown", 1.0))
 
     @property
     def command(self) -> Any:
-        """The driver of the device's shell; the driver of an emulated device has further functions."""
+        """The labgrid driver that runs commands on the device: a `CommandProtocol`."""
         return self.target.get_active_driver("CommandProtocol")
 
     @contextlib.contextmanager
@@ -137,7 +137,7 @@ class Bench:
 
         Args:
             name: name of the folder in `home`, which is removed at the end.
-            user: the user of the device, such as a test. If the bench breaks, the reason names it.
+            user: user of the device, such as a test; named in the reason if the bench breaks.
 
         Raises:
             BenchError: the device does not answer.
@@ -157,7 +157,7 @@ class Bench:
         """Mark the bench as broken if the block raises `BenchError`, and raise the error again.
 
         Args:
-            when: moment of the block. If the bench breaks, the reason names it.
+            when: text before the error in the stored reason, such as `after test_boot`.
         """
         try:
             yield

@@ -35,7 +35,6 @@ class ConstrainedBoard(Resource):
     Attributes:
         processor_share: share of one processor, 0.1 to 0.95.
         memory_bytes: limit of the memory of its processes and of files in tmpfs, together.
-        up_mbit_s, down_mbit_s, rtt_ms: bandwidths and round-trip time of its link.
     """
 
     processor_share: float = attr.ib(validator=attr.validators.instance_of(float))
@@ -67,7 +66,7 @@ class ConstrainedDriver(LocalDriver, PowerProtocol):
             self._open = undo.pop_all()
 
     def on_deactivate(self) -> None:
-        """Kill its processes and remove it."""
+        """Kill the device's processes and remove the device."""
         self._open.close()
 
     def _execute(self, argv: list[str], timeout: float | None) -> tuple[int | None, bytes]:
@@ -106,7 +105,7 @@ class ConstrainedDriver(LocalDriver, PowerProtocol):
         return 1 / share
 
     def restore_link(self) -> None:
-        """Restore the link as the board states it."""
+        """Undo `drop_link`: the link has the bandwidths and the round-trip time of `board` again."""
         board = self.board
         self.testbed.set_link(up_mbit_s=board.up_mbit_s, down_mbit_s=board.down_mbit_s, rtt_ms=board.rtt_ms)
 

@@ -139,7 +139,7 @@ def _mount_processes(folder: Path) -> None:
 
 
 def main() -> None:
-    """Make the namespaces, print `ready PID`, and sleep until killed."""
+    """Make the userland's namespaces, print `ready` and the id of their first process, and wait."""
     end_with_parent()
     qemu, root, upper, work, *read_only = sys.argv[1:]
     _enter_user_namespace()

@@ -91,7 +91,7 @@ class LocalDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol):
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def get_status(self) -> int:
-        """Return 1: this machine is always available."""
+        """Return 1: always available."""
         return 1
 
     @Driver.check_active  # type: ignore[untyped-decorator]

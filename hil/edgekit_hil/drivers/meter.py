@@ -35,7 +35,7 @@ class MeterProtocol(abc.ABC):
     @property
     @abc.abstractmethod
     def scope(self) -> str:
-        """The measured part, such as `board`; a figure's method names it."""
+        """The measured part, such as `board`, as a text for reports."""
 
     @abc.abstractmethod
     def measure(self) -> contextlib.AbstractContextManager[list[tuple[float, float]]]:
@@ -45,7 +45,7 @@ class MeterProtocol(abc.ABC):
         runs, so even a short block has one.
 
         Raises:
-            BenchError: there are no readings, or a reading is no power that a device can draw.
+            BenchError: there are no readings, or a reading is not between 0 and `MOST_WATTS`.
         """
 
 
@@ -53,7 +53,7 @@ def check_watts(watts: float) -> float:
     """Return a reading of a meter unchanged, after a check.
 
     Raises:
-        BenchError: the reading is NaN or no power that a device can draw, 0 to `MOST_WATTS`.
+        BenchError: the reading is NaN, or not between 0 and `MOST_WATTS`.
     """
     if not 0 <= watts <= MOST_WATTS:  # also refuses NaN
         raise BenchError(f"the meter reads {watts:g} W, expected 0 to {MOST_WATTS:g} W")
@@ -64,7 +64,8 @@ def summarize(idle: Sequence[tuple[float, float]], active: Sequence[tuple[float,
     """Return the median power of readings at rest and under load, as `MeterProtocol.measure` gives them.
 
     Raises:
-        BenchError: there are fewer than three readings at rest or under load, or they show no load.
+        BenchError: there are fewer than three readings at rest or under load, or the power under load is not
+            above the power at rest.
     """
     if (least := min(len(idle), len(active))) < _LEAST_READINGS:
         raise BenchError(
@@ -80,10 +81,10 @@ class CommandMeterDriver(Driver, MeterProtocol):
 
     Attributes:
         command: a command of the shell that prints one number, the watts at this moment, and ends.
-        measures: the meter and the measured part; a figure's method names them.
-        is_whole: whether that is the whole device.
-        interval_s: seconds between two readings.
-        limit_s: time limit of one reading, in seconds.
+        measures: the meter and the measured part, as a text for reports.
+        is_whole: whether the meter measures the whole device.
+        interval_s: time between two readings.
+        limit_s: time limit of one reading.
     """
 
     command: str = attr.ib(validator=attr.validators.instance_of(str))
@@ -96,7 +97,7 @@ class CommandMeterDriver(Driver, MeterProtocol):
         """Read the meter once, to check it.
 
         Raises:
-            BenchError: the meter gives no power.
+            BenchError: the command fails, or prints no power between 0 and `MOST_WATTS`.
         """
         self._read()
 
@@ -110,7 +111,8 @@ class CommandMeterDriver(Driver, MeterProtocol):
         """Measure during the block, see `MeterProtocol`.
 
         Raises:
-            BenchError: a reading failed. If it was the first, the block has not run; else it ran to its end.
+            BenchError: a reading failed. If the first reading fails, the block does not run. If a later one
+                fails, the block still runs to its end.
         """
         readings: list[tuple[float, float]] = []
         samples, faults, ended = [(0.0, self._read())], [], threading.Event()

@@ -12,7 +12,9 @@ PREFIX: Final = "edgekit-bench"
 
 
 def make_folder(kind: str) -> Path:
-    """Make and return an empty folder. Remove such folders of ended processes, after killing their programs.
+    """Make and return an empty folder.
+
+    First, remove the folders that ended processes left, and kill the programs that run in those folders.
 
     Args:
         kind: kind of the device; part of the folder's name.

@@ -56,7 +56,7 @@ class SensorsDriver(Driver, MeterProtocol):
         """Measure during the block, see `MeterProtocol`.
 
         Raises:
-            BenchError: there are no readings, or one of them is no power.
+            BenchError: there are no readings, or a reading is not between 0 and `MOST_WATTS`.
         """
         readings: list[tuple[float, float]] = []
         # There the next run ends what a killed one has left.

@@ -138,7 +138,7 @@ class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def get_status(self) -> int:
-        """Return 1: the userland is always available."""
+        """Return 1: always available."""
         return 1
 
     @Driver.check_active  # type: ignore[untyped-decorator]

@@ -53,10 +53,10 @@ class InstallFacts:
         model: model of the board, or empty.
         libc: C library such as `glibc 2.36`, or empty.
         pythons: all Pythons, the default one first.
-        free_bytes: free space at the place of installation.
+        free_bytes: free space where edgekit is installed.
         rights: `root`, `sudo` (without a password) or `none`.
-        release, previous: the installed releases, or empty.
-        service, agent: states of the units, or empty.
+        release, previous: the installed release and the one before it, or empty.
+        service, agent: states of these systemd units, such as `active`, or empty.
         device: name of the device in a fleet, or empty.
         keys: name of a trusted key -> SHA-256 of its file, in hexadecimal.
         models: output of `edgekit-device status --json`, or empty.

@@ -50,6 +50,7 @@ class InstallReport:
         facts: facts about the device before the installation.
         release: release that runs now.
         changed: changes in their order; empty if everything was in place.
+        notes: what was not done, and why.
     """
 
     facts: InstallFacts
@@ -61,9 +62,7 @@ class InstallReport:
 def probe(host: SshHost, *, has_models: bool = False) -> InstallFacts:
     """Return the facts that a device reports over ssh.
 
-    Args:
-        host: the device.
-        has_models: whether it reports its models too.
+    `has_models`: whether the device reports its models too.
 
     Raises:
         TransportError: the device cannot be reached.

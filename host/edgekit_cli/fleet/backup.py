@@ -42,8 +42,8 @@ def restore(file: Path, *, database: str, path: Path | None, as_json: bool) -> N
 
     With --database this is the way from SQLite to PostgreSQL.
 
-    Devices that were updated after the backup keep their versions, and the manager continues from their
-    document numbers.
+    Devices that were updated after the backup keep their versions. The manager numbers its next documents
+    above the documents that devices have.
     """
     folder = find_folder(path)
     from edgekit_fleet.operations import records

@@ -49,7 +49,7 @@ def command(
     path: Path | None,
     as_json: bool,
 ) -> None:
-    """Show the device NAME, after the changes that options state."""
+    """Make the changes that options state, then show the device NAME."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.devices import RevokeDevice, get_device, revoke_device
         from edgekit_fleet.api.endpoints.endpoint import Named

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 def command(brokers: tuple[str, ...], *, no_tls: bool, path: Path | None, as_json: bool) -> None:
     """Probe a broker; list what expires in the fleet, and how to renew it.
 
-    Name each node of a cluster as HOST:PORT. Without any, the command starts and probes a mosquitto as `up`
-    does. The broker must trust the fleet's authority, and the fleet's manager must not be connected to it.
+    Name each node of a cluster as HOST:PORT. Without a name, the command starts mosquitto with the settings
+    of `up`, and probes it. A named broker must trust the fleet's authority, and the fleet's manager must not
+    be connected to it.
     """
     folder = find_folder(path)
     from edgekit_fleet.operations.doctor import find_expiries, probe_broker, probe_own

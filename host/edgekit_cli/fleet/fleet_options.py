@@ -37,10 +37,10 @@ def folder_and_json_options(function: Command) -> Command:
 
 @dataclass(frozen=True, slots=True)
 class ChosenServer:
-    """The server that the options of `edgekit fleet`, before the command, choose.
+    """The server that the options of `edgekit fleet` choose.
 
     Attributes:
-        url: its URL; None if none is chosen.
+        url: None if no server is chosen.
         token_file: file of the token to log in with; None for the environment variable.
         authority: PEM file of the authority that signed the server's certificate; None for the system's
             authorities.
@@ -94,7 +94,7 @@ def check_installed() -> None:
 
 
 def find_folder(path: Path | None) -> FleetFolder:
-    """Return the fleet's folder at `path`, or that of `default_folder` for None. It need not exist.
+    """Return the fleet's folder at `path`; for None, the default folder. The folder need not exist.
 
     Raises:
         ConfigError: something that a fleet needs is not installed.

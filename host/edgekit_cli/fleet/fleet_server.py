@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def is_remote(path: Path | None) -> bool:
-    """Return whether a command works on a server: one is chosen, and `--folder` (`path`) is not given."""
+    """Return whether a command works on a server: a server is chosen, and no `--folder` (`path`) is given."""
     chosen = find_chosen()
     return path is None and chosen is not None and bool(chosen.url)
 

@@ -11,7 +11,7 @@ from edgekit_cli.fleet.fleet_options import find_actor, folder_and_json_options,
 
 @click.group("keys")
 def command() -> None:
-    """Exchange the keys that sign what devices may fetch, and what they are told to run."""
+    """Exchange the keys that sign the fleet's packages and the manager's documents."""
 
 
 @command.command("rotate")

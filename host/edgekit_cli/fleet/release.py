@@ -57,7 +57,7 @@ def command(
     keys_folder: Path | None,
     as_json: bool,
 ) -> None:
-    """Offer PACKAGES, one a model and device class, as one release.
+    """Make a release of PACKAGES: one package for each model and device class.
 
     A package is a file, or an artifact in a registry: oci://HOST/NAME@sha256:DIGEST.
 
@@ -153,7 +153,7 @@ def _make_here(
 @click.argument("release")
 @folder_and_json_options
 def withdraw(release: str, path: Path | None, as_json: bool) -> None:
-    """Withdraw RELEASE: no rollout can use it, and no device can fetch it. Those that run it keep it."""
+    """Withdraw RELEASE: no rollout can use it, and no device can fetch it. Devices that run it keep it."""
     from edgekit_runtime.system.shown_text import clean
 
     with connect(path) as fleet:

@@ -36,7 +36,7 @@ def command() -> None:
 )
 @folder_and_json_options
 def switch_on(days: float | None, max_gb: float | None, path: Path | None, as_json: bool) -> None:
-    """Let devices send samples; without this none is ordered or taken."""
+    """Let devices send samples. Before that, none are ordered or received."""
     max_bytes = None if max_gb is None else round(max_gb * 1e9)
     _switch(path, as_json=as_json, is_on=True, days=days, max_bytes=max_bytes)
 
@@ -44,7 +44,7 @@ def switch_on(days: float | None, max_gb: float | None, path: Path | None, as_js
 @command.command("off")
 @folder_and_json_options
 def switch_off(path: Path | None, as_json: bool) -> None:
-    """Take no more samples. Stored samples are deleted when their days are over, as before."""
+    """Take no more samples. Stored samples are kept until their days of storage are over."""
     _switch(path, as_json=as_json, is_on=False)
 
 
@@ -115,7 +115,7 @@ def start(
 @click.argument("order")
 @folder_and_json_options
 def stop(order: str, path: Path | None, as_json: bool) -> None:
-    """End the order ORDER; samples that have come stay."""
+    """End the order ORDER; received samples are kept."""
     from edgekit_runtime.system.shown_text import clean
 
     with connect(path) as fleet:

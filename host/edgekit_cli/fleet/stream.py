@@ -48,7 +48,7 @@ def command() -> None:
 @_setting_options
 @folder_and_json_options
 def set_command(device: str, name: str, *, path: Path | None, as_json: bool, **settings: object) -> None:
-    """Let DEVICE run the stream NAME, in place of an earlier one of this name."""
+    """Let DEVICE run the stream NAME; it replaces an earlier stream NAME."""
     stated = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in settings.items()

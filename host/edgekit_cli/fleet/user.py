@@ -87,7 +87,7 @@ def set_role(name: str, role: Role, path: Path | None, as_json: bool) -> None:
 @click.option("--remove", "is_removal", is_flag=True, help="Remove the second factor, as for a lost phone.")
 @folder_and_json_options
 def second_factor(name: str, path: Path | None, *, is_removal: bool, as_json: bool) -> None:
-    """Give the user NAME one-time codes as a second factor of the password; shows them once."""
+    """Give the user NAME one-time codes beside the password; the key and recovery codes are shown once."""
     from edgekit_fleet.api.endpoints.access import add_second_factor, remove_second_factor
     from edgekit_fleet.api.endpoints.endpoint import Named
 

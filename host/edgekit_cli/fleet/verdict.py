@@ -66,7 +66,7 @@ def command(rollout: str, *, wait: bool, timeout_s: float, path: Path | None, as
 def evidence(
     rollout: str, *, statement: str | None, path: Path | None, as_json: bool, **figures: object
 ) -> None:
-    """Add evidence of an outside judge to ROLLOUT, as a metric of the business."""
+    """Add evidence of an outside judge to ROLLOUT, such as a business metric."""
     from edgekit_runtime.system.shown_text import clean
 
     with connect(path) as fleet:

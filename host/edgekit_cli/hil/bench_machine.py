@@ -23,10 +23,10 @@ _FOLDER = "profile"
 
 @dataclass(frozen=True, slots=True)
 class MeteredMachine:
-    """A machine on which to measure, and what measures its power.
+    """A machine that runs measurements, and the meter of its power.
 
     Attributes:
-        meter: meter of its bench; None without one.
+        meter: meter of the machine's bench; None if there is none.
         meter_text: what the meter measures, or why there is no meter.
     """
 
@@ -55,7 +55,7 @@ def find_device(text: str) -> contextlib.AbstractContextManager[MeteredMachine]:
 
 
 def find_names(text: str) -> tuple[str, str] | None:
-    """Return the name of a bench's target and the name of its profile; None if `text` names no bench."""
+    """Return names of target and profile of the bench that `text` names; None if it names no bench."""
     if not _is_bench(text):
         return None
     from edgekit_hil.benches.bench_file import find_bench

@@ -6,7 +6,7 @@ import click
 @click.command("repaired")
 @click.argument("bench", metavar="FILE")
 def command(bench: str) -> None:
-    """Confirm that the bench of FILE (or the name of one of `edgekit hil benches`) is in order again."""
+    """Confirm that the bench of FILE is in order again; a name of `edgekit hil benches` also works."""
     from edgekit_hil.benches.bench_file import find_bench
     from edgekit_hil.benches.bench_lock import BenchLock
 

@@ -64,9 +64,9 @@ def command(
 ) -> None:
     """Run the tests, by pytest with labgrid underneath.
 
-    A real device over the network is profiled before, unless it has a profile that holds
-    (`edgekit profile`) or its target prefers TensorRT. The evidence keeps the times, by which
-    `edgekit package` predicts latency on its class.
+    First, a real device over the network is profiled (`edgekit profile`), unless its profile is still valid
+    or its target prefers TensorRT. The evidence keeps the profile's times, from which `edgekit package`
+    predicts latency on such devices.
     """
     import pytest
 

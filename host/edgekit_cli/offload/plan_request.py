@@ -93,7 +93,7 @@ class PlanRequest:
         most_leakage_db: leakage (PSNR) above which a candidate is refused; None for no limit.
         max_loss: share of the answers that a coding may make wrong, 0 to 1.
         classes: names of outputs that hold scores of classes.
-        sample_rate_hz: sample rate of sound; None for that of the package, or 16000.
+        sample_rate_hz: sample rate of sound; None for the package's own, or 16000.
         cascade: small model that the device runs first, or None.
         agreement: share of a cascade's answers that must be the model's, 0 to 1.
         seconds: how long to measure on each machine.
@@ -366,7 +366,7 @@ def parse_watts(text: str) -> tuple[float, float]:
     """Return the two powers that `--power` states as `COMPUTE,RADIO`, in that order, in watts.
 
     Raises:
-        click.BadParameter: something else.
+        click.BadParameter: `text` is not two powers.
     """
     parts = [_number(part, "--power") for part in text.split(",")]
     if len(parts) != 2:
@@ -380,7 +380,7 @@ def parse_bytes(text: str, option: str) -> float:
     """Return the number of bytes that a size states, such as `64MB` or `8 KiB`.
 
     Raises:
-        click.BadParameter: the text is no size; `option` is named.
+        click.BadParameter: the text is no size; the message names `option`.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:

@@ -159,8 +159,8 @@ def read_samples(
     Without `path`, the golden inputs of a package are the only sample; for an ONNX file a few samples are
     generated.
 
-    `at_most`: maximal number of samples. If they take more than `max_bytes`, fewer are returned, but not
-    fewer than `least`.
+    `content`: the ONNX model from the file `model`. `at_most`: maximal number of samples. If they take more
+    than `max_bytes`, fewer are returned, but not fewer than `least`.
 
     Raises:
         DataError: the samples cannot be read, or none can be generated.

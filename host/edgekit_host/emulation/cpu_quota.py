@@ -46,14 +46,14 @@ def can_limit_processor(mounts: Path = _MOUNTS) -> bool:
 class CpuQuota(contextlib.AbstractContextManager["CpuQuota"]):
     """Processes that get a share of one processor; at the end of a `with` block they are killed.
 
-    The thread that makes it must outlive it. A processor carries one quota at a time: a second one takes
-    another processor, or waits.
+    The thread that makes the quota must outlive it. A processor carries one quota at a time: a further quota
+    takes another processor, or waits.
 
     Attributes:
         share: share of one processor, `LEAST_SHARE` to `MOST_SHARE`.
         cpu: number of that processor.
-        procs_file: a process that writes its id into this file comes under the quota, as do the children it
-            starts later.
+        procs_file: a process that writes its id into this file comes under the quota; so do children that
+            it starts later.
     """
 
     def __init__(self, share: float, mounts: Path = _MOUNTS) -> None:

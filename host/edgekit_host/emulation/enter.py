@@ -29,7 +29,7 @@ def enter_network(descriptor: int) -> None:
 
 
 def main() -> None:
-    """Apply the first three arguments to this process, then replace it by the command."""
+    """Enter the namespace and cgroup that the arguments name, leave the processor, and run the command."""
     end_with_parent()
     namespace, procs_file, avoided_cpu, *command = sys.argv[1:]
     if avoided_cpu != NOTHING:

@@ -36,7 +36,7 @@ def can_make_namespaces() -> bool:
 class Testbed(contextlib.AbstractContextManager["Testbed"]):
     """An emulated device and server; at the end of a `with` block all their processes are killed.
 
-    The thread that makes it must outlive it, because the kernel kills the processes with that thread.
+    The thread that makes the testbed must outlive it: the kernel kills the processes with that thread.
 
     Attributes:
         server_host: address of the server, as the device reaches it.
@@ -84,10 +84,8 @@ class Testbed(contextlib.AbstractContextManager["Testbed"]):
     def set_link(self, *, up_mbit_s: float, down_mbit_s: float, rtt_ms: float) -> None:
         """Change the link and end a block; open connections stay.
 
-        Args:
-            up_mbit_s: bandwidth of TCP to the server, without headers, as a speed test shows.
-            down_mbit_s: the same from the server.
-            rtt_ms: round trip of a small message; may be 0.
+        `up_mbit_s`, `down_mbit_s`: bandwidths of TCP to and from the server, without headers.
+        `rtt_ms`: round trip of a small message; may be 0.
 
         Raises:
             ConfigError: a bandwidth is not above 0, the round trip is negative, or the link has ended.
@@ -118,9 +116,10 @@ class Testbed(contextlib.AbstractContextManager["Testbed"]):
     def spawn(
         self, side: Side, command: Sequence[str], *, folder: Path = _ROOT, output: Output = "keep"
     ) -> ChildProcess:
-        """Start a command on one side; `close` kills it, as does the end of this process.
+        """Start a command on one side; `close` kills it, and so does the end of this process.
 
-        `side`: the quota slows the processes of `device`; those of `server` run on the other processors.
+        `side`: the quota slows processes of `device`; processes of `server` run on the other processors.
+        `output`: what happens to the command's output, see `Output`.
 
         Raises:
             OSError: the command cannot be started.

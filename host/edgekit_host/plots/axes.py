@@ -58,7 +58,7 @@ class Axis:
 
 
 def scale_axis(quantity: Quantity) -> Axis:
-    """Return the axis for costs with all points; a wide range is logarithmic, and a far limit is omitted."""
+    """Return the axis for costs, with all points. It is logarithmic for a wide range; it omits far limits."""
     low, high = min(quantity.values), max(quantity.values)
     if low > 0 and high / low > _LOG_RATIO:
         return _log_axis(low, high, quantity.limit)

@@ -9,10 +9,8 @@ def bar(share: float, style: str, *, back: float | None = None) -> Markup:
 
     The number is in the cell beside it, so screen readers skip the bar.
 
-    Args:
-        share: length, 0..1 of the width.
-        style: class of the bar.
-        back: length of a second, paler bar that shows the earlier value above the first one; or None.
+    `share`: length, 0..1 of the width. `style`: class of the bar. `back`: length of a paler bar above it, for
+    an earlier value, or None.
     """
     length = 100 * min(1.0, max(0.0, share))
     if back is None:
@@ -36,7 +34,7 @@ def budget_bar(share: float, state: str, *, title: str) -> Markup:
         share: value / limit; limited to 0..1.25.
         state: verdict on the limit, which sets the bar's colour: `ok`, `over`, or another text if it is
             undecided.
-        title: the same in words.
+        title: value and limit in words, as a tooltip.
     """
     length = 80 * min(1.25, max(0.0, share))
     return el(

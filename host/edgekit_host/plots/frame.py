@@ -50,7 +50,7 @@ def drawing(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """Two axes in a rectangle of a drawing; the edges are in its units, `top` is the upper one."""
+    """Two axes in a rectangle of a drawing; edges are in units of the drawing, and y grows downward."""
 
     x: Axis
     y: Axis

@@ -33,7 +33,7 @@ def pareto_plot(marks: Sequence[Mark], cost: Quantity, score: Quantity, *, key: 
     """Return the SVG of cost (x, less is better) against score (y, more is better).
 
     `marks`: at least one mark; `cost.values` and `score.values` hold as many.
-    `key`: begin of the ids in the SVG, unique on the page.
+    `key`: prefix of the ids in the SVG, unique on the page.
     """
     frame = Frame(x=scale_axis(cost), y=focus_axis(score), left=_LEFT, right=_RIGHT, top=_TOP, bottom=_BOTTOM)
     points = [

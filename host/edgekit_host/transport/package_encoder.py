@@ -112,7 +112,7 @@ def encode(base: bytes, package: bytes) -> bytes | None:
 
 
 def coded_size(package: bytes) -> int:
-    """Return the bytes that a device without an earlier version downloads: coded if that saves 20 %."""
+    """Return the size of a device's first download; the package is coded if that saves 20 %."""
     coded_bytes = len(encode(b"", package) or package)
     return coded_bytes if coded_bytes < WORTH * len(package) else len(package)
 
@@ -185,7 +185,7 @@ def _unpack_words(packed: bytes) -> bytes:
 
 
 def compress(data: bytes, model: int) -> bytes:
-    """Return raw LZMA of `data`; its reader must know its length and `model`, see `list_lzma_filters`."""
+    """Return raw LZMA of `data`, without its length. `model`: LZMA's parameters, see `list_lzma_filters`."""
     return _trim(_compress(data, model), data, model)
 
 
@@ -412,7 +412,7 @@ class _RunFinder:
 
 
 def list_tensors(package: bytes) -> Iterator[TensorPosition]:
-    """Yield the tensors of a package's models. A golden data member or a large other member counts as one."""
+    """Yield the tensors of a package's models. Each golden file and each other large file is one tensor."""
     view = memoryview(package)
     for member in read_members(view, "package", DEFAULT_LIMITS.max_members):
         tensors = find_tensors(view[member.payload_offset : member.end_offset], member.name)

@@ -34,7 +34,7 @@ class TensorPosition:
     """A tensor in a file.
 
     Attributes:
-        name: the same in another version of the model.
+        name: name of the tensor, equal in all versions of the model.
         offset, length: where its bytes are in the file.
         width: size in bytes of the words in which the encoder reads the tensor: 1, 2 or 4.
         shape: shape of the tensor, or () where it is unknown.

@@ -32,7 +32,7 @@ class KernelGraph:
     """Kernels in an order in which they can run.
 
     Attributes:
-        kernels: the kernels; each reads only inputs and tensors that earlier kernels wrote.
+        kernels: each reads only inputs and tensors that earlier kernels wrote.
         inputs: tensors that the application gives; they are on the device.
         outputs: tensors that the application wants on the device.
 
@@ -97,7 +97,7 @@ class KernelGraph:
 
     @cached_property
     def edges(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Numbers of earlier kernels, and of the later kernels that read their tensors, pair by pair."""
+        """Pairs (kernel, later kernel that reads its tensors), as two arrays of kernel numbers."""
         pairs = [
             (predecessor, number) for number, before in enumerate(self.predecessors) for predecessor in before
         ]
@@ -106,7 +106,7 @@ class KernelGraph:
 
     @cached_property
     def made(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Indices in `tensors` of what kernels write, and the numbers of these kernels, pair by pair."""
+        """Pairs (written tensor, its kernel), as two arrays: indices in `tensors`, and kernel numbers."""
         pairs = [
             (row, self.producer[tensor]) for row, tensor in enumerate(self.tensors) if tensor in self.producer
         ]
@@ -115,7 +115,10 @@ class KernelGraph:
 
     @cached_property
     def read(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-        """Indices in `tensors` of tensors with readers, the readers of all, and where each tensor's begin."""
+        """Tensors with readers, as three arrays.
+
+        Indices in `tensors`; the readers, tensor by tensor; where the readers of each tensor start.
+        """
         rows = [row for row, tensor in enumerate(self.tensors) if self.consumers[tensor]]
         readers = [self.consumers[self.tensors[row]] for row in rows]
         starts = np.cumsum([0, *map(len, readers)])[:-1]

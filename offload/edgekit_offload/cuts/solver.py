@@ -64,8 +64,8 @@ class Limit:
         at_most: the bound, in the unit of `costs`.
         shared: further pairs (addend, kernels). An addend counts once if any of its kernels runs on the
             device.
-        slack: added to `at_most`. A limit that holds only if one kernel is on the device adds it to that
-            kernel's cost, too.
+        slack: added to `at_most`. If a limit applies only when a certain kernel is on the device, the cost of
+            that kernel contains the slack, too.
     """
 
     costs: Costs

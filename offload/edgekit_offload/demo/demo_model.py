@@ -144,10 +144,9 @@ def _enlarge(coarse: NDArray[np.float64], cells: int) -> NDArray[np.float64]:
 
 
 def pick_images(model: bytes, images: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
-    """Return up to `count` images of all classes that occur, whose class a little noise does not change.
+    """Return up to `count` images of all classes that occur. Weak noise does not change their classes.
 
-    A coding that changes the scores a little then changes no class. The answer to another image is seen as
-    wrong.
+    Images between two classes are left out: a coding that changes their scores a little would seem wrong.
 
     `images`: uint8 [n, 320, 320, 3].
     """

@@ -138,10 +138,10 @@ def _package(
 
 
 def choose_plans(result: PlanningResult) -> list[Candidate]:
-    """Return the candidates that the demo measures: local, the uploads as a photograph, and the best cut.
+    """Return the candidates that the demo measures: local, uploads in image codecs, and the best cut.
 
-    The plan must offer them, and their codings must lose little on the few samples. The demo's package
-    carries them even if they are never the best, since its page compares them.
+    The plan must offer a candidate, and its coding must lose little on the few samples. A candidate that is
+    never the best is returned, too, because the demo's page compares all.
     """
     offered = [
         candidate

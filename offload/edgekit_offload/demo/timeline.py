@@ -28,7 +28,7 @@ def plan_colors(recording: Recording) -> dict[str, int]:
 
 
 def rivals_of(recording: Recording) -> list[str]:
-    """Return the plans with a line of their own: `local`, and an upload, in a media codec if there is one."""
+    """Return the plans that get their own lines: `local`, and one upload, in a media codec if possible."""
     uploads = [policy for policy in recording.plans if policy != "local" and not policy.startswith("cut")]
     fair = next((policy for policy in uploads if policy.partition(":")[0] in {"jpeg", "webp", "opus"}), None)
     rival = fair or next(iter(uploads), None)

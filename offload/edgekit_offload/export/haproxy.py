@@ -93,10 +93,10 @@ def write_haproxy(
 
     Args:
         tails: the models, for the size of their requests.
-        folder: folder for the file; it is created.
+        folder: created if missing.
         replicas: `HOST:PORT` or `https://HOST:PORT` of each replica. With https, HAProxy reads the replicas'
             authority from `ca.pem`, its own certificate from `haproxy.pem`, and a token from the variable
-            EDGEKIT_TOKEN. Devices must send it this token; its health checks send the token to the replicas.
+            EDGEKIT_TOKEN. Devices must send this token. Health checks send the token to the replicas.
         insecure: whether a replica may be another machine over plain HTTP.
 
     Raises:

@@ -56,10 +56,9 @@ def write_manifests(
     Args:
         package: the package that the replicas serve; it is copied beside the `Containerfile`.
         tails: the models, for the repository.
-        folder: folder for the files; it is created.
+        folder: created if missing.
         backend: Triton's backend that runs the tails.
-        accelerator: what runs the tails in Triton. With a GPU each container asks for a GPU, also that of
-            `edgekit offload serve`.
+        accelerator: what runs the tails in Triton. With a GPU, all containers ask for a GPU.
 
     Raises:
         CutError: the backend cannot run a tail.
@@ -88,7 +87,7 @@ def object_name(model: str) -> str:
 def kubernetes_objects(
     name: str, package: Manifest, tails: Sequence[Tail], *, is_on_gpu: bool = False
 ) -> list[dict[str, Any]]:
-    """Return Deployment, Service, autoscaler, disruption budget and configuration of our own service."""
+    """Return Deployment, Service, autoscaler, disruption budget and configuration for the replicas."""
     models = [tail.name for tail in tails]
     config = service_config(models, _LISTEN, devices=_DEVICES)
     # Without a cut table the model is served whole.

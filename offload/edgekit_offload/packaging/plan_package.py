@@ -30,11 +30,11 @@ EDGE_FOLDER: Final = "edge"  # for the packages of the edge machine
 
 @dataclass(frozen=True, slots=True)
 class PlannedTail:
-    """The tail behind the first of two cuts: the model of the edge machine.
+    """The tail that the edge machine gets, with the plans for a second cut of this tail.
 
     Attributes:
         content: the tail, an ONNX model with its weights.
-        table: the plans by which the edge machine splits it with a server.
+        table: the plans by which the edge machine splits the tail with a server.
         splits: name of a plan -> its submodels.
     """
 
@@ -47,10 +47,10 @@ class PlannedTail:
 class TieredMeasurement:
     """Measures candidates between device and edge machine; plans some tails between edge and server.
 
-    Between edge and server codings are exact: the edge machine's answer does not depend on where it computes.
+    Codings between edge and server are exact, so no plan of the edge machine changes an answer.
 
     Attributes:
-        measured: measures candidates between device and edge machine; for it the edge machine is the server.
+        measured: measures candidates; its `server` is the edge machine.
         server: the machine behind the edge machine.
         link: link from the edge machine to the server.
         tails: name of a candidate -> the plans of its tail; each call adds entries.
@@ -194,7 +194,7 @@ def attach_tails(
 
 
 def add_cascade(result: PlanningResult, inputs: PlanInputs) -> dict[str, SplitModels]:
-    """Return name of a plan -> its submodels: of all measured plans, and of cascades in the cut table.
+    """Return name of a plan -> its submodels, for measured plans and for cascades in the cut table.
 
     Raises:
         CutError: the small model and the coding of the upload cannot be in one graph.

@@ -104,7 +104,8 @@ def attach_plans(
 def write_tail_package(tail: OpenedPackage, content: bytes, *, folder: Path, sign: Sign) -> Path:
     """Write a tail as a package under the name by which devices request it, and return its path.
 
-    `tail`: the tail in the package of the whole model. `content`: the tail with its weights.
+    `tail`: the whole model's package, with the tail selected (`select_submodel`).
+    `content`: the tail as an ONNX model with its weights.
 
     Raises:
         OutputError: the package cannot be written.

@@ -131,7 +131,7 @@ INTEGER_TYPES: Final = ("int8", "uint8", "int16", "uint16", "int32", "int64")
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """How float32 tensors are sent, and integer tensors with `delta` and `samples`; others are sent raw.
+    """How float32 tensors are sent; `delta` and `samples` also code integers. Other tensors are sent raw.
 
     Attributes:
         kind: a row of `CUT_CODINGS`, or for inputs: `uint8`: 8-bit codes of values that preprocessing has
@@ -146,7 +146,7 @@ class Coding:
     lattices: Mapping[str, Lattice] = field(default_factory=dict)
 
     def codes_of(self, specs: Sequence[TensorSpec]) -> dict[str, InputCodes]:
-        """Return tensor -> the values that the head can code, without tensors that may have any values."""
+        """Return tensor -> the values that the head can code; tensors of any values have no entry."""
         floats = [spec.name for spec in specs if spec.dtype == "float32" and spec.name in self.lattices]
         return {name: self.lattices[name].codes for name in floats}
 

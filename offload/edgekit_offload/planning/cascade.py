@@ -69,7 +69,7 @@ def choose_threshold(
     """Return the cascade that escalates least among those that agree with the large model often enough.
 
     Args:
-        small: scores [samples, classes] of the model on the device; size-1 axes between the two are ignored.
+        small: scores [samples, ..., classes] of the model on the device; axes in the middle have size 1.
         large: scores of the model on the server, for the same samples and classes.
         output: name of the output of the small model that holds the scores.
         least_agreement: share of requests that must get the large model's answer, above 0 and below 1.
@@ -238,9 +238,9 @@ def plan_cascade(
 ) -> tuple[OffloadPlan, Cascade] | Refusal:
     """Return the plan of a cascade and its threshold; or a refusal, which says why there is no cascade.
 
-    Each request runs the small model, and the coding in the same graph. If the model is not sure, the request
-    is escalated: sent by `upload`. Only escalated requests cost the time for a file (JPEG), compression and
-    the server.
+    The device runs a graph with the small model and the coding for each request. If the small model is not
+    sure, the request is escalated: sent by `upload`. Only escalated requests cost the time for a file (JPEG),
+    compression and the server.
 
     `slowdown`: time of the device as a multiple of this machine's.
     """
@@ -303,7 +303,7 @@ def _confirm(large: OpenedModel, inputs: CascadeInputs) -> Cascade | Refusal:
 def refuse_cascade(
     plan: OffloadPlan, others: Sequence[OffloadPlan], conditions: Sequence[Conditions], score: Score
 ) -> Refusal | None:
-    """Return a refusal if the cascade is the best under no conditions; None if it is somewhere.
+    """Return a refusal if the cascade is the best under no conditions, else None.
 
     Raises:
         CutError: `plan` is no cascade.

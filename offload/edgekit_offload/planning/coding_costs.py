@@ -62,15 +62,15 @@ class AnswerChange:
 
 
 def compare_answers(answers: Feeds, expected: Feeds, classes: Collection[str]) -> AnswerChange | None:
-    """Return how a coding changed the answers; None if an output other than scores of classes changed.
+    """Return how a coding changed the answers; None if an output without scores of classes changed.
 
     Of several outputs, the one that changes most counts: some may come from the device, some from the server.
 
     Args:
         answers: outputs of the model with a coding.
         expected: outputs of the model without it.
-        classes: outputs that hold scores of classes in their last axis. They cannot be told by their shape:
-            boxes, a forecast and an embedding have the same one.
+        classes: outputs that hold scores of classes in their last axis. Boxes, a forecast or an embedding can
+            have the shape of scores.
     """
     changes = []
     for name, right in expected.items():
@@ -82,7 +82,7 @@ def compare_answers(answers: Feeds, expected: Feeds, classes: Collection[str]) -
 
 
 def average_changes(changes: Sequence[AnswerChange | None]) -> AnswerChange | None:
-    """Return the mean over samples, with the standard error of the loss; None if a sample's is unknown."""
+    """Return the mean over samples, with the standard error of the loss; None if any change is None."""
     known_changes = [change for change in changes if change is not None]
     if len(known_changes) < len(changes):
         return None
@@ -135,12 +135,8 @@ def measure_codings(
 ) -> dict[str, CodedTensors]:
     """Return coding -> sizes and times of all tensors of a graph in that coding, as means over the samples.
 
-    Args:
-        model: the model, whose tensors have the names of the graph's.
-        graph: its kernels.
-        feeds: samples, one request each.
-        device_slowdown: time of the device as a multiple of this machine's.
-        server_slowdown: the same for the server.
+    `graph`: kernels of `model`, with its names of tensors. `feeds`: samples, one request each.
+    `device_slowdown`, `server_slowdown`: time on the device or server as a multiple of this machine's time.
 
     Raises:
         CutError: the model does not run on a sample.
@@ -213,8 +209,8 @@ def _take_part(array: Array) -> Array:
 class TensorCoder:
     """Codes tensors by the nodes of heads, and restores them by the nodes of tails.
 
-    Tensors whose shapes are equal, or differ in axis 0 only, share a session. It is opened for the first such
-    tensor: one model of all tensors would take seconds to open, and need a symbol for each free size.
+    Tensors whose shapes are equal, or differ in axis 0 only, share a session, which is opened for the first
+    such tensor. A single session for tensors of all shapes would take seconds to open.
     """
 
     def __init__(self, coding: str) -> None:
@@ -267,7 +263,7 @@ def _open_code(
 
 
 def compressed_bytes(array: Array) -> int:
-    """Return the bytes of a tensor on the link: with zstd if that pays and is installed, else without."""
+    """Return the bytes of a tensor on the link. zstd is used if it is installed and saves enough."""
     try:
         import zstandard
     except ImportError:

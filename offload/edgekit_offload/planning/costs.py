@@ -182,7 +182,7 @@ class DeviceLimits:
     memory_bytes: float | None = None
 
     def of(self, costs: GraphCosts) -> tuple[Limit, ...]:
-        """Return the limits for the solver, for as many tiers as there are costs."""
+        """Return the limits for the solver; `costs.seconds` gives the number of tiers."""
         limits = () if self.memory_bytes is None else memory_limits(costs, self.memory_bytes)
         if self.weights_bytes is not None:
             limits += (weight_limit(costs, self.weights_bytes),)
@@ -283,13 +283,13 @@ def memory_limits(costs: GraphCosts, at_most_bytes: float) -> tuple[Limit, ...]:
     """Return limits that keep weights and live activations on the device within a number of bytes.
 
     There is one limit for each kernel: if it runs on the device, all weights there and the tensors that are
-    live while it runs must fit (`device_bytes`). A kernel that depends on one with as much live memory needs
-    no limit of its own, because that one is on the device too.
+    live while it runs must fit (`device_bytes`). A kernel needs no limit of its own if it depends on a kernel
+    with as much live memory, because that kernel is on the device too.
 
     A tensor counts if the kernel that makes it is on the device; after its last reader, it counts if it is
-    sent. A limit must hold only if its kernel is on the device: then some tensors surely count, and others
-    may. The bound is raised by the bytes of the others, and the kernel costs the bytes of both. So without
-    the kernel, only the weights are limited.
+    sent. If the kernel of a limit is on the device, some live tensors surely count, and others may count. The
+    bound is raised by the bytes of the second group, and the kernel costs the bytes of both groups. So if the
+    kernel is elsewhere, only the weights are limited.
     """
     graph = costs.graph
     first, last = _lifetimes(graph)

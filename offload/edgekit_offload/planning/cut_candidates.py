@@ -46,7 +46,7 @@ _Key: TypeAlias = tuple[tuple[int, ...], tuple[tuple[str, str], ...], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutCandidate:
-    """A placement on its way to a plan.
+    """A cut that may become a plan.
 
     Attributes:
         plan: the plan, with modelled costs.
@@ -65,7 +65,7 @@ class CutCandidate:
     def key(self) -> _Key:
         """The identity of the cut: tiers, sent tensors with their codings, and size of the reply.
 
-        Codings that leave all its tensors as they are give the same cut.
+        Codings that change no tensor of a cut give equal keys.
         """
         sent = tuple((tensor.name, tensor.coding) for tensor in self.sent)
         return self.cut.tiers, sent, self.plan.costs.download_bytes
@@ -105,8 +105,7 @@ class LeakageMeter:
     def find_culprits(self, sent: Sequence[SentTensor]) -> tuple[str, ...]:
         """Return the names of the tensors of a refused cut that must not be sent.
 
-        These are the tensors that leak too much by themselves. If only several together leak too much, it is
-        the tensor that leaks most.
+        These are the tensors that leak too much alone. If no tensor does, it is the tensor that leaks most.
         """
         if len(sent) < 2:
             return tuple(tensor.name for tensor in sent)
@@ -130,7 +129,7 @@ class CutSearch:
 
     Attributes:
         pinned: bool [tensors], whether a tensor must not leave the device.
-        edge_link: link from the machine at the edge to the server, for three tiers.
+        edge_link: link from the edge machine to the server, for three tiers.
         leakage: measures the leakage of sent tensors; None without a limit on it.
     """
 
@@ -151,8 +150,8 @@ class CutSearchResult:
         tiers: the fastest placement on three tiers at each link.
         attacked: number of cuts that were checked against the limit on leakage.
         over: leakage of each cut that exceeds the limit; None where it is unknown.
-        is_ended: whether all cuts that might keep the limit on leakage were tried; False if the rounds ran
-            out.
+        is_ended: whether all cuts that might keep the limit on leakage were tried; False if `MAX_ROUNDS`
+            sweeps were not enough.
     """
 
     cuts: list[CutCandidate] = field(default_factory=list)
@@ -171,7 +170,7 @@ def search_cuts(search: CutSearch, base: Sequence[OffloadPlan], progress: Progre
     """Return the few cuts that lower the best score most, and the best one of each coding for the report.
 
     `base`: plans without a cut; a cut must lower the best of their scores. `progress`: called with the step's
-    name and the numbers of settings done and of all, None if unknown.
+    name, the number of settings done, and the number of all settings; the numbers are None if unknown.
     """
     result, cut_numbers, tier_numbers = CutSearchResult(), count(1), count(1)
     pins = dict.fromkeys(search.costs.codings, search.pinned)

@@ -30,7 +30,7 @@ class Grid:
     """Settings of the link; `conditions` combines them with loads.
 
     Attributes:
-        bandwidths_mbit_s, rtts_ms: bandwidths and round trips of the link; the bandwidth is equal both ways.
+        bandwidths_mbit_s, rtts_ms: settings of the link; the bandwidth is equal both ways.
     """
 
     bandwidths_mbit_s: tuple[float, ...]
@@ -74,7 +74,7 @@ def find_winners(scores: NDArray[np.float64], ranks: Sequence[int]) -> NDArray[n
 
 
 def win_ranges(winners: NDArray[np.intp], number: int, grid: Grid) -> tuple[WinRange, ...]:
-    """Return the bandwidths at which plan `number` wins on unloaded machines, adjoining ones joined.
+    """Return the ranges of bandwidth in which plan `number` wins on unloaded machines.
 
     `winners`: result of `find_winners`, for the conditions of `grid`.
     """
@@ -89,7 +89,7 @@ def win_ranges(winners: NDArray[np.intp], number: int, grid: Grid) -> tuple[WinR
 
 
 def choose_few(scores: NDArray[np.float64], base: NDArray[np.float64], at_most: int) -> tuple[int, ...]:
-    """Return the numbers of the candidates that lower the best score most, one after the other.
+    """Choose candidates one by one: the next one lowers the best score so far most. Return their numbers.
 
     `scores`: float64 [candidates, conditions]. `base`: float64 [conditions], the best score without any
     candidate.

@@ -38,13 +38,13 @@ _Order: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leakage:
-    """How well the attacker recovered inputs that he did not know.
+    """How well an attacker rebuilt inputs that were unknown to the attacker.
 
     Attributes:
         lower_bound_db: PSNR of the rebuilt inputs, at most `MAX_DB`. An attacker may do better than this.
         mean_db: PSNR of the mean input, which needs no sent tensor. If the two are equal, the attacker
             found nothing.
-        known_samples: number of inputs that he knew. More of them raise the bound.
+        known_samples: number of inputs that the attacker knew. With more of them, the bound is higher.
         held_out_samples: number of inputs from which the figures come.
     """
 
@@ -68,7 +68,7 @@ def measure_leakage(
 
     Args:
         inputs: [samples, ...] real numbers, such as images or windows of a sensor. The samples must be
-            distinct. If windows overlapped, the attacker would know parts of those that he rebuilds.
+            distinct. If windows overlapped, the attacker would know parts of the inputs to rebuild.
         sent: tensors [samples, ...] as the server decodes them, so that the loss of the coding counts.
         seed: seed of the order of the samples, and of sampling and grouping values.
         most_values: most values of an input that are rebuilt; fewer take less time and make the mean error

@@ -340,7 +340,7 @@ def leakage_of(
     """Return a function that measures how well an attacker rebuilds an input from sent tensors.
 
     Of several inputs, the one that leaks most counts. If the sent tensors of all samples take more than
-    `max_bytes`, fewer samples are used, but not fewer than `LEAST_FOR_LIMIT`. If these take more, too, the
+    `max_bytes`, fewer samples are used, at least `LEAST_FOR_LIMIT`. If the tensors are still too large, the
     attacker gets a random part of the values of each tensor.
 
     Args:

@@ -68,7 +68,7 @@ class PlanInputs:
         has_samples: whether `feeds` are the user's data. Golden and made-up inputs are no evidence of what a
             coding changes.
         is_server_modelled: whether the server's profile is another machine's, scaled.
-        sample_rate_hz: sample rate of sound; None if it is not known.
+        sample_rate_hz: sample rate of sound; None if unknown.
         notes: warnings about profiles and samples for the user.
     """
 

@@ -74,9 +74,9 @@ def check_server(access: ServerAccess, name: str) -> None:
 
 
 def probe_server(access: ServerAccess, profile: ModelProfile, feeds: Feeds, seconds: float) -> ProbedServer:
-    """Measure the link to a server that serves the whole model under its name, and its time for a request.
+    """Measure the link to a server, and how long the server takes for a request to the whole model.
 
-    `profile`: profile of this machine. `feeds`: one request. `seconds`: time that the requests may take.
+    `profile`: this machine's profile of the model. `feeds`: one request. `seconds`: time for the requests.
 
     Raises:
         CutError: the server does not serve this model.

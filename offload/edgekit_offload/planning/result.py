@@ -42,7 +42,7 @@ class StatedLimit:
         name: name of the limited quantity, such as `latency` or `weights on the device`.
         at_most: value of the limit, in `unit`.
         unit: seconds or bytes.
-        server_waits: waiting time on the server within a limited latency, as a multiple of the server's time.
+        server_waits: wait on the server that a limited latency includes, as a multiple of the server's time.
     """
 
     name: str
@@ -128,8 +128,8 @@ class Candidate:
         plan: its name and costs; the cut table has the same costs if it contains the candidate.
         label: how its times were found; `modelled` are sums over kernels.
         latency_ms: [RTTs][bandwidths], latency of one request on unloaded machines.
-        score: [RTTs][bandwidths], score that the objective minimises: ms, mJ, ms a request of the pipeline,
-            or server ms kept a request; `NEVER` if the latency limit does not hold.
+        score: [RTTs][bandwidths], score that the objective minimises, in `PlanningResult.unit`; `NEVER` if
+            the latency limit does not hold.
         wins: where it is the best one; empty if it never is.
         in_table: whether it is in the cut table; it may be best only under load, or for inputs that the best
             plans cannot send.
@@ -139,15 +139,15 @@ class Candidate:
             the objective capacity.
         certificate: proof of a cut; None for a cut from a plan on three tiers: `PlanningResult.tiers` has its
             proof.
-        expected_loss: share of the answers that its coding is expected to make wrong, by the probabilities
-            that the model gives to its answers (estimated); None if unknown.
-        loss_error: standard error of `expected_loss`, which is a mean over the samples.
+        expected_loss: share of the answers that its coding is expected to make wrong, see `AnswerChange`;
+            None if unknown.
+        loss_error: standard error of `expected_loss`.
         samples_needed: number of samples that the estimate of its loss needs; 0 if there are enough.
         is_over_loss: whether `expected_loss` plus `loss_error` is more than `PlanningResult.max_loss`, or
             unknown for a coding that is not exact; then the candidate is shown, but not offered.
         sends_input: whether it sends an input itself or another form of it, with or without a coding, so that
             no leakage is measured.
-        known_inputs: number of inputs that the attacker knew, with what is sent for them; 0 if no leakage was
+        known_inputs: number of inputs that the attacker knew, each with its sent tensors; 0 if no leakage was
             measured.
     """
 
@@ -204,7 +204,6 @@ class TierPlan:
         compute_ms: time of the kernels on each tier.
         total_ms: latency including both links.
         tiers: the tier of each kernel.
-        coding: coding in which the tensors are sent.
     """
 
     bandwidths_mbit_s: tuple[float, ...]

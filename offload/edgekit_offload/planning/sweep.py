@@ -34,7 +34,6 @@ class OptimalCut:
     """A placement that is the cheapest somewhere.
 
     Attributes:
-        coding: coding in which its tensors are sent.
         tiers: the tier of each kernel; 0 is the device.
         certificate: proof for the setting at which it was found first.
     """

@@ -52,9 +52,9 @@ class WholeModel:
     """Facts that whole-model candidates have in common.
 
     Attributes:
-        output_bytes: bytes of all outputs of one request.
-        device_slowdown, server_slowdown: coding time on the device or server over coding time on this
-            machine.
+        server_s: time of the model on the server.
+        output_bytes, outputs: bytes and number of all outputs of one request.
+        device_slowdown, server_slowdown: time on the device or server as a multiple of this machine's time.
     """
 
     server_s: float
@@ -93,8 +93,7 @@ def find_uploads(
 ) -> tuple[tuple[UploadCandidate, ...], tuple[Refusal, ...]]:
     """Return a candidate for each coding in which the input can be sent, and refusals of other codings.
 
-    `feeds`: samples, one request each.
-    `sample_rate_hz`: sample rate of sound; None if it is not known.
+    `feeds`: samples, one request each. `sample_rate_hz`: sample rate of sound; None if unknown.
     """
     inputs = _Inputs(feeds, whole)
     lattices = {
