@@ -34,7 +34,7 @@ class SamplePages:
         self._viewed_s: dict[tuple[str, str], float] = {}
 
     def show_all(self, console: Console, request: Request) -> Response:
-        """Return the page of orders. Users with the scope `sample` also see the newest matching samples."""
+        """Return the page of sample orders; for the scope `sample`, also with the newest matching samples."""
         query, actor = request.query_params, request.state.principal
         choice = _read_choice(query)
         items: list[SampleSummary] = []

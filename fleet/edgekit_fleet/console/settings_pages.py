@@ -109,7 +109,7 @@ def _show_codes(
 
 
 def make_codes(console: Console, request: Request) -> Response:
-    """Make enrolment codes for the devices of the form, and return the page that shows the codes once.
+    """Make enrolment codes for the devices that the form names; return the page that shows the codes once.
 
     Raises:
         FleetError: the form names no devices, or too many.

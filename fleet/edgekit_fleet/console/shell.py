@@ -86,7 +86,7 @@ class Console:
         desk: where users log in.
         first_admin: the code of the link that makes the first user.
         watcher: watches for changes in the store.
-        closing: resources that end with the console: close it after the web server.
+        closing: resources of the console. Close `closing` after the web server has ended.
         sections: links in the bar of all pages.
     """
 
@@ -158,9 +158,9 @@ class Console:
     def find_principal(self, request: Request) -> Principal | None:
         """Return the user of a request, or None without a login.
 
-        Sets three fields of the request's state: `principal`; `csrf`, the forms' token from the login, or
-        else from a cookie; and `identity`, the user whom a proxy has logged in. If a second factor is
-        required, a user without one gets no scopes.
+        Sets three fields of the request's state: `principal`; `csrf`, the token that forms must hold; and
+        `identity`, the user whom a proxy has logged in. If a second factor is required, a user without a
+        second factor gets no scopes.
 
         Raises:
             RequestError: the headers of a proxy are refused.
@@ -246,11 +246,11 @@ class Console:
         return self.redirect(request, local_address(form.get("next", "/")))
 
     def ask_to_confirm(self, request: Request, order: str, status: int = 200) -> Response:
-        """Return a page that asks the user to send a form again, since the login had ended when it was sent.
+        """Return a page that asks the user to confirm a form that was not sent under the present login.
 
         Args:
-            request: request that it answers; its user is logged in.
-            order: path and fields of that form as `PATH?NAME=VALUE`, from the login form; untrusted text.
+            request: request to answer; its user is logged in.
+            order: path and fields of the form as `PATH?NAME=VALUE`; untrusted text.
             status: HTTP status.
         """
         parts = urlsplit(local_address(order))
@@ -328,7 +328,7 @@ def local_address(text: str) -> str:
 
 
 def switch_theme(console: Console, request: Request) -> Response:
-    """Keep the theme of the form in a cookie for a year, and redirect to the page that sent the form."""
+    """Store the theme that a form names in a cookie for a year; redirect to the page with the form."""
     form: Mapping[str, str] = request.state.form
     response = console.redirect(request, local_address(form.get("next", "/")))
     theme = form.get("theme", "")

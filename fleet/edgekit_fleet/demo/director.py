@@ -45,8 +45,9 @@ class DemoVersion:
     """A version of the model.
 
     Attributes:
+        path: package of the version.
         accuracy: share of right answers, measured.
-        agreement: share of inputs to which it gives the same class as the first version, measured.
+        agreement: share of inputs that get the same class as from the first version, measured.
     """
 
     version: str
@@ -60,9 +61,10 @@ class DemoSetup:
     """The inputs of the demo.
 
     Attributes:
-        home: configuration folder with the key that signed the packages, in `keys`.
-        calls: .npz of inputs with their `classes`, for the application on the real device.
-        first, good, bad, last: versions, in the order in which they are released.
+        folder: folder for all files of the demo.
+        home: configuration folder; its `keys` has the key that signed the packages.
+        calls: .npz of inputs and their right `classes`, for the application on the real device.
+        first, good, bad, last: versions in the order of their release.
     """
 
     folder: Path

@@ -18,7 +18,7 @@ _CHUNK_BYTES: Final = 1 << 16
 
 
 class Network:
-    """Forwards TCP ports from one local address to another. It works in a `with` block, unless cut."""
+    """Forwards TCP ports from one local address to another in a `with` block; `cut` interrupts this."""
 
     def __init__(self, near: str, far: str, ports: Sequence[int]) -> None:
         """Begin to forward when the `with` block begins.

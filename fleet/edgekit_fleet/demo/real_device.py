@@ -52,7 +52,7 @@ class RealDevice:
         """Enrol with a one-time code, and start service and agent.
 
         Raises:
-            TransportError: a process ended, or was not there in time.
+            TransportError: a process ended, or did not start in time.
         """
         with self._start("enroll", "--code", code) as process:
             if process.wait(_START_S) != 0:
@@ -115,7 +115,7 @@ class Application:
         self._thread.start()
 
     def close(self) -> None:
-        """End the calls, and wait for the one under way."""
+        """Start no more calls, and wait for the end of a running call."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()

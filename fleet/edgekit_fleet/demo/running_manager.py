@@ -17,12 +17,12 @@ _STOP_S: Final = 10.0
 
 @contextlib.contextmanager
 def running_manager(folder: Path, home: Path, names: tuple[str, ...]) -> Iterator[RunningFleet]:
-    """Yield a fleet that runs, on free ports of loopback.
+    """Yield a running fleet on free ports of loopback.
 
     Args:
         folder: folder of the fleet.
-        home: configuration folder with the keys of packages that it trusts.
-        names: addresses under which devices find it.
+        home: configuration folder; packages signed with its keys are trusted.
+        names: addresses under which devices find the fleet.
 
     Raises:
         EdgekitError: as from `operations.running.start`.

@@ -25,10 +25,10 @@ def provide_mosquitto(show: Callable[[str], None]) -> None:
     """Put a mosquitto on the PATH of this process, unless one is installed.
 
     Args:
-        show: called with a message before the package is unpacked.
+        show: called with a message before Debian's package is unpacked.
 
     Raises:
-        ConfigError: none is installed, and there is no package to unpack.
+        ConfigError: mosquitto is not installed, and Debian's package cannot be unpacked.
     """
     path = ":".join((os.environ.get("PATH", os.defpath), *SYSTEM_FOLDERS))
     if shutil.which("mosquitto", path=path) is not None:

@@ -148,7 +148,9 @@ class Authority:
         return {path.stem: _read_certificate(path) for path in paths}
 
     def make_server(self, names: tuple[str, ...]) -> None:
-        """Make the certificate of broker and web server for DNS names and addresses, unless it still fits.
+        """Make the certificate of broker and web server, unless there is a valid certificate for `names`.
+
+        `names`: DNS names and addresses.
 
         Raises:
             OutputError: the folder cannot be written.
@@ -179,7 +181,8 @@ class Authority:
     def load_short_lived(self, context: ssl.SSLContext, name: str) -> None:
         """Load a new key into `context`, with a certificate for `name` that is valid for ten minutes.
 
-        With it the manager takes over a revoked device's connection, and `doctor` connects as test devices.
+        The manager connects as a revoked device to end the device's own connection; `doctor` connects as
+        test devices.
         """
         key = Ed25519PrivateKey.generate()
         with tempfile.TemporaryDirectory(prefix="edgekit-certificate-") as folder:  # `ssl` reads files alone
@@ -188,10 +191,10 @@ class Authority:
             context.load_cert_chain(path)
 
     def write_crl(self, serials: Iterable[str]) -> None:
-        """Write the list of revoked certificates to `crl`, in place of the one before.
+        """Write the list of revoked certificates to `crl`, in place of the old list.
 
         Args:
-            serials: serial numbers of all of them, in hexadecimal digits.
+            serials: serial numbers of all revoked certificates, in hexadecimal digits.
 
         Raises:
             OutputError: the folder cannot be written.
@@ -259,7 +262,7 @@ class Authority:
 
 
 def read_csr_key(csr: str) -> Ed25519PublicKey:
-    """Return the public key of a certificate signing request in PEM, which that key must have signed.
+    """Return the public key in a certificate signing request (PEM). The request must be signed by this key.
 
     Raises:
         SignatureError: the request is malformed, not signed by its own key, or its key is not Ed25519.

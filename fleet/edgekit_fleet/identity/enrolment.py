@@ -85,8 +85,8 @@ def enrol(
     """Enrol a device, and use up its code; return its row and its certificate.
 
     The answer to the first request may have been lost. So a device that is already enrolled with this key
-    gets a new certificate, as from `renew`. Its tags and class stay. A decryption key is added only with an
-    unused code, and only to a device without one; it never changes.
+    gets a new certificate, as from `renew`. Its tags and class stay. With an unused code such a device may
+    add a decryption key, if it has none; a decryption key never changes.
 
     Raises:
         SignatureError: the code is unknown, expired or used, or a key or the certificate request is wrong.
@@ -141,16 +141,16 @@ def enrol(
 def renew(
     session: Session, authority: Authority, request: RenewalRequest, life_s: float
 ) -> tuple[DeviceRow, SignedCertificate]:
-    """Sign a new certificate for the present key of a device; return the device's row and the certificate.
+    """Sign a new certificate for a device's present key; return the device's row and the certificate.
 
     Args:
         session: session of a transaction.
         authority: signs the certificate.
-        request: request, from anybody; it is signed by the device's key.
+        request: untrusted request; the device's key must have signed it.
         life_s: life of the certificate, in seconds.
 
     Raises:
-        SignatureError: the device is unknown or revoked, or the request is not by its key.
+        SignatureError: the device is unknown or revoked, or its key did not sign the request.
     """
     device = session.get(DeviceRow, request.device)
     key = read_csr_key(request.csr).public_bytes(Encoding.Raw, PublicFormat.Raw)
@@ -215,7 +215,7 @@ def revoke(session: Session, name: str, actor: str, why: str) -> DeviceRow:
 
 
 def list_revoked_serials(session: Session) -> list[str]:
-    """Return the serial numbers of all certificates that devices had when revoked, for `write_crl`."""
+    """Return the serial numbers of all certificates that devices got before they were revoked."""
     valid: dict[str, list[str]] = {}
     revoked: list[str] = []
     actions = ("device.enrol", "device.renew", "device.revoke")

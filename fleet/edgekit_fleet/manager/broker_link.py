@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class BrokerLink:
-    """A connection that comes back by itself.
+    """A connection to the broker, which is made again when it breaks.
 
     Attributes:
         connections: how often the connection was made.
@@ -48,14 +48,14 @@ class BrokerLink:
         self._is_closing = False
 
     async def connect(self, brokers: Sequence[tuple[str, int]], context: ssl.SSLContext) -> None:
-        """Connect, and subscribe to what devices write; from then on the connection comes back by itself.
+        """Connect, and subscribe to the topics of devices; from then on a broken connection is made again.
 
         Args:
             brokers: host and port of the broker, or of each node of a cluster; tried in turn.
             context: TLS with the manager's certificate.
 
         Raises:
-            TransportError: none can be reached, or all refuse.
+            TransportError: no broker can be reached, or all refuse.
         """
         self._brokers, self._context = list(brokers), context
         for number, (host, port) in enumerate(brokers, 1):

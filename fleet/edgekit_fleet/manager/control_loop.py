@@ -158,7 +158,7 @@ class ControlLoop:
         self._has_joined = True
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until `stop` is set; a manager that others took for dead joins again.
+        """Run until `stop` is set. If other managers have removed this one as dead, it joins again.
 
         Raises:
             UnavailableError: another manager has taken over, and the store allows only one.

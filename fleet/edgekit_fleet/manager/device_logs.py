@@ -17,7 +17,7 @@ MAX_TEXT_BYTES: Final = 512 << 10
 def keep_logs(session: Session, logs: Logs, now: float) -> None:
     """Write a device's answer to the newest request for its logs into the store.
 
-    An answer to an earlier request, or a second one, changes nothing. `now`: seconds since 1970.
+    An answer to an earlier request, or a second answer, changes nothing. `now`: seconds since 1970.
     """
     refusal, text = clean_line(logs.refusal, 200), ""
     try:

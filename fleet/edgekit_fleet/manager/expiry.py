@@ -50,7 +50,7 @@ class Expiry:
     advice: str
 
     def is_due(self, now: float) -> bool:
-        """Return True if somebody should act at `now`: the notice has begun, or it is not valid yet."""
+        """Return True if somebody should act at `now`: the thing ends within `notice_s`, or is not valid."""
         return now > self.ends_at - self.notice_s or now < self.begins_at
 
     def is_urgent(self, now: float) -> bool:
@@ -58,7 +58,7 @@ class Expiry:
         return now > self.ends_at - self.notice_s / 2 or now < self.begins_at
 
     def describe(self, now: float) -> str:
-        """Return until when it is valid, as a sentence without a full stop."""
+        """Return a sentence, without a full stop, that says when the validity begins or ends."""
         if now < self.begins_at:
             return f"the {self.what} is not valid before {_format(self.begins_at)}: a clock is or was wrong"
         verb = "ended" if now > self.ends_at else "ends"

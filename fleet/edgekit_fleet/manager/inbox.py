@@ -84,7 +84,7 @@ _KINDS: Final[dict[str, type[Document]]] = {
 
 @dataclass(slots=True, kw_only=True)
 class KnownDevice:
-    """A device in the manager's memory; see `DeviceRow` and `Hello`, which states `reported`."""
+    """A device in the manager's memory; see `DeviceRow`, and `Hello` for `reported`."""
 
     name: str
     keys: dict[str, Ed25519PublicKey]
@@ -121,8 +121,8 @@ class KnownDevice:
     def lacks_report(self, now: float) -> bool:
         """Return True if the manager should send a new document, so that the device reports.
 
-        That is so if the last report of a connected device has not come for 15 s; or, at most once a minute,
-        if the device is late. `now`: seconds since 1970.
+        That is so if a connected device has stated a newer report, which has not come within 15 s; or, at
+        most once a minute, if the device is late. `now`: seconds since 1970.
         """
         is_behind = self.is_online and self.sequence < self.reported
         is_missing = is_behind and now - max(self.last_seen_at, self.asked_at) >= REPORT_S
@@ -305,7 +305,7 @@ class Inbox:
             self._foreign_bytes -= len(foreign.popleft()[2])
 
     def take_over(self) -> None:
-        """Pass messages for other managers to `put` again: a manager may have ended before it wrote them."""
+        """Pass messages for other managers to `put` again, since their manager may have ended."""
         foreign, self._foreign, self._foreign_bytes = self._foreign, deque(), 0
         for _, topic, payload in foreign:
             self.put(topic, payload)

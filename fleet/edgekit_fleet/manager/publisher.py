@@ -79,7 +79,7 @@ class Publisher:
         self._longest_s = desired_life_s + CLOCK_STEP_S
 
     def follow_key(self) -> bool:
-        """Sign with the manager's current key from now on; return True if it is another one than before.
+        """Sign with the manager's current key from now on; return True if the key has changed.
 
         Raises:
             PackageError: there is no key.
@@ -166,7 +166,7 @@ class Publisher:
                 entry.desired_sent, entry.sent_at = message.version, now
 
     def answer(self, session: Session, devices: Iterable[str]) -> list[Outgoing]:
-        """Return the stored documents of those `devices` that hold an older one.
+        """Return the stored documents of devices that hold an older document.
 
         If a device holds a newer document than the store, the store was restored from a backup. The device's
         next document then gets a higher number, and the audit log gets an alarm.

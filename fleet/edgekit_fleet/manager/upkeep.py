@@ -47,14 +47,14 @@ class RepositoryUpkeep:
         self._refreshed_at = self._cleaned_at = float("-inf")  # of the monotonic clock
 
     def rejoin(self) -> None:
-        """Let the next `begin` refresh at once, since another manager may have had the shards meanwhile."""
+        """Let the next `begin` refresh at once, since this manager has joined anew."""
         self._refreshed_at = float("-inf")
 
     def begin(self, now: float) -> list[Expiry]:
-        """Begin a refresh in the background unless one is running; return the expiries from the last one.
+        """Begin a refresh in the background unless a refresh runs; return the expiries from the last refresh.
 
-        The result is empty while a refresh runs, or if the last one was not due or failed. `now`: seconds
-        since 1970.
+        The result is empty while a refresh runs, and after a refresh that failed or was not due. `now`:
+        seconds since 1970.
         """
         last = self._task
         if last is not None and not last.done():

@@ -27,8 +27,8 @@ class Search:
     Attributes:
         selector: text of a selector, such as `class=rpi5 and site=lyon`; empty for all.
         status: only devices with this status; empty for all.
-        special: `silent` for only those without a message for a week, `expiring` for only those whose
-            certificate ends within a month; or empty.
+        special: `silent`: only devices without a message for a week; `expiring`: only devices whose
+            certificate ends within a month; empty: all.
     """
 
     selector: str = ""
@@ -58,7 +58,7 @@ def find_devices(
     counts: Mapping[tuple[str, bool], int] | None = None,
     max_listed: int = 5000,
 ) -> DevicePage:
-    """Return a page of devices: those that need attention first, the connected ones before the others.
+    """Return a page of devices in the order of `ATTENTION`; within a status, connected devices come first.
 
     Args:
         session: session of the store.

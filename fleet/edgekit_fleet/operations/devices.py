@@ -84,7 +84,7 @@ class DeviceDetail:
         desired_sent, desired_held: `$version` of the document that was sent, and of the one that the device
             holds.
         desired: model -> version that it should run.
-        executions: the newest, as plain values.
+        executions: newest attempts to run a version (`ExecutionRow`), as plain values.
         reported: its last report as plain values, or None.
         streams: the streams that it should run, without passwords.
         settings: the settings that it should have.

@@ -44,7 +44,7 @@ def probe_broker(authority: Authority | None, addresses: tuple[tuple[str, int], 
 def find_expiries(folder: FleetFolder) -> list[Expiry]:
     """Return everything of a fleet that expires, the earliest first.
 
-    Only the first manager has the repository, so a further manager leaves that out.
+    Further managers have no repository, so they leave out its metadata.
 
     Raises:
         ConfigError: a certificate cannot be read.

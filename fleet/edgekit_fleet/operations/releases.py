@@ -47,10 +47,9 @@ class ReleaseSummary:
         name, note, created_at, created_by: name and note of the release, when and by whom it was made.
         is_withdrawn: whether no rollout may use it.
         is_encrypted: whether only devices that may run it can read its packages.
-        packages: (model, version, target, size in bytes) of each.
-        deltas: (model, target, version to start from, size in bytes) of each delta. For an unknown version it
-            has the begin of the package's digest; for a coded file, which needs no old package, an empty
-            text.
+        packages: (model, version, target, size in bytes) of each package.
+        deltas: (model, target, version to start from, size in bytes) of each delta. Instead of an unknown
+            version: begin of the old package's digest. Empty for a coded file, which needs no old package.
     """
 
     name: str
@@ -89,9 +88,9 @@ def make_release(
         name: name of the release; today's date and a number by default.
         note: note to show.
         min_agreement: least agreement with the version before, 0..1, for a release that disagrees by design;
-            by default what the packages' own evidence suggests.
+            by default see `find_agreement`.
         encrypt: whether to encrypt the packages; by default as the fleet's settings say.
-        allow_plain: release plain packages of models of which an encrypted version was released.
+        allow_plain: whether a plain package may follow an encrypted version of its model.
 
     Raises:
         FleetError: there are two packages of one model for one target; the name is taken; a plain package
@@ -291,8 +290,8 @@ def _find_score(figures: Mapping[str, JsonValue]) -> dict[str, JsonValue] | None
 def find_agreement(figures: Mapping[str, JsonValue]) -> float | None:
     """Return the least agreement with the version before, 0 to 1, from the figures of a package's manifest.
 
-    This is the default limit, less the share that the package lost against its source model on real samples:
-    the package may lose as much against the version before. None if `figures` has no `score` on real samples.
+    This is the default limit, less the score that the package lost against its source model on real
+    samples. None if `figures` has no `score` on real samples.
     """
     score = figures.get("score")
     if not isinstance(score, Mapping) or score.get("samples_kind") == "generated":
@@ -435,7 +434,7 @@ def rotate_keys(
         roles: `manager`, `root`, `targets`, `snapshot`, `timestamp`, `class-CLASS`; empty signs the root
             again.
         actor: who orders it.
-        root_folder: folder of the root's private keys; beside the others by default.
+        root_folder: folder of the root's private keys; by default the folder of all other keys.
 
     Raises:
         FleetError: a role is unknown; or further managers run, each with a copy of the manager's key.

@@ -48,7 +48,6 @@ class RolloutPlan:
     """What a rollout would do.
 
     Attributes:
-        release, selector: release and selector of the rollout.
         planned: devices that get packages, in the order of the names.
         refused: devices that the selector matches and that get nothing.
         waves: number of devices that have the release at the end of each wave.
@@ -380,8 +379,8 @@ def give_order(
 def list_plain_returns(session: Session, row: RolloutRow) -> list[str]:
     """Return the models that an abort would take back from an encrypted version to a plain one.
 
-    Empty before the rollout's end: until then a bad release must go back at once, and the plain version is
-    still on the device.
+    The result is empty before the rollout's end: until then the plain version is still on the device, and a
+    bad release must go back at once.
     """
     if row.state != "succeeded":
         return []
@@ -489,7 +488,7 @@ def replay_rollout(store: Store, name: str) -> list[Difference]:
 def find_tag_effects(store: Store, device: str, tags: Mapping[str, str]) -> list[str]:
     """Return a sentence for each open rollout that a change of a device's tags would affect.
 
-    Either the device would join; or the selector would no longer match it, yet it stays in the cohort.
+    Either the device would join. Or the device stays in the cohort, but the selector no longer matches.
 
     Args:
         store: store of the fleet.

@@ -82,8 +82,8 @@ def start(
         folder: folder of the fleet.
         settings: settings, which the folder keeps.
         decide: replaces the decisions on rollouts, in tests.
-        joins: whether this is a further manager of a running fleet; needs a database and brokers elsewhere.
-        root_folder: folder for the keys of a new fleet's root; by default beside the other keys.
+        joins: whether this is a further manager of a running fleet; needs `store_url` and `brokers`.
+        root_folder: folder for the root's keys of a new fleet; by default the folder of its other keys.
 
     Raises:
         ConfigError: the settings are wrong, or mosquitto is missing; or as from `FleetFolder.hold`.

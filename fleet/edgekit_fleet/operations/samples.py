@@ -136,15 +136,15 @@ def switch(
     max_bytes: int | None = None,
     actor: str,
 ) -> None:
-    """Let the fleet collect samples, or end that; what is stored stays.
+    """Let the fleet collect samples, or stop that. Stored samples stay.
 
     Args:
         store: store of the fleet.
-        vault: it gets a key if it has none.
+        vault: vault of the samples; a missing key is made.
         is_on: whether devices may send samples.
-        days: days for which samples are stored; None leaves them.
-        max_bytes: most bytes of all samples; None leaves them.
-        actor: who decides it.
+        days: days for which samples are stored; None for no change.
+        max_bytes: most bytes of all samples; None for no change.
+        actor: who decides.
 
     Raises:
         FleetError: this is a further manager.
@@ -168,7 +168,7 @@ def switch(
 def parse_triggers(text: str) -> tuple[SampleTrigger, ...]:
     """Return the triggers of a text such as `uncertain:0.1 or drift or random:5`.
 
-    The number is the threshold for `uncertain`, and the most samples a day for others; it may be missing.
+    The number may be missing. It is the threshold for `uncertain`; for others, the most samples a day.
 
     Raises:
         FleetError: a trigger is unknown, or what follows its colon is no number.
@@ -199,7 +199,7 @@ def start(
     window: str | None = None,
     actor: str,
 ) -> SampleOrderStatus:
-    """Order samples of a model from all devices that a selector matches, also from later ones.
+    """Order samples of a model from all devices that a selector matches now or later.
 
     The arguments are fields of `SampleOrder`; `days`: days from now until the order ends.
 
@@ -283,7 +283,7 @@ def read_status(store: Store) -> SampleStatus:
 
 
 def count_by_trigger(session: Session, choice: SampleChoice) -> dict[str, int]:
-    """Return kind of trigger -> number of samples that it drew; a sample drawn by several counts for each."""
+    """Return kind of trigger -> number of samples. A sample that several triggers drew counts for each."""
     counts = dict.fromkeys(TRIGGERS, 0)
     statement = (
         select(SampleRow.triggers, func.count()).where(choice.condition()).group_by(SampleRow.triggers)
@@ -350,7 +350,7 @@ def delete(store: Store, vault: SampleVault, choice: SampleChoice, *, actor: str
 
     Raises:
         FleetError: the choice means all samples of the fleet.
-        OutputError: a file cannot be deleted; those before it are gone.
+        OutputError: a file cannot be deleted; files before it are deleted.
     """
     if choice.is_all:
         raise FleetError("say which samples: by ids, model, device, version, order, trigger or age")

@@ -44,7 +44,7 @@ def list_windows(session: Session) -> list[SavedWindowRow]:
 
 
 def save_query(store: Store, name: str, selector: str, actor: str) -> None:
-    """Keep a selector under a name for all users; one of the same name is replaced.
+    """Save a selector under a name for all users, in place of the selector that had this name.
 
     Raises:
         FleetError: the name is empty or too long, the selector malformed, or there are too many.
@@ -54,7 +54,7 @@ def save_query(store: Store, name: str, selector: str, actor: str) -> None:
 
 
 def save_window(store: Store, name: str, window: str, actor: str) -> None:
-    """Keep a window, as `01:00-04:00` of a device's local time; one of the same name is replaced.
+    """Save a window, as `01:00-04:00` of a device's local time, in place of the window that had this name.
 
     Raises:
         FleetError: the name is empty or too long, the window malformed, or there are too many.

@@ -22,7 +22,7 @@ _RETRY: Final[Any] = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
 
 
 class ArtifactStorage:
-    """A bucket, or a folder that some web server serves.
+    """A bucket, or a folder that some web server serves; a file's name is its path in the repository.
 
     Attributes:
         url: URL without credentials.
@@ -43,7 +43,7 @@ class ArtifactStorage:
         self._copied: bytes | None = None
 
     def copy(self, repository: Path) -> int:
-        """Copy files that the storage lacks from a repository; return how many were copied.
+        """Copy the missing files of a repository into the storage; return how many were copied.
 
         Raises:
             OutputError: the storage cannot be reached or refuses a file; try again.

@@ -37,7 +37,8 @@ class Base:
 
     Attributes:
         manifest_sha256: SHA-256 of the manifest of the package.
-        key: the key that encrypts the file; None for a plain one.
+        path: file of the package.
+        key: the key that encrypts the file; None for a plain file.
     """
 
     manifest_sha256: str
@@ -51,7 +52,7 @@ class NewPackage:
 
     Attributes:
         path: the plain file.
-        key: the key that encrypts what devices fetch of it; None for a plain package.
+        key: the key that encrypts the published file and deltas; None for a plain package.
         bases: packages to make deltas from.
     """
 
@@ -64,7 +65,7 @@ class NewPackage:
 def find_bases(session: Session, repository: Path, manifest: Manifest) -> tuple[Base, ...]:
     """Return the released packages from which deltas to a new package are made, the most used first.
 
-    If no device has reported one, this is the newest released package.
+    If no device has reported a released package, the newest released package is returned.
     """
     statement = (
         select(ReleasePackageRow, ContentKeyRow.content_key)
@@ -96,10 +97,10 @@ def find_bases(session: Session, repository: Path, manifest: Manifest) -> tuple[
 def publish_deltas(
     repository: TufRepository, packages: Sequence[NewPackage], now: float
 ) -> dict[str, tuple[DeltaOffer, ...]]:
-    """Make deltas and coded files of packages, and offer those that save enough bytes.
+    """Make deltas and coded files of packages, and offer each file that saves enough bytes.
 
-    After 120 s no more are made. Return SHA-256 of a manifest -> offers; packages without offers are missing.
-    `now`: seconds since 1970.
+    After 120 s no further file is made. Return SHA-256 of a manifest -> offers; packages without offers are
+    missing. `now`: seconds since 1970.
 
     Raises:
         OutputError: the repository cannot be written.

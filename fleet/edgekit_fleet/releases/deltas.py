@@ -19,7 +19,7 @@ from edgekit_runtime.errors import PackageError
 
 
 def make_delta(old: bytes, new: bytes) -> tuple[str, bytes] | None:
-    """Return file suffix and content of the smallest delta between packages; None if none saves a fifth.
+    """Return file suffix and content of the smallest delta between packages; None if it saves under a fifth.
 
     Args:
         old: content of the old package, which is valid; empty makes a coded file, which needs no old package.

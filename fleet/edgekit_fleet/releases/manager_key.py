@@ -24,7 +24,7 @@ _EXCHANGED: Final = "keys.rotate"
 
 
 class ManagerKey:
-    """The key that signs desired documents; it follows an exchange of keys by another process.
+    """The key that signs desired documents. `read` notices that another process has replaced the key.
 
     Attributes:
         version: version of the TUF root that names the key; 0 before the first `read`.
@@ -39,7 +39,7 @@ class ManagerKey:
     def read(self) -> Ed25519PrivateKey:
         """Return the private key that the newest root names.
 
-        If the root is the same as at the last call, this only looks for one file.
+        The key is read again only if there is a newer root than at the last call.
 
         Raises:
             PackageError: there is no root, or it cannot be read.
@@ -85,7 +85,7 @@ def record_exchange(session: Session, actor: str, roles: str, key: ManagerKey | 
         session: session of a transaction.
         actor: who ordered it.
         roles: roles whose keys were exchanged, as one text.
-        key: the manager's key, as it was read after its exchange; None if it is the same.
+        key: the manager's new key, already read; None if the manager's key was not exchanged.
     """
     audit.record(session, actor, _EXCHANGED, roles, **({} if key is None else {"root": key.version}))
 

@@ -230,7 +230,7 @@ class TufRepository:
         return tuple(_describe(file) for _, file in published)
 
     def withdraw(self, paths: Collection[str] | Callable[[], Collection[str]], now: float) -> None:
-        """Offer the files at these paths no longer; a device that has one installed keeps it.
+        """Offer the files at these paths no longer; devices keep what they have installed.
 
         Args:
             paths: paths `CLASS/NAME`, or a function that returns them and is called under the lock.
@@ -264,18 +264,18 @@ class TufRepository:
         return {file.path: _describe(file) for file in files}
 
     def read_root(self, version: int = 1) -> bytes:
-        """Return the signed JSON of a version of the root. A device gets one at enrolment, later ones by TUF.
+        """Return the signed JSON of a version of the root.
 
         Raises:
-            PackageError: it cannot be read.
+            PackageError: the root cannot be read.
         """
         return self._read_bytes(f"{version}.root.json")
 
     def refresh(self, now: float) -> bool:
-        """Sign metadata again that is past half of its life; return True if there was any.
+        """Renew the signatures of metadata past half of its life; return True if there was such metadata.
 
-        This includes metadata that is valid for too long. It leaves out the root, whose keys may be offline;
-        `read_expiries` says when `rotate` is due.
+        Metadata that is valid for too long is signed again, too. The root is left out, since its keys may be
+        offline; `read_expiries` says when `rotate` is due.
 
         Args:
             now: seconds since 1970.
@@ -415,22 +415,22 @@ class TufRepository:
         root_keys: int = 1,
         threshold: int = 1,
     ) -> None:
-        """Exchange the keys of roles, and sign a new root. Call it again if it was cut off.
+        """Exchange the keys of roles, and sign a new root. After an interruption, call this again.
 
-        Until the root names the new key, all metadata of the role carries both signatures: a device accepts
-        it with the old root and with the new one. The manager's key has no such transition: from the new root
-        on, the new key alone signs.
+        Until the root names the new key, all metadata of the role carries both signatures, so devices with
+        the old or the new root accept the metadata. The manager's key has no such transition: from the new
+        root on, the new key alone signs.
 
         Args:
             now: seconds since 1970.
             roles: `root`, `targets`, `snapshot`, `timestamp`, `class-CLASS`, `manager`; empty only renews the
                 root.
-            root_folder: folder of the root's keys; beside the others by default. New ones go there too.
+            root_folder: folder of the root's old and new keys; by default the folder of all other keys.
             root_keys: number of keys of the new root, if `roles` has `root`.
-            threshold: how many of them must sign the roots after it.
+            threshold: how many of these keys must sign a later root.
 
         Raises:
-            SignatureError: too few keys of the root are in its folder, or a file of a key holds none.
+            SignatureError: too few keys of the root are in its folder, or a file holds no key.
             OutputError: the folder cannot be written; or the storage cannot be written: then nothing has
                 changed.
             ValueError: an unknown role.
@@ -648,7 +648,7 @@ class TufRepository:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes from changing the repository, and remove files that a killed one left.
+        """Keep other processes from changing the repository, and remove temporary files of killed processes.
 
         Raises:
             OutputError: the folder of the keys cannot be written.

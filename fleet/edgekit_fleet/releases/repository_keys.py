@@ -28,7 +28,7 @@ _NEXT: Final = ".next"
 
 
 class RepositoryKeys:
-    """The folder of the keys that sign every day: targets, snapshot, timestamp, and one for each class."""
+    """The folder of the keys of targets, snapshot, timestamp, manager, and each class of devices."""
 
     __slots__ = ("_disk", "folder")
 
@@ -40,7 +40,7 @@ class RepositoryKeys:
         """Return the signers of a role: with its present key and, during an exchange, with its next key.
 
         Raises:
-            SignatureError: the role has no key, or a file holds none.
+            SignatureError: the role has no key, or a file holds no key.
         """
         paths = [path for path in (self._path(role), self._path(role, _NEXT)) if path.exists()]
         if not paths:
@@ -69,7 +69,7 @@ class RepositoryKeys:
         return self._make(self._path(role, _NEXT))
 
     def renew_next(self, role: str) -> CryptoSigner:
-        """Make a new next key of a role, which replaces one of an interrupted exchange; return its signer.
+        """Make a new next key of a role, in place of an old next key if there is any; return its signer.
 
         Raises:
             OutputError: it cannot be written.
@@ -124,7 +124,7 @@ def read_root_signers(folder: Path) -> tuple[CryptoSigner, ...]:
 
 
 def make_root_keys(folder: Path, count: int, disk: Disk = DISK) -> tuple[CryptoSigner, ...]:
-    """Make `count` keys of the root, written as further files `root-N.pem`; return their signers.
+    """Make `count` keys of the root in new files `root-N.pem`; return their signers.
 
     Raises:
         OutputError: the folder cannot be written.

@@ -9,7 +9,7 @@ from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow
 def list_withdrawn(session: Session, before: float) -> set[str]:
     """Return the paths `CLASS/NAME` of packages and deltas that only withdrawn releases have.
 
-    `before`: only releases that were withdrawn before this time count, in seconds since 1970.
+    `before`: seconds since 1970; only releases withdrawn before this time count as withdrawn.
     """
     statement = select(ReleaseRow.withdrawn_at, ReleasePackageRow.path, ReleasePackageRow.deltas)
     files: dict[bool, set[str]] = {True: set(), False: set()}

@@ -25,12 +25,10 @@ _FACTORS: Final = 64  # factors multiplied before the logarithm: their product s
 
 
 def log_capital(values: Sequence[float] | NDArray[np.float64], limit: float) -> float:
-    """Return the natural logarithm of the capital of bets that the mean is above `limit`.
-
-    The capital begins at 1.
+    """Return the natural logarithm of the capital, at first 1, of bets that the mean is above `limit`.
 
     Args:
-        values: each in 0..1; one outside counts as the nearest end.
+        values: values, clipped to 0..1.
         limit: limit of the mean, more than 0 and at most 1.
 
     Raises:
@@ -54,7 +52,7 @@ def find_refuted_limits(
     With `evidence` = -log(alpha) this is the lower end of a confidence sequence of their mean.
 
     Args:
-        values: values in the order in which they came, each in 0..1; one outside counts as the nearest end.
+        values: values in the order in which they came, clipped to 0..1.
         counts: values of n in rising order, each from 1 to the number of `values`.
         limits: in rising order, 1e-4..1; between two of them the result is interpolated.
         evidence: logarithm of the capital that refutes a limit.

@@ -47,8 +47,7 @@ _SMALL_FLEET: Final = 10
 def decide(progress: Progress, now: float) -> Decision | None:
     """Return the next decision; None if there is nothing to decide, as after the end of a rollout.
 
-    Also an aborted rollout has decisions: devices that did not go back are ordered again.
-    `now`: seconds since 1970.
+    Decisions after an abort repeat the order to devices that did not go back. `now`: seconds since 1970.
     """
     if progress.state == "aborted":
         return _return_again(progress, now)
@@ -91,7 +90,7 @@ def is_judged(member: Member, settings: RolloutSettings, now: float) -> bool:
 
 
 def is_returning(progress: Progress, now: float) -> bool:
-    """Return True if devices are returning to the old version, or will be ordered again to return.
+    """Return True if devices are returning to the old version, or will be ordered to return again.
 
     `now`: seconds since 1970.
     """

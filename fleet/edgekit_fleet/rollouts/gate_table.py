@@ -39,11 +39,11 @@ Fault: TypeAlias = Literal["", "not-finite", "crash-loop", "fallback"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """The evidence of one device about the release; each field but `fault` is fixed when it is first known.
+    """The evidence of one device about the release. A known field never changes, except `fault`.
 
     Attributes:
-        is_failed: whether the installation failed; None if it was refused beforehand. Until an installation
-            ends, this is False, since failures are reported earlier than successes.
+        is_failed: whether the first installation failed; None if the release was not tried. During the
+            installation this is False, since failures are reported earlier than successes.
         fault: what went wrong after the installation.
         measures: (model, stage) -> result of `gates.measure`, for stages with enough answered calls.
     """
@@ -81,7 +81,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """A figure of devices that must keep a limit.
+    """A limit on a figure of the devices, such as their latency.
 
     The evidence of a device is a number that is larger the worse the figure is: the logarithm of a ratio, a
     difference, or the distance of a level from its best value.
@@ -95,11 +95,11 @@ class Gate:
             from its first answer.
         figure: for any other gate: returns the figure of a model between two reports of a version, or None if
             it is unknown. A device counts after `min_requests` calls.
-        compare: `ratio` or `difference` to the old version on the same device, or the `level` by itself.
+        compare: `ratio` or `difference` to the old version on the same device, or the `level` alone.
         worse: direction in which the figure gets worse.
         ideal: the best level.
-        most, least: bounds to which evidence is clipped. `least` is negative where improvements count: random
-            differences have both signs, so only then does their mean stay near 0.
+        most, least: bounds to which evidence is clipped. `least` is negative for random differences: if only
+            positive differences counted, their mean would not stay near 0.
         form: how its values are written.
     """
 
@@ -300,7 +300,7 @@ def make_limits(changes: Mapping[str, float] | None = None) -> dict[str, float]:
 
 
 def check_stored_limits(values: Mapping[str, float]) -> None:
-    """Check the limits of a stored rollout. Values that earlier versions of edgekit allowed pass, too.
+    """Check the limits of a stored rollout; accept also what earlier versions of edgekit accepted.
 
     Raises:
         ValueError: a limit is unknown, or no gate can be decided with it.

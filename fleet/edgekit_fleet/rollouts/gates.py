@@ -76,7 +76,7 @@ def find_period(begin: ModelFigures | None, end: ModelFigures) -> Period:
 
     Args:
         begin: the earlier report, or None for the time at which the version was opened. A report with more
-            calls than the later one was made before a restart of the service, and counts as None.
+            calls than `end` comes from before a restart of the service, and is taken as None.
         end: the later report.
     """
     if begin is None or begin.requests > end.requests or begin.failed > end.failed:
@@ -103,8 +103,8 @@ def measure(
         before: figures of the old version on this device. None if no old version ran: then only gates that
             compare by `level` have evidence.
         after: figures of the new version.
-        controls: (before, after) for devices of the same class that still run the old version, in the same
-            periods; with fewer than 5 nothing is subtracted.
+        controls: (before, after) of devices of the same class that still run the old version, in the same
+            periods; fewer than 5 are ignored.
 
     Returns:
         Gate -> evidence, which is larger the worse the figure is, see `gate_table.Gate`. Gates whose figures
@@ -133,9 +133,9 @@ class Judgement:
     """The verdict of the samples.
 
     Attributes:
-        verdict: why the release must stop, or None while no test has come to a stop.
-        leaning: how far the worst gate has come towards a stop, 0 to 1. With answers of fewer than five
-            devices it is at least 0.5 if their mean is over twice the limit.
+        verdict: why the release must stop, or None if no test stops it.
+        leaning: how near the worst gate is to a stop, 0 to 1. If fewer than five devices have answered, and
+            their mean is over twice the limit, `leaning` is at least 0.5.
         suspicion: statement of the gate that decides `leaning`; empty if `leaning` is 0.
     """
 
@@ -165,7 +165,7 @@ class GateTest:
     of_model: str = ""
 
     def scale(self, values: NDArray[np.float64] | float) -> NDArray[np.float64]:
-        """Return evidence as shares, 0 to 1, of the range in which it counts, `gate.least` to `gate.most`."""
+        """Return evidence, mapped from `gate.least`..`gate.most` to 0..1 and clipped."""
         least, most = self.gate.least, self.gate.most
         return np.clip((np.asarray(values) - least) / (most - least), 0.0, 1.0)
 
@@ -207,9 +207,9 @@ def list_groups(samples: Sequence[Sample]) -> list[SampleGroup]:
 
 
 def list_tests(limits: Mapping[str, float], models: Sequence[str]) -> list[GateTest]:
-    """Return the tests of a release, without those whose limits are off.
+    """Return the tests of a release; a gate whose limit is off has no test.
 
-    Each gate of the rollout has an equal share of alpha, also one that is off.
+    Alpha is shared equally among all gates of the rollout, on or off.
 
     Args:
         limits: limits of the release, see `gate_table.make_limits`.
@@ -239,7 +239,7 @@ def read_evidence(
 
     Args:
         samples: samples of the devices.
-        tests: tests in an order in which those of one model and stage are adjacent.
+        tests: tests, sorted so that tests of the same model and stage are adjacent.
     """
     key, measures, has_measures = ("", -1), [_NOTHING], False
     for test in tests:

@@ -95,7 +95,7 @@ class Controls:
     def find_pairs(
         self, source: tuple[str, str, str], then: tuple[float, float], now: tuple[float, float]
     ) -> list[tuple[Period, Period]]:
-        """Return (earlier figures, later figures) of each control device that has both.
+        """Return (earlier figures, later figures) of each control device with figures in both periods.
 
         Args:
             source: (class, model, old version).

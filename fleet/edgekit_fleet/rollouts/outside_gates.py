@@ -38,11 +38,11 @@ class OutsideGate:
         limit: the worst compared value that passes. With a limit the judge sends a value or `stop`; without
             one, `pass` or `stop`.
         unit: unit of the compared value, to show.
-        compare: the value by itself, or its difference from the reference, or its ratio to it.
+        compare: the value alone, its difference from the reference, or its ratio to the reference.
         worse: direction in which the value gets worse.
-        min_samples: evidence of fewer samples is unclear.
-        deadline_s: seconds after its start at which the rollout goes on without the evidence; by default it
-            waits.
+        min_samples: evidence from fewer samples is unclear.
+        deadline_s: how long the rollout waits for the evidence, in seconds from its start; by default for
+            ever.
         judge: the only actor whose evidence counts, such as `token:shop`; by default anybody with the scope.
     """
 
@@ -174,7 +174,7 @@ def check_evidence(gates: Mapping[str, OutsideGate], evidence: Evidence) -> None
 
 
 def judge_evidence(gate: OutsideGate, evidence: Evidence) -> OutsideFinding:
-    """Return what evidence that `check_evidence` has accepted says about the release."""
+    """Return what the evidence says about the release. It must have passed `check_evidence`."""
     by = f" by {clean_line(evidence.who, _MAX_NAME)}" if evidence.who else ""
     why = f": {clean_line(evidence.reason, MAX_REASON)}" if evidence.reason else ""
     if evidence.value is None or gate.limit is None:

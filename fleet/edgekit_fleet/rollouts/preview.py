@@ -51,7 +51,7 @@ class Situation:
         facts: facts that the devices reported: `memory_bytes`, `engines`, `link_mbit_s`.
         versions: model -> (version, SHA-256 of the manifest) that they run.
         pinned: models that must stay at their version.
-        rollout: name of an open rollout that has the devices, or empty.
+        rollout: name of an open rollout that includes the devices, or empty.
         is_revoked: whether they were shut out.
         can_decrypt: whether they have a decryption key.
         encrypted: models of which they run an encrypted version.
@@ -89,7 +89,6 @@ class DevicePlan:
     """A device that gets packages.
 
     Attributes:
-        device, target: the device and its target.
         packages: packages that it gets.
         bytes: bytes to download: for each package its smallest file that the device can use, such as a delta.
         minutes: estimated time of the download, from the link that the device reports, else from 8 Mbit/s.
@@ -116,7 +115,7 @@ class DeviceRefusal:
 def preview(
     devices: Iterable[DeviceView], packages: Sequence[PackageView]
 ) -> tuple[tuple[DevicePlan, ...], tuple[DeviceRefusal, ...]]:
-    """Return the devices that get packages and those that do not, each in the order of their names."""
+    """Return (devices that get packages, devices that get none), both sorted by name."""
     planned, refused = [], []
     outcomes: dict[Situation, _Outcome] = {}
     for device in sorted(devices, key=lambda device: device.name):

@@ -33,7 +33,7 @@ class ModelSettings:
     """How a rollout changes one model of its release.
 
     Attributes:
-        classes: classes of the devices for which the release holds it.
+        classes: device classes for which the release has a package of the model.
         order, priority: see `DesiredModel`.
     """
 
@@ -47,13 +47,13 @@ class RolloutSettings:
     """The settings of a rollout, frozen at its start.
 
     Attributes:
-        waves: number of devices that have the release at the end of each wave; the last number is all.
+        waves: number of devices with the release at the end of each wave; the last number is all devices.
         minimum: devices of the first step. Each further step at most doubles the devices that were judged.
         limits: limits of the gates, see `gate_table.make_limits`.
         soak_s: how long a device must have the release before it is judged, unless it has answered enough
             calls.
-        patience_s: a device that does not answer for so long counts as offline: the rollout continues without
-            it, and it follows when it is back.
+        patience_s: a device that does not answer for this time counts as offline. The rollout continues; the
+            device follows when it is back.
         step_timeout_s: time limit for enough answers, after which the rollout pauses and asks for a person.
         retries: further attempts on a device after one of `TRANSIENT_CODES`.
         spread_s: each device waits for a time drawn from 0 to this before it begins, so that a step of many
@@ -113,8 +113,8 @@ class Reading:
     """The evidence in the figures of one model on a device.
 
     Attributes:
-        stage: stage that its calls have reached, see `gates.find_stage`. The reading also counts for earlier
-            stages that have none.
+        stage: stage that its calls have reached, see `gates.find_stage`. The reading also counts for all
+            earlier stages without a reading.
         measures: see `gates.measure`.
     """
 
@@ -159,8 +159,8 @@ class Decision:
         devices: see `action`.
         wave: number of the open wave, from 0.
         sentence: the reason.
-        figures: figures that it rests on.
-        is_doubt: whether it pauses because the evidence leans against the release.
+        figures: figures behind the decision.
+        is_doubt: whether the action is a pause because the evidence leans against the release.
     """
 
     action: Action
@@ -182,7 +182,7 @@ class WithdrawalEntry:
 class ClockSetBack:
     """The manager's clock was `ahead_s` seconds ahead, and is right again.
 
-    Times in the rollout's progress that are later than this entry become its time.
+    All later times in the rollout's progress are set to the time of this entry.
     """
 
     ahead_s: Annotated[float, Range(0.0, 1e12)]
@@ -307,7 +307,7 @@ class Progress:
         return len(self.members) if self.wave >= len(waves) - 1 else min(waves[self.wave], len(self.members))
 
     def samples(self, now: float) -> list[Sample]:
-        """Return the samples that the gates judge: those of devices that have answered, then `unanswered`.
+        """Return the samples for the gates: samples of devices that have answered, then `unanswered`.
 
         `now`: seconds since 1970.
         """
@@ -349,8 +349,8 @@ def apply(progress: Progress, entry: Entry, at: float) -> None:
 
     Args:
         progress: progress to change.
-        entry: the next one.
-        at: when it was written, in seconds since 1970.
+        entry: the next entry.
+        at: when the entry was written, in seconds since 1970.
     """
     if isinstance(entry, AnswerEntry):
         _apply_answer(progress, entry, at)

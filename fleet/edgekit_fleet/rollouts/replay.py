@@ -15,8 +15,8 @@ class Difference:
     """A decision that differs in the replay.
 
     Attributes:
-        at: when it was taken, in seconds since 1970.
-        logged, decided: decision in the log, and the one that follows from the entries before it, or None.
+        at: time of the decision in the log, in seconds since 1970.
+        logged, decided: decision in the log, and decision of the replay (or None).
     """
 
     at: Annotated[float, Range(0, 10**11)]

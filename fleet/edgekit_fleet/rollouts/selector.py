@@ -103,7 +103,7 @@ class Selector:
     """A parsed selector.
 
     Attributes:
-        names: names of the tags and facts that it reads.
+        names: names of the tags and facts in the selector.
     """
 
     text: str

@@ -69,8 +69,8 @@ def compile_selector(
 def count_by_attributes(session: Session, selector: Selector) -> int | None:
     """Return how many devices match a selector, or None if counting needs the rows of the devices.
 
-    The selector may join tags, facts and versions by `and`, and negate at most one. Their index alone is
-    read: its sorted lists are merged, and devices with the negated attribute subtracted.
+    This works for tags, facts and versions that are joined by `and`, with at most one negated: their index
+    alone is read.
     """
     tests = selector.test.tests if isinstance(selector.test, Every) else (selector.test,)
     positive_tests = [test for test in tests if not isinstance(test, Negation)]

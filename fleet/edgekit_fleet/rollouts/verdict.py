@@ -25,7 +25,7 @@ class RolloutVerdict:
     Attributes:
         rollout, release: names.
         verdict: `pass` or `stop` once it is decided, `undecided` until then.
-        state: state of the rollout; devices may still be on their way after a verdict.
+        state: state of the rollout; after the verdict devices may still install or go back.
         reasons: sentences with the figures behind the verdict, or about what is missing.
     """
 

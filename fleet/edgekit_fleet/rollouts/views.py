@@ -86,7 +86,7 @@ def list_encrypted(session: Session, models: Collection[str]) -> Mapping[tuple[s
 
 
 def read_devices(session: Session, selector: Selector, packages: Sequence[PackageView]) -> list[DeviceView]:
-    """Return the devices that a selector matches, as views like those of `read_groups`."""
+    """Return the devices that a selector matches; the views are filled as by `read_groups`."""
     return [
         replace(group, name=name)
         for group, names in read_groups(session, selector, packages)

@@ -55,7 +55,7 @@ def default_minimum(devices: int) -> int:
 
 
 def freeze_cohort(rollout: str, classes: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the devices in a random order that the rollout's name decides, each class spread evenly.
+    """Return the devices in random order, seeded by the rollout's name, with each class spread evenly.
 
     Args:
         rollout: name of the rollout.

@@ -30,7 +30,7 @@ def delete_where(
         detail: further fields for the audit log.
 
     Raises:
-        OutputError: a file cannot be deleted; those before it are gone.
+        OutputError: a file cannot be deleted; files before it are deleted.
     """
     total = 0
     while True:
@@ -47,7 +47,7 @@ def delete_where(
 
 
 def delete_unwanted(store: Store, vault: SampleVault, now: float) -> int:
-    """Delete samples that are too old or of revoked devices, and return their number.
+    """Delete old samples and samples of revoked devices, and return their number.
 
     It also deletes uploads of revoked devices, and uploads that were not continued for a week. The fleet's
     setting says how long samples are stored; without a setting nothing is deleted. `now`: seconds since 1970.

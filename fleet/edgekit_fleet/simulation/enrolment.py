@@ -25,7 +25,7 @@ _BATCH = 500
 def read_access(
     folder: FleetFolder, settings: FleetSettings, brokers: tuple[tuple[str, int], ...] = ()
 ) -> FleetAccess:
-    """Return how simulated devices reach a fleet on this machine; `brokers` replaces those of `settings`."""
+    """Return how simulated devices reach a fleet on this machine; without `brokers`, as `settings` says."""
 
     def read() -> dict[str, Ed25519PublicKey]:
         return read_named(read_newest_root(folder.repository))

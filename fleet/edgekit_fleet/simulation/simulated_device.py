@@ -81,7 +81,7 @@ class _LastReport:
 
 
 class SimulatedDevice:
-    """A device that the agent's own functions drive; `start` switches it on.
+    """A simulated device, which decides with the agent's own functions; `start` switches it on.
 
     Attributes:
         behaviour: see `DeviceBehaviour`; may be replaced at any time.

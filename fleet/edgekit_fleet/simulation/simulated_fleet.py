@@ -88,7 +88,7 @@ class SimulatedFleet:
         self._each(names, SimulatedDevice.cut)
 
     def restore(self, names: Iterable[str] | None = None, within_s: float | None = None) -> None:
-        """Bring back the network of devices or of all; they connect within `within_s` or the fleet's time."""
+        """Bring back the network of devices, by default of all; they connect within `within_s`."""
         wait_s = self._within_s if within_s is None else within_s
         self._each(names, lambda device: device.restore(wait_s))
 
@@ -107,13 +107,13 @@ class SimulatedFleet:
     # What devices state
 
     def count(self, holds: Callable[[SimulatedDevice], bool]) -> int:
-        """Return the number of devices of which `holds` is true."""
+        """Return the number of devices for which `holds` returns True."""
         return sum(map(holds, self.devices.values()))
 
     def wait_until(
         self, holds: Callable[[SimulatedDevice], bool], limit_s: float, *, devices: int | None = None
     ) -> float:
-        """Wait until `holds` is true of `devices` devices, by default all; return the seconds that it took.
+        """Wait until `holds` returns True for `devices` devices, by default all; return the seconds waited.
 
         Raises:
             TransportError: `holds` was not true of so many devices within `limit_s`.

@@ -38,7 +38,7 @@ class LinkOwner(Protocol):
 
     Attributes:
         reconnect_s: the manager's reconnect window: time within which the device connects again.
-        stated_versions: (version of the newest document, number of the last report), which the hello states.
+        stated_versions: (version of the newest desired document, number of the last report), for hellos.
     """
 
     name: str

@@ -25,10 +25,10 @@ def list_models(reported: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def list_stable(facts: Mapping[str, str], models: Mapping[str, str]) -> dict[str, str]:
-    """Return up to 256 search attributes: `model:NAME` -> its version first, then facts that seldom change.
+    """Return up to 256 search attributes: versions as `model:NAME`, then facts that seldom change.
 
     Args:
-        facts: facts of its last report.
+        facts: facts of the device's last report.
         models: model -> version that runs.
     """
     stable = {name: value for name, value in facts.items() if name not in CHANGING}

@@ -40,10 +40,9 @@ def append(
     now: float | None = None,
     on_written: Callable[[int], None] | None = None,
 ) -> None:
-    """Add entries to the audit log with the transaction of `session`; they are kept only if it commits.
+    """Add entries to the audit log at the end of the transaction of `session`.
 
-    They are written at the end of the transaction: their numbers have no gaps, so other writers then wait
-    until it has committed.
+    The numbers of entries have no gaps: while this transaction commits, other writers of entries wait.
 
     Args:
         session: session of `Store.transaction`.

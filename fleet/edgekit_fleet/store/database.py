@@ -99,7 +99,7 @@ class Store:
 
     @contextmanager
     def snapshot(self) -> Iterator[Session]:
-        """Yield a session that reads and changes nothing; with SQLite it waits for no writer.
+        """Yield a session for reading only; with SQLite it waits for no writer.
 
         Raises:
             OutputError: as `transaction`.
@@ -131,10 +131,10 @@ class Store:
 
 
 def try_exclude_writers(session: Session) -> bool:
-    """Take the lock of `Store.transaction` until this transaction ends; return False if another has it.
+    """Try once to lock out `Store.transaction` until this transaction ends; return True on success.
 
-    It does not wait, since the holder may wait for rows that this transaction has locked. With SQLite, which
-    needs no such lock, it returns True.
+    This does not wait: the holder of the lock may itself wait for rows that this transaction has locked.
+    SQLite needs no such lock: the result is True.
     """
     if session.get_bind().dialect.name != "postgresql":
         return True
@@ -155,7 +155,7 @@ def insert_many(session: Session, table: type[Table], rows: Sequence[Mapping[str
 
 
 def upsert_many(session: Session, table: type[Table], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows as `insert_many` does; if a primary key exists, update these columns of its row."""
+    """Insert rows as `insert_many` does; a row whose primary key exists is updated instead."""
     if rows:
         connection = session.connection()
         _compile_upsert(table, tuple(rows[0]), connection.dialect).execute(connection, rows)

@@ -14,7 +14,7 @@ _HOUR_S: Final = 3600.0
 
 
 def forget_old_figures(session: Session, devices: Collection[str], now: float) -> None:
-    """Delete the figures of devices that are over `KEPT_HOURS` old.
+    """Delete figures of these devices from more than `KEPT_HOURS` ago.
 
     Args:
         session: session of a transaction.

@@ -125,7 +125,7 @@ class FleetSettings:
 
 @dataclass(frozen=True, slots=True)
 class FleetFolder:
-    """The paths of a fleet's files; reading one creates no folder."""
+    """The paths of a fleet's files."""
 
     path: Path
 
@@ -155,7 +155,7 @@ class FleetFolder:
 
     @contextlib.contextmanager
     def hold(self, *, joins: bool) -> Iterator[bool]:
-        """Hold the folder while a manager runs in it; yield whether no other manager holds it.
+        """Hold the folder while a manager runs in it; yield True if no other manager holds it.
 
         If a manager joins a fleet and no other manager holds the folder, the folder is a copy. It is marked
         as a copy, so that no releases are made there.

@@ -45,7 +45,7 @@ class Shards:
     Attributes:
         number: number of the manager, from 0, which is part of its name at the broker.
         epochs: shard -> epoch, of the shards that it holds.
-        horizon: seconds since 1970: all that other managers received before this time is in the store.
+        horizon: time up to which the store has all messages of other managers, in seconds since 1970.
     """
 
     def __init__(self) -> None:
@@ -67,11 +67,11 @@ class Shards:
         return len(self.epochs) == SHARDS
 
     def holds(self, name: str) -> bool:
-        """Return whether it is in charge of a device or a rollout."""
+        """Return whether this manager is in charge of a device or a rollout."""
         return self.is_complete or shard_of(name) in self.epochs
 
     def epoch_of(self, name: str) -> int:
-        """Return the epoch of the shard of a device or a rollout, of which it must be in charge."""
+        """Return the epoch of the shard of a device or a rollout; this manager must hold the shard."""
         return self.epochs[shard_of(name)]
 
     def join(self, session: Session, now: float) -> None:
@@ -113,7 +113,7 @@ class Shards:
         return row
 
     def beat(self, session: Session, row: ManagerRow, now: float) -> None:
-        """Send a heartbeat if the last one is `BEAT_S` old, at the end of a transaction that may take long.
+        """Send a heartbeat if the last is `BEAT_S` old. Call this at the end of a long transaction.
 
         `row`: result of `check`. `now`: seconds since 1970.
         """
@@ -121,7 +121,7 @@ class Shards:
             row.heartbeat_at, self._beat_at = _read_clock(session, now), time.monotonic()
 
     def look_around(self, session: Session) -> None:
-        """Set `horizon` from the rows of other managers; to infinity if it is alone or holds all shards."""
+        """Set `horizon` from other managers' rows; infinity if this manager is alone or holds all shards."""
         others = select(func.min(ManagerRow.turned_at)).where(ManagerRow.number != self.number)
         other = None if self.is_complete else session.scalar(others)
         self.horizon = float("inf") if other is None else other
@@ -129,10 +129,10 @@ class Shards:
     def balance(self, session: Session, now: float, *, may_leave: bool = True) -> Balance:
         """Send a heartbeat, remove managers that have stopped, and take or give up shards in the store.
 
-        A manager whose own heartbeat was late, as when the database was down, gives the others time to come
-        back. Its shards are read from the store, since the answer to an earlier commit may have been lost.
+        If this manager's own heartbeat was late, as after a failure of the database, it removes no manager
+        for `LEASE_S`. Its own shards are read from the store: the answer to a commit may have been lost.
 
-        `now`: seconds since 1970. `may_leave`: whether it gives up shards beyond its fair share.
+        `now`: seconds since 1970. `may_leave`: whether to give up shards beyond a fair share.
 
         Raises:
             UnavailableError: another manager has taken over.
@@ -176,7 +176,7 @@ class Shards:
         self.epochs = remaining | balance.claimed
 
     def leave(self, session: Session) -> None:
-        """Leave the managers, so that others can take the shards at once."""
+        """Remove this manager from the store, so that others can take its shards at once."""
         session.execute(delete(ManagerRow).where(ManagerRow.holder == self._holder))
         self.epochs = {}
 

@@ -63,12 +63,12 @@ class DeviceRow(Table):
         shard: shard of its name, see `shard_of`.
         target: the target of its packages; `class` in selectors.
         tags: set by people, such as `site` -> `lyon`.
-        public_key: 32 bytes (Ed25519), of its certificate and its documents.
+        public_key: Ed25519 key of its certificate and its documents, 32 bytes.
         certificate_serial: serial number of the newest certificate, in hexadecimal digits.
         certificate_expires_at: end of its validity.
         revoked_at: when it was shut out, or None.
-        status: status of its last report; `new` before the first, `faulty` where it has what is desired and a
-            model answers NaN, `revoked` after `revoked_at`.
+        status: status of its last report; `new` before the first; `faulty` if a desired version runs and
+            answers NaN; `revoked` after `revoked_at`.
         because: one sentence for the status.
         facts: facts of its last report.
         reported: the whole last report as plain values, or None.
@@ -157,10 +157,10 @@ class AttributeRow(Table):
 class WantedModelRow(Table):
     """The version of one model that a device should run; a rollout writes this part of its desired document.
 
-    The manager makes the document of all rows of a device, and publishes it when it differs from the last.
+    The manager makes a device's document from all its rows, and publishes each document that has changed.
 
     Attributes:
-        rollout: rollout that wants it, or None after the end of its rollout.
+        rollout: rollout that set the version; None after the rollout's end.
         document: a `DesiredModel` as plain values.
         is_removed: whether the device should have no version of the model; then `document` does not count.
     """
@@ -182,9 +182,9 @@ class DesiredRow(Table):
         content_sha256: SHA-256 of its models and streams, to see whether they changed.
         envelope: signed envelope as it is published.
         key_id: id of the manager's key that signed it.
-        issued_at, expires_at: begin and end of the document's validity. If it bears a notice, which ends
-            after a day, `expires_at` is earlier than the document's own end.
-        is_due: whether a newer document must be written, since what the fleet wants of the device may differ.
+        issued_at, expires_at: begin and end of the document's validity. With a notice,
+            `expires_at` is set too early, so that a document without the notice follows after a day.
+        is_due: whether the document must be written again, since its content may have changed.
     """
 
     __tablename__ = "desired"
@@ -206,7 +206,7 @@ class CodeRow(Table):
         secret_sha256: SHA-256 of the code's secret, which itself is not stored.
         target: target of the device, or empty where the device states it.
         used_at: when it was used, or None.
-        created_by: who made it; empty in a store from before this column.
+        created_by: who made it; empty if an earlier version of edgekit made it.
     """
 
     __tablename__ = "enrolment_codes"
@@ -287,7 +287,7 @@ class RolloutRow(Table):
 
     Attributes:
         release, selector: its release, and the devices that get it.
-        state: state of the rollout, such as `running`, `paused`, `aborted`, `done`.
+        state: `running`, `paused`, `returning`, `succeeded` or `aborted`.
         because: one sentence for the state.
         settings: waves, gates, window, order and so on, as plain values; frozen at the start.
         wave: number of the wave that is open, from 0.
@@ -319,7 +319,7 @@ class MemberRow(Table):
         because: one sentence for the state.
         attempts: executions so far.
         before: versions that it ran when the cohort was frozen: model -> `DesiredModel` as plain values, {}
-            if it ran no version. No models for a device that had not reported yet.
+            if it ran no version. Empty if the device had not reported yet.
         offered_at, answered_at: when the release was offered, and answered; or None.
     """
 
@@ -338,7 +338,7 @@ class MemberRow(Table):
 
 
 class ExecutionRow(Table):
-    """One attempt of one device to come to one version of one model.
+    """One attempt of a device to install and run a version of a model.
 
     Attributes:
         execution: name of the attempt, as in `DesiredModel`.
@@ -434,7 +434,7 @@ class ShardRow(Table):
 
     Attributes:
         number: see `shards.shard_of`.
-        holder: `holder` of a `ManagerRow`; anybody may take the shard where there is no such row.
+        holder: `holder` of a `ManagerRow`; if there is no such row, any manager may take the shard.
         epoch: rises with each new holder.
     """
 
@@ -520,7 +520,7 @@ class FailureRow(Table):
 
     Attributes:
         key_sha256: SHA-256 of the address or name.
-        begun_at: time from which the failures in `count` are forgiven one by one, all within a minute.
+        begun_at: time from which the failures in `count` are forgiven, as many a minute as the limit allows.
         count: number of failed attempts.
     """
 
@@ -553,7 +553,7 @@ class TokenRow(Table):
 
 
 class IdempotencyRow(Table):
-    """A request that changed something, and its answer, for a client that sends it again.
+    """A request that changed something, and its answer, in case the client repeats the request.
 
     Attributes:
         actor, key: who sent it, and under which `Idempotency-Key`.
@@ -581,8 +581,7 @@ class WebhookRow(Table):
         position: number of the last entry of the audit log that was sent or skipped.
         failures: attempts in a row that failed.
         because: why the last attempt failed, or empty.
-        due_at: when to send next; a sender moves it ahead while it works, so that no other one sends the
-            same.
+        due_at: when to send next; a sender moves this time ahead, so that no other sender sends meanwhile.
     """
 
     __tablename__ = "webhooks"
@@ -679,7 +678,7 @@ class SampleRow(Table):
 
     Attributes:
         id, order, model, version, probability, media_type, taken_at: see `SampleHeader`.
-        triggers: kinds of triggers with spaces between and around them.
+        triggers: kinds of triggers, with a space before and after each kind.
         size_bytes: size of the sealed file.
         received_at: seconds since 1970.
     """

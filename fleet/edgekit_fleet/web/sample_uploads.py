@@ -55,8 +55,8 @@ class UploadLimits:
     """Limits of what devices may use.
 
     Attributes:
-        requests: most requests of a device in a minute. A refused device waits for a minute or more, so only
-            a foreign client sends twice as many.
+        requests: most requests of a device in a minute. Agents wait for a minute after a refusal, so twice as
+            many requests raise an alarm.
         uploads: most uploads at a time, of all devices together.
         parts: most incomplete samples of a device.
     """

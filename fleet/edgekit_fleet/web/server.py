@@ -397,7 +397,7 @@ def serve_devices(
     limits: ConnectionLimits = DEFAULT_LIMITS,
     upload_limits: UploadLimits | None = None,
 ) -> WebServer:
-    """Return the running server of devices: enrolment, renewal, files, samples that they send.
+    """Return the running web server for devices: enrolment, renewal, downloads, uploads of samples.
 
     Raises:
         TransportError: the port is taken or may not be used.

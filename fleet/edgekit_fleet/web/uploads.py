@@ -148,13 +148,13 @@ class _FormWriter:
 
 
 def clean_name(stated: str) -> str:
-    """Return a safe name for a file in a folder of ours, as similar as possible to the client's name."""
+    """Return a safe file name that is as similar as possible to the name that the client stated."""
     name = _UNSAFE.sub("_", re.split(r"[/\\]", stated)[-1]).lstrip("._-")[-100:]
     return name or "package"
 
 
 def remove_old_uploads(folder: Path) -> None:
-    """Remove what is over a day old: packages that were not released, and files of killed processes."""
+    """Remove files over a day old: packages that were not released, and files of killed processes."""
     for path in folder.iterdir():
         try:
             if path.stat().st_mtime >= time.time() - _LIFE_S:

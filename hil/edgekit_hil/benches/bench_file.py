@@ -60,8 +60,8 @@ class BenchFile:
 
     Attributes:
         settings: the section `edgekit:`.
-        identity: address and port, or serial port, of a device that keeps its state, else the name of the
-            bench. Files with one identity share a lock.
+        identity: if `keeps_state`, address and port, or serial port, of the device; else the name of the
+            bench. Files with equal identities share a lock.
         keeps_state: whether the device keeps the state of an earlier run: it is reached over the network or
             over a serial line, and no driver of the file creates it.
     """

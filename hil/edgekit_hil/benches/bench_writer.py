@@ -78,13 +78,13 @@ def _read_switch(text: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 def write_bench(
     path: Path, bench: SshBench, *, settings: Mapping[str, str], key: Path | None, meter: str | None
 ) -> None:
-    """Write an environment file that its owner alone reads: the address of a switch may hold a password.
+    """Write an environment file that only its owner can read, since a switch's address may hold a password.
 
     Args:
         path: path of the file.
         bench: the device.
         settings: the section `edgekit:`, see `BenchSettings`.
-        key: private key of ssh, or None for those that ssh finds by itself.
+        key: file of a private key for ssh, or None for the keys that ssh finds itself.
         meter: `SENSORS` for the device's power sensors; `METER_COMMAND` followed by a command of this machine
             that prints watts; or None.
 

@@ -61,7 +61,7 @@ class Device:
         """Run a command of the device's shell in `folder`, and return how it ended.
 
         Raises:
-            BenchError: the device did not take it, or it did not end within `limit_s`.
+            BenchError: the device did not start the command, or the command did not end within `limit_s`.
         """
         return self._own_run(f"{self._prelude}{{ {command}\n}}", limit_s)
 
@@ -89,7 +89,7 @@ class Device:
         """Run `edgekit-device ARGUMENTS --json` on the device, and return the object that it prints.
 
         Raises:
-            BenchError: it failed; the message holds the command's own.
+            BenchError: the command failed; the message includes its error message.
         """
         words = shlex.join([*arguments, "--json"])
         document: dict[str, Any] = json.loads(
@@ -105,7 +105,7 @@ class Device:
         `sent`: standard input, in parts. `max_output_bytes`: the last bytes of a longer output are returned.
 
         Raises:
-            BenchError: the device did not take it, or it did not end within `limit_s`.
+            BenchError: the device did not start the program, or the program did not end within `limit_s`.
         """
         with tempfile.TemporaryDirectory() as folder:
             source, output = Path(folder, "input"), Path(folder, "output")
@@ -140,7 +140,7 @@ class Device:
         self.run(f"kill {pid} 2>/dev/null; {_wait_for(pid)}; kill -9 {pid} 2>/dev/null; true")
 
     def forget_processes(self) -> None:
-        """Forget the processes of `start`: after a power cut, other processes may have their ids."""
+        """Forget the processes that `start` began: after a power cut, other processes may have their ids."""
         self._started.clear()
 
     def wait(self, pid: int) -> None:
@@ -177,7 +177,7 @@ class Device:
             raise BenchError(f"{name} cannot be copied from the device: {describe(cause)}") from cause
 
     def close(self) -> None:
-        """End what `start` has started, and remove the folder."""
+        """End the processes that `start` began, and remove the folder."""
         for pid in list(self._started):
             self.stop(pid)
         self._own_run(f"rm -rf {shlex.quote(self.folder)}")
@@ -207,7 +207,7 @@ def _wait_for(pid: int) -> str:
 
 
 def describe(cause: BaseException) -> str:
-    """Return an exception of labgrid in one line, with the last line that a program printed before it.
+    """Return an exception of labgrid in one line, with the last line that the failed program printed.
 
     Users and passwords in addresses are removed, since evidence holds the text.
     """
