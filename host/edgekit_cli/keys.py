@@ -20,7 +20,7 @@ def command() -> None:
     """Make, list, share and trust the keys that sign packages.
 
     A key has a name in one folder, $EDGEKIT_HOME/keys or ~/.config/edgekit/keys. Every key there is trusted
-    on this machine; those with a private part here, or in an HSM or KMS, can sign.
+    on this machine; keys with a private part here, or in an HSM or KMS, can sign.
     """
 
 

@@ -73,7 +73,7 @@ class Bench:
         """Cut the device's power, restore it, and wait until the device has booted and answers.
 
         Raises:
-            BenchError: the device does not answer in time; or it did not boot, because its power was not cut.
+            BenchError: the device does not answer in time, or its power was not cut.
         """
         command = self.command
         if command is self.power:  # a device without a boot
@@ -136,7 +136,7 @@ class Bench:
         A device that does not answer at the start or the end marks the bench as broken.
 
         Args:
-            name: name of the folder in `home`, which is removed at the end.
+            name: name of a folder in `home`; this folder is removed at the end.
             user: user of the device, such as a test; named in the reason if the bench breaks.
 
         Raises:

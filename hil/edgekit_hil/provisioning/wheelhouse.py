@@ -40,7 +40,7 @@ class Wheelhouse:
     Attributes:
         release: digest of the whole content, by which the device recognises the release.
         requirements: requirements for pip on the device, each with its hash.
-        own_wheel: name and content of our wheel.
+        own_wheel: name and content of edgekit's wheel.
         folder: folder of all other wheels once `download` has returned.
         tags: pip arguments that describe the device.
     """

@@ -71,7 +71,7 @@ class OneWay:
             self._packets.append((due, packet))
 
     def deliver(self) -> float | None:
-        """Write the packets that are due. Return when the next packet is due, in monotonic time, or None."""
+        """Write the packets that are due. Return the monotonic time of the next packet; None without one."""
         while self._packets:
             due, packet = self._packets[0]
             if due > time.monotonic():

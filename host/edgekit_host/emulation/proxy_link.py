@@ -45,8 +45,7 @@ class SharedWire:
     async def send(self, size_bytes: int, *, was_waiting: bool) -> float:
         """Wait until the wire has taken these bytes; return when they arrive, by the monotonic clock.
 
-        `was_waiting`: whether the bytes had arrived before this process read them. Then this process woke up
-        late, and the delay costs no bandwidth.
+        `was_waiting`: whether the bytes waited for this process. A late process then costs no bandwidth.
         """
         now = time.monotonic()
         is_late = was_waiting and now - self._free_at < _MOST_LATE_S

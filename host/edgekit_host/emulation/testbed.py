@@ -107,7 +107,7 @@ class Testbed(contextlib.AbstractContextManager["Testbed"]):
         self._order(is_blocked=True)
 
     def reach(self, port: int) -> tuple[str, int]:
-        """Return host and port at which the device reaches the server's `port`; a proxy opens its own."""
+        """Return host and port at which the device reaches the server's `port`; a proxy has its own port."""
         if self.kind == "namespaces":
             return self.server_host, port
         self._link.send({"port": port}, _ANSWER_LIMIT_S)

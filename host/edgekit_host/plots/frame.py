@@ -68,7 +68,7 @@ class Frame:
         return self.bottom - (self.bottom - self.top) * self.y.share(value)
 
     def trace(self, points: Iterable[tuple[float, float]], style: str) -> Markup:
-        """Return a line through the points (x, y); those whose y is not finite are left out."""
+        """Return a line through the points (x, y) whose y is finite."""
         drawn = [f"{self.x_at(x):.1f},{self.y_at(y):.1f}" for x, y in points if math.isfinite(y)]
         return el("polyline", points=" ".join(drawn), class_=style)
 

@@ -163,7 +163,7 @@ def attach(
 def attach_tails(
     planned: Path, result: PlanningResult, tails: Mapping[str, PlannedTail], folder: Path, key: str
 ) -> list[Path]:
-    """Write packages for the edge machine, one for each tail split with a server, and return their paths.
+    """Write a package for the edge machine for each tail that it splits with a server; return their paths.
 
     Args:
         planned: package that holds the tails as submodels.

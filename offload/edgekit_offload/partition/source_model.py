@@ -37,7 +37,7 @@ class SourceModel:
         weights: names of all initializers, including graph inputs with a default.
         writer: tensor -> index of the node that writes it.
         shapes: output of a Shape or Size node -> its value, with `BATCH` in place of the batch size. Each
-            side computes it from its own batch, so that a cut sends no tensor only for its shape.
+            side computes the value from its own batch, so no tensor is sent only for its shape.
         constant_nodes: nodes that read only weights and shapes. They are never cut: each side that needs such
             a node has a copy.
     """
@@ -156,7 +156,7 @@ class SourceModel:
     def samples(self) -> tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]:
         """Tensor -> its value in three runs: batch 1; batch 2 (if free); batch 1 with other inputs.
 
-        onnxruntime runs the model because shape inference does not know all of its own operators.
+        onnxruntime runs the model: shape inference does not know all operators of onnxruntime.
 
         Raises:
             CutError: an input has a free size that is not the batch, or onnxruntime does not run the model.

@@ -41,7 +41,7 @@ class Cascade:
         agreement: share of the confirming samples with the answer of the large model.
         least_agreement: lower bound of the true agreement, with `confidence`.
         confidence: probability that the bound holds, such as 0.95.
-        samples: number of samples that confirmed it.
+        samples: number of confirming samples.
     """
 
     escalation: Escalation

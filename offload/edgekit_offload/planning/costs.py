@@ -262,7 +262,7 @@ def pinned_tensors(graph: KernelGraph, keep_on_device: tuple[str, ...]) -> NDArr
     `keep_on_device`: names of tensors; `input` stands for all inputs.
 
     Raises:
-        CutError: the graph has no such tensor, or no tensor that could be sent.
+        CutError: the graph has no such tensor.
     """
     pinned = np.zeros(len(graph.tensors), np.bool_)
     for name in keep_on_device:

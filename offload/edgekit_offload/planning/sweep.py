@@ -84,7 +84,7 @@ def find_cuts(
     `compares_up_to`: as for `Cuts`.
 
     Raises:
-        CutError: no placement keeps limits and pins, not even all on the device.
+        CutError: no placement keeps limits and pins, not even the whole model on the device.
     """
     optimal: dict[tuple[str, tuple[int, ...]], OptimalCut] = {}
     total, done = len(costs.codings) * len(conditions), 0
