@@ -48,12 +48,7 @@ _ReadEnvelope: TypeAlias = Callable[[bytes, str], tuple[Statement, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Size limits of a reader, each checked before anything of that size is read.
-
-    Attributes:
-        max_package_bytes: size of the file.
-        max_manifest_bytes, max_signature_bytes: sizes of these members.
-        max_members: number of members.
+    """Size limits of a reader, which checks a size before it reads the content.
 
     Raises:
         ValueError: a limit is not positive, or beyond what the format can hold.
@@ -178,7 +173,7 @@ class OpenedPackage:
 
     @property
     def key_file(self) -> bytes:
-        """Content of the file with the wrapped key beside an encrypted package; empty without such a file."""
+        """Content of the separate file with the wrapped key of the package; empty without such a file."""
         return b"" if self._file.decrypted is None else self._file.decrypted.key_file
 
     @property
@@ -186,7 +181,10 @@ class OpenedPackage:
         return self.local_key is not None
 
     def open_content(self) -> int:
-        """Return a new descriptor of the plain package, which nobody changes; the caller closes it."""
+        """Return a new descriptor of the package, decrypted if it was encrypted; the caller closes it.
+
+        Nobody changes its content.
+        """
         if self._file.decrypted is not None:
             return os.dup(self._file.decrypted.memory.descriptor)
         return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -208,7 +206,9 @@ class OpenedPackage:
         return self._show(self.manifest.select_submodel(name), name)
 
     def list_members(self) -> dict[str, "OpenedPackage"]:
-        """Return stage -> package of its model; empty if this is no pipeline. Closing this closes them.
+        """Return stage -> package of its model; empty if this is no pipeline.
+
+        Closing this package closes all of them.
 
         Raises:
             ManifestError: the manifest of a member is malformed, or describes more than one plain model.
@@ -272,10 +272,7 @@ class OpenedPackage:
 def read_package(path: Path, trust: Verifier, limits: Limits = DEFAULT_LIMITS) -> OpenedPackage:
     """Return the package at `path` after all of it has been verified.
 
-    Args:
-        path: path of the package file.
-        trust: decides whose signatures are accepted.
-        limits: bounds on sizes and counts.
+    `trust`: decides whose signatures are accepted.
 
     Raises:
         PackageError: unreadable, beyond a limit, or not in the canonical form.
@@ -323,14 +320,11 @@ def read_unverified_manifest(
     For showing it to a user who decides whether to trust that key, and for listing packages; use
     `read_package` for everything else. All other checks of `read_package` are made.
 
-    Args:
-        path: path of the package file.
-        limits: bounds on sizes and counts.
-        check_artifacts: False leaves the artifacts unread, which takes most of the time.
+    `check_artifacts`: False saves most of the time: the artifacts are not read.
 
     Raises:
         PackageError: any that `read_package` raises, except for an untrusted key or a wrong signature.
-        UnavailableError: it cannot be read now.
+        UnavailableError: the machine lacks memory or descriptors.
     """
 
     def read(envelope: bytes, where: str) -> tuple[Statement, str]:

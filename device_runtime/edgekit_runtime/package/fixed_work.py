@@ -119,9 +119,9 @@ class Operation:
     """A node of a graph.
 
     Attributes:
-        name: operator, in the words of its format.
+        name: type of the operator, as its file format names it.
         inputs, outputs: tensors, by name or number.
-        bodies: other graphs that it runs: the body of a loop, or the branches of a condition.
+        bodies: graphs that the operation runs: the body of a loop, or the branches of a condition.
         words: the strings among the values of its attributes.
     """
 
@@ -150,8 +150,7 @@ class Graph:
 
         Operations of a body follow the operation that runs it.
 
-        Args:
-            outer: tensors of the surrounding graph that depend on such values.
+        `outer`: tensors of the surrounding graph that depend on such values.
         """
         dependent = {*self.inputs, *outer}
         for operation in self.operations:
@@ -231,7 +230,7 @@ def read_graph(model: bytes | memoryview) -> Graph:
     Functions and further graphs in the file become `bodies` of an added last operation, named "".
 
     Raises:
-        ValueError: the file cannot be read; other errors in `DAMAGED` mean the same.
+        ValueError, IndexError, struct.error: the file is damaged, or is no such file.
     """
     data = memoryview(model)
     if bytes(data[4:8]) == _LITERT_MARK:

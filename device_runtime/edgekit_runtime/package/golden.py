@@ -225,7 +225,7 @@ class GoldenInput(Record):
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
     def decode(self, data: bytes | memoryview) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return the input, dtype and shape as stated.
+        """Return the input that `data`, the content of the artifact, holds, in the stated dtype and shape.
 
         Raises:
             DataError: `data` has another size.
@@ -243,12 +243,12 @@ class GoldenOutput(Record):
         name, dtype, shape: the output that the session must return.
         path: path of the artifact with the values.
         atol, rtol: absolute and relative tolerance, at least 0.
-        every: only the values 0, every, 2 * every ... in C order are stored and compared. With `axis`, only
-            these rows are.
+        every: only the values 0, every, 2 * every ... in C order are stored and compared. With `axis`, rows
+            are counted in this way, not values.
         axis: axis of the rows, if their number depends on the data; rows are then compared as a set, see
             `row_sets`. None for other outputs.
-        loose: how many of the stored rows may be without a counterpart, half of them at most.
-        count_atol: how many rows more or fewer there may be, half of them at most.
+        loose: how many of the stored rows may lack a counterpart; at most half of the rows.
+        count_atol: how many rows more or fewer the output may have; at most half of the rows.
     """
 
     _error: ClassVar = DataError
@@ -388,7 +388,7 @@ class Golden(Record):
     extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def row_outputs(self) -> list[list[GoldenOutput]]:
-        """Return for each output of the further rows a list with a `GoldenOutput` for each row.
+        """Return a list for each output of the further rows; it holds a `GoldenOutput` for each row.
 
         Raises:
             DataError: an output is repeated, has an axis or is no golden output; or a field is wrong.

@@ -78,9 +78,6 @@ class Artifact(Record):
         sha256: its digest, 64 hexadecimal digits in lower case.
         role: `model`, `submodel`, `golden`, `labels`, `preprocessing`, `cut-table`, `member`; a reader
             verifies and otherwise ignores other roles.
-
-    Raises:
-        ManifestError: a field has the wrong type or value.
     """
 
     path: str
@@ -116,9 +113,6 @@ class BackendChoice(Record):
         name: name of the backend, such as `ort`.
         artifact: path of the model artifact.
         fallback: the next choice, or None; at most `MAX_BACKENDS` in all.
-
-    Raises:
-        ManifestError: a field has the wrong type or value.
     """
 
     name: str
@@ -146,7 +140,8 @@ class BackendChoice(Record):
     def from_json(cls, value: object, where: str = "", *, depth: int = 0) -> "BackendChoice":
         """Return the choice in a parsed JSON object.
 
-        The object needs a field `fallback`, unless it is a fallback itself.
+        The object needs a field `fallback`, unless it is a fallback itself. `where`: position of the object
+        in the manifest, for messages. `depth`: number of choices before it.
 
         Raises:
             ManifestError: a field is missing or wrong, or there are more than `MAX_BACKENDS` choices.
@@ -173,9 +168,6 @@ class TaskChoice(Record):
     """What the outputs mean: a task of `edgekit_runtime.tasks` with its options.
 
     A reader that does not know the task still runs the model.
-
-    Raises:
-        ManifestError: a field has the wrong type or value.
     """
 
     name: str

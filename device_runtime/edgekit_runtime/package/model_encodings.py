@@ -15,7 +15,11 @@ _FIXED_SIZES: Final = {1: 8, 5: 4}
 
 
 def read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    """Return the protobuf varint at `position`, and the position behind it."""
+    """Return the protobuf varint at `position`, and the position behind it.
+
+    Raises:
+        ValueError, IndexError: the varint has more than 10 bytes, or does not end.
+    """
     value = shift = 0
     while True:
         byte = data[position]
@@ -29,9 +33,13 @@ def read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
 
 
 def read_fields(data: memoryview, begin: int, end: int) -> Iterator[tuple[int, int | None, int, int]]:
-    """Yield number, value, begin and end of each field of a protobuf message.
+    """Yield number, value, and begin and end of the content, for each field of a protobuf message.
 
-    The value is None for a field of bytes. Fields of fixed width are skipped, since no caller needs them.
+    The message is `data[begin:end]`. The value is None for a field of bytes. Fields of fixed width are
+    skipped, since no caller needs them.
+
+    Raises:
+        ValueError, IndexError: the message is damaged.
     """
     position = begin
     while position < end:

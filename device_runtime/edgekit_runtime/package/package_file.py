@@ -21,12 +21,12 @@ Decrypt: TypeAlias = Callable[[Path, int], "Decrypted"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackageFile:
-    """A mapped file.
+    """A package file, mapped into memory.
 
     Attributes:
-        stored: the bytes as they lie in the file.
-        content: the package in them.
-        decrypted: the plaintext with its keys, or None if it is not encrypted.
+        stored: the bytes of the file.
+        content: the bytes of the plain package: `stored`, or the plaintext of an encrypted file.
+        decrypted: plaintext and keys of an encrypted file, else None.
     """
 
     stored: memoryview
@@ -40,9 +40,9 @@ def map_file(path: Path, max_bytes: int, decrypt: Decrypt | None = None) -> Pack
     From the first encrypted package on, this process writes no core dump, which would hold the plaintext.
 
     Raises:
-        PackageError: unreadable, empty, no regular file, or over `max_bytes`; or an encrypted file is damaged
-            or not for this device.
-        UnavailableError: it cannot be read now.
+        PackageError: the file is unreadable, empty, no regular file, or over `max_bytes`; or an encrypted
+            file is damaged or not for this device.
+        UnavailableError: the machine lacks memory or descriptors.
     """
     try:
         # Not blocking, since opening a FIFO for reading would wait for a writer.

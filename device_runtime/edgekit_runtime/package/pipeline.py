@@ -34,14 +34,11 @@ _RESERVED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition(Record):
-    """Selects entries in the answer of a stage's input; the stage runs only for these.
+    """Selects entries in the answer of one stage; the stage that follows runs only for these entries.
 
     Attributes:
         label: labels that count; empty for all.
         min_score: entries of a lower score do not count.
-
-    Raises:
-        ManifestError: a field has the wrong type or value.
     """
 
     label: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
@@ -67,9 +64,6 @@ class Stage(Record):
         ensemble: one of `ENSEMBLES`; None for a stage with a model.
         stages: stages that an ensemble combines.
         engines: backends of the member, of which one must be installed.
-
-    Raises:
-        ManifestError: a field has the wrong type or value.
     """
 
     name: str

@@ -40,10 +40,12 @@ class AlignedRows:
 
 
 def row_axes(feeds: Sequence[Arrays], runs: Sequence[Arrays]) -> dict[str, int]:
-    """Return the outputs whose number of rows depends on the data, each with the axis of its rows.
+    """Return output -> axis of its rows, for each output whose number of rows depends on the data.
 
-    Only runs whose `feeds` have the same sizes as the first are compared. Such an output differs between
-    them, along one axis.
+    Only runs whose inputs have the sizes of the first run's inputs are compared. An output is returned if its
+    sizes differ between these runs along exactly one axis.
+
+    `feeds`, `runs`: inputs and outputs of each run.
     """
     axes: dict[str, int] = {}
     sizes = [[array.shape for array in feed.values()] for feed in feeds]
@@ -90,13 +92,11 @@ def align_rows(outputs: Arrays, reference: Arrays, axes: Mapping[str, int]) -> A
 def row_similarity(outputs: Arrays, reference: Arrays, axes: Mapping[str, int]) -> dict[str, float]:
     """Return output -> similarity of its rows to the reference's rows, 0..1; NaN where neither side has rows.
 
-    It is the mean over rows. A row of floats scores 1 - |difference| / |row| by Euclidean norms, at least 0.
-    A row of integers scores 1 if it is equal, else 0. A row without a counterpart, on either side, scores 0.
+    It is the mean over rows. A row of floats scores 1 - |difference| / |row of the reference| by Euclidean
+    norms, at least 0. A row of integers scores 1 if it is equal, else 0. A row without a counterpart, on
+    either side, scores 0.
 
-    Args:
-        outputs: as for `align_rows`.
-        reference: as for `align_rows`.
-        axes: as for `align_rows`.
+    `outputs`, `reference`, `axes`: as for `align_rows`.
     """
     aligned = align_rows(outputs, reference, axes)
     scores = {}

@@ -25,11 +25,7 @@ _OBJECT_BYTES: Final = 2048  # about, of Python's objects around the states of a
 
 @dataclass(frozen=True, slots=True)
 class RecurrentState(Record):
-    """An output whose value is the input of the next run.
-
-    Raises:
-        ManifestError: a field has the wrong type.
-    """
+    """An output whose value is the input of the next run."""
 
     output: str
     input: str

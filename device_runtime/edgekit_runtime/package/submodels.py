@@ -36,9 +36,6 @@ class Submodel(Record):
         weights_bytes: how much of the whole model's artifact it reads, in bytes; 0 if that is not stated.
         divides_integers: whether it divides integers by a value that its inputs decide; None if that is not
             stated.
-
-    Raises:
-        ManifestError: a field has the wrong type or value.
     """
 
     name: str
@@ -92,10 +89,8 @@ def served_name(model: str, submodel: Submodel, artifacts: Mapping[str, Artifact
     It holds a digest of everything that the submodel computes with. A server that has only another version
     does not know the name, and responds 404.
 
-    Args:
-        model: name of the package.
-        submodel: the submodel.
-        artifacts: path -> artifact of the package, at least those of the roles `model` and `submodel`.
+    `model`: name of the package. `artifacts`: path -> artifact of the package, at least those of the roles
+    `model` and `submodel`.
     """
     paths = [choice.artifact for choice in submodel.backend.chain]
     weights = submodel.backend.options.get("weights")
@@ -110,7 +105,7 @@ def served_name(model: str, submodel: Submodel, artifacts: Mapping[str, Artifact
 
 
 def check_submodels(submodels: tuple[Submodel, ...]) -> None:
-    """Check that these can stand in one package.
+    """Check that these submodels can stand in one package.
 
     Raises:
         ManifestError: there are too many, or two have the same name.

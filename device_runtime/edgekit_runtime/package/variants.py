@@ -29,12 +29,9 @@ class Variant(Record):
     """One way to run the model of a package.
 
     Attributes:
-        name: `DEFAULT_VARIANT` for the manifest's top level.
+        name: `DEFAULT_VARIANT` for the variant that is not in the manifest's `variants`.
         golden: inputs with the outputs that this variant must reproduce.
         figures: measured figures of the variant that do not vary from run to run.
-
-    Raises:
-        ManifestError: a field has the wrong type or value.
     """
 
     name: str

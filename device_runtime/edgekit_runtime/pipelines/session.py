@@ -124,7 +124,7 @@ class PipelineSession:
             cancel_runs(session)
 
     def interrupt(self) -> None:
-        """End the runs under way with an error. If the engines can be stopped, later runs fail, too."""
+        """End the runs under way with an error. With an engine that has `interrupt`, later runs fail, too."""
         self._stops += 1
         for session in self.sessions.values():
             interrupt: Callable[[], None] = getattr(session, "interrupt", lambda: None)

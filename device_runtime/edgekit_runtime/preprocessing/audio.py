@@ -23,16 +23,16 @@ class AudioRules:
 
     Attributes:
         sample_rate: sample rate in Hz, which each recording must have, unless `resample` is set.
-        samples: length of the sound: the end of a longer recording is cut off, a shorter one is padded with
-            zeros. None leaves the length.
+        samples: length of the sound in samples: the end of a longer recording is cut off, a shorter one is
+            padded with zeros. None leaves the length.
         hop: how many of the `samples` are new in each step of a sequence; the rest repeats earlier steps, or
             is zeros in the first step. None: all are new.
         scale, mean, std: a value becomes (value * scale - mean) / std. It is an amplitude -1..1 or a feature.
-        channel_axis: position of an axis of size 1 in the result, or None for none.
+        channel_axis: position of an axis of size 1 in the result; None adds no axis.
         resample: whether recordings of other rates are resampled.
         features: features of the sound, or None for amplitudes.
         is_transposed: whether features are [values, frames], not [frames, values].
-        is_flat: whether features have one axis: the values of one frame after the other.
+        is_flat: whether features have one axis, with the frames one after the other.
     """
 
     sample_rate: Annotated[int, Range(1, 1 << 20)]
@@ -71,7 +71,7 @@ class AudioRules:
         return None if self.duration_s is None else self.duration_s + _MARGIN_S
 
     def load(self, file: Path | bytes) -> Floats:
-        """Return a WAV file as `fit` returns it, with its channels averaged.
+        """Read a WAV file, average its channels, and return the result of `fit`.
 
         Raises:
             DataError: no WAV file, damaged, empty or too short for features; or its rate differs and

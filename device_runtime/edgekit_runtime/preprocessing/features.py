@@ -31,7 +31,7 @@ class FeatureRules:
         frame, hop: samples in a frame, and between the starts of two frames. Samples at the end that do not
             fill a frame are left out.
         mel_bins: number of mel bands (HTK's scale) between `low_hz` and `high_hz`.
-        coefficients: number of coefficients of an MFCC, from the first.
+        coefficients: number of MFCC coefficients, counted from coefficient 0.
         power: 1 for magnitudes of the spectrum, 2 for energies.
         floor: is added before the logarithm.
     """

@@ -251,8 +251,7 @@ def decode_image(file: Path | bytes, *, max_pixels: int | None = None) -> "Image
 def take_image(pixels: Array) -> "Image.Image":
     """Return raw pixels as an image, without a copy.
 
-    Args:
-        pixels: uint8 [height, width, 3] in RGB, or [height, width, 1] in grey.
+    `pixels`: uint8 [height, width, 3] in RGB, or [height, width, 1] in grey.
 
     Raises:
         DataError: Pillow is not installed.

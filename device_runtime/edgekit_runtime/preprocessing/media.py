@@ -72,8 +72,8 @@ class MediaType:
         The image of a file is RGB, upright by its EXIF data; that of a raw frame is RGB or grey.
 
         Raises:
-            DataError: the file is damaged, of another format or has more pixels, or Pillow is missing.
-            RequestError: a raw frame does not fit its stated size, or has more pixels (413).
+            DataError: the file is damaged, of another format or has over `max_pixels`, or Pillow is missing.
+            RequestError: a raw frame does not fit its stated size, or has over `max_pixels` (413).
         """
         from edgekit_runtime.preprocessing.images import decode_image, take_image
 
@@ -94,7 +94,7 @@ class MediaType:
         return take_image(pixels[:, :, ::-1].copy() if form == "BGR" else pixels)
 
     def read_sound(self, data: "bytes | memoryview", rules: "AudioRules") -> "Array":
-        """Return a file or raw samples as `rules.fit` returns them.
+        """Return the result of `rules.fit` for the sound in a file or in raw samples.
 
         Raises:
             DataError: the file is damaged, has a NaN, is too short, or has a rate that `rules` refuse.

@@ -71,8 +71,7 @@ class Placement:
     def to_picture(self, corners: Floats) -> Floats:
         """Return points of the input as points of the picture, clipped to it and moved by `origin`.
 
-        Args:
-            corners: float [..., 2 n], x and y in turns, in pixels of the input.
+        `corners`: float [..., 2 n], x and y in turns, in pixels of the input.
         """
         pairs = corners.reshape(*corners.shape[:-1], corners.shape[-1] // 2, 2)
         unclipped = (pairs - self._start) / self._scale

@@ -39,7 +39,7 @@ _DEFAULT_RATE: Final = 16000
 
 
 def expand_preset(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a preprocessing, completed by those of the preset that its field `preset` names.
+    """Return the fields of a preprocessing; missing fields come from the preset that `preset` names.
 
     Raises:
         DataError: there is no such preset.

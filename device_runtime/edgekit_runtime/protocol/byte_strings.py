@@ -21,7 +21,7 @@ def serialize_strings(array: Array) -> Array:
 
 
 def take_string(data: Array, where: str) -> Array:
-    """Return the only byte string in uint8 [bytes], without a copy.
+    """Return the byte string in `data`, without a copy; `data` holds its length as uint32, then the string.
 
     Raises:
         RequestError: there is no string, or more than one.

@@ -34,7 +34,6 @@ class DeviceSetting:
 
     @property
     def accepted(self) -> str:
-        """The accepted values in words."""
         if self.values is None:
             return "a time of day such as 01:00-04:00"
         return str(self.values) if isinstance(self.values, Range) else ", ".join(self.values)

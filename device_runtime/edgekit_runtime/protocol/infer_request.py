@@ -69,7 +69,7 @@ class InferTensor:
         start_bytes: begin of its binary data, counted from the end of the JSON.
         values: its values from the JSON, or None; a long array is a `NumberArray` until it is read.
         is_media: whether it is the file of a photograph or sound, for the preprocessing of the model.
-        is_string: whether it is a BYTES tensor, with a length before the file.
+        is_string: whether the file is sent as a BYTES tensor, so that its length precedes it.
     """
 
     name: str
@@ -152,7 +152,7 @@ class InferRequest:
 
 
 def encode_request(request: InferRequest) -> bytes:
-    """Return the JSON of a request; the binary data follow it.
+    """Return the JSON of a request alone; the caller sends the binary data after it.
 
     Raises:
         DataError: the protocol has no such dtype, or JSON cannot express a value.

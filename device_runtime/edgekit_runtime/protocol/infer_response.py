@@ -20,11 +20,8 @@ def encode_response(
 ) -> Sliced[tuple[memoryview, int]]:
     """Return the JSON of a response, and the number of bytes of binary data behind it.
 
-    Args:
-        names: `model_name` and `model_version`.
-        request: the request to answer.
-        arrays: the outputs that it names.
-        limit_bytes: limit of the JSON.
+    `names`: `model_name` and `model_version`. `arrays`: the outputs that the request names. `limit_bytes`:
+    limit of the JSON.
 
     Raises:
         RequestError: the JSON would be longer, or cannot express a value.

@@ -71,7 +71,7 @@ class SampleTrigger:
 
     Attributes:
         kind: a key of `TRIGGERS`. A device ignores an unknown kind, and reports it.
-        threshold: for `uncertain`: it fits if the two best scores differ by this at most.
+        threshold: for `uncertain`: a request fits if its two best scores differ by no more than this.
         per_day: samples a day that this trigger may draw; the rate of the order by default.
     """
 
@@ -150,7 +150,8 @@ class SampleHeader:
         triggers: kinds of the triggers that selected it.
         probability: probability with which this request was selected; 1 if only `kept` selected it.
         media_type: such as `image/jpeg`; empty for tensors.
-        tensors: the input tensors, whose values follow each other in the input: C order, little endian.
+        tensors: the input tensors. `Sample.input` holds their values one after the other, in C order and
+            little endian.
     """
 
     id: str
@@ -182,10 +183,10 @@ class SampleHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A sample.
+    """A request that was kept, with its answer.
 
     Attributes:
-        input: the request as it came, such as a JPEG.
+        input: the file that the request held, such as a JPEG, or the values of `header.tensors`.
         answer: the version's answer as plain JSON values; empty if it is not known.
     """
 

@@ -39,9 +39,10 @@ class StreamOptions:
         repeat: a file or a folder begins again at its end
         all_frames: the source waits for the model, so that no frame is left out; by default for pictures and
             WAV files; impossible for a camera
-        stall_s: a source is opened again if it sends nothing for this time and for three of its intervals
-        open_s: longest wait for the first frame; a source that was open before gets 3 s or more, and longer
-            after failures
+        stall_s: a source is opened again after this time without a frame; a slow source gets three times its
+            usual interval between frames
+        open_s: longest wait for the first frame; once a source was open, the wait begins at 3 s or more, and
+            grows with failures in a row up to `open_s`
         max_pixels: pixels of a frame; 0 for as many as `[media]` allows. A larger picture of a folder ends
             the stream
         window_s: length of the sound that the model gets each time
@@ -118,5 +119,5 @@ def check_fleet_streams(streams: Mapping[str, StreamOptions]) -> None:
 
 
 def hide_password(text: str) -> str:
-    """Return a text without users and passwords in addresses, nor passwords and tokens in queries."""
+    """Return a text without logins in addresses, and with passwords and tokens in queries as `...`."""
     return _SECRET.sub(r"\1...", _LOGIN.sub("", text))

@@ -41,7 +41,8 @@ def draw_uniform() -> float:
 class Credit:
     """How many samples may still be drawn.
 
-    It holds up to a quarter of a day's samples; with `is_of_application`, a whole day's.
+    It holds up to a quarter of a day's samples; with `is_of_application`, a whole day's. Times are on a
+    monotonic clock.
     """
 
     __slots__ = ("_grown_s", "_samples", "_size", "per_s")
@@ -112,8 +113,8 @@ class Line:
     def choose_probability(self, requests_per_s: float, now_s: float) -> float:
         """Return the probability to draw the next request; 0 without room, and for the kind `KEPT`.
 
-        It brings the credits up to `now_s`. Before the first request was judged, all count as fitting the
-        trigger.
+        It brings the credits up to `now_s`, on a monotonic clock. Before the first request was judged, all
+        count as fitting the trigger.
         """
         self.own.grow(now_s)
         self.of_order.grow(now_s)
@@ -156,7 +157,7 @@ class Draw:
         return [Selection(tuple(lines), 1 - rests[order]) for order, lines in drawn.items()]
 
     def settle(self, fits: Sequence[bool]) -> None:
-        """Count which lines fit the request, and give back the credit of hits that do not fit it.
+        """Count the lines that fit a request; a line that drew it without fitting gets its credit back.
 
         A request that an application chose is not counted. `fits`: see `select`.
         """
@@ -181,17 +182,16 @@ class Selection:
 
 
 class Draws:
-    """The draws of one model.
+    """The draws of one model; times are on a monotonic clock.
 
     Attributes:
-        countdown: requests up to the next one that is drawn; its user counts it down.
+        countdown: number of requests until the next draw; the caller subtracts 1 for each request.
         lines: the triggers of all orders.
     """
 
     __slots__ = ("_begin", "_chance", "_looked_s", "_requests", "_seconds", "countdown", "lines")
 
     def __init__(self, now_s: float, chance: Callable[[], float] = draw_uniform) -> None:
-        """Begin without orders."""
         self.lines: tuple[Line, ...] = ()
         self.countdown = self._begin = _NEVER
         self._requests = self._seconds = 0.0

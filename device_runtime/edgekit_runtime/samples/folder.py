@@ -86,7 +86,10 @@ class SampleFolder:
                     )
 
     def write(self, model: str, share: tuple[str, str], sample_id: str, sealed: bytes) -> None:
-        """Store a sample; it survives a power cut. `share`: (order, kind) of the sample."""
+        """Store a sample; it survives a power cut. Raises OutputError.
+
+        `share`: id of its order, and kind of the trigger that drew it.
+        """
         folder = self.path / model
         make_folders(folder, 0o700, self._disk)
         with write_atomically(folder / ".".join((*share, sample_id)), mode=0o600, disk=self._disk) as file:
@@ -104,13 +107,13 @@ class SampleFolder:
     ) -> list[StoredSample]:
         """Delete samples that are too old or beyond a limit, and return the rest.
 
-        Only age and kind decide, never the content, so the samples that stay are still fair draws of the time
-        since then. Within a share the oldest go first. Beyond `max_bytes`, samples of the kinds `random` and
-        `kept` go last; the oldest go first among them, and among the others.
+        Only age and kind decide, never the content, so the choice of the remaining samples is still unbiased.
+        Within a share the oldest go first. Beyond `max_bytes`, samples of the kinds `random` and `kept` go
+        last; the oldest go first among them, and among the others.
 
         Args:
             oldest_at: in seconds since 1970; older samples go.
-            max_bytes: limit of all.
+            max_bytes: limit of all samples together.
             shares: (order, kind) -> its limit in bytes, if any.
         """
         samples = self.list_samples()

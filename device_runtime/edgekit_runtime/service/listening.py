@@ -70,7 +70,6 @@ class Listening:
         return listener
 
     def _serve(self, listener: socket.socket, connect: Connect) -> str:
-        """Accept connections; return the address."""
         self._http.listen(listener, functools.partial(self._http.serve, connect))
         return _name(listener)
 

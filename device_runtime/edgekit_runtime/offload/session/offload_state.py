@@ -50,11 +50,11 @@ _Moment: TypeAlias = tuple[int, bool, float]  # epoch, whether the link is warm,
 
 
 class OffloadState:
-    """The known state, and the plan to run next.
+    """The state of the link, the server and this device, from which the plan of each request follows.
 
     Attributes:
         runners: name -> plan that needs the server, ready to run.
-        counts: how requests were answered.
+        counts: numbers of requests by how they were answered.
         sent_bytes: bytes of all requests to the server.
         wake: set when the prober has something to do.
         lock: guards the data about link and server; a request that runs locally does not wait for it.
@@ -64,7 +64,6 @@ class OffloadState:
     """
 
     def __init__(self, table: CutTable, runners: Mapping[str, PlanRunner], options: OffloadOptions) -> None:
-        """Begin without a server."""
         self.runners, self.counts = runners, Counts()
         self.running, self.sent_bytes = 0, 0
         self.wake, self.lock = threading.Event(), threading.Lock()
@@ -100,7 +99,10 @@ class OffloadState:
         return self._preference.plan
 
     def ask_for(self, plan: str | None) -> None:
-        """From now on run only this plan whenever it can be used; None to choose freely again."""
+        """Set the plan that must run whenever it can be used; None to choose freely again.
+
+        While it cannot be used, the local plan runs, if there is one.
+        """
         self._preference = dataclasses.replace(self._preference, plan=plan)
         self._epoch += 1
 
@@ -177,7 +179,10 @@ class OffloadState:
         return self._tables[rows]
 
     def send_plain(self, runner: PlanRunner) -> None:
-        """Stop compressing a plan's requests, as not every server reads zstd; its predictions change too."""
+        """From now on, send the requests of a plan without compression, and predict their times accordingly.
+
+        Not every server reads zstd.
+        """
         with self.lock:
             plans = [send_plain(plan) if plan.name == runner.plan.name else plan for plan in self.table.plans]
             self._tables = {1: dataclasses.replace(self.table, plans=tuple(plans))}
@@ -222,13 +227,8 @@ class OffloadState:
     def allow_s(self, decision: PlanChoice, rows: int, spent_s: float) -> float:
         """Return the seconds to wait for a reply before a local run begins.
 
-        It is 0 if the request tests a bandwidth that only a probe has measured. Each call adds credit to
-        `hedges`.
-
-        Args:
-            decision: the choice for the request.
-            rows: rows of the request.
-            spent_s: time of the request so far.
+        It is 0 if a probe raised the estimated bandwidth, no request has confirmed it yet, and `hedges` has
+        enough credit. Each call adds credit to `hedges`. `spent_s`: time of the request so far.
         """
         local_s = self.local_s(rows)
         with self.lock:
@@ -238,10 +238,12 @@ class OffloadState:
         return self.hedges.allow_s(self.reply_s(decision), local_s, spent_s)
 
     def find_better(self, now_s: float) -> PlanRunner | None:
-        """Return the plan that would win on a very good link with an idle server.
+        """Return the plan that would be best on a very fast link to an idle server.
 
-        It is None if that plan runs already or needs no server, if a plan was asked for by name, if the link
-        is unknown, or if requests already measure it.
+        It is None if that plan runs already or needs no server, if a plan was asked for by name, or if the
+        link is unknown. It is also None if the requests of the present plan measure the bandwidth anyway.
+
+        `now_s`: `time.monotonic()`.
         """
         with self.lock:
             decision, conditions = self._decisions.get(1), self.conditions(now_s)
@@ -264,10 +266,10 @@ class OffloadState:
             return None if best.plan.name == running.name else self.runners.get(best.plan.name)
 
     def is_cheap(self, runner: PlanRunner, now_s: float) -> bool:
-        """Return whether golden inputs of a plan should take less than the longer of 1 s and four local runs.
+        """Return whether the reply to a plan's golden inputs is expected within 1 s or four local runs.
 
         It is also True if the link was not measured, or the device cannot run the model. The caller holds
-        `lock`.
+        `lock`. `now_s`: `time.monotonic()`.
         """
         link = self.estimate.state(now_s)
         if link is None or self.table.local is None:
@@ -298,19 +300,20 @@ class OffloadState:
         self._epoch += 1
 
     def note_head(self, plan: OffloadPlan, took_s: float) -> None:
-        """Note how long a plan's head and codecs took, without compressing and sending the request."""
+        """Note that head and codecs of a plan took `took_s` seconds for one request.
+
+        The time to compress and send the request is not included.
+        """
         planned_s = plan.costs.device_s - plan.costs.request_s - plan.costs.compress_s
         if plan.head is not None and planned_s > _LEAST_RUN_S:
             self._device.append((took_s, planned_s))
 
     def note_reply(self, plan: OffloadPlan, reply: Reply, *, is_late: bool, is_golden: bool = False) -> None:
-        """Learn from a reply; on the thread of its connection.
+        """Learn from a reply; called on the thread of the connection.
 
-        Args:
-            plan: the plan, with the costs of that request.
-            reply: the reply.
-            is_late: whether a local run has begun meanwhile.
-            is_golden: whether golden inputs were sent, which tell nothing about the application's inputs.
+        `plan` has the costs of that request. `is_late`: whether a local run began before the reply came.
+        `is_golden`: whether the request held golden inputs, which tell nothing about the application's
+        inputs.
         """
         now_s, error, runner = time.monotonic(), reply.error, self.runners[plan.name]
         if reply.outputs is not None:
@@ -385,7 +388,7 @@ class OffloadState:
             self._epoch += 1
 
     def note_load(self, load: float | None) -> None:
-        """Note the load that the server stated; None changes nothing."""
+        """Note the load that the server stated, as a share of its capacity; None changes nothing."""
         if load is not None:
             self._load, self._load_s = load, time.monotonic()
 

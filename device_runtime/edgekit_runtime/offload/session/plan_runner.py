@@ -68,7 +68,12 @@ class PlanRunner:
         )
 
     def open_head(self) -> Session | None:
-        """Load head and decoder; return the head, or None if the inputs are sent as they are."""
+        """Load head and decoder; return the head, or None if the inputs are sent as they are.
+
+        Raises:
+            BackendError: `close` was called, or the engine refused the model.
+            EngineMissingError: no engine for it is installed.
+        """
         with self._lock:
             if not self._is_open:
                 raise BackendError("backend 'offload': the session is closed")

@@ -117,8 +117,8 @@ class RemoteSession:
         Raises:
             DataError: an array does not fit its spec.
             RefusedInputError: the engine refused these inputs.
-            BackendError: the engine failed, or the server computes something else and this device cannot run
-                the model.
+            BackendError: the engine failed; or this device cannot run the model, and the server answers
+                golden inputs wrongly.
             UnavailableError: the server does not answer, and this device cannot run the model.
         """
         if not self._is_open:
@@ -157,7 +157,7 @@ class RemoteSession:
                 interrupt()
 
     def cancel_runs(self) -> None:
-        """End the local runs with an error; waits for the server end by their own time limits."""
+        """End the local runs with an error. A run that waits for the server ends by its own time limit."""
         for part in (self.local, *self.state.runners.values()):
             cancel_runs(part)
 

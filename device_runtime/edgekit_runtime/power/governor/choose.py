@@ -55,9 +55,9 @@ class GovernorModel:
         }
 
     def is_in_time(self, setting: ModelSetting, forecast: Forecast) -> bool:
-        """Whether a setting keeps the deadline. A change of setting requires 10 % to spare.
+        """Whether a setting keeps the deadline. A setting that is not in force needs 10 % to spare.
 
-        Without a deadline: whether requests do not arrive faster than the setting answers them.
+        Without a deadline: whether the setting answers requests at least as fast as they arrive.
         """
         if self.profile.deadline_s is None:
             return forecast.latency_s < math.inf
@@ -75,7 +75,7 @@ class State:
         models: models by name, in a fixed order.
         credit_j: unused budget of the last window, joules; negative if overdrawn.
         blind: share of the power limit kept in reserve because power could not be measured.
-        since_s: time of the last change of a setting.
+        since_s: time of the last change of a setting, on a monotonic clock.
     """
 
     idle_w: float
@@ -96,7 +96,7 @@ class State:
 def most_credit_j(allowed_w: float, limits: DeviceLimits) -> float:
     """Return the joules that a plan may draw beyond `allowed_w` before a plan of less power must run.
 
-    It bounds the mean power of any window of `limits.window_s`; it is 0 if `allowed_w` is infinite.
+    So the mean power of any window of `limits.window_s` is bounded. Return 0 if `allowed_w` is infinite.
     """
     return MOST_SWING * limits.window_s * allowed_w if allowed_w < math.inf else 0.0
 

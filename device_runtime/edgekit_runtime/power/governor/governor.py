@@ -43,7 +43,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Governor:
-    """Holds the limits of a device.
+    """Chooses the settings of all models so that the limits of the device are kept.
 
     Attributes:
         limits: may be replaced between two ticks.
@@ -100,7 +100,6 @@ class Governor:
         return expected_w if measured_w is None else measured_w
 
     def _update_models(self, observations: Mapping[str, Seen]) -> None:
-        """Remove models that are gone, and add new ones."""
         previous = self.state.models
         models = {
             name: previous.get(name, GovernorModel(observation.profile, load=observation.load))

@@ -74,16 +74,16 @@ def make_frontier(models: Iterable[Sequence[Option]], idle_w: float) -> list[Pla
 def choose_turns(
     frontier: Sequence[Plan], allowed_w: float, most_w: float
 ) -> tuple[Plan | None, Plan | None]:
-    """Return two plans to alternate between: their mean power is `allowed_w`, and their loss is least.
+    """Return two plans that take turns, so that the mean power is `allowed_w` and the loss is least.
 
     Args:
         frontier: see `make_frontier`.
         allowed_w: mean power.
-        most_w: limit of the power of each plan.
+        most_w: no plan of more power is returned.
 
     Returns:
-        The plan of at most `allowed_w`, and the plan above it. The first is None if all plans are above; the
-        second is None if none is above, or if running it would lose more.
+        A plan of at most `allowed_w`, and a plan of more power. The first is None if every plan needs more.
+        The second is None if no plan from `allowed_w` to `most_w` has less loss.
     """
     hull: list[Plan] = []
     for plan in frontier:

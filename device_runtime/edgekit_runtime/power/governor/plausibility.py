@@ -34,7 +34,8 @@ class SensorFilter:
     def see(self, value: float | None, expected_w: float) -> "SensorFilter":
         """Return the state after a reading.
 
-        After a failed reading (None) the filter begins again. `expected_w`: power expected meanwhile.
+        After a failed reading (None) the filter begins again. `expected_w`: power that the device is expected
+        to draw at the reading.
         """
         if value is None:
             return replace(self, recent=())

@@ -27,7 +27,7 @@ class Cost:
         latency_s: mean latency of one run with a full batch.
         energy_j: energy of one request, above the idle power. A guess may be off by a constant factor, which
             the governor learns; the order of the settings should be right.
-        accuracy: accuracy, 0..1.
+        accuracy: 0..1.
         status: origin of latency and energy.
     """
 
@@ -67,8 +67,8 @@ class Profile:
     def of(self, setting: ModelSetting, fill: float) -> Cost:
         """Return the cost of a run with `fill` requests; its energy is per request.
 
-        It is interpolated between a full batch and one request in the setting of batch 1. Without such a
-        setting, every run costs as much as a full one.
+        It is interpolated between the cost of a full batch and the cost of the same setting with batch 1. If
+        `costs` lacks a setting with batch 1, every run costs as much as a full batch.
         """
         full, alone = self.costs[setting], self.costs.get(replace(setting, batch=1))
         if alone is None or fill >= setting.batch:
@@ -144,8 +144,8 @@ class Seen:
     """The input of the governor for one model at a tick.
 
     Attributes:
-        running: the setting that ran since the last tick, as a change takes time; None if it was the decided
-            one.
+        running: the setting that ran since the last tick. A decision takes effect with a delay; None means
+            that the decided setting ran.
     """
 
     profile: Profile

@@ -24,7 +24,7 @@ class Sensors:
     """The sensors of power, heat and battery of a device.
 
     Attributes:
-        families: the kinds of sensors that were searched for, with missing ones and why.
+        families: all kinds of sensors that were searched for; each states what is missing, and why.
         source: source of power and energy, or None if nothing measures them.
     """
 
@@ -35,8 +35,7 @@ class Sensors:
     def read(self, now_s: float) -> Readings:
         """Return a reading of each sensor, None for one that fails; raises nothing.
 
-        Args:
-            now_s: time on a monotonic clock; not before the time of the last call.
+        `now_s`: time on a monotonic clock; not before the time of the last call.
         """
         values = {probe.name: probe.read(now_s) for probe in self.probes}
 

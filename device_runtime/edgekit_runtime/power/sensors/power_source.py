@@ -39,7 +39,7 @@ class PowerSource:
     _last: float | None = None
 
     def measure(self, values: Mapping[str, float | None], now_s: float) -> Interval:
-        """Return the power and energy since the last call; the first call only begins.
+        """Return the power and energy since the last call; the first call returns no energy.
 
         The power of counters is the mean since the last call; that of other probes is the sum of `values`.
 

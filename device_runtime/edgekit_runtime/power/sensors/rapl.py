@@ -28,8 +28,8 @@ _READ_PROTECTED: Final = (
 class EnergyCounter:
     """Joules since the first reading, from a counter of microjoules that wraps at its range.
 
-    If it wraps more than once between two readings, whole ranges are lost unnoticed. With a reading a second
-    that needs a power of tens of kilowatts, since a range is tens of kilojoules or more.
+    If it wraps more than once between two readings, whole ranges are lost unnoticed. At one reading per
+    second, only a power of tens of kilowatts wraps it so fast: a range is tens of kilojoules or more.
     """
 
     range_uj: int
@@ -39,8 +39,7 @@ class EnergyCounter:
     def add(self, counted_uj: int) -> float:
         """Return the joules so far, after a reading.
 
-        Args:
-            counted_uj: reading of the counter, 0..range.
+        `counted_uj`: reading of the counter, 0..range.
 
         Raises:
             ValueError: the reading is outside the range.

@@ -12,7 +12,7 @@ _MAX_BYTES: Final = 4096  # one page, the largest attribute of sysfs
 
 @dataclass(frozen=True, slots=True)
 class Sysfs:
-    """A tree of attributes below `root`, so that a fake one works as well.
+    """A tree of attributes below `root`, which need not be the system's own.
 
     Attributes:
         vcgencmd: path of a Raspberry Pi's tool, or None if there is none.

@@ -60,7 +60,7 @@ class AnswerRequest:
     Attributes:
         find: returns the version that answers; it may raise an EdgekitError.
         reply: called once on the loop's thread, maybe before `submit` returns.
-        data: bytes of a file, or None if the inputs are there; valid until `reply` is called.
+        data: bytes of a file, or None if `inputs` holds all inputs; valid until `reply` is called.
         media_type: type of the file; None for the model's usual type.
         inputs: inputs that need no preparation, such as states; after `prepare` all inputs.
         decodes: whether the reply needs the answer of the task, not only the outputs.
@@ -71,7 +71,7 @@ class AnswerRequest:
         sequence: its place in a sequence, or None.
         request_id: identifier that the client gave it, or None.
         max_pixels, began_s, served, answerer: set by `AnswerPath`.
-        error: why it cannot be answered, or None.
+        error: why the request cannot be answered, or None.
     """
 
     find: Callable[[], Served]
@@ -102,7 +102,11 @@ class AnswerRequest:
         return self._decoded is not None or not self.decodes
 
     def run(self, run: Run) -> Answer:
-        """Make the inputs, run the model, decode its outputs, on a thread; raises nothing, sets `error`."""
+        """Make the inputs, run the model and decode its outputs; called on a thread, and raises nothing.
+
+        Return the result of `run`; if the inputs cannot be made, return the error. `error` is set if making
+        inputs or decoding failed.
+        """
         self.prepare()
         if self.error is not None:
             return self.error if isinstance(self.error, EdgekitError) else BackendError(str(self.error))

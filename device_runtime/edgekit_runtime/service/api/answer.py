@@ -16,8 +16,6 @@ from edgekit_runtime.service.models.catalogue import Catalogue, EvictedError
 
 
 class AnswerHandler:
-    """Handles requests with media."""
-
     __slots__ = ("_answers", "_models", "_when_loaded")
 
     def __init__(self, models: Catalogue, when_loaded: WhenLoaded, answers: AnswerPath) -> None:

@@ -34,9 +34,7 @@ class CompressedBodies:
     def __init__(self, loop: asyncio.AbstractEventLoop, limits: HttpLimits) -> None:
         """Begin without work.
 
-        Args:
-            loop: the loop of the service.
-            limits: limits of bodies, which hold for decompressed ones too.
+        `limits`: limits of bodies, also of decompressed ones.
         """
         self._loop, self._limits = loop, limits
         self._waiting: dict[str, deque[_LongBody]] = {}  # by client, the next one first

@@ -43,10 +43,7 @@ class FleetHandler:
     def __init__(self, path: Path, config: ServiceConfig, limit_power: Callable[[Power], None]) -> None:
         """Follow nothing yet.
 
-        Args:
-            path: file of the agent; it may be missing.
-            config: configuration of the service.
-            limit_power: gives the governor other limits.
+        `path`: file of the agent; it may be missing. `limit_power`: gives the governor other limits.
         """
         self._path, self._config, self._limit_power = path, config, limit_power
         self._stamp: tuple[int, ...] = ()

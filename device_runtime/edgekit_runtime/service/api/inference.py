@@ -44,8 +44,6 @@ class Responder(Protocol):
 
 
 class InferenceHandler:
-    """Handles inference requests."""
-
     __slots__ = ("_answers", "_models", "_slicer", "_when_loaded")
 
     def __init__(

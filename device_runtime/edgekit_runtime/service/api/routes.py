@@ -50,8 +50,7 @@ class Router:
     """Passes each request to its handler.
 
     Attributes:
-        bodies: decompresses the bodies of all requests.
-        inference: handles requests for inference.
+        bodies: decompresses the bodies of requests.
     """
 
     def __init__(

@@ -89,10 +89,10 @@ class SharedMemoryHandler:
     def unregister(
         self, name: str | None, connection: Connection, _head: RequestHead, _body: memoryview
     ) -> None:
-        """Unregister the region `name`, or all regions if it is None; then respond.
+        """Unregister the region `name`, and respond.
 
-        With None, memfds of other connections stay, and regions that this client cannot use. A POSIX segment
-        has no owner: any connection may register and unregister it.
+        With None, unregister all POSIX segments that this client can use, and the memfds of this connection.
+        A POSIX segment has no owner: any connection may register and unregister it.
 
         Raises:
             RequestError: the region is a memfd that another process passed.

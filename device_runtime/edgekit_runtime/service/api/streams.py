@@ -33,8 +33,6 @@ _PARTS: Final = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
 
 
 class StreamsHandler:
-    """Handles requests about streams."""
-
     def __init__(self, streams: Streams, fleet: FleetStreams | None, *, is_live: bool) -> None:
         """Handle requests about `streams`; `fleet` is None if the fleet may start none."""
         self.streams, self._fleet, self._is_live = streams, fleet, is_live
@@ -126,7 +124,7 @@ class StreamsHandler:
 def open_streams(
     config: ServiceConfig, answers: AnswerPath, registry: Registry, http: HttpServer
 ) -> StreamsHandler:
-    """Return the handler of a service without streams yet."""
+    """Return the handler of a service's streams; no stream is open yet."""
     live = config.live
     is_live = not config.listen.is_beyond_loopback if live.enabled is None else live.enabled
     calls = ModelCalls(answers, registry, http)

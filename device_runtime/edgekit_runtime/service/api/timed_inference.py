@@ -109,15 +109,12 @@ class _StatingResponder:
 
     @property
     def is_open(self) -> bool:
-        """Whether the client is still there."""
         return self._connection.is_open
 
     def respond(self, *parts: Buffer) -> None:
-        """Send the response, see `Connection`."""
         stated = "".join(f"\r\n{name}: {value}" for name, value in self._fields.items()) + "\r\n"
         status, _, remainder = bytes(parts[0]).partition(b"\r\n")
         self._connection.respond(status + stated.encode("ascii") + remainder, *parts[1:])
 
     def respond_error(self, error: BaseException, fields: Mapping[str, str] | None = None) -> None:
-        """Send the error, see `Connection`."""
         self._connection.respond_error(error, {**self._fields, **(fields or {})})

@@ -34,10 +34,8 @@ class GovernedLane(Lane):
     def __init__(self, lanes: Mapping[LaneKey, Scheduler], first: ModelSetting, metrics: LaneMetrics) -> None:
         """Make a lane that accepts all calls with the setting `first`.
 
-        Args:
-            lanes: lanes of each variant with each number of threads; they count into `metrics`.
-            first: its variant and threads are in `lanes`.
-            metrics: metrics of the version.
+        `lanes` holds a lane for each variant with each number of threads, also for `first`; they count into
+        `metrics`.
         """
         self._lanes, self._metrics = lanes, metrics
         self._phase, self._reason = 0.0, ""
@@ -61,7 +59,7 @@ class GovernedLane(Lane):
         self._now.submit(call)
 
     def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":
-        """Return the answer of the lane in use if it has one at once, and `admit` is 1; else None."""
+        """Return the answer if `admit` is 1 and the lane in use can compute it at once; else None."""
         return self._now.attempt(inputs) if self.admit >= 1.0 else None
 
     def follow(self, decision: Decision) -> None:
@@ -78,7 +76,7 @@ class GovernedLane(Lane):
         return all(lane.is_idle for lane in self._lanes.values())
 
     def drain(self, done: Callable[[], None]) -> None:
-        """Accept no more calls, and call `done` once all lanes have answered theirs."""
+        """Accept no more calls, and call `done` once all accepted calls are answered."""
         open_count = len(self._lanes)
 
         def count() -> None:

@@ -65,8 +65,7 @@ class GovernedModel:
     def see(self, now_s: float) -> Seen:
         """Return the load since the last call, and the setting in force.
 
-        Args:
-            now_s: `time.monotonic()`.
+        `now_s`: `time.monotonic()`.
         """
         metrics = self._metrics
         answered = metrics.succeeded + metrics.failed

@@ -82,7 +82,7 @@ class Http2Stream:
     Attributes:
         context: the owner's object for this stream; None once nobody handles its events.
         send_window, receive_window: bytes that may still be sent and received.
-        consumed_bytes: received bytes that the owner has consumed and no WINDOW_UPDATE has given back yet.
+        consumed_bytes: bytes that the owner has consumed, and for which no WINDOW_UPDATE was sent yet.
         is_remote_open: whether the client may still send.
         queue: DATA to be sent, in order.
         queued_bytes: size of `queue`.

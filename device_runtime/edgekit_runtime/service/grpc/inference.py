@@ -56,7 +56,6 @@ class _RequestHead(NamedTuple):
     Attributes:
         name, version: the model; None is its default version.
         text: JSON of the request.
-        json_bytes: size of `text`.
         sizes: bytes of each tensor behind it.
     """
 

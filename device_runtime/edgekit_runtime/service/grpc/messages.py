@@ -214,7 +214,7 @@ def head_of_bytes(number: int, size_bytes: int) -> bytes:
 
 
 def split_raw_contents(message: memoryview) -> tuple[bytes, list[memoryview]]:
-    """Return a ModelInferRequest without its `raw_input_contents`, and these, uncopied.
+    """Return a ModelInferRequest without its `raw_input_contents`, and views of those contents.
 
     Raises:
         RequestError: `message` is no protobuf, or has too many fields.

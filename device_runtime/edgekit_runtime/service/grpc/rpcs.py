@@ -55,7 +55,10 @@ _logger = logging.getLogger(__name__)
 
 
 def encode_field(name: bytes, value: bytes) -> bytes:
-    """Return a field that enters no dynamic table (RFC 7541, section 6.2.2), without Huffman coding."""
+    """Return a header field in HPACK that enters no dynamic table, without Huffman coding.
+
+    Source: RFC 7541, section 6.2.2.
+    """
     block = b"\x00"
     for text in (name, value):
         size = len(text)

@@ -27,7 +27,6 @@ class _Endpoint(NamedTuple):
     """The endpoint of HTTP behind a method.
 
     Attributes:
-        verb: method of HTTP.
         path: the path, see `_find_path`.
         wrap: makes the values of the response from the JSON.
     """
@@ -94,7 +93,7 @@ class _RestMethod(Method):
 
 
 class GrpcService:
-    """The methods, and what else all connections share.
+    """The RPC methods, and the state that all connections share.
 
     Attributes:
         server: counts the connections, and has their limits.

@@ -345,7 +345,7 @@ class Connection:
     # Responding
 
     def refuse(self, error: EdgekitError) -> None:
-        """Respond with `error` and close, since where the next request begins is not known."""
+        """Respond with `error` and close: nobody knows where the next request begins."""
         self._discard_received()
         self._head = None
         self.is_busy = self.closes = True
@@ -364,9 +364,8 @@ class Connection:
     def respond(self, *parts: Buffer) -> None:
         """Send the response to the present request; does nothing when the connection is gone.
 
-        Args:
-            parts: the head, as `make_head` returns it, and the body; C-contiguous, not to be changed until
-                they are sent.
+        `parts`: the head, as `make_head` returns it, and the body; C-contiguous, not to be changed until they
+        are sent.
         """
         if not (self.is_busy and self.is_open):
             return
@@ -532,7 +531,10 @@ class Connection:
         return self.is_open and not self.closes and not self.is_busy and self._parser.body_bytes is None
 
     def close_when_idle(self) -> None:
-        """Close, unless a request is under way or partly received; a draining server closes after it."""
+        """Close, unless a request is under way or partly received.
+
+        If a request is under way, a draining server closes the connection after its response.
+        """
         if not self.is_busy and self._parser.body_bytes is None and not self._parser.unread:
             self.close()
 

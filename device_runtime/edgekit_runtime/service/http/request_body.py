@@ -24,10 +24,8 @@ class SizedBody:
     def __init__(self, size_bytes: int, json_bytes: int, begun: bytes) -> None:
         """Allocate the body.
 
-        Args:
-            size_bytes: length of the body.
-            json_bytes: where its first tensor begins.
-            begun: first bytes of the body, which arrived with the head.
+        `json_bytes`: where its first tensor begins. `begun`: first bytes of the body, which arrived with the
+        head.
         """
         self.data = allocate_aligned(size_bytes, json_bytes)
         self.data[: len(begun)] = begun
@@ -39,7 +37,7 @@ class SizedBody:
 
 
 class ChunkedBody:
-    """A body in chunks. Parsing is strict: what another parser reads differently can smuggle a request."""
+    """A body in chunks. Parsing is strict: if two parsers read it differently, a request can be smuggled."""
 
     __slots__ = ("_content", "_is_in_trailers", "_left_bytes", "_max_bytes", "_trailers", "is_whole")
 
@@ -54,12 +52,10 @@ class ChunkedBody:
 
     @property
     def received_bytes(self) -> int:
-        """How much content has arrived."""
         return len(self._content)
 
     @property
     def data(self) -> memoryview:
-        """The content that has arrived."""
         return memoryview(self._content)
 
     def receive_data(self, data: bytes) -> bytes:

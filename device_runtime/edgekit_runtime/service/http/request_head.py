@@ -67,7 +67,7 @@ class RequestHead:
         data: the bytes of the head; empty if it is too long to be remembered.
         request_bytes: length of head and body together if a client may send both at once; else -1.
         route: handler of all requests with this head; None until the first one was routed.
-        clearance: the server's `clearance` under which requests with this head need no screening.
+        clearance: while it equals the server's `clearance`, requests with this head need no screening.
     """
 
     __slots__ = (

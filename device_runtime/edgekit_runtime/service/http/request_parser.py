@@ -13,11 +13,7 @@ from edgekit_runtime.service.options.http import HttpLimits
 
 
 class Request(NamedTuple):
-    """A request that has arrived completely.
-
-    Attributes:
-        body: body of the request, empty if it has none.
-    """
+    """A request that has arrived completely; `body` is empty if it has none."""
 
     head: RequestHead
     body: memoryview
@@ -38,7 +34,6 @@ class RequestParser:
     __slots__ = ("_body", "_head", "_heads", "_limits", "_scanned", "is_in_head", "unread")
 
     def __init__(self, heads: HeadCache, limits: HttpLimits) -> None:
-        """Make a parser that has received nothing."""
         self._heads, self._limits = heads, limits
         self._head: RequestHead | None = None  # of the request whose body comes next
         self._body: SizedBody | ChunkedBody | None = None
@@ -68,7 +63,6 @@ class RequestParser:
             self._body.received_bytes += count_bytes
 
     def clear(self) -> None:
-        """Drop the received bytes."""
         self._head = self._body = None
         self._scanned = 0
         self.is_in_head = False

@@ -20,11 +20,7 @@ def make_head(
 ) -> bytes:
     """Return the head of a response, with the empty line.
 
-    Args:
-        status: HTTP status.
-        content_type: type of the body.
-        body_bytes: length of the body.
-        fields: further headers; not checked, so none may come from a client.
+    `fields`: further headers; not checked, so none may come from a client.
     """
     lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", f"Content-Type: {content_type}"]
     lines += [f"{name}: {value}" for name, value in (fields or {}).items()]
@@ -48,9 +44,7 @@ def make_json(value: Any, status: int = 200, fields: Mapping[str, str] | None = 
 def make_error(error: EdgekitError, further: Mapping[str, str] | None = None) -> tuple[bytes, bytes]:
     """Return head and body of the protocol's response to `error`.
 
-    Args:
-        error: what went wrong.
-        further: headers beside those that belong to the error.
+    `further`: headers beside those that belong to the error.
     """
     fields = dict(further or {})
     retry_after_s = getattr(error, "retry_after_s", None)

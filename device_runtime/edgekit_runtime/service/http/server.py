@@ -98,7 +98,6 @@ class HttpServer:
 
     @property
     def connection_count(self) -> int:
-        """How many clients are connected."""
         return len(self._connections)
 
     def is_full(self, *, is_local: bool) -> bool:
@@ -173,7 +172,6 @@ class HttpServer:
         self.close()
 
     def close(self) -> None:
-        """Close everything at once."""
         self._stop_listening()
         for connection in list(self._connections):
             connection.close()

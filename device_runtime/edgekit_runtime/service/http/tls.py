@@ -47,8 +47,8 @@ class TlsListener:
 
     TLS connections have a limit of their own, which includes unfinished handshakes: TLS clients are other
     machines, and a connection takes three descriptors and 256 KiB. A stranger is a client that has not yet
-    sent a request with the token. Strangers cannot lock others out: where no place is left, the oldest one is
-    dropped.
+    sent a request with the token. Strangers cannot lock others out: if the limit is reached, the oldest
+    stranger is dropped.
     """
 
     def __init__(

@@ -30,8 +30,8 @@ class ModelEntry:
         versions: the loaded versions by name; `default` answers requests that name none.
         state, reason: state and reason in the repository's index.
         failed: version -> why it was rolled back.
-        is_evicted: whether its next request loads it: it was unloaded for others, or memory or descriptors
-            were short.
+        is_evicted: whether the next request loads the model. True after it was unloaded for other models, or
+            if memory or descriptors were short.
         loading: the task that loads it for waiting requests, or None.
         waiting: how many requests wait for `loading`.
         loaded_s: when `versions` were set, on `time.monotonic`.
@@ -83,7 +83,7 @@ class Status:
     """One line of the repository's index.
 
     Attributes:
-        name, version: name and version of the model; the version is empty in a line about the whole model.
+        version: version of the model; empty in a line about the whole model.
         state: `READY`, `LOADING`, `UNLOADED` or `UNAVAILABLE`.
         reason: why it is not ready, or what is special about it, or empty.
     """
@@ -139,7 +139,7 @@ class Catalogue:
         return [] if model is None else list(model.versions)
 
     def describe(self, installed: Iterable[str]) -> list[Status]:
-        """Return the state of all models, those that are `installed` and those that were loaded.
+        """Return the state of each model that is `installed` or was loaded.
 
         Each version that is ready or was rolled back has a line. The model itself has a line if no version is
         ready or its last load failed.

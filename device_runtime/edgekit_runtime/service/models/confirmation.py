@@ -24,7 +24,6 @@ class Confirmations:
     """The versions that wait for their confirmation; on the thread of the event loop."""
 
     def __init__(self, source: Source, disk: Executor) -> None:
-        """Begin without versions."""
         self._source, self._disk = source, disk
         self._timers: dict[tuple[str, str], asyncio.TimerHandle] = {}
         self._crashed: set[tuple[str, str]] = set()

@@ -32,12 +32,13 @@ _logger = logging.getLogger(__name__)
 class PackageFiles(Source):
     """A `Source` of given files, and of all packages in given folders, which are listed again each time.
 
-    For packages in `tails` it serves the tails: their submodels for a server. The name of each tail contains
-    its digest, so tails of several versions are served side by side.
+    From packages in `tails` it serves only the tails: submodels that a server runs for devices. The name of
+    each tail contains its digest, so tails of several versions are served side by side.
 
     Listing reads a package's name and version without verifying them; opening verifies everything. Once a
-    version was opened and not rejected, no older one follows it until the service restarts. An old package is
-    signed, too, so a file cannot show whether it is a rollback or an attack.
+    version was opened and not rejected, no older version is opened until the service restarts, unless the
+    policy names it. An old package is signed, too, so a file cannot show whether it is a rollback or an
+    attack.
     """
 
     def __init__(self, paths: Sequence[Path], trust: Verifier, tails: Sequence[Path] = ()) -> None:
@@ -64,14 +65,17 @@ class PackageFiles(Source):
         """Return the packages that `policy` chooses.
 
         Raises:
-            PackageError: there are none, and a file that cannot be read may be one of them.
-            RequestError: there are none, or a requested version is missing.
-            UnavailableError: one cannot be read now.
+            PackageError: there is no such package, and some file cannot be read.
+            RequestError: there is no such package, or a requested version is missing.
+            UnavailableError: the machine lacks memory or descriptors.
         """
         return policy.choose(name, list(self._list(name).values()))
 
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
-        """Verify and `load` the packages that `policy` chooses; the next best replaces a damaged package."""
+        """Verify and `load` the packages that `policy` chooses, see `Source.open`.
+
+        The next best version replaces a damaged package, but not a package with a wrong signature.
+        """
         loaded: list[Loaded] = []
         with contextlib.ExitStack() as packages, contextlib.ExitStack() as undo:
             opened = [packages.enter_context(package) for package in self._open_packages(name, policy)]

@@ -61,9 +61,9 @@ class Lifecycle:
         self.confirmations = Confirmations(source, self._disk)
 
     async def open(self, name: str, options: ModelOptions, beside: Loaded | None = None) -> list[Served]:
-        """Open the versions of a model to serve, see `Source.open`; no request finds them yet.
+        """Open the versions of a model that will serve, see `Source.open`; no request finds them yet.
 
-        `beside`: the version in use, if these are to be tried beside it.
+        `beside`: the version in use, if the opened versions are to be tried beside it.
         """
         load_one = functools.partial(self._load, options=options, beside=beside)
         opened = await self.on_thread(self.source.open, name, VersionPolicy.of(options), load_one)
@@ -83,9 +83,9 @@ class Lifecycle:
         return await asyncio.get_running_loop().run_in_executor(self._disk, self.source.names)
 
     async def drain(self, served: Served, late: Callable[[], object] | None = None) -> bool:
-        """Wait for the calls of a version, which accepts no more; return whether they end in time.
+        """Wait for the last calls of a version that accepts no more; return whether they end in time.
 
-        If they do not, that is logged, and `late` is called once they end after all.
+        If they take longer, that is logged as an error, and `late` is called once they end.
         """
         if served.cache is not None:
             served.cache.close()
@@ -108,9 +108,9 @@ class Lifecycle:
         return False
 
     async def retire(self, old: Iterable[Served]) -> None:
-        """Wait for the calls of versions, then free their sessions. They are not confirmed any more.
+        """Cancel the confirmations of versions, wait for their calls, then free their sessions.
 
-        A version with a call that hangs is freed once the call ends.
+        If a call hangs, its version is freed once the call ends.
         """
         old = list(old)
         self.confirmations.cancel(old)
