@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. If threads still run, end the process with that code.
 
     Args:
-        argv: the arguments after the program's name; None takes those of the process.
+        argv: the arguments after the program's name; None takes the arguments of the process.
     """
     words = sys.argv[1:] if argv is None else argv
     arguments = _make_parser(words).parse_args(words)

@@ -57,7 +57,7 @@ class DeviceFacts:
 
 
 def read_device_facts() -> DeviceFacts:
-    """Return the facts about this machine; its disk is that of the working folder."""
+    """Return the facts about this machine, with the disk of the working folder."""
     names = [name for engine in list_registered() for name in engine.installation.distributions]
     clock = {name: " ".join(_read(path).split()) for name, path in _CLOCK.items()}
     return DeviceFacts(

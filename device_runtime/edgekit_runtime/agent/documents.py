@@ -69,23 +69,23 @@ class DesiredModel:
     """The version of one model that the manager wants.
 
     Attributes:
-        model: its name.
+        model: name of the model.
         version, manifest_sha256: the wanted package; the digest decides whether it is installed.
         path: the package's path in the TUF repository.
         size_bytes, sha256: size and digest of the package file.
         execution: names this attempt, unique in the fleet; the same name is never carried out twice.
         release, rollout: names to display.
-        trial: how the new version is tried before it is switched to: not at all, beside the old one on copies
-            of calls, or on a share of the calls.
+        trial: how the new version is tried before the switch: not at all, beside the old version on copies of
+            calls, or on a share of the calls.
         order: `new-first` loads the new version before it unloads the old one, which needs memory for both;
             `old-first` unloads first; `unloaded` unloads the old one at once, as it is not safe.
-        priority: models with a higher one are updated first.
+        priority: models with a higher priority are updated first.
         not_before_s: seconds after the receipt of the document at which the work may begin, drawn by the
             manager within the `spread_s` of the rollout, so that devices do not all download at once.
         timeout_s: the execution ends after this time, whatever it waits for.
         window: local time of day in which the device may switch, as `01:00-04:00`, or None for any time.
-        is_return: the version was in use before and may be installed again, also if it was rejected here.
-        deltas: smaller files that lead to the same package, a coded file among them.
+        is_return: the version was in use before and may be installed again, even if it was rejected here.
+        deltas: smaller files from which the device can make the package, see `DeltaOffer`.
         key_id: id of the content key that encrypts package and deltas; empty for a plain package.
         wrapped_key: that key, wrapped for this device alone, in base64; empty for a plain package, and for a
             device without a decryption key.
@@ -185,7 +185,7 @@ class Execution:
         reason: one sentence, empty while there is nothing to explain.
         code: short and stable, to group by, such as `disk-full` or `self-test`; empty without a reason.
         done_bytes: bytes downloaded so far.
-        sent_bytes: bytes that the network carried to the device; what came twice counts twice.
+        sent_bytes: bytes that the network carried to the device; bytes that came twice count twice.
     """
 
     execution: str
@@ -208,8 +208,7 @@ class ReportedModel:
         health: `unproven`, `healthy`, `rejected`, or `missing` where nothing is opened; `faulty` where it
             answers NaN or infinity to finite inputs.
         previous: version in the spare slot, or empty.
-        because: why another version than the desired one is opened, or why it is faulty; one sentence, or
-            empty.
+        because: why the opened version is not the desired version, or is faulty; one sentence, or empty.
         pinned: version at which somebody pinned the model on the device, or empty.
     """
 
@@ -303,7 +302,7 @@ class Reported:
 
     Attributes:
         device: its identifier.
-        sequence: number of this statement; higher with each, also over restarts.
+        sequence: number of this report; each report has a higher number, also after a restart.
         desired_version: `$version` of the document that the device holds, 0 before the first.
         status: `converged`: runs the desired version; `working`: on the way; `diverged`: runs another version
             and will not change it by itself; `stale`: has no valid document.
@@ -314,7 +313,7 @@ class Reported:
             `battery`, `boot`; short strings. `live` is the URL of the device's live page, if it states it.
         streams: the streams that the fleet wants, by name.
         samples: id of an order -> its samples.
-        settings: key of each setting of the fleet -> why it has no effect, or empty if it has.
+        settings: key of each setting of the fleet -> why it has no effect; empty if it has an effect.
     """
 
     device: str
@@ -349,7 +348,7 @@ class Hello:
             publishes its will itself.
         instance: random name of the agent's run; if two names alternate, there is a copy of the device.
         address: the device's own address towards the broker, and its host name, to be shown.
-        protocol: the highest that the device understands.
+        protocol: highest version of the protocol that the device understands.
         runtime: version of edgekit on the device.
     """
 
@@ -481,7 +480,7 @@ class PackageKey:
     """A key whose packages this fleet trusts.
 
     Attributes:
-        name: name of the key; a file name.
+        name: name of the key, used as a file name.
         public_key: the public key in PEM.
     """
 

@@ -41,7 +41,7 @@ _logger = logging.getLogger(__name__)
 class WishFile:
     """Writes wishes of the fleet to a file when they change.
 
-    Only the user of agent and service can read it.
+    Only the user of agent and service can read the file.
     """
 
     def __init__(self, path: Path, field: str, disk: Disk) -> None:

@@ -40,7 +40,7 @@ class Progress:
     """Progress of this device with one execution.
 
     Attributes:
-        age_s: seconds that it was under way while the agent ran, independent of changes of the clock.
+        age_s: seconds for which the execution was under way and the agent ran, by the monotonic clock.
         failures: number of failures in a row of the current step.
         same_failures: number of the last failures in a row that have the code of `report`.
         retry_age_s: age at which the step is tried again.
@@ -190,7 +190,7 @@ def hold_journal(folder: Path, wait_s: float) -> Iterator[None]:
 
 
 def is_held(folder: Path) -> bool:
-    """Return whether another process acts for the fleet now."""
+    """Return whether another process holds the lock, see `hold_journal`."""
     if not folder.is_dir():
         return False
     try:

@@ -139,7 +139,7 @@ class Presence:
         self.prepare()
 
     def publish_will(self) -> None:
-        """Publish the own last will, which the broker sends only for a lost connection."""
+        """Publish the last will; the broker does so only after a lost connection."""
         if self._will and self._link.is_connected:
             self._link.put("hello", self._will, is_retained=True)
 

@@ -68,7 +68,7 @@ class ManagerKeys:
         return read_named(self._first_root) if followed is None else _load(followed.keys)
 
     def follow(self, version: int, named: object) -> None:
-        """Trust exactly the keys that a verified root names; ignore a root older than the last.
+        """Trust exactly the keys that a verified root names; ignore a root older than the last root.
 
         Args:
             version: version of the root.

@@ -284,7 +284,7 @@ class LinkStatus:
     Attributes:
         is_connected: whether the broker has accepted the agent.
         since_at: seconds since 1970 at which `is_connected` took its present value.
-        problem: why there is no link, or what is wrong with it; empty if nothing is, or the agent has
+        problem: why there is no link, or what is wrong with it; empty if nothing is wrong, or the agent has
             stopped.
     """
 
@@ -323,7 +323,7 @@ def write_link_status(folder: Path, state: LinkStatus, disk: Disk) -> None:
 
 
 def read_link_status(folder: Path) -> LinkStatus | None:
-    """Return the state that the agent wrote last, or None if there is none that can be read."""
+    """Return the state that the agent wrote last, or None if no state can be read."""
     try:
         return from_json(LinkStatus, (folder / LINK).read_bytes(), LINK)
     except (OSError, ConfigError):

@@ -54,7 +54,7 @@ class NextSteps:
 
     Attributes:
         executions: records to write to the journal before a step begins; one per model.
-        superseded: executions that newer ones have replaced.
+        superseded: executions that newer executions have replaced.
         steps: possible steps, the most urgent first. A model may have two: `unload`, and its next step, which
             runs even if the `unload` is refused.
         status, because: status to report, and its reason.

@@ -56,8 +56,8 @@ class Tournament:
 
     Attributes:
         entrants: entrants in the order of the package.
-        winner: the entrant to keep: the one with the fewest threads within 2 % of the fastest. If its backend
-            is as fast with even fewer threads, that entrant wins. None if no entrant took part.
+        winner: the entrant to keep: within 2 % of the fastest, the entrant with the fewest threads. If its
+            backend is as fast with even fewer threads, that entrant wins. None if no entrant took part.
         as_fast: names of the entrants that differ from the fastest by at most 2 %, or only by chance.
     """
 
@@ -80,7 +80,7 @@ def hold_tournament(
     The tournament ends early if a backend is ahead of all others by 10 % in each of three processes. TensorRT
     first builds its engine, which can take minutes.
 
-    `keys`: folder of the trusted keys. `threads`: None for those of each backend's options.
+    `keys`: folder of the trusted keys. `threads`: None for each backend's own number.
     `seconds`: approximate limit: a process that has begun goes on to its end. `measure`: measures in a
     process, by default a new one at each call. `report`: called with lines on the progress.
 

@@ -56,7 +56,7 @@ class SettingResult:
     Attributes:
         latency: seconds per row, one per process, in the setting's last contest; None if it failed or was not
             measured.
-        ratio: ratio of `latency` to the package's own setting in that contest; None if one is missing.
+        ratio: ratio of `latency` to the package's own setting in that contest; None if either is missing.
         processes: number of processes of all contests.
         reason: why it failed, or None.
     """

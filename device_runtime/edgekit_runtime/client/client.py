@@ -231,7 +231,7 @@ class Client:
         return lines
 
     def load(self, name: str) -> None:
-        """Make the service replace the versions of a model that it serves by the installed ones."""
+        """Make the service load the installed versions of a model in place of the served versions."""
         self._call("POST", repository_path(name, "load"))
 
     def unload(self, name: str) -> None:

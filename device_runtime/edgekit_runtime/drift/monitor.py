@@ -42,7 +42,7 @@ class Drift:
         """Start without calls.
 
         Args:
-            inputs: inputs of the model; the first few numeric ones are counted.
+            inputs: inputs of the model; the first few numeric inputs are counted.
             outputs: outputs of the model, counted likewise.
             figures: figures of the manifest, with the reference if the package has one.
             window: number of counted calls after which all earlier ones lose half their weight.

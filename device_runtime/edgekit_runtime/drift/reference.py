@@ -49,7 +49,7 @@ class ValueReference:
 
     @property
     def bounds(self) -> tuple[float, ...]:
-        """All edges: `edges`, and those a little below `low` and above `high`."""
+        """All edges: `edges`, one edge a little below `low`, and one a little above `high`."""
         margin = MARGIN * (self.high - self.low) or 1e-6 * max(1.0, abs(self.high))
         return (self.low - margin, *self.edges, self.high + margin)
 

@@ -115,7 +115,7 @@ class ValueSketch:
     def to_json(self) -> dict[str, JsonValue]:
         """Return `count`, `mean`, `std`, `low`, `high` and `not_finite`.
 
-        With a reference it has also `bins`, `outside` (share of values outside its range) and `psi`, see
+        With a reference, add `bins`, `outside` (share of values outside its range) and `psi`, see
         `find_distance`; None where there are no values.
         """
         moments = self.moments
@@ -200,7 +200,7 @@ class ClassSketch:
     def to_json(self) -> dict[str, JsonValue]:
         """Return the counts `confidence` and `classes`, and the mean `entropy`.
 
-        With a reference it has also `confidence_psi` and `classes_psi`, see `find_distance`.
+        With a reference, add `confidence_psi` and `classes_psi`, see `find_distance`.
         """
         stated: dict[str, JsonValue] = {
             "confidence": [round(count) for count in self.confidence],

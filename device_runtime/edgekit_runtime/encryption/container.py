@@ -237,7 +237,7 @@ def encrypt_file(
 def decrypt_chunks(path: Path, content_key: ContentKey) -> Iterator[bytes]:
     """Yield the plaintext of the encrypted file at `path`, chunk by chunk, each verified.
 
-    Only the last chunk proves that none is missing.
+    Only the last chunk proves that no chunk is missing.
 
     Raises:
         EncryptionError: it is damaged, or has another key.

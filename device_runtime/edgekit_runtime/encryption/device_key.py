@@ -88,7 +88,7 @@ def read_device_key(folder: Path | None = None) -> DeviceKey | None:
         folder: folder of keys; by default `find_keys_folder()`.
 
     Raises:
-        EncryptionError: its file is damaged.
+        EncryptionError: the file of the key is damaged.
     """
     path = (folder or find_keys_folder()) / DEVICE_KEY
     try:

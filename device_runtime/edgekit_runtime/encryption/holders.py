@@ -116,7 +116,7 @@ def find_holder(name: str) -> KeyHolder:
     """Return the holder with this name.
 
     Raises:
-        EncryptionError: there is none.
+        EncryptionError: no holder has this name.
     """
     for holder in HOLDERS:
         if holder.name == name:

@@ -39,7 +39,7 @@ def read_key() -> bytes:
     """Return the 32 bytes of the key.
 
     Raises:
-        UnavailableError: it is not loaded.
+        UnavailableError: the key is not loaded.
         EncryptionError: it may not be read, or has another size.
     """
     serial = _find_key()

@@ -68,7 +68,7 @@ def seal(message: bytes, public_key: bytes, info: bytes) -> bytes:
     """Return `message` encrypted for the owner of `public_key`: the encapsulated key, then the ciphertext.
 
     `public_key`: uncompressed point of P-256, 65 bytes. `info`: public text to which the message is bound,
-    such as its purpose; `unseal` needs the same.
+    such as its purpose; `unseal` needs the same text.
     """
     from cryptography.hazmat.primitives.asymmetric import ec
 

@@ -124,7 +124,7 @@ def choose(
 ) -> PlanChoice:
     """Return the next plan.
 
-    The least cost wins, but a plan that replaces the current one must be better by 10 %. The longer it stays
+    The least cost wins, but a plan that replaces the current plan must be better by 10 %. The longer it stays
     better, the smaller the required gain: half after four decisions, a quarter after eight.
 
     Args:

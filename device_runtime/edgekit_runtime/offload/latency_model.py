@@ -52,7 +52,7 @@ class Conditions:
     Attributes:
         link: the connection, or None if the server cannot be used now.
         device_slowdown: time of the device's kernels as a multiple of the time measured without load.
-        server_slowdown: such a multiple for the server.
+        server_slowdown: this ratio for the server's kernels.
         server_wait_s: how long a request waits on the server before it runs.
     """
 

@@ -98,7 +98,7 @@ class OffloadPlan:
         media: sent tensor -> codec and quality, such as `jpeg:90`. The tail takes the coded bytes.
         compression: compression of the request's body, used if it pays at the moment
             (`latency_model.as_sent`).
-        escalation: escalation of a cascade; then `head` answers by itself if it is sure.
+        escalation: rule of a cascade: if `head` is sure, its answer is used; None for other plans.
         codes: input of the model -> values that the head can code; inputs that are not named have no limit.
         decoder: the submodel that restores outputs on the device from the codes in a reply; None if outputs
             come as they are.

@@ -92,7 +92,7 @@ class Reply:
     Attributes:
         outputs, error: one of the two; the other is None.
         exchange: sizes and times; its `server_s` is 0, whatever `times` states.
-        is_cut_off: whether this device aborted it while its body was being sent.
+        is_cut_off: whether this device aborted the request while its body was being sent.
     """
 
     outputs: dict[str, Array] | None
@@ -153,7 +153,7 @@ def make_upload_probe(size_bytes: int, fields: str, tail: str | None) -> TailReq
 
 
 class WarmConnection:
-    """A warm connection with its own thread, so that the caller can stop waiting at any time.
+    """A connection that stays open. It has its own thread, so that the caller can stop waiting at any time.
 
     Attributes:
         connect_s: seconds that it took to connect, with TLS; 0 before that.
@@ -181,7 +181,7 @@ class WarmConnection:
             self.connect_s = time.monotonic() - began_s
 
     def check_open(self) -> bool:
-        """Return whether it is connected; close it if the server closed it or sent unasked data."""
+        """Return whether the connection is open; close it if the server closed it or sent unasked data."""
         self.link.drop_leftovers()
         return self.link.connection > 0
 
@@ -197,7 +197,7 @@ class Pending:
 
     Attributes:
         done: set once there is a `reply`, which is None until then.
-        is_connected: whether it has a connection on which it can be sent.
+        is_connected: whether the request has a connection on which it can be sent.
     """
 
     __slots__ = (

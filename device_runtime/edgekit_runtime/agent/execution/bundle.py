@@ -216,16 +216,11 @@ def apply_bundle(
     timeout_s: float,
     clock: Callable[[], float] = time.time,
 ) -> BundleResult:
-    """Apply a bundle to this device, and write a file of results. The agent must not run.
+    """Apply the bundle at `path` to this device, and write a file of results. The agent must not run.
 
-    Args:
-        path: path of the bundle.
-        results: path of the file of results, for `edgekit fleet collect`.
-        member: this device in its fleet.
-        folder: the agent's folder.
-        installer: the models of the device.
-        timeout_s: stop waiting after this time; unfinished steps go on when the bundle is applied again.
-        clock: seconds since 1970.
+    `results`: path of the file of results, for `edgekit fleet collect`. `folder`: the agent's folder.
+    `timeout_s`: stop waiting after this time; unfinished steps go on when the bundle is applied again.
+    `clock`: seconds since 1970.
 
     Raises:
         PackageError: the bundle is malformed or cut off.

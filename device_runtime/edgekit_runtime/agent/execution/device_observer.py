@@ -22,7 +22,7 @@ _YOUNG_S: Final = 3600.0  # for this time after an execution its figures come of
 
 
 class DeviceObserver:
-    """Reads the slots if they have changed, the service every few seconds, and its figures more rarely.
+    """Reads changed slots, the service's index every few seconds, and its figures more rarely.
 
     Each `now_s` is the time of the monotonic clock.
 

@@ -25,7 +25,7 @@ _Seconds: TypeAlias = Annotated[float, Range(0, 86400)]
 
 @dataclass(frozen=True, slots=True)
 class JobInput:
-    """One input of a graph; its values are a blob.
+    """One input of a graph; its values are in a blob.
 
     Attributes:
         dtype: one of `tensors.DTYPES`.
@@ -64,7 +64,7 @@ class JobGraph:
         options: `OrtOptions` that differ from their defaults.
         weights: location of external data -> number of the blob.
         inputs: inputs of the run; if they are empty, values are generated, and free dimensions are 1.
-        coding: coding that is timed with it; None for the graph alone.
+        coding: coding that is timed with the graph; None for the graph alone.
     """
 
     model: int | None

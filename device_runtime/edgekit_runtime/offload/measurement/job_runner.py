@@ -77,7 +77,7 @@ def measure(job: Job, blobs: Sequence[memoryview]) -> JobResult:
     """Return the measurements of a job.
 
     Raises:
-        CutError: an input does not fit its blob, or there is no tensor of a name that is to be coded.
+        CutError: an input does not fit its blob, or a tensor to be coded is missing.
         BackendError: onnxruntime is missing or refused a graph or its inputs.
         TransportError: this machine cannot connect to itself.
     """
