@@ -219,7 +219,7 @@ class Console:
         return response
 
     def redirect(self, request: Request, address: str, notice: str = "") -> Response:
-        """Return a redirect (303) to a page of ours, which shows the notice once; a cookie carries it."""
+        """Return a redirect (303) to a page of the console, which shows the notice of a cookie once."""
         response = RedirectResponse(address, 303)
         if notice:
             text = urlsafe_b64encode(notice[:1000].encode()).decode()
@@ -322,7 +322,7 @@ def with_query(request: Request, **changes: str) -> str:
 
 
 def local_address(text: str) -> str:
-    """Return `text` if it is the address of a page of ours, else `/`, the address of the first page."""
+    """Return `text` if it is the address of a page of the console, else `/`, the first page."""
     is_ours = text.startswith("/") and not text.startswith(("//", "/\\")) and text.isprintable()
     return text if is_ours else "/"
 

@@ -104,7 +104,7 @@ def list_expiries(authority: Authority, repository: TufRepository | None) -> lis
 
 
 def alarm_expiries(session: Session, expiries: list[Expiry], now: float) -> None:
-    """Write due expiries to the audit log, each once a day.
+    """Write due expiries to the audit log, each at most once a day.
 
     Args:
         session: session of a transaction.

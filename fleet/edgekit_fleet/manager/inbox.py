@@ -130,7 +130,7 @@ class KnownDevice:
         return (is_missing or is_lost) and not self.is_revoked
 
     def is_too_fast(self, clock: float) -> bool:
-        """Count a message of the device; return True if the message is over its rate and its burst.
+        """Count a message of the device; return True if the message exceeds the rate and burst allowed.
 
         Source: ITU-T I.371, generic cell rate algorithm.
 
@@ -172,7 +172,7 @@ class KnownDevice:
             self.day, self.entries, self.versions = day, 0, frozenset()
 
     def keeps_figures(self, figures: ModelFigures) -> bool:
-        """Count this version; return whether to store its figures: False after too many versions today."""
+        """Count this version; return True unless the device has reported too many versions today."""
         version = hash((figures.model, figures.version))
         if version not in self.versions:
             if len(self.versions) >= _VERSIONS_A_DAY:

@@ -147,7 +147,7 @@ def collect_results(store: Store, paths: Sequence[Path], *, actor: str) -> list[
     no effect.
 
     Raises:
-        FleetError: a file does not hold results; the files before it stay taken in.
+        FleetError: a file does not hold results; results of earlier files stay stored.
     """
     documents = []
     for path in paths:

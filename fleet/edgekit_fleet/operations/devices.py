@@ -144,7 +144,7 @@ def invite(
 def page_devices(
     store: Store, selector: str, *, after: str = "", limit: int = 100
 ) -> tuple[list[DeviceSummary], str | None]:
-    """Return a page of devices by name, and the name after which the next page begins, or None.
+    """Return a page of devices sorted by name, and the name after which the next page begins, or None.
 
     Raises:
         FleetError: the selector is malformed.

@@ -308,8 +308,8 @@ def find_agreement(figures: Mapping[str, JsonValue]) -> float | None:
 def withdraw_release(folder: FleetFolder, store: Store, name: str, actor: str) -> ReleaseSummary:
     """Withdraw a release: no rollout may use it, and no device can fetch it.
 
-    A device that runs the release keeps it. A device whose spare slot holds it may return to it. A day later
-    the manager deletes files that no other release offers, see `TufRepository.remove_unused`.
+    A device that runs the release keeps it, and a device with the release in its spare slot may return to it.
+    A day later the manager deletes files that no other release offers, see `TufRepository.remove_unused`.
 
     Raises:
         FleetError: there is no such release, or an open rollout uses it.

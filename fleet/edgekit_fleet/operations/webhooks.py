@@ -46,7 +46,7 @@ class Webhook:
 
     Attributes:
         name, url, actions, created_at, created_by, failures, because: fields of `WebhookRow`.
-        waiting: number of entries of the audit log still to process, including those that `actions` exclude.
+        waiting: number of entries of the audit log still to process, also entries that `actions` exclude.
     """
 
     name: str

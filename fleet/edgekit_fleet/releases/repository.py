@@ -159,7 +159,7 @@ class TufRepository:
     def create(
         self, now: float, *, root_keys: int = 1, threshold: int = 1, root_folder: Path | None = None
     ) -> None:
-        """Make an empty repository with new keys, or complete a half-made one; leave a complete one as it is.
+        """Make an empty repository with new keys, or complete a half-made repository; leave a complete one.
 
         Args:
             now: seconds since 1970.

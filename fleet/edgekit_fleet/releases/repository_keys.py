@@ -87,7 +87,7 @@ class RepositoryKeys:
         return [_read_private(path) for path in paths if path.exists()]
 
     def finish_exchange(self, role: str, trusted: frozenset[str]) -> None:
-        """Put the next key of a role in place of the present one, if the metadata names the next one.
+        """Put the next key of a role in place of the present key, if the metadata names the next key.
 
         Args:
             role: role whose key was exchanged.

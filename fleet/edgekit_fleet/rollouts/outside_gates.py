@@ -55,7 +55,7 @@ class OutsideGate:
     judge: str = ""
 
     def compute_figure(self, value: float, reference: float | None) -> float:
-        """Return the figure to compare with the limit, as `compare` says, from a value and its reference."""
+        """Return the figure to compare with the limit: value and reference, combined as `compare` says."""
         if reference is None or self.compare == "level":
             return value
         return value / reference if self.compare == "ratio" else value - reference

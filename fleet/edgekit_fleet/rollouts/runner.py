@@ -82,7 +82,7 @@ def log_entries(
 def read_entries(session: Session, rollout: str, after: int = 0) -> list[tuple[int, float, Entry]]:
     """Return the entries of a rollout, oldest first: (number of the audit row, seconds since 1970, entry).
 
-    Several entries may share a row. `after`: number of the row behind which to begin.
+    Several entries may share a row. `after`: number of the row after which to begin.
     """
     rows = session.execute(
         select(AuditRow.number, AuditRow.at, AuditRow.detail)

@@ -18,7 +18,7 @@ SETTING: Final = 1
 
 
 def read_setting(session: Session) -> SampleSettingRow | None:
-    """Return the fleet's setting of samples; None if it does not collect any."""
+    """Return the fleet's setting for samples; None if the fleet collects no samples."""
     row = session.get(SampleSettingRow, SETTING)
     return row if row is not None and row.is_on else None
 

@@ -93,7 +93,7 @@ class SimulatedFleet:
         self._each(names, lambda device: device.restore(wait_s))
 
     def drop(self, names: Iterable[str] | None = None) -> None:
-        """Break the connections of devices, by default of all; devices reconnect in the manager's window."""
+        """Break the connections of devices, by default of all; they reconnect in the manager's window."""
         self._each(names, lambda device: device.link.drop())
 
     def reboot(self, names: Iterable[str] | None = None) -> None:

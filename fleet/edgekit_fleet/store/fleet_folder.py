@@ -45,7 +45,7 @@ class FleetSettings:
         store_url: URL of the database; empty for SQLite in the folder.
         brokers: `HOST:PORT` of each broker that others run, as devices see it; empty for the fleet's own.
         artifacts_storage: where the signed repository is copied to, see `ArtifactStorage`; empty for nowhere.
-        artifacts_url: where devices fetch it, such as a CDN; empty for the fleet's own web server.
+        artifacts_url: URL of the repository for devices, such as a CDN; empty for the fleet's own server.
         encrypts: whether releases are encrypted by default.
         desired_life_s: how long a desired document is valid. A device that is cut off from newer ones reports
             `stale` after this time.

@@ -185,7 +185,7 @@ def check_free(session: Session, now: float) -> None:
     """Check that a manager may start; `now` is in seconds since 1970.
 
     Raises:
-        UnavailableError: the store allows only one manager, and that one is active.
+        UnavailableError: the store allows only one manager, and another manager is active.
     """
     if session.get_bind().dialect.name != "sqlite":
         return

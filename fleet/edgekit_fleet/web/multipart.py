@@ -36,7 +36,7 @@ PartData: TypeAlias = bytes
 
 
 class MultipartParser:
-    """Takes a body in pieces of any size."""
+    """Parses a body that comes in pieces of any size."""
 
     def __init__(self, content_type: str) -> None:
         """Read the boundary from the header `Content-Type`.

@@ -28,7 +28,7 @@ class SshBench:
 
     Attributes:
         address, port, user: where ssh logs in.
-        power: labgrid's (resource, driver) of the switch, each as its name -> arguments; None without one.
+        power: labgrid's (resource, driver) of the switch, each as name -> arguments; None without a switch.
     """
 
     address: str

@@ -31,7 +31,7 @@ class Result:
 
 
 class Device:
-    """A folder on the device that holds all state of the runtime; other state there is not touched.
+    """A folder on the device that holds all state of the runtime; no state elsewhere is touched.
 
     Attributes:
         folder: absolute path on the device.
