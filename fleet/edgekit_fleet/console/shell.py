@@ -219,7 +219,7 @@ class Console:
         return response
 
     def redirect(self, request: Request, address: str, notice: str = "") -> Response:
-        """Return a redirect (303) to a page of the console, which shows the notice of a cookie once."""
+        """Return a redirect (303) to a page of the console; a cookie lets it show `notice` once."""
         response = RedirectResponse(address, 303)
         if notice:
             text = urlsafe_b64encode(notice[:1000].encode()).decode()

@@ -96,7 +96,7 @@ def find_audit_break(store: Store) -> int | None:
 
 
 def back_up(folder: FleetFolder, path: Path) -> None:
-    """Write settings, authority, keys, repository and store of a fleet into one file; the fleet may run.
+    """Write settings, authority, keys, repository and store of a fleet, even while it runs, into a file.
 
     A PostgreSQL database is not part of the file: dump it first, with its own tools.
 
