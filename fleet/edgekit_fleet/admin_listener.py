@@ -40,12 +40,8 @@ def serve_people(
 ) -> Iterator[AdminListener]:
     """Serve console and HTTP interface, and send webhooks, until the block ends.
 
-    Args:
-        store: store of the fleet.
-        folder: folder of the fleet.
-        settings: settings of the fleet.
-        authority: authority whose certificate is shown if the settings name none.
-        name: DNS name or address under which people reach this machine.
+    `authority`: authority whose certificate is shown if the settings name none. `name`: DNS name or address
+    under which people reach this machine.
 
     Raises:
         TransportError: the port is taken or may not be used.

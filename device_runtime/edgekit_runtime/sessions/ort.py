@@ -77,7 +77,7 @@ class OrtOptions:
             8-bit products saturate on x86 without VNNI, see `ort_products`.
         fold_weights: whether quantized weights are widened to float once, on loading; for models that compute
             in float. Otherwise onnxruntime widens them in every inference, at 1.1 to 5 times the latency.
-        narrow_weights: whether 8-bit weights have codes of 7 bits, with which the fast kernels are exact on
+        narrow_weights: whether 8-bit weights use only codes of 7 bits. The fast kernels are then exact on
             every processor, see `ort_products`.
         disabled_optimizers: onnxruntime's names of rewrites that are off because they change this model's
             results. `WRONG_REWRITES` are off for every model.
@@ -178,17 +178,17 @@ class OrtSession:
         trim_memory()
 
     def share(self) -> "OrtSession":
-        """Return a session of the same loaded model; interrupt, cancel and close each one separately."""
+        """Return a session of the loaded model; `interrupt`, `cancel_runs` and `close` affect it alone."""
         shared = copy.copy(self)
         shared._settings = _make_run_settings()
         return shared
 
     def interrupt(self) -> None:
-        """End all runs, also later ones, with an error, at the next node of each. Any thread may call it."""
+        """From any thread, end current runs with an error at their next node; later runs fail, too."""
         self._settings.terminate = True
 
     def cancel_runs(self) -> None:
-        """End the runs under way with an error, at their next node; later ones are not affected."""
+        """End current runs with an error at their next node; later runs are not affected."""
         settings, self._settings = self._settings, _make_run_settings()
         self._settings.terminate = settings.terminate  # after `interrupt`
         settings.terminate = True
@@ -292,7 +292,9 @@ def _memory_file(content: bytes | memoryview) -> Iterator[str]:
 def with_weights(
     path: str, name: str, weights: bytes | memoryview, settings: "onnxruntime.SessionOptions"
 ) -> Iterator[str]:
-    """Yield the path of a graph whose external data is `weights`; the graph can read no other file.
+    """Yield the path at which to open a graph with the external data `weights`: `path` or a link to it.
+
+    The graph can read no other file.
 
     Args:
         path: path of the graph.

@@ -33,8 +33,8 @@ PROBE: Final = bytes.fromhex(
 def saturates() -> bool:
     """Return True if onnxruntime's sums of uint8 by int8 products saturate on this processor.
 
-    The first call runs a small model, in about a millisecond, because onnxruntime may not use all features of
-    the processor.
+    The first call tries a small model, in about a millisecond: onnxruntime may not use every feature that the
+    processor has.
 
     Raises:
         ImportError: onnxruntime is not installed.

@@ -80,8 +80,8 @@ _AUTOMATIC: Final = _CUDA.name  # TensorRT builds an engine for minutes before a
 def choose_provider() -> str:
     """Return the provider for models of packages: `cpu`, `cuda` or `tensorrt`.
 
-    `$EDGEKIT_PROVIDER` names it; by default it is `cuda` on x86 if onnxruntime has that, else `cpu`. A
-    provider of a GPU is returned only if it runs a small model here, else `cpu`.
+    `$EDGEKIT_PROVIDER` names it. By default it is `cuda` on x86 if onnxruntime has CUDA, else `cpu`. If the
+    provider of a GPU is missing or cannot run a small model, `cpu` is returned.
 
     Raises:
         BackendError: `$EDGEKIT_PROVIDER` names no provider.

@@ -25,10 +25,10 @@ def has_free_rows(model: Session | Manifest) -> bool:
 def rows_are_independent(session: Session, inputs: Mapping[str, Array]) -> bool:
     """Return True if a row's answer is the same alone and in a batch with much larger and smaller values.
 
-    Return False, too, if the first dimensions are not free, an input has no row, or the engine refuses the
-    batch. These values reveal a scale, a norm or an extreme over the whole batch. Integers and bools stay
-    within the values of the given rows, as they may be indices. Float outputs may differ by 0.1 % of their
-    row's largest value, because kernels depend on the number of rows; integer outputs may not differ.
+    Such a batch reveals a scale, a norm or an extreme over all rows. Integers and bools are values of the
+    given rows, as they may be indices. Return False, too, if the first dimensions are not free, an input has
+    no row, or the engine refuses the batch. Float outputs may differ by 0.1 % of their row's largest value,
+    because kernels depend on the number of rows; integer outputs may not differ.
 
     Args:
         session: session to try; it runs four times.

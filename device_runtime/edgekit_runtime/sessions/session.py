@@ -18,8 +18,8 @@ class Session(Protocol):
         outputs: specifications of the outputs of `run`.
 
     A session may have further attributes. `has_fixed_work` is True if the values of inputs cannot change how
-    long a run takes, see `fixed_work`. If not, the service runs the model only in threads, and makes no
-    batches. For `is_concurrent`, `share`, `trim` and `cancel_runs` see `OrtSession`.
+    long a run takes, see `fixed_work`. If not, the service never runs the model on its event loop, and makes
+    no batches. For `is_concurrent`, `share`, `trim` and `cancel_runs` see `OrtSession`.
     """
 
     @property

@@ -33,7 +33,7 @@ class Choice:
 
     Attributes:
         sha256: digest of the package's manifest.
-        package: verified and open; an installation may remove its file later, so open the model from this.
+        package: verified and open. Read the model from here: an installation may remove the package's file.
         health: `unproven`, `healthy` or `rejected`. A rejected version is chosen only if all better ones are
             damaged; open it in a separate process, if possible.
         begun: number of starts without a confirmation, including this one if `is_counted`.
@@ -108,12 +108,13 @@ def begin(folder: ModelFolder, decide: Decide, counted: Collection[str]) -> Choi
 
     If the start cannot be recorded, open the first version that has proved itself instead, if any.
 
-    `decide`: takes the present state; returns the next state and the candidates, best first.
-    `counted`: manifest digests of versions whose start was counted before.
+    `decide`: takes the present state; returns the next state and the candidates, best first. `counted`:
+    manifest digests of versions whose start was counted before.
 
     Raises:
         NothingToOpenError: none is intact; nothing is recorded.
-        UnavailableError: as from `open_first`, or the state cannot be read or written now; nothing recorded.
+        UnavailableError: a package cannot be checked, or the state cannot be read or written now; nothing is
+            recorded.
         SlotError: `decide` raised it.
     """
     try:

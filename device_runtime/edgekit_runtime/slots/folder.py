@@ -171,7 +171,7 @@ class ModelFolder:
         return True
 
     def may_name(self, item: Installed) -> bool:
-        """Return True if the state file names `item`, or cannot be read, such as after a failed sync."""
+        """Return True if the state file names `item`, or cannot be read, so that it might name `item`."""
         loaded = self.load()
         is_named = any(other.sha256 == item.sha256 for other in loaded.state.installed)
         return is_named if loaded.problem is None else not loaded.replaceable
@@ -214,10 +214,10 @@ class ModelFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold this model's state during the `with` block against other processes and threads.
+        """Lock this model's state during the `with` block, against other processes and threads.
 
         Raises:
-            RecordError: the folder is missing, or somebody else holds it for over 30 s.
+            RecordError: the folder is missing, or the state is locked for over 30 s.
         """
         with hold(self.path):
             yield

@@ -45,8 +45,8 @@ class Installed(Record):
         sha256: digest of the manifest, in 64 lower-case hexadecimal digits.
         health: `unproven` until it is confirmed for the first time, `healthy` from then on, or `rejected`.
         begun: number of starts since it was installed, while unproven.
-        trial: how a service runs it beside the previous version while it is unproven, also after a restart:
-            `shadow`, `canary`, or empty for the service's setting.
+        trial: how a service tries the unproven version beside the previous one: `shadow`, `canary`, or empty
+            for the service's setting.
         encrypted: whether its file is encrypted.
     """
 

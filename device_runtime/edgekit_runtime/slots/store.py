@@ -78,7 +78,7 @@ class Slots:
         trust: keys whose packages are accepted.
         target: target of this device; packages for another one are refused. None accepts all.
         max_begun: starts without a confirmation after which a version is rejected.
-        disk: file operations that carry changes out.
+        disk: calls that change files, see `Disk`.
     """
 
     folder: Path
@@ -106,7 +106,7 @@ class Slots:
             raise SlotError(f"{self._models}: cannot be read: {cause.strerror}") from cause
 
     def load(self, model: str) -> FoundState:
-        """Return the recorded state of `model`, or if it is damaged a rebuilt one; write nothing."""
+        """Return the state of `model`; if its record is damaged, rebuild the state, without writing it."""
         return self._find(model).load()
 
     def examine(self, model: str) -> tuple[FoundState, tuple[Place, ...]]:
@@ -176,7 +176,7 @@ class Slots:
         counted: Collection[str] = (),
         without: Collection[str] = (),
     ) -> Choice:
-        """Return what `choose` returns, after counting the start of an unproven version on the disk.
+        """Return what `choose` returns; if the version is unproven, first count this start on the disk.
 
         A version that was begun `max_begun` times and never confirmed is rejected here, so that a loop of
         crashes ends at the previous version. If the count cannot be written, versions that have proved
@@ -214,17 +214,12 @@ class Slots:
         counted: Collection[str] = (),
         without: Collection[str] = (),
     ) -> Choice | None:
-        """Record that `version` failed; return the version to open in its place, with its start counted.
+        """Record that `version` failed; return the version to open in its place, and count its start.
 
         Return None if all other versions are rejected or cannot be opened. If the failure cannot be recorded,
         that is only logged.
 
-        Args:
-            model: name of the model.
-            version: the version that failed.
-            reason: text to show, such as the finding of the self-test.
-            counted: the same as for `begin_start`.
-            without: the same as for `begin_start`.
+        `reason`: text to show, such as the finding of the self-test. `counted`, `without`: see `begin_start`.
 
         Raises:
             UnavailableError: other versions cannot be checked now; the failure is recorded.

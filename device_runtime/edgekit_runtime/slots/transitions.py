@@ -74,7 +74,7 @@ def list_candidates(state: ModelState) -> tuple[Installed, ...]:
 def give_up(state: ModelState, max_begun: int, counted: Collection[str] = ()) -> ModelState:
     """Return the state after rejecting every unproven version that was begun `max_begun` times.
 
-    `counted`: manifest digests of versions whose current start may still be confirmed; not rejected.
+    `counted`: manifest digests of versions to leave alone: their current start may still be confirmed.
     """
     for item in (state.active, state.spare):
         if item is None or item.health != UNPROVEN or item.sha256 in counted:

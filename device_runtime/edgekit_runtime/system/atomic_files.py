@@ -101,7 +101,7 @@ def write_atomically(path: Path, *, mode: int = 0o666, disk: Disk = DISK) -> Ite
     until then. Only a power cut or SIGKILL in mid-write leaves the temporary file, named `.NAME.<16
     digits>.tmp`.
 
-    Its folder must exist; `mode` is before the umask.
+    The folder of `path` must exist; the umask applies to `mode`.
 
     Raises:
         OutputError: the folder is missing or unwritable, the disk is full, or another OSError of writing.

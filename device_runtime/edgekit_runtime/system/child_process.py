@@ -227,7 +227,7 @@ class ChildProcess:
 
     @property
     def output(self) -> bytes:
-        """Its standard output so far, if that is kept, else empty."""
+        """Its standard output so far; empty unless the process was started with `output` as `keep`."""
         return b"" if self._output is None else _read_tail(self._output, None)
 
     @property
@@ -328,7 +328,8 @@ class JsonChild(ChildProcess):
 def open_channel() -> socket.socket:
     """Return this process's end of the channel to its parent.
 
-    From now on the kernel kills this process when the parent ends; if it has ended already, this one exits.
+    From now on the kernel kills this process when the parent ends. If the parent has ended, this process
+    exits.
     """
     end_with_parent()
     channel = socket.socket(fileno=int(sys.argv[1]))

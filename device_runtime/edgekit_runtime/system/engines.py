@@ -45,7 +45,7 @@ class Installation:
         extra: extra of our distribution that installs the engine; empty if `advice` says how.
         advice: how to install it if no extra does.
         host_extra: extra for hosts that make packages for the engine; empty if they need none.
-        pinned_list: file in `requirements/` with pinned versions for a device; empty without pip.
+        pinned_list: file in `requirements/` with pinned versions for a device; empty if there is none.
     """
 
     modules: tuple[str, ...]
@@ -114,8 +114,8 @@ class Engine:
         installation: how it comes onto a device.
         file_format: `onnx`, `tflite`, or empty if the engine gets packages from `edgekit offload` only.
         platform: the format as the Open Inference Protocol names it; empty if it has no name there.
-        open_model: opens the content of a model (bytes or a view) by options as in a manifest, and a number
-            of threads or None. None if the engine opens models of packages only.
+        open_model: opens a model from its content (bytes or a view), options as in a manifest, and a number
+            of threads or None. The field is None if the engine opens only models of packages.
         open: opens a package's model, see `sessions.OpenBackend`; None if `open_model` is used for that.
         tuning_options: returns the options to try for some numbers of threads; no option may change results.
         builds_for_s: longest time to build a model on the device before it can run, seconds; 0 for none.
@@ -214,7 +214,7 @@ def list_engines() -> tuple[str, ...]:
 def check_backends(backends: Sequence[str], where: str) -> None:
     """Check that an engine is installed here for one of `backends`.
 
-    This does not detect an installed engine that cannot be imported.
+    This does not detect an installed engine that cannot be imported. `where`: start of the message.
 
     Raises:
         EngineMissingError: no engine is installed; the message says what to install for each.

@@ -45,8 +45,8 @@ def count_cores() -> int:
 def forbid_dumps() -> None:
     """Let no crash of this process, or of children that it starts from now on, write memory to the disk.
 
-    Core files are limited to 1 byte. A kernel that pipes cores to a program ignores the limit 0. If it
-    ignores 1, too, the core dump filter leaves out all memory.
+    Core files are limited to 1 byte, since a kernel that pipes cores to a program ignores a limit of 0. Where
+    it ignores 1, too, the core dump filter leaves all memory out of the core.
 
     Source: core(5).
     """

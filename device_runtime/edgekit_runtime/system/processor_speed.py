@@ -99,7 +99,7 @@ def begin_anywhere(draws: random.Random, share: float) -> None:
     """Work for a random time, so that later work begins at a random point of this process's time slice.
 
     A process that slept wakes at the start of a slice. Work shorter than a slice would never be paused, and
-    look as fast as without the quota.
+    would seem as fast as without a quota.
 
     `share`: share of a processor that a quota allows this process; at 1 nothing happens.
     """

@@ -17,7 +17,7 @@ _RETRY_AFTER_S: Final = 1.0
 def is_lack(cause: BaseException) -> bool:
     """Return True if `cause` says that the machine lacks descriptors or memory.
 
-    If this process has a memory limit of its own, return False for memory: a restart would not help.
+    A lack of memory does not count if this process has a memory limit of its own: a restart would not help.
     """
     number = cause.errno if isinstance(cause, OSError) else None
     if isinstance(cause, MemoryError) or number == errno.ENOMEM:

@@ -19,7 +19,7 @@ def clean(text: str) -> str:
 
 
 def clean_line(text: str, max_chars: int = 500) -> str:
-    """Return foreign text, cut and cleaned, as part of one line, without line breaks and tabs."""
+    """Return up to `max_chars` of a foreign text, cleaned by `clean`, and without line breaks and tabs."""
     return clean(text[:max_chars]).translate({ord("\n"): "\ufffd", ord("\t"): " "})
 
 

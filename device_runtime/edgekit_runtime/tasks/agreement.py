@@ -21,9 +21,10 @@ def compare_answers(current: Decoded, candidate: Decoded) -> float:
     """Return the agreement of two answers, 0..1: the mean over their fields.
 
     Two boxes form a pair if they have the same label and an IoU of at least 0.5. Lists of boxes agree by the
-    number of pairs over the length of the longer list. A pair with inner answers counts by the agreement of
-    these answers. For regressions all values are compared, for other lists with labels only the first
-    entries. Numbers are compared by `compare_numbers`; other values agree if they are equal.
+    number of pairs, divided by the length of the longer list. If paired boxes have answers of their own, the
+    pair counts only as much as these answers agree. For regressions all values are compared, for other lists
+    with labels only the first entries. Numbers are compared by `compare_numbers`; other values agree if they
+    are equal.
     """
     parts = [_compare(current.get(name), candidate.get(name)) for name in {*current, *candidate}]
     return sum(parts) / len(parts) if parts else 1.0

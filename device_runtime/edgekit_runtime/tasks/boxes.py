@@ -58,7 +58,7 @@ def find_best(boxes: Boxes, *, overlap: float, max_boxes: int, max_candidates: i
     """Return the indices of the best boxes, best first; of overlapping boxes of a class, only the best.
 
     Args:
-        boxes: boxes of one picture; those with a NaN, without an area, or with an infinite one are left out.
+        boxes: boxes of one picture; a box with a NaN, without an area, or with an infinite area is left out.
         overlap: intersection over union above which the worse of two boxes is left out; 1 keeps all.
         max_boxes: most boxes that are returned.
         max_candidates: only this many boxes, those of the highest scores, are considered.

@@ -43,12 +43,8 @@ def set_cookie(
 ) -> None:
     """Set a cookie that scripts cannot read and other sites cannot send.
 
-    Args:
-        request: request that is answered.
-        response: response to it.
-        name: name of the cookie.
-        value: an empty one removes the cookie.
-        life_s: how long the browser keeps it, in seconds; None until it is closed.
+    `value`: an empty one removes the cookie. `life_s`: how long the browser keeps the cookie, in seconds;
+    None until the browser is closed.
     """
     response.set_cookie(
         cookie_name(request, name),

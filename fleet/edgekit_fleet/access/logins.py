@@ -51,15 +51,15 @@ class Login:
 
 
 class LoginDesk:
-    """Lets users in by name and password, and slows down those who guess.
+    """Lets users in by name and password, and slows down guesses.
 
     After a login, the browser holds a cookie for that user. Failures with the cookie have a limit of their
     own, so nobody without it can shut the user out in that browser.
 
     Other failures count for the pair of name and address. They shut out neither other users at that address
-    nor this user elsewhere. Wider limits hold for all failures of a name, for all at an address, and for all
-    together. These do not apply to a user at an address where they have logged in before. The audit log gets
-    at most one alarm a minute for an address.
+    nor this user elsewhere. Wider limits hold for all failures with a name, for all failures at an address,
+    and for the total. The wider limits do not apply to a user at an address where they have logged in before.
+    The audit log gets at most one alarm a minute for an address.
 
     Source: OWASP, *Slow Down Online Guessing Attacks with Device Cookies*.
     """
@@ -154,7 +154,7 @@ def _list_limits(session: Session, name: str, address: str, browser: str) -> dic
 
 
 def browser_of(secret: str) -> str:
-    """Return the cookie value by which a browser is known after the login with this secret has ended."""
+    """Return the cookie value that identifies a browser even after the login with `secret` has ended."""
     return digest(f"browser {secret}")
 
 

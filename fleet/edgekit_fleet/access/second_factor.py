@@ -57,7 +57,7 @@ def make_code(secret: str, step: int) -> str:
 
 
 def add_factor(session: Session, name: str, *, actor: str, is_confirmed: bool) -> NewSecondFactor:
-    """Give a user a new second factor, in place of one that was never confirmed.
+    """Give a user a new second factor; a second factor that was not confirmed is replaced.
 
     With `is_confirmed`, logins need it at once; otherwise only after `confirm_factor`.
 

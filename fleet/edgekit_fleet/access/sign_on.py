@@ -55,7 +55,7 @@ class Identity:
 def fits_login(identity: Identity | None, login: Login) -> bool:
     """Return True if a request with this identity may use the login.
 
-    `identity`: None for a request without headers of a proxy; it may use only a login with a password.
+    `identity`: None for a request without headers of a proxy, which may use only a login with a password.
     """
     if identity is None:
         return login.signed_on_role is None

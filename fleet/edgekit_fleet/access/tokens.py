@@ -46,12 +46,8 @@ def add_token(
 ) -> str:
     """Make a token, and return its secret, which the store does not keep.
 
-    Args:
-        session: session of a transaction.
-        name: name of the token.
-        scopes: scopes of the token, at least one.
-        actor: who makes it.
-        life_s: how long it is valid, in seconds; None for ever.
+    `scopes`: scopes of the token, at least one. `actor`: who makes it. `life_s`: how long the token is valid,
+    in seconds; None for ever.
 
     Raises:
         FleetError: the name is malformed or taken, or a scope is unknown.
@@ -127,10 +123,7 @@ def end_grants_of(session: Session, maker: str, *, actor: str) -> None:
 def end_expired(session: Session, after: float, until: float) -> None:
     """End what was made with tokens that expired in an interval, as if they were revoked.
 
-    Args:
-        session: session of a transaction.
-        after: start of the interval, in seconds since 1970.
-        until: end of the interval, in seconds since 1970; the interval includes it.
+    `after`, `until`: ends of the interval, in seconds since 1970; the interval includes `until`.
     """
     expired = select(TokenRow.name).where(TokenRow.expires_at > after, TokenRow.expires_at <= until)
     for name in session.scalars(expired).all():

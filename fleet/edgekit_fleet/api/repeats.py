@@ -81,11 +81,7 @@ def begin_request(store: Store, request: KeyedRequest, now: float) -> tuple[int,
 def end_request(store: Store, request: KeyedRequest, status: int, answer: bytes) -> None:
     """Keep the answer to a request; after a status of 500 or more, forget the request, so it can be repeated.
 
-    Args:
-        store: store of the fleet.
-        request: request that was carried out.
-        status: HTTP status.
-        answer: body of the answer; empty if it holds a secret.
+    `answer`: body of the answer; empty if it holds a secret.
     """
     with store.transaction() as session:
         row = session.get(IdempotencyRow, (request.actor, request.key))

@@ -74,11 +74,7 @@ async def receive_file(request: Request, folder: Path, sha256: str) -> AsyncIter
 def parse_request(endpoint: AnyEndpoint, request: Request, body: bytes, **own: Any) -> Any:
     """Return an instance of `endpoint.request`, read from the path and from body or query.
 
-    Args:
-        endpoint: endpoint to call.
-        request: HTTP request.
-        body: JSON, with POST.
-        own: fields whose values are known already.
+    `body`: JSON, with POST. `own`: fields whose values are known already.
 
     Raises:
         RequestError: 400 no JSON; 415 another media type; 422 a field is missing, unknown or wrong.

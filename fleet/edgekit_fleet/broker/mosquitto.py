@@ -69,9 +69,9 @@ log_type warning
 
 
 def write_configuration(folder: FleetFolder, settings: FleetSettings, authority: Authority) -> Path:
-    """Write all files that mosquitto reads into its folder; return the path of `mosquitto.conf`.
+    """Write the files for mosquitto into the fleet's broker folder; return the path of `mosquitto.conf`.
 
-    Only this folder goes to a broker on another machine: the keys of the authority stay here.
+    Only the broker folder goes to a broker on another machine: the keys of the authority stay here.
 
     Raises:
         OutputError: the folder cannot be written.

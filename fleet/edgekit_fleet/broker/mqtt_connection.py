@@ -42,7 +42,8 @@ class ConnectionOptions:
         context: TLS context with the device's certificate.
         session: TLS session of an earlier connection with this context, to be resumed; or None.
         host: name that the broker's certificate must have.
-        will_topic, will: the last will, retained; no topic for none.
+        will_topic, will: topic and payload of the last will, which is retained; no will if the topic is
+            empty.
         keepalive_s: the broker ends the connection after 1.5 times this without a packet.
         is_mqtt5: whether to speak MQTT 5, else 3.1.1.
     """

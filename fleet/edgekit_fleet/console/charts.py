@@ -52,7 +52,7 @@ class Chart:
         show: returns a y as text.
         show_x: returns an x as text, for the table.
         is_log: whether x is drawn by its logarithm.
-        x_range: lowest and highest x; those of the points by default.
+        x_range: lowest and highest x; by default, the range of the points.
     """
 
     key: str

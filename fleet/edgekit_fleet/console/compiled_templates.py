@@ -19,7 +19,7 @@ _SYNTAX: Final[dict[str, Any]] = {"trim_blocks": True, "lstrip_blocks": True, "o
 
 
 def open_templates(folder: Path) -> Environment:
-    """Return the templates of a folder, which are compiled at first use if they have changed since."""
+    """Return the templates of a folder; each is compiled at first use, unless its compiled form is stored."""
     return Environment(
         loader=FileSystemLoader(folder),
         autoescape=True,

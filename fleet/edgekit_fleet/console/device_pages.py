@@ -243,7 +243,7 @@ def _describe_entry(row: AuditRow) -> Happening:
 
 
 def edit_tags(console: Console, request: Request) -> Response:
-    """Change the tags of a device to those of the form; ask first if that affects an open rollout."""
+    """Set the tags of a device to the tags in the form; ask first if that affects an open rollout."""
     name, form = request.path_params["name"], request.state.form
     detail = devices.describe(console.store, name)
     after = _read_tags(form.get("tags", ""))
@@ -279,7 +279,7 @@ def _read_tags(text: str) -> dict[str, str]:
 
 
 def edit_settings(console: Console, request: Request) -> Response:
-    """Change the settings of a device to those of the form, and redirect to the device."""
+    """Set the settings of a device as the form states, and redirect to the device."""
     name, form = request.path_params["name"], request.state.form
     before = devices.describe(console.store, name).settings
     after = {key: form.get(key, "").strip() for key in SETTINGS if key in form}

@@ -83,8 +83,8 @@ def show_fleet(console: Console, request: Request) -> Response:
 def warm_up(store: Store) -> None:
     """Read everything that the first page reads, so that its first reader does not wait.
 
-    The first reading of a process compiles its statements, and each connection to the database has a cache of
-    its own. The page uses two connections, so this reads over two.
+    A process compiles the page's SQL statements at their first use, and each connection to the database has a
+    cache of its own. The page uses two connections, so this reads over two.
     """
     with store.snapshot() as first, store.snapshot() as other:
         _read_values(first)

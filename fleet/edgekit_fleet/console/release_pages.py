@@ -52,8 +52,9 @@ class PackageEvidence:
     Attributes:
         score: score that the packager measured, in words, or empty.
         agreement: least agreement with the previous version.
-        deltas: (start, bytes) of each delta. The start is the old version; the begin of the old package's
-            digest if the version is not known; or empty for a coded file, which needs no old version.
+        deltas: (start, size in bytes) of each delta. The start is the old version, or eight digits of the old
+            package's digest if the version is not known. A coded file needs no old version: its start is
+            empty.
     """
 
     row: ReleasePackageRow

@@ -28,7 +28,7 @@ class BuiltEngines:
 
     Attributes:
         plans: precision (`int8`, `fp16` or `fp32`) -> serialized engine.
-        refused: precision -> why there is none; `model` -> why it cannot be parsed.
+        refused: precision -> why its engine was not built; `model` -> why the model cannot be parsed.
         timing: TensorRT's timing cache, or None.
     """
 

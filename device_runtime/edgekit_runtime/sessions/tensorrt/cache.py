@@ -168,9 +168,7 @@ class EngineCache:
 
         If the cache cannot be written, nothing is locked.
 
-        Args:
-            key: key of the entry.
-            stop: set to stop waiting for the lock.
+        `stop`: set to stop waiting for the lock.
 
         Raises:
             StoppedError: `stop` was set before the entry was free.

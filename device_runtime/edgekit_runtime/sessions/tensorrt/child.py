@@ -33,9 +33,10 @@ _NICENESS: Final = 10  # a session is serving on the CPU meanwhile
 
 
 def build_all(trt: Any, request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Build each requested engine in `folder`; return the fields of `answer.json` except `seconds`.
+    """Build engines of `model.onnx` in `folder`; return the fields of `answer.json` except `seconds`.
 
-    `request`: `precisions`, or None for the usual ones; `shapes`, `workspace_bytes`, `compute_capability`.
+    Each engine is written to `PRECISION.plan`. `request` has the fields `precisions` (None for the usual
+    ones), `shapes`, `workspace_bytes` and `compute_capability`.
     """
     model = (folder / "model.onnx").read_bytes()
     built: list[str] = []

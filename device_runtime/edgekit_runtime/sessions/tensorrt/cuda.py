@@ -103,7 +103,7 @@ class Cuda:
             raise BackendError(f"backend 'tensorrt': {function} failed with {code} ({text})")
 
     def enter(self) -> None:
-        """Use this GPU's context on the calling thread; every thread must do so before its other calls."""
+        """Use this GPU's context on the calling thread; each thread must call this before other methods."""
         self._call("cuCtxSetCurrent", self._context)
 
     def create_stream(self) -> int:

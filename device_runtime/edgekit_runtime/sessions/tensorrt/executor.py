@@ -30,7 +30,7 @@ class EngineExecutor:
     """A `Session` of one engine; `run` may be called from several threads, which then wait for one another.
 
     Attributes:
-        inputs: inputs of `run`; a dimension that the profile leaves free is named as in `image_0`.
+        inputs: inputs of `run`; a free dimension is named by input and axis, such as `image_0`.
     """
 
     __slots__ = (
@@ -85,7 +85,7 @@ class EngineExecutor:
         )
 
     def accepts(self, inputs: Mapping[str, Array]) -> bool:
-        """Return True if the shapes lie within the optimization profile, or all shapes are fixed."""
+        """Return True if each free dimension of the inputs lies within the optimization profile."""
         for name, (low, _, high) in self._ranges.items():
             shape = np.shape(inputs.get(name, ()))
             if len(shape) == len(low):  # otherwise every engine refuses it

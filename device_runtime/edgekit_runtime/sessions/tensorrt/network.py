@@ -72,11 +72,8 @@ def _parser_error(error: Any) -> str:
 def make_profile(builder: Any, network: Any, ranges: Ranges) -> Any:
     """Return the optimization profile for inputs with free dimensions, or None if there are none.
 
-    Args:
-        builder: builder of the network.
-        network: the parsed network.
-        ranges: shapes of inputs with free dimensions; an input whose only free dimension is the first may be
-            left out and gets batches of `BATCH_RANGE`.
+    `ranges`: shapes of inputs with free dimensions; an input whose only free dimension is the first may be
+    left out and gets batches of `BATCH_RANGE`.
 
     Raises:
         RefusedError: a name is no input, or an input needs ranges and has none.
@@ -118,7 +115,7 @@ def remove_quantization(trt: Any, network: Any) -> list[Any]:
     half precision is faster than int8 on this GPU.
 
     Raises:
-        RefusedError: a layer dequantizes a tensor that is neither stored nor from a Q layer, or stored int4.
+        RefusedError: a layer dequantizes int4 codes, or a tensor that is neither stored nor from a Q layer.
     """
     producers = {
         layer.get_output(i).name: layer for layer in _layers(network) for i in range(layer.num_outputs)

@@ -114,7 +114,7 @@ class TensorRtSession:
         return fallback.run(inputs)
 
     def close(self) -> None:
-        """Stop building, wait for its end, and free the model; a second call does nothing."""
+        """Stop the build, wait until it has ended, and free the model; a second call does nothing."""
         self._stop.set()
         self._thread.join()
         engine, fallback = self._serving

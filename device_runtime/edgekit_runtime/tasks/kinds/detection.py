@@ -43,7 +43,7 @@ class DetectionOptions:
     """Options of `detection`.
 
     Attributes:
-        layout: where the boxes are in the outputs, see the layouts.
+        layout: how the boxes lie in the outputs: name of a layout.
         output: name of the output with the boxes; empty for the first output that fits.
         scores_output: name of the output with only scores; empty for the first that fits.
         classes_output: name of the output with classes, for `listed`; empty if there is only one class.
@@ -51,12 +51,13 @@ class DetectionOptions:
         boxes: `centre` for centre and size, `corners` for two corners; with `-yx` vertical values come first.
         unit: `pixels` of the input, or `shares` of its width and height.
         scores: what scores are: `probabilities`, or logits for a `softmax` over the classes or a `sigmoid`.
-        background: where the class of no object is among the classes: `none`, `first` or `last`.
+        background: position of the class `no object` among the classes: `none`, `first` or `last`.
         columns: order of the values in a row of the layout `rows`.
         strides: pixels of the input for one cell of each grid, for `grid` and `anchors`.
         scales: smallest and largest anchor, as shares of the input.
         aspects: width over height of the anchors of a cell.
-        interpolated: width over height of a further anchor between this scale and the next; 0 for none.
+        interpolated: width over height of a further anchor, whose scale lies between the scales of this grid
+            and the next; 0 for none.
         reduced: whether cells of the first grid have only the three anchors of SSD's lowest layer.
         unit_anchors: whether all anchors are as large as the input.
         divisors: divide raw x, y, width and height of the layout `anchors`; 0 for the width of the input.
@@ -106,7 +107,7 @@ class OutputLayout:
 
     Attributes:
         sentence: shapes and meaning, for documents.
-        options: the options that it reads beside those that all layouts read.
+        options: options that this layout reads; options that all layouts read are left out.
         leading: number of values before the class scores, if one output holds boxes and scores: 4 for the
             box, 5 with an objectness score. 0 for separate outputs.
         find_corners: (coords [A, 4 or more], chosen rows, options, size of the input) -> corners of the
@@ -130,9 +131,10 @@ def find_boxes(
         outputs: outputs of one sample, each with the first axis 1.
         options: options of the task.
         input_size: height and width of the input.
-        labels: number of classes that have a label. It tells which axis of an output with boxes and scores
-            counts the boxes. If it fits neither axis or both, the longer axis is taken, and a probability
-            over 1 is an error. None takes the longer axis, too, but accepts any score.
+        labels: number of classes that have a label. It shows which axis counts the boxes, for one output with
+            boxes and scores. If the number fits neither axis or both, the longer axis counts the boxes, and a
+            probability over 1 is an error. With None the longer axis counts the boxes, and any score is
+            accepted.
 
     Raises:
         DataError: an output is missing or has another shape, or a probability is over 1, see `labels`.

@@ -17,8 +17,8 @@ class RegressionOptions:
 
     Attributes:
         output: name of the output with the values; empty for the first output.
-        scale: factor of the values; a list of one number for all, or of one for each value.
-        offset: added to the scaled values; a list like `scale`.
+        scale: factors of the values, as a list: one number for all values, or a number for each.
+        offset: numbers to add to the scaled values; a list like `scale`.
     """
 
     output: str = ""

@@ -33,9 +33,9 @@ class SegmentationOptions:
 
     Attributes:
         output: name of the output; empty for the first output.
-        layout: order of its axes. With several classes the largest value wins.
-        scores: what the values of a single class are: `probabilities`, or logits for a `sigmoid`.
-        threshold: a pixel belongs to a single class from this score on.
+        layout: order of the output's axes. With several classes the largest value wins.
+        scores: what the values are if there is only one class: `probabilities`, or logits for a `sigmoid`.
+        threshold: if there is only one class: the least score of a pixel in this class.
         form: form of the mask: `png`, whose palette indices are the classes; or `rle`, COCO's uncompressed
             RLE of each class: run lengths in column order that begin with pixels outside the class.
         max_side: longest side of the mask in pixels; the mask of a larger picture is scaled down.
@@ -126,7 +126,8 @@ def _encode_png(mask: Array) -> str:
 def make_palette() -> Array:
     """Return a colour for each class, uint8 [256, 3]; class 0 is black.
 
-    The bits of a class go to red, green and blue in turn, to the highest bit of each first.
+    The lowest three bits of a class are the highest bits of red, green and blue, the next three bits the
+    second highest, and so on.
     Source: VOClabelcolormap of the Pascal VOC development kit.
     """
     bits = (np.arange(256)[:, None] >> np.arange(8)) & 1  # [class, bit]

@@ -34,7 +34,7 @@ class TextOptions:
 def read_text(outputs: Outputs, options: TextOptions, labels: Sequence[str]) -> tuple[str, float]:
     """Return the text and its score; repeated characters count once, unless a blank separates them.
 
-    The score is the mean over the characters of the text, as CTCLabelDecode of PaddleOCR has it.
+    The score is the mean of the characters' scores, as in CTCLabelDecode of PaddleOCR.
 
     Raises:
         DataError: the output is missing, of another shape, or has another number of characters than labels.

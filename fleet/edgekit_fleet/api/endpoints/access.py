@@ -42,7 +42,7 @@ class AddUser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetPassword:
-    """Another password of a user, which ends their logins.
+    """A new password for a user, which ends their logins.
 
     Attributes:
         name: name of the user.
@@ -55,7 +55,7 @@ class SetPassword:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetRole:
-    """Another role of a user.
+    """A new role for a user.
 
     Attributes:
         name: name of the user.

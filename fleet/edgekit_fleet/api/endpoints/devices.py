@@ -60,7 +60,7 @@ class TagDevice:
     Attributes:
         name: name of the device.
         tags: tag -> value; an empty value removes the tag.
-        is_sure: set the tags even if the device then gets another version; without it, that is error 409.
+        is_sure: whether to set the tags even if the device then gets another version; else this is error 409.
     """
 
     name: str

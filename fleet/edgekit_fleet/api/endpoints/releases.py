@@ -43,7 +43,7 @@ class UploadPackage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadedPackage:
-    """A package that can be released within a day.
+    """An uploaded package, which a release can name within a day.
 
     Attributes:
         sha256, size_bytes: SHA-256 and size of the file.
@@ -144,13 +144,14 @@ class StartRollout(PlanRollout):
     Attributes:
         name: name of the rollout; if empty, the name of the release and a number.
         limits: limits of the gates.
-        evidence: gates of outside judges, by their names; the rollout waits for their evidence at the end of
-            its first wave.
+        evidence: name -> gate of an outside judge. The rollout waits for the evidence of all outside judges
+            at the end of its first wave.
         soak_s, patience_s, step_timeout_s, retries, spread_s, approval, is_dynamic, window, trial: see
             `RolloutSettings`.
         order: `new-first` loads the new version before it unloads the old one, which needs memory for both;
-            `old-first` unloads first; `unloaded` only unloads the old version, until a safe one exists.
-        priority: models with a higher one are updated first on a device.
+            `old-first` unloads first; `unloaded` unloads the old version at once, before the new one is
+            installed.
+        priority: models of a higher priority are updated first on a device.
         orders, priorities: model -> order or priority of that model, in place of `order` or `priority`.
     """
 
@@ -179,7 +180,8 @@ class GetRollout:
     Attributes:
         name: name of the rollout.
         wait: seconds after which the rollout is returned as it is.
-        until: wait until it has `ended`, or has `stopped`: ended, or paused until a person decides.
+        until: `ended` waits until the rollout has ended; `stopped` waits until it has ended, or is paused
+            until a person decides.
     """
 
     name: str

@@ -61,7 +61,7 @@ class ListSamples:
     """Which samples to list; an empty field means all.
 
     Attributes:
-        trigger: kind of a trigger that drew them.
+        trigger: only samples that a trigger of this kind drew.
         limit: most samples of one page.
         after: `next` of the page before.
     """

@@ -52,8 +52,8 @@ class Background(Generic[Result]):
         """Return the result of some work, or the previous result if the work takes too long for a page.
 
         Args:
-            key: key of the work; if work with this key runs already, the call waits for that.
-            work: work to begin otherwise.
+            key: key of the work; if work with this key runs already, the call waits for its result.
+            work: work to begin if no work with the key runs.
             is_again: whether the same page asks again; then a recent result is accepted.
 
         Raises:

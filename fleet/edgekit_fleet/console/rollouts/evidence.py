@@ -36,9 +36,9 @@ class Course:
     """The evidence of one gate over time.
 
     Attributes:
-        where: ` of class NAME` for the devices with the strongest evidence against the release; empty if
-            these are all devices.
-        of_model: ` of MODEL` for the model with the strongest evidence; empty if the release has one model.
+        where: ` of class NAME` if the evidence against the release is strongest for one class of devices;
+            empty if it is strongest for all devices.
+        of_model: ` of MODEL`, the model with the strongest evidence; empty if the release has one model.
         counts: numbers of devices, rising.
         estimates: mean over the first `counts` devices; an improvement is shown as no change.
         lows: lower bound of that mean; 0 where there is none yet.
@@ -66,7 +66,9 @@ class Course:
 def find_courses(
     samples: Sequence[Sample], limits: Mapping[str, float], models: Sequence[str]
 ) -> list[Course]:
-    """Return the course of each gate that has answers, for the strongest evidence against the release.
+    """Return the course of each gate that has answers.
+
+    Of all groups of devices and all models, a course shows the strongest evidence against the release.
 
     Args:
         samples: samples in the order in which their devices first answered, then those without an answer.

@@ -90,11 +90,8 @@ def list_rollout_rows(
 ) -> list[RolloutRow]:
     """Return rollouts, the newest first.
 
-    Args:
-        session: session of the store.
-        limit: most entries to return.
-        before: only those that were made before this time, in seconds since 1970.
-        release: only of this release.
+    `limit`: most rollouts to return. `before`: only rollouts that were made before this time, in seconds
+    since 1970. `release`: only rollouts of this release.
     """
     statement = select(RolloutRow).order_by(RolloutRow.created_at.desc()).limit(limit)
     if before is not None:
@@ -130,7 +127,7 @@ def list_waves(session: Session, row: RolloutRow) -> list[Wave]:
 
 
 def sum_waves(waves: Sequence[Wave]) -> Wave:
-    """Return one wave with the devices of all, with the number 0."""
+    """Return the sum of `waves` as one wave, with the number 0."""
     states: dict[str, int] = {}
     for wave in waves:
         for state, count in wave.states.items():
@@ -139,7 +136,7 @@ def sum_waves(waves: Sequence[Wave]) -> Wave:
 
 
 def list_failures(session: Session, row: RolloutRow) -> list[Reason]:
-    """Return why devices failed on the way to a rollout's release or back, the most frequent reason first."""
+    """Return why devices failed to get or to leave a rollout's release, the most frequent reason first."""
     count = func.count(ExecutionRow.device.distinct())
     columns = ExecutionRow.version, ExecutionRow.state, ExecutionRow.code
     groups = session.execute(

@@ -171,7 +171,10 @@ class RolloutLog:
 
 
 class RolloutLogs:
-    """The logs of the rollouts that pages showed last. The log of 10,000 devices takes most of a second."""
+    """The logs of the rollouts that pages showed last.
+
+    Reading a log of 10,000 devices takes most of a second.
+    """
 
     def __init__(self, closing: ExitStack) -> None:
         self._logs: OrderedDict[str, RolloutLog] = OrderedDict()
