@@ -32,7 +32,7 @@ class OutputCheck:
         passed: whether enough of the compared values are within the tolerance.
         wrong_count: number of values outside the tolerance. If the number of rows depends on the data, number
             of rows without a counterpart. None if the output is missing, or its dtype or shape differs.
-        max_abs_error: the largest difference of two finite values; None where `wrong_count` is.
+        max_abs_error: the largest difference of two finite values; None where `wrong_count` is None.
         message: what was compared and how far it differs, in one sentence, also if it passed.
     """
 
@@ -113,7 +113,7 @@ def read_golden(package: OpenedPackage) -> GoldenCase:
 
 
 def find_answerer(package: OpenedPackage) -> "Answerer | None":
-    """Return the package's answerer; None if the package has no preprocessing, no task and no labels."""
+    """Return the package's answerer; None if the package has neither preprocessing nor task nor labels."""
     if not package.manifest.needs_answerer:
         return None
     from edgekit_runtime.tasks.answerer import open_answerer  # which models of plain tensors do not need

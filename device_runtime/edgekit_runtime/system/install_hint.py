@@ -9,8 +9,8 @@ _ROOT = Path(__file__).parents[3]
 def python_here() -> str:
     """Return a name of the running Python for a command: `.venv/bin/python` in a checkout of edgekit.
 
-    An environment below the working folder is named by its path from there; any other Python is `python`.
-    Other folders of this machine are not named, because messages end up in reports.
+    An environment below the working folder is named by its relative path; any other Python is `python`. Other
+    folders of this machine are not named, because messages end up in reports.
     """
     prefix = Path(sys.prefix)
     if prefix.resolve() == (_ROOT / ".venv").resolve():

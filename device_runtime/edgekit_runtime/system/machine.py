@@ -9,7 +9,7 @@ _CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
-    """Return the machine's free bytes or, if less, its control group's; 2^62 if both are unknown."""
+    """Return the free bytes of the machine or of its control group, whichever are fewer; 2^62 if unknown."""
     free_bytes = 1 << 62
     try:
         for line in meminfo.read_text().splitlines():

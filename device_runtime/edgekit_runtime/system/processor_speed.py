@@ -28,11 +28,11 @@ _TOLERANCE: Final = 0.25  # a shared core is half as fast at this work; caches c
 
 
 class SpeedGate:
-    """Compares the time of a fixed piece of work with its usual one.
+    """Compares the processor time of a fixed piece of work with its usual time.
 
     Attributes:
-        usual_s: processor time of that work at the usual speed, in seconds.
-        now_s: its processor time at the last check; infinite before.
+        usual_s: processor time of the work at the usual speed, in seconds.
+        now_s: processor time of the work at the last check, in seconds; infinite before.
     """
 
     def __init__(self, usual_s: float | None = None, seconds: float = 1.2) -> None:

@@ -67,7 +67,7 @@ def read_recent(count: int) -> list[str]:
 
 
 def read_journal(count: int) -> list[str]:
-    """Return the last `count` journal lines of service and agent; none if this process logs elsewhere."""
+    """Return the last `count` journal lines of service and agent; none if this process has no journal."""
     if "JOURNAL_STREAM" not in os.environ:
         return []
     units = [f"--unit={unit}" for unit in _UNITS]

@@ -135,7 +135,7 @@ class Answerer:
 
         Args:
             outputs: output name -> array of batch 1.
-            placement: from `prepare`; without it, positions are those in the input.
+            placement: from `prepare`; without it, positions in the answer are positions in the input.
             overrides: options of the task for this answer alone.
 
         Raises:

@@ -113,7 +113,7 @@ def check_name(name: str) -> str:
 
 
 def make_keys_folder(folder: Path, mode: int) -> None:
-    """Make the folder if it is missing, with the permissions `mode` less the umask."""
+    """Make the folder if it is missing, or raise `OutputError`; the umask applies to `mode`."""
     try:
         folder.mkdir(mode=mode, parents=True, exist_ok=True)
     except OSError as cause:

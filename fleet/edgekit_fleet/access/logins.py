@@ -129,7 +129,7 @@ class LoginDesk:
             return open_login(session, name, now)
 
     def alarm(self, action: str, address: str, text: str, now: float) -> None:
-        """Write an alarm to the audit log, at most one a minute for an address, and a limited number in all.
+        """Write an alarm to the audit log; at most one a minute for an address, and 60 a minute in all.
 
         `action`: such as `alarm.login`. `now`: seconds since 1970.
         """

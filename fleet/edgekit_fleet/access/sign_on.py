@@ -41,7 +41,7 @@ _MIN_SECRET_CHARS: Final = 20
 
 
 class SpoofedHeadersError(RequestError):
-    """A request has the headers of a proxy, but comes from somebody else."""
+    """A request has the headers of a proxy, but does not come from the proxy."""
 
 
 @dataclass(frozen=True, slots=True)

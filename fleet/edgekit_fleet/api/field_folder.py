@@ -50,10 +50,7 @@ _FORMULA: Final = ("=", "+", "-", "@")  # with which a spreadsheet would compute
 def write_field_folder(fleet: FleetCaller, folder: Path, **choice: str) -> tuple[int, list[str]]:
     """Fetch the samples that are not in the folder yet; labels that people gave stay.
 
-    Args:
-        fleet: fleet to ask.
-        folder: folder, made if it is missing.
-        choice: fields of `ListSamples`.
+    `folder`: made if it is missing. `choice`: fields of `ListSamples`.
 
     Returns:
         The number of new files, and a sentence for each sample that cannot be read.

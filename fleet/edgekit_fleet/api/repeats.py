@@ -22,7 +22,7 @@ class KeyedRequest:
     """A request with the header `Idempotency-Key`.
 
     Attributes:
-        actor: who sends it; others may use the same key.
+        actor: who sends the request; other actors may use the same key.
         sha256: SHA-256 of method, path and body.
     """
 

@@ -44,7 +44,7 @@ def format_count(count: float) -> str:
 
 
 def format_bytes(size: float | None) -> str:
-    """Return a size with three digits and its unit, such as `1.23 MB`; `NONE`, a dash, for None."""
+    """Return a size with three digits and its unit, such as `1.23 MB`; a dash (`NONE`) for None."""
     if size is None:
         return NONE
     for unit in ("B", "kB", "MB", "GB"):
@@ -55,7 +55,7 @@ def format_bytes(size: float | None) -> str:
 
 
 def format_share(part: float, whole: float) -> str:
-    """Return a share in percent, `0 %` and `100 %` only if exact; `NONE`, a dash, if `whole` is 0."""
+    """Return a share in percent, `0 %` and `100 %` only if exact; a dash (`NONE`) if `whole` is 0."""
     if not whole:
         return NONE
     percent = 100 * part / whole
@@ -65,7 +65,7 @@ def format_share(part: float, whole: float) -> str:
 
 
 def format_figure(value: float | None, unit: str = "") -> str:
-    """Return a measured figure with three digits and its unit; `NONE`, a dash, for None."""
+    """Return a measured figure with three digits and its unit; a dash (`NONE`) for None."""
     return NONE if value is None else f"{value:.3g} {unit}".rstrip()
 
 

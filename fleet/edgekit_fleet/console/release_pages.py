@@ -146,7 +146,7 @@ def confirm_withdrawal(console: Console, request: Request) -> Response:
 
 
 def withdraw(console: Console, request: Request) -> Response:
-    """Withdraw a release, and redirect to it; the form must hold the name of the release to confirm that."""
+    """Withdraw a release, and redirect to it; to confirm, the form must hold the name of the release."""
     name = request.path_params["name"]
     if request.state.form.get("confirm", "").strip() != name:
         problem = f"To confirm, write the release's name: {name}"

@@ -50,7 +50,7 @@ class Endpoint(Generic[Request, Answer]):
         request, answer: dataclasses of the request and of the answer.
         run: the function; it may change the fleet.
         status: HTTP status after success.
-        is_secret: whether the answer holds a secret; if so, it is not kept for a repeated request.
+        is_secret: whether the answer holds a secret; if so, the answer is not kept for a repeated request.
         is_done: for a request with `wait`: whether its answer is final, so that the wait ends.
     """
 

@@ -21,7 +21,7 @@ from edgekit_runtime.protocol.samples import SampleTensor, SampleTrigger
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchSamples:
-    """Whether devices may send samples; what is not stated stays as it is.
+    """Whether devices may send samples; a field that is not stated stays as it is.
 
     Attributes:
         days: days for which samples are stored, 90 at first.

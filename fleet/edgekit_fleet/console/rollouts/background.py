@@ -23,8 +23,8 @@ class Lookup(Generic[Result]):
     """The result of work that goes on in a `Background`.
 
     Attributes:
-        result: the newest one, or None while there is none.
-        is_current: whether it is the requested result; otherwise ask again.
+        result: the newest result, or None while there is none.
+        is_current: whether `result` is the requested one; otherwise ask again.
     """
 
     result: Result | None

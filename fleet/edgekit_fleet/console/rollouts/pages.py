@@ -121,9 +121,10 @@ class RolloutPages:
         )
 
     def order(self, console: Console, request: Request) -> Response:
-        """Give a rollout the order of the form, and redirect to it.
+        """Give a rollout the order of the form, and redirect to the rollout.
 
-        For an abort the form must hold the name of the rollout, or the answer is the page that asks for it.
+        For an abort the form must hold the name of the rollout; if not, the answer is a page that asks for
+        the name.
 
         Raises:
             FleetError: the order is unknown, or the rollout cannot do it now.
