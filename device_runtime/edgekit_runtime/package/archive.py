@@ -190,7 +190,7 @@ class OpenedPackage:
         return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
 
     def select(self, variant: str) -> "OpenedPackage":
-        """Return this package as if a variant were its only one; closing either closes both.
+        """Return this package as if a variant were its only variant. Closing either package closes both.
 
         Raises:
             PackageError: there is no variant of that name.
@@ -198,7 +198,7 @@ class OpenedPackage:
         return self._show(self.manifest.select(variant), self.submodel)
 
     def select_submodel(self, name: str) -> "OpenedPackage":
-        """Return this package as if a submodel were its model; closing either closes both.
+        """Return this package as if a submodel were its model. Closing either package closes both.
 
         Raises:
             PackageError: there is no submodel of that name.

@@ -39,7 +39,7 @@ class ImageRules:
 
     Attributes:
         resize: height and width in pixels, or the length of the shorter side alone; None leaves the size.
-        interpolation: interpolation of the resize.
+        interpolation: of the resize.
         center_crop: (height, width) in pixels, or None. A smaller image gets black borders.
         letterbox: (height, width) in pixels into which the whole image is fitted, or None; then neither
             `resize` nor `center_crop` is set.

@@ -232,7 +232,7 @@ class Draws:
     def draw(self, now_s: float) -> Draw:
         """Draw the request at which `countdown` reached 0, and start the next countdown.
 
-        Each line that drew it pays one sample.
+        Each line that drew the request pays one sample.
         """
         per_s = (self._requests + 1) / max(self._seconds, 1e-3)
         hits: list[bool] = []

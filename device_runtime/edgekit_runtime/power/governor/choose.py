@@ -72,7 +72,7 @@ class State:
 
     Attributes:
         idle_w: power of the device without requests.
-        models: models by name, in a fixed order.
+        models: by name, in a fixed order.
         credit_j: unused budget of the last window, joules; negative if overdrawn.
         blind: share of the power limit kept in reserve because power could not be measured.
         since_s: time of the last change of a setting, on a monotonic clock.

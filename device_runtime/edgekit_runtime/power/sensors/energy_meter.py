@@ -66,8 +66,8 @@ class EnergyMeter:
             work: model -> its work since the last call.
 
         Returns:
-            model -> its share of the interval that ended, for models with requests; empty if none ended, the
-            device was idle, or its energy or idle power are not measured.
+            model -> its share of the interval that ended, for models with requests; empty if no interval
+            ended, the device was idle, or its energy or idle power are not measured.
         """
         for name, model_work in work.items():
             before = self._pending.get(name, Work(0.0, 0))

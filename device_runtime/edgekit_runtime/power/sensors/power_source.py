@@ -24,7 +24,7 @@ class PowerSource:
     """Adds up probes that together measure the device, or as much of it as can be measured.
 
     Attributes:
-        scope: the part of the device that they measure, for messages.
+        scope: the part of the device that the probes measure, for messages.
         counts: whether the probes count joules; else they measure watts, which are interpolated.
         rank: the source with the lowest rank is used.
         is_whole: whether the probes cover the whole device.

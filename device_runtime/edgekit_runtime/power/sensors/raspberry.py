@@ -131,7 +131,7 @@ def parse_pmic(text: str) -> float:
     The board draws more: this does not include USB devices and the losses of the power chip.
 
     Raises:
-        ValueError: no rail has both.
+        ValueError: no rail has volts and amperes.
     """
     values: dict[str, dict[str, float]] = {}
     for rail, unit, number in _ADC.findall(text):

@@ -98,7 +98,7 @@ class AnswerRequest:
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything that the reply needs is computed."""
+        """Whether all that the reply needs is computed."""
         return self._decoded is not None or not self.decodes
 
     def run(self, run: Run) -> Answer:

@@ -88,7 +88,7 @@ class FleetHandler:
         return ""
 
     def find(self, parts: list[str]) -> tuple[tuple[str, ...], Any] | None:
-        """Return the allowed methods and the action of a path, or None if the path does not exist."""
+        """Return the allowed methods and the action for the segments of a path; None for other paths."""
         match parts:
             case ["v2", "fleet", "settings"]:
                 return ("GET",), self._respond_settings

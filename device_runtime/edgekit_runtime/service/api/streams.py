@@ -44,7 +44,7 @@ class StreamsHandler:
             self._fleet.look()
 
     def find(self, parts: list[str]) -> tuple[tuple[str, ...], Action] | None:
-        """Return the allowed methods and the action of a path, or None if the path is not about streams."""
+        """Return the allowed methods and the action for the segments of a path; None for other paths."""
         match parts:
             case ["v2", "streams"]:
                 return ("GET", "HEAD", "POST"), self._respond_streams

@@ -276,7 +276,7 @@ class GrpcConnection:
             self.close()
 
     def close_when_idle(self) -> None:
-        """Begin no further RPCs (GOAWAY), and close once those under way are answered; idle streams end."""
+        """Begin no further RPCs (GOAWAY), and close once no RPC is under way; idle streams end."""
         if self.is_open and not self.http2.is_closing:
             self.http2.close(ErrorCode.NO_ERROR)
             for rpc in [stream for stream in self.rpcs if stream.is_idle_stream]:

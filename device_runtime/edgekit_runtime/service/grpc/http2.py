@@ -85,7 +85,6 @@ class Http2Stream:
         consumed_bytes: bytes that the owner has consumed, and for which no WINDOW_UPDATE was sent yet.
         is_remote_open: whether the client may still send.
         queue: DATA to be sent, in order.
-        queued_bytes: size of `queue`.
         trailers: the field block to send after `queue`, or None while it is not known.
     """
 

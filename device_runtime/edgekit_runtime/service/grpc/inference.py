@@ -218,7 +218,7 @@ def _describe_request(message: Mapping[str, Any], sizes: Sequence[int]) -> dict[
 
 
 def read_parameters(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a message as name -> plain value, without those that only HTTP has."""
+    """Return the parameters of a message as name -> plain value, without parameters that only HTTP has."""
     parameters = {name: next(iter(choice.values()), None) for name, choice in message["parameters"].items()}
     for name in ("binary_data", "binary_data_size"):  # of HTTP: here all tensors are
         parameters.pop(name, None)

@@ -182,7 +182,7 @@ def _read_value(kind: str, data: memoryview, budget: Iterator[int]) -> Any:
 
 
 def write_message(message: str, values: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a message. Values that are None, or have no field in it, are left out."""
+    """Return the bytes of a message. Values that are None, or have no field in the message, are left out."""
     output = bytearray()
     for field in _FIELDS[message].values():
         number, kind, elements = field.number, field.kind, values.get(field.name)
@@ -290,7 +290,7 @@ def unpack_varints(data: "bytes | bytearray | memoryview") -> Array:
     """Return the numbers of a packed field as uint64.
 
     Raises:
-        RequestError: the last one does not end, or one is too long.
+        RequestError: the last number does not end, or a number is too long.
     """
     source = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(source < 0x80) + 1

@@ -193,7 +193,7 @@ class MessageResponder:
         return not self.rpc.is_open
 
     def respond(self, head: Buffer, *body: Buffer) -> None:
-        """Send the message for the head and body of an HTTP response, which must not change until sent."""
+        """Send the message for the head and body of an HTTP response; both must not change until sent."""
         try:
             parts = self.rpc.method.encode_response(bytes(head), *body)
         except Exception as error:  # else the client would wait for ever
@@ -202,7 +202,7 @@ class MessageResponder:
             self.rpc.answer(self, parts)
 
     def respond_error(self, error: BaseException, _fields: Mapping[str, str] | None = None) -> None:
-        """Respond with `error`, which is counted; one that is no EdgekitError is logged and becomes 500."""
+        """Respond with `error`, and count it. An error that is no EdgekitError is logged and becomes 500."""
         rpc = self.rpc
         if not isinstance(error, EdgekitError):
             _logger.error("an RPC of %s failed inside the service", rpc.head.path, exc_info=error)
@@ -398,7 +398,7 @@ class Rpc:
             responder.respond_error(error)
 
     def answer(self, responder: MessageResponder, parts: Sequence[Buffer]) -> None:
-        """Send the response to a message, once those before it were sent."""
+        """Send the response to a message, once the earlier responses were sent."""
         if self.is_open and responder.response is None:
             responder.response = parts
             self._send_responses()

@@ -27,7 +27,7 @@ class _Endpoint(NamedTuple):
     """The endpoint of HTTP behind a method.
 
     Attributes:
-        path: the path, see `_find_path`.
+        path: see `_find_path`.
         wrap: makes the values of the response from the JSON.
     """
 

@@ -352,7 +352,7 @@ class Connection:
         self.respond_error(error)
 
     def respond_error(self, error: BaseException, fields: Mapping[str, str] | None = None) -> None:
-        """Respond with `error`, which is counted; one that is no EdgekitError is logged and becomes 500."""
+        """Respond with `error`, and count it. An error that is no EdgekitError is logged and becomes 500."""
         if not isinstance(error, EdgekitError):
             path = "an unknown path" if self._head is None else self._head.path
             _logger.error("a request to %s failed inside the service", path, exc_info=error)

@@ -62,7 +62,7 @@ def make_error(error: EdgekitError, further: Mapping[str, str] | None = None) ->
 
 
 class LoginError(RequestError):
-    """A browser asked for a page without the token; this response makes it ask its user."""
+    """A browser asked for a page without the token; this response makes the browser ask its user."""
 
 
 class MethodError(RequestError):

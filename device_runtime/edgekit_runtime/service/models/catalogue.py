@@ -98,7 +98,7 @@ class Catalogue:
     """All models by name and version.
 
     Attributes:
-        by_name: the models; one that failed to load or was unloaded stays.
+        by_name: the models; a model that failed to load or was unloaded stays.
         is_listed: whether the installed models were listed, so that each has an entry.
     """
 
