@@ -85,7 +85,7 @@ class Lifecycle:
     async def drain(self, served: Served, late: Callable[[], object] | None = None) -> bool:
         """Wait for the last calls of a version that accepts no more; return whether they end in time.
 
-        If they take longer, that is logged as an error, and `late` is called once they end.
+        If they take longer, an error is logged, and `late` is called once they end.
         """
         if served.cache is not None:
             served.cache.close()
