@@ -53,7 +53,7 @@ class JudgedCandidate(Candidate):
 
     @property
     def stated_drop(self) -> HeldDrop | None:
-        """The drop on the held-back samples if there are any, else on all others; None without data."""
+        """The drop on the held-back samples; without such samples, `held`. None without data."""
         if self.held is None or self.confirmation is None or self.held.held_back:
             return self.held
         return HeldDrop(self.confirmation.drop, CONFIDENCE, held_back=True)
@@ -68,7 +68,7 @@ class EngineResult:
         latency_ms: median over processes, measured on this machine; None if the engine did not run.
         reason: why the engine has no candidate or no latency; empty otherwise.
         is_packaged: whether the package is for this engine.
-        threads: number of threads of that measurement.
+        threads: threads of one inference when `latency_ms` was measured.
     """
 
     backend: str
@@ -94,18 +94,18 @@ class Run:
     """All results of one run.
 
     Attributes:
-        candidate_set: outcome of the forms that became no candidates, and the noise of single layers.
+        candidate_set: forms to choose from, forms that were dropped, and the noise of blocks.
         candidates: the float model first.
         scores: metric, samples and score of the source model; the scores of candidates are in `candidates`.
         source_latency: latency of the source model here, measured in turns with the candidates.
         load: load of this machine while it measured.
-        front: ids of the Pareto front: no other candidate matches or beats these in every cost.
+        front: ids of the candidates on the Pareto front, see `pareto_front`.
         acceptance: whether the target's engine accepts the chosen candidate; None if none is chosen.
         seconds: phase of the run -> its duration in seconds.
         warnings: sentences for the user, see `find_warnings`.
         memory_here: memory of the chosen candidate, once it is measured.
-        tournament: results of the engines among which this one won; empty without a tournament.
-        slower_than: text on a float model that is faster here but breaks a limit; empty without one.
+        tournament: the result of each engine; empty without a tournament.
+        slower_than: names a float model that is faster here but breaks a limit; empty if there is none.
         variants: the further variants of the package.
         whole: the chosen candidate as packaged, if variants or a version were added; else None.
     """
@@ -135,7 +135,7 @@ class Run:
 
     @property
     def subject(self) -> JudgedCandidate:
-        """The candidate that a report shows: the chosen one, else the closest."""
+        """The candidate that a report shows: the chosen one, else the one nearest to the limits."""
         return self.candidate(self.choice.chosen or self.choice.closest or self.candidates[0].id)
 
     @property

@@ -88,7 +88,7 @@ def choose_decoding(request: Request, source: SourceModel[Model], progress: Prog
     """Return how the request's photographs or recordings become samples.
 
     Raises:
-        DataError: labels come from folders, but the model has no class scores or another number of them.
+        DataError: labels come from folders, but the model has no class scores, or more or fewer classes.
     """
     classes = request.class_names
     if request.labels_from_folders:

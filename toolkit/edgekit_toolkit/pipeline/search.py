@@ -236,7 +236,7 @@ def _choose(
 
 
 def with_measured_memory(run: Run, chosen: JudgedCandidate) -> Run:
-    """Measure the memory of the chosen candidate here; return the run with it, and with its warnings."""
+    """Measure the memory of `chosen` on this machine; return `run` with the memory and warnings on it."""
     memory = measure_memory_here(
         chosen.model,
         chosen.memory,

@@ -24,10 +24,10 @@ from edgekit_toolkit.targets.spec import Target
 
 
 def find_untimed_support(kind: str, target: Target) -> EngineSupport:
-    """Return the record of the engine that makes an untimed form for a target.
+    """Return the record of the engine that makes an untimed form, one of `UNTIMED_KINDS`, for a target.
 
     Raises:
-        TargetError: no engine of the target makes it, or the target's cores lack the arithmetic.
+        TargetError: no engine of the target makes the form, or the target's cores lack the arithmetic.
         EngineMissingError: the processor cannot be emulated here.
     """
     for name in target.backend.names:

@@ -34,7 +34,7 @@ def carry_variants(runs: Sequence[Run], signer: StatementSigner, progress: Progr
     the order of `rank_further`. The limit on size holds for the whole package; a warning names each variant
     that is left out. A run that chose nothing is returned unchanged.
 
-    `runs`: runs of one request and one prepared model, an engine each; the first is returned.
+    `runs`: runs of one request and one prepared model, each for another engine.
 
     Raises:
         TargetError: the target does not run an untimed form that is asked for.

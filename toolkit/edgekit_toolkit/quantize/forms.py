@@ -96,9 +96,9 @@ class Form:
     Attributes:
         kind: one of `KINDS` or `UNTIMED_KINDS`.
         plan: kernels and ranges of `static-int8`; None for the others.
-        factors: equalized tensor -> its channel factors, float32 [channels that stay]; empty without a plan.
-        layers: only for `int8-weights`: first outputs of the layers with int8 weights. The others get float16
-            weights. None: all layers of `int8_layers`.
+        factors: equalized tensor -> channel factors, float32 [channels after pruning]; empty without a plan.
+        layers: first outputs of the layers with int8 weights; all other layers get float16 weights. None: all
+            of `int8_layers`. Used by `int8-weights` only.
         compression: changes of the float model before the form is made, or None.
         earlier: model to which the weights are brought near, or None.
     """
@@ -117,7 +117,7 @@ class Form:
             raise ValueError(f"form {self.kind!r} with chosen layers")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON object that `from_json` reads; of the earlier model it holds only the digest."""
+        """Return the JSON object that `from_json` reads; it holds only the digest of the earlier model."""
         value = self._to_json()
         if self.compression is not None:
             value["compression"] = self.compression.to_json()
@@ -238,7 +238,7 @@ def _parse(earlier: EarlierModel) -> onnx.ModelProto:
 def compressed_floats(model: onnx.ModelProto, form: Form) -> onnx.ModelProto:
     """Return the float model that a form is made of: compressed and equalized, before it is quantized.
 
-    Channels are pruned first. `factors` equalize those that stay. Then weights are rounded to their codes.
+    First channels are pruned, then the others are equalized, then weights are rounded to their codes.
 
     Raises:
         RecipeError: the form does not belong to the model.

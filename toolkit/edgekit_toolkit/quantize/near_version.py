@@ -56,8 +56,8 @@ class WeightCodes(NamedTuple):
 def near_weight(new: WeightCodes, earlier: WeightCodes) -> tuple[WeightCodes, int]:
     """Return a weight near to its earlier version, and the step between their codes.
 
-    The codes differ by multiples of the step from the earlier codes, converted to the returned scales. Step 1
-    keeps the codes of `new`.
+    The earlier codes are converted to the returned scales. The returned codes differ from the converted codes
+    by multiples of the step. At step 1, the codes of `new` are returned.
 
     Args:
         new: symmetric int8 codes.
@@ -122,10 +122,10 @@ def near_bias(
 
 
 def near_floats(new: NDArray[Any], earlier: NDArray[Any]) -> NDArray[Any]:
-    """Return `new`, each weight moved to a whole number of steps from `earlier`, of equal shape and dtype.
+    """Return `new` with each weight a whole number of steps away from `earlier`; dtypes and shapes are equal.
 
-    float16 weights move in steps of at most 0.9 times the root mean square of the change. float32 weights
-    move in steps of a power of two units in the last place. NaN, infinities and changed signs of float32 stay
+    A step of float16 is at most 0.9 times the root mean square of the change. A step of float32 is a power of
+    two in the weight's bits, read as an integer. NaN, infinities and float32 weights of changed sign stay
     as in `new`.
     """
     stepped = (_near_halves if new.dtype == np.float16 else _near_singles)(new, earlier)

@@ -87,13 +87,13 @@ def _precise(index: GraphIndex) -> set[str]:
 
 
 def tail_kernels(model: onnx.ModelProto, kernels: Sequence[str]) -> frozenset[str]:
-    """Return those of `kernels` behind which no matrix product follows, such as the decoding of boxes."""
+    """Return the operators in `kernels` that no matrix product follows, such as the decoding of boxes."""
     behind = operators_behind_products(_operator_nodes(GraphIndex(model.graph)))
     return frozenset(kernels).intersection(name for node in behind for name in node.outputs)
 
 
 def unlike_joins(model: onnx.ModelProto, kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
-    """Return those of `kernels` that join tensors of so unlike ranges that one scale cannot hold them."""
+    """Return the operators in `kernels` that join tensors whose ranges are too unlike for one scale."""
     index = GraphIndex(model.graph)
     joins = ((name, index.producers[name]) for name in kernels)
     return frozenset(
@@ -102,7 +102,10 @@ def unlike_joins(model: onnx.ModelProto, kernels: Sequence[str], ranges: Ranges)
 
 
 def are_unlike(names: Iterable[str], ranges: Ranges) -> bool:
-    """Return whether the magnitudes of ranges of `names` differ by over `UNLIKE` times; 0 does not count."""
+    """Return whether a range of `names` reaches over `UNLIKE` times as far from 0 as another.
+
+    A range of nothing but 0 does not count.
+    """
     reaches = [max(map(abs, ranges[name])) for name in names if name in ranges]
     return max(reaches, default=0) > UNLIKE * min(filter(None, reaches), default=np.inf)
 

@@ -26,7 +26,7 @@ class OperatorNode(Generic[T]):
     Attributes:
         op: name of the operator, in any case of letters.
         inputs: tensors; None for constants and for inputs that are left out.
-        product: whether it is a matrix product, which stays a kernel for all readers.
+        product: whether it is a matrix product, which never stays in float.
     """
 
     op: str

@@ -74,10 +74,10 @@ class Quantizer(Protocol):
         """Return for each output the axis of the softmax that makes it; None for an output without one."""
 
     def output_parts(self, feeds: Feeds) -> Sequence[Parts | None]:
-        """Return for each output the number of each value's source tensor: an output can join several.
+        """Return for each output which tensor each value comes from, such as boxes or scores.
 
-        The numbers are int64 of the output's shape for `feeds`. None if there is one source, or it is
-        unknown.
+        An array numbers the joined tensors from 0, int64 of the output's shape for `feeds`. None if the
+        output joins no tensors, or if the tensors are unknown.
         """
 
     def build(self, form: Form) -> Model | None:
@@ -105,10 +105,10 @@ class Quantizer(Protocol):
         """
 
     def tail(self, kernels: Sequence[str]) -> frozenset[str]:
-        """Return those of `kernels` without a matrix product behind them, such as the decoding of boxes."""
+        """Return the operators in `kernels` that no matrix product follows, such as the decoding of boxes."""
 
     def unlike_joins(self, kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
-        """Return those of `kernels` that join tensors of ranges too unlike for one scale."""
+        """Return the operators in `kernels` that join tensors whose ranges are too unlike for one scale."""
 
     def touched(self, kernels: Sequence[str]) -> list[str]:
         """Return the names of the activations whose range a plan with these kernels needs, sorted."""

@@ -24,12 +24,7 @@ GROUP_BYTES: Final = 192 << 20  # size of the activations that are fetched in on
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Extremes of one activation: float64 [channels], or [1] if its channels are not told apart.
-
-    Attributes:
-        low: smallest value seen.
-        high: largest value seen.
-    """
+    """Extremes of one activation: float64 [channels], or [1] if its channels are not told apart."""
 
     low: NDArray[np.float64]
     high: NDArray[np.float64]
@@ -162,9 +157,9 @@ def gather(
 ) -> dict[str, Range]:
     """Return the extremes of activations over a stream of samples.
 
-    Some activations have no range: one with values that no code stands for, such as the -inf of an attention
-    mask; one that is always empty; and a vector whose length depends on the data. onnxruntime with several
-    threads crashes if such a vector is quantized and empty.
+    An activation has no range if it is always empty, or if no code stands for a value, such as the -inf of an
+    attention mask. A vector whose length depends on the data has no range either: onnxruntime with several
+    threads crashes on an empty quantized vector.
 
     `axis`: axis of the channels; None: one range a tensor. `unsized`: activations whose shape depends on the
     data.

@@ -104,7 +104,7 @@ def activation_params(low: float, high: float, scheme: Scheme) -> QuantizationPa
 
 
 def fake_quantize(values: NDArray[Any], low: float, high: float, scheme: Scheme) -> NDArray[np.float32]:
-    """Return `values` rounded to the codes of the range low..high, as float32: what kernels compute with."""
+    """Return `values` as kernels see them: rounded to the codes of the range low..high, as float32."""
     params = activation_params(low, high, scheme)
     limits = np.iinfo(params.zero_point.dtype)
     codes = np.clip(np.rint(values / params.scale) + params.zero_point, limits.min, limits.max)

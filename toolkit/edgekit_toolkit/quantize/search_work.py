@@ -19,7 +19,7 @@ _RUN_PARAMETER_S = 1e-9
 
 
 class SearchWork:
-    """Counts the inferences and model openings of a search, in seconds of a nominal processor.
+    """Counts the inferences and model openings of a search, in modelled seconds on the target `x86-64`.
 
     Attributes:
         inference_s: work of one inference.
@@ -41,7 +41,7 @@ class SearchWork:
         self.spent_s += inferences * self.inference_s + models * self._open_s + seconds
 
     def allows(self, seconds: float) -> bool:
-        """Whether `seconds` more of work on the nominal processor stay within the limit."""
+        """Whether `seconds` more of work stay within the limit."""
         return self.spent_s + seconds <= self.limit_s
 
     def take(self, seconds: float) -> bool:

@@ -43,9 +43,8 @@ def softmax_axes(model: onnx.ModelProto) -> list[int | None]:
 class Fidelity:
     """Output noise of variants of a model against the model itself, on a few samples.
 
-    Noise is the power of the error over that of the output. Values of one output that come from tensors of
-    unlike power (boxes and scores, say) count as outputs of their own, or the larger ones would hide an error
-    in the others.
+    Noise is the power of the error over the power of the output. If an output joins tensors of unlike power,
+    such as boxes and scores, each tensor counts as an output: large values would hide errors in small ones.
 
     Args:
         model: float model.
@@ -106,8 +105,8 @@ class Fidelity:
     def noise(self, variant: Model) -> float:
         """Run a variant on all samples, and return its noise; infinite if an output is not finite.
 
-        It is the mean over the float outputs and their groups of values. Outputs whose number of rows depends
-        on the data are compared as sets. A missing row, or an output of another shape, counts as all error.
+        The noise is the mean over the float outputs, see the class. Outputs whose number of rows depends on
+        the data are compared as sets. A missing row, or an output of another shape, is an error of 100 %.
 
         Raises:
             BackendError: the variant does not run.
@@ -140,10 +139,10 @@ class Fidelity:
             self.work.count(inferences=inferences, models=models)
 
     def probes(self, sample: int, number: int) -> list[NDArray[np.float32]]:
-        """Return random weights for the errors of each float output on a sample, float32 of its shape.
+        """Return random float32 weights for the values of each float output on sample number `sample`.
 
-        Weights for a softmax apply to its logits. The squared sum of weight x error, averaged over many
-        seeds, is the share of these errors in `noise`. `number` is the seed.
+        Multiply the errors by the weights, and square the sum: its mean over many seeds is the share of these
+        errors in `noise`. `number` is the seed. Weights for a softmax apply to its logits.
         """
         signs = np.random.default_rng([sample, number])
         errors = []
@@ -306,8 +305,10 @@ def mixed_plans(
 ) -> Iterator[MixedPlan]:
     """Measure and yield plans, each with one more block in float than the last.
 
-    Each time the best of the three noisiest blocks is added. Plans end when a block would remove under 1 % of
-    the noise, after `max_blocks`, or when `expired` returns True. `noises`: noise of each block alone.
+    Each step tries the three noisiest blocks, and moves to float the block that leaves the least noise. Plans
+    end when a block would remove under 1 % of the noise, after `max_blocks`, or when `expired` returns True.
+
+    `noises`: noise of each block alone.
     """
     total = sum(item.noise for item in noises if np.isfinite(item.noise))
     remaining = sorted(
@@ -333,10 +334,10 @@ _LEFT_SHARES: Final = (0.5, 0.25, 0.06, 0.01)
 
 
 def mixes(costs: Sequence[LayerCost]) -> list[frozenset[str]]:
-    """Return up to 4 mixes, the smallest first: each the names of the layers that keep int8 weights.
+    """Return up to 4 mixes, the smallest first. A mix names the layers that keep int8 weights.
 
-    Layers with the most noise for each saved byte return to float16 first. Each mix keeps at most a share of
-    the noise: 1/2, 1/4, 0.06 or 0.01.
+    Layers with the most noise for each saved byte return to float16 first. The mixes keep at most 1/2, 1/4,
+    0.06 and 0.01 of the noise.
     """
     order = sorted(costs, key=lambda cost: (-cost.noise / max(cost.saved_bytes, 1), cost.layer))
     # Noise that is left after releasing the first 0, 1, ... layers.

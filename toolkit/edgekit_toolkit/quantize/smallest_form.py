@@ -53,8 +53,8 @@ def find_pruned_bytes(model: OnnxModel, dims: Mapping[str, int], *, multiple: in
     """Return an upper bound on the bytes of int8 weights and biases that pruning saves.
 
     A layer loses the same share of its weights as of its multiply-adds. So the bound first prunes the layers
-    with the most weights for each multiply-add. The last step of pruning may exceed the largest share, so the
-    bound adds one largest step.
+    with the most weights for each multiply-add. Pruning may pass the largest of `PRUNED_SHARES` by a step, so
+    the bound adds the largest step.
 
     Args:
         model: float model.

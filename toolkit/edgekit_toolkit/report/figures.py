@@ -112,8 +112,7 @@ def show_limit(line: BudgetLine, value: float | None) -> str:
 def against_limit(line: BudgetLine) -> float | None:
     """Return the value to compare with the limit; None without a figure.
 
-    For a drop, this is the upper end of its interval. If the estimate itself is over the limit, it is the
-    estimate.
+    For a drop, this is the upper end of the interval, or the estimate if the estimate is over the limit.
     """
     return line["value"] if line["high"] is None or _estimate_is_over(line) else line["high"]
 
@@ -205,7 +204,7 @@ def show_sizes(sizes: Sequence[Size]) -> str:
 
 
 def common_origin(figures: Iterable[ReportedFigure]) -> ReportedFigure | None:
-    """Return one of the figures with a value if all of them share label and place; else None."""
+    """Return the first figure with a value; None if figures with a value differ in label or place."""
     known_figures = [figure for figure in figures if figure["value"] is not None]
     return (
         known_figures[0] if known_figures and len({origin(figure) for figure in known_figures}) == 1 else None
@@ -225,5 +224,5 @@ def known_figures(candidates: Iterable[ReportedCandidate]) -> list[str]:
 
 
 def describe_proof(proof: Proof) -> str:
-    """Return the note of the check with the devices' engine release, or that the check passed."""
+    """Return the note of the self-test with the devices' engine release, or that the test passed."""
     return proof["note"] or f"Opened and self-tested with {proof['engine']}, the release that devices run"

@@ -50,8 +50,8 @@ class StoredArray:
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:
         """Yield the rows where `keep` (bool [rows]) is True, by default all, in native byte order.
 
-        A row is a view into a block of about 1 MB: copy it to keep it alone. The whole file is read, whatever
-        `keep` is.
+        A row is a view that keeps a block of about 1 MB in memory: copy a row to keep it for long. The whole
+        file is read, whatever `keep` is.
 
         Raises:
             DataError: the file is truncated, corrupt or no longer there.

@@ -32,8 +32,8 @@ class CodeRange:
 
     Attributes:
         low, high: ends of the range, in the unit of the values that a caller gives the model.
-        may_be_symmetric: whether the codes' form may force them to reach equally far on both sides of 0. Then
-            `low` says nothing about the calibration values.
+        may_be_symmetric: whether the codes may be symmetric. Then `low` only mirrors `high`, whatever the
+            calibration values were.
     """
 
     low: float

@@ -76,9 +76,7 @@ class Batching:
     def of(cls, inputs: Sequence[TensorSpec], *, in_front: bool = False) -> "Batching":
         """Return the batching of a model with these inputs.
 
-        Args:
-            inputs: inputs of the model.
-            in_front: see `Shard`.
+        `in_front`: see `Shard`.
         """
         leading = {spec.shape[0] if spec.shape else None for spec in inputs}
         if not in_front and leading <= set(batch_dims(inputs)):

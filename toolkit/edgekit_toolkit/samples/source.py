@@ -182,10 +182,8 @@ def open_data(
 ) -> DataSource:
     """Return the samples under `path` for a model with these inputs; `stream` reads their values.
 
-    Args:
-        path: an `.npz` or `.npy` file, a photograph, a recording, a list of labelled ones, or a folder.
-        inputs: inputs of the model.
-        decoding: how photographs and recordings become samples. Default: `Decoding()`.
+    `path`: an `.npz` or `.npy` file, a photograph, a recording, a list of labelled files, or a folder.
+    `decoding`: how photographs and recordings become samples. Default: `Decoding()`.
 
     Raises:
         DataError: missing, empty, truncated or corrupt files; names, dtypes or shapes that do not fit; object

@@ -40,7 +40,7 @@ class Part:
         labelled: whether `stream` yields labels.
         truth: what the labels are, if there are any: `int`, or a record of `samples.truth`.
         stream: makes a new stream; the argument is the batch size, unless the model fixes it.
-        in_front: whether each sample is a run, so that the inputs have an extra first axis for samples.
+        in_front: whether samples have an extra axis in front of the inputs' axes.
         names: the file of each sample; empty unless each sample is a file of its own.
         probabilities: probability that each sample was selected, see `selection`; None without a list.
         group: the model's batch size, if it fixes that; else 1.
@@ -265,12 +265,11 @@ def first_feeds(part: Part, count: int) -> list[Feeds]:
 def read_ranges(
     path: Path, inputs: Sequence[TensorSpec], decoding: Decoding | None = None
 ) -> tuple[Feeds, dict[str, tuple[float, float]]]:
-    """Return the first of the user's samples, and (low, high) by input from which to generate values.
+    """Return the user's first sample, and for each input the (low, high) of values to generate.
 
-    Floats and integers alike range from the smallest to the largest value of the first samples. A single
-    integer (a sampling rate, a length) keeps its value in the first sample, since it must suit that sample's
-    shapes. Floats that never change (a scale, a mask) keep their value. If nothing changes at all, floats get
-    `DEFAULT_RANGE`.
+    An input ranges from the smallest to the largest value in the first samples. A single integer (a
+    sampling rate, a length) keeps the value of the first sample, since the value must suit that sample's
+    shapes. If no input changes at all, floats get `DEFAULT_RANGE`.
 
     Raises:
         DataError: as for `open_data` and `DataSource.stream`.

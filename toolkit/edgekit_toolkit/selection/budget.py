@@ -52,7 +52,7 @@ class Budget:
         return tuple(name for name, most in self.limits.items() if not figures[name] <= most)
 
     def excess(self, figures: Mapping[str, float]) -> float:
-        """Return the sum over exceeded limits of excess / limit; 0 if all are kept.
+        """Return the sum of (figure - limit) / limit over the exceeded limits; 0 if all limits are kept.
 
         Raises:
             KeyError: `figures` lacks a figure that has a limit.

@@ -34,7 +34,7 @@ class CandidateFigures:
         host_ratio: processor time on this machine as a multiple of the source model's; infinite if not
             measured.
         drop_error: standard error of the drop, in points.
-        snr_db: signal-to-noise ratio of the outputs against the float model, in dB, on samples that choose.
+        snr_db: signal-to-noise ratio of the outputs against the float model, in dB.
     """
 
     id: str
@@ -64,7 +64,7 @@ class Choice:
 
     Attributes:
         chosen: id of the chosen candidate; None if no candidate keeps all limits.
-        binding: limits of which each candidate exceeds at least one, if it keeps all other limits.
+        binding: limits that alone exclude a candidate; without such, the limits that `closest` exceeds.
         closest: id of the candidate that exceeds the limits least; None if one is chosen.
         reason: why it was chosen, or why none was, for the user.
         needed: text with the limits that `closest` would keep, for the user; None if one is chosen.
@@ -91,13 +91,13 @@ def pareto_front(candidates: Sequence[CandidateFigures]) -> frozenset[str]:
 
 
 def rank_further(candidates: Sequence[CandidateFigures], budget: Budget) -> list[CandidateFigures]:
-    """Return candidates worth carrying beside the choice: the most accurate first, among equals the fastest.
+    """Return candidates to package beside the choice, sorted by drop, then latency, then size.
 
     A candidate is left out if it exceeds a limit, or if another is better in latency, size or drop and worse
-    in none. Latencies within their uncertainty count as equal. The choice is the fastest, so the others have
-    better accuracy or size, and a device with power to spare wants accuracy.
+    in none. Latencies within their uncertainty count as equal. Accuracy comes first, for devices with power
+    to spare: the choice is the fastest already.
 
-    `candidates`: those of all engines, the chosen ones too.
+    `candidates`: candidates of all engines, with the chosen ones.
     """
     within = [candidate for candidate in candidates if not budget.violations(candidate.figures)]
     front = [candidate for candidate in within if not any(_replaces(other, candidate) for other in within)]
@@ -124,11 +124,11 @@ def _dominates(candidate: CandidateFigures, other: CandidateFigures) -> bool:
 
 
 def choose(candidates: Sequence[CandidateFigures], budget: Budget, *, on_gpu: bool = False) -> Choice:
-    """Return the fastest candidate that keeps all limits; of equally fast ones the smallest.
+    """Return the fastest candidate that keeps all limits; among equally fast candidates, the smallest.
 
     The best evidence decides which are fastest. Latency measured on the target comes first, then a modelled
-    difference beyond the uncertainty, then latency measured on this machine. Of two of equal size the more
-    accurate is chosen.
+    difference beyond the uncertainty, then latency measured on this machine. At equal size, accuracy decides;
+    with a limit on transport, accuracy comes before size.
 
     `candidates`: at least one. `on_gpu`: whether the target's engine runs on a GPU. Then times on this
     machine's processor count little.

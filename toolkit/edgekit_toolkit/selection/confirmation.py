@@ -52,9 +52,9 @@ class HeldDrop:
         return "ok" if self.held_back and self.interval.high <= limit_points else "not resolved"
 
     def exceeds(self, limit_points: float | None, *, strict: bool) -> bool:
-        """Return True if the drop is over the limit, or, if `strict`, not shown to keep it.
+        """Return True if the drop is over the limit; False without a limit.
 
-        Without a limit, return False.
+        `strict`: return True also if the state is `not resolved`.
         """
         if limit_points is None:
             return False
@@ -73,6 +73,7 @@ class Acceptance:
 
     Attributes:
         refuser, refusal: engine that refuses the candidate, and its reason; empty if none does.
+        notes: sentences for the report on checks that were not made.
         tensorrt: result of TensorRT's check; None without one.
         proof: result of a test with the engine release that devices run; None without a test.
     """

@@ -35,7 +35,7 @@ def load_target(name_or_path: str, extra_dirs: Sequence[Path] = ()) -> Target:
     Args:
         name_or_path: name or alias of a target, or path of a target file (anything with a path separator or
             the ending `.toml`).
-        extra_dirs: folders that are searched before the one of edgekit's targets; a missing one is skipped.
+        extra_dirs: folders that are searched before edgekit's own targets; a missing folder is skipped.
 
     Raises:
         TargetError: no such target or file, or the file is malformed.
@@ -62,7 +62,7 @@ def load_target(name_or_path: str, extra_dirs: Sequence[Path] = ()) -> Target:
 def list_targets(extra_dirs: Sequence[Path] = ()) -> tuple[Target, ...]:
     """Return all targets, sorted by name.
 
-    Folders are searched in the order of `extra_dirs`, then edgekit's. The first target of a name counts.
+    Of targets with equal names, the first counts: from `extra_dirs` in order, then edgekit's own.
 
     Raises:
         TargetError: a target file is malformed.

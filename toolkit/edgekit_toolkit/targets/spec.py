@@ -153,7 +153,7 @@ class Quantization:
         per_channel: whether each output channel may have its own weight scale.
         quantized_bias: whether biases become int32; TensorRT wants them left in float.
         dedicated_qdq: whether each quantized input needs a QuantizeLinear/DequantizeLinear pair of its own.
-        reduce_range: whether weights use 7 bits, since an 8-bit product can saturate in 16 bits there.
+        reduce_range: whether weights use 7 bits, since products of 8-bit weights can saturate 16-bit sums.
         source: key of a `Source`.
     """
 
@@ -213,7 +213,7 @@ class Costs:
 
     Attributes:
         fp32, int8: effective multiply-accumulates per second in large kernels.
-        fp16: the same in half precision, or None if the backend has no such kernels (it casts to fp32).
+        fp16: like `fp32`, in half precision; None if the backend has no such kernels and casts to fp32.
         memory: effective bytes per second to and from the memory of activations and weights.
         kernel_overhead: seconds to start one kernel.
         uncertainty: factor by which a modelled latency may be off either way, at least 1.
@@ -258,8 +258,8 @@ class DeviceTimes:
         engine: name and release of the engine on the device.
         networks: digest of the networks.
         seconds: time of one inference of each network, by its name.
-        uncertainty: largest factor by which a network's time was mispredicted from the times of the others;
-            None for times from evidence. `edgekit package` computes its own.
+        uncertainty: largest factor by which a network's time is off if the other networks predict it; None if
+            the times are from evidence.
     """
 
     device: str
@@ -291,9 +291,8 @@ class Target:
     """What a model is compiled for: architecture, backend and device class, with the figures of the class.
 
     Attributes:
-        name: name of the target, lower-case words joined by hyphens.
+        name: lower-case words joined by hyphens.
         title: name for people.
-        arch: architecture of the processor.
         releases: releases of its operating system, at least one.
         sources: sources of the figures, see `Figure.source`.
         device_times: times of the calibration networks on a device of this class; None if none was profiled.
@@ -340,7 +339,7 @@ class Target:
         raise TargetError(f"source: expected the key of one of [[sources]], got {key!r}")
 
     def in_mode(self, power_mode: str) -> "Target":
-        """Return the target with `power_mode` as default; `device_times` is None if that is another mode.
+        """Return the target with `power_mode` as default; a change of mode drops `device_times`.
 
         Raises:
             TargetError: there is no such mode.

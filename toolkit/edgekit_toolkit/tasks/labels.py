@@ -22,10 +22,7 @@ def find_label_problems(
 ) -> Iterator[str]:
     """Yield warnings for the user: labels may not suit the model, or the task may need them.
 
-    Args:
-        labels: names of the classes; empty if there are none.
-        task: the task of the package.
-        outputs: outputs of the source model.
+    `labels`: names of the classes; empty if there are none. `outputs`: outputs of the source model.
     """
     count, classes = len(labels), _count_classes(len(labels), task.choice, outputs)
     if labels and classes is None:

@@ -37,7 +37,7 @@ class TaskDecision:
 
 
 def parse_task(text: str) -> TaskChoice | None:
-    """Return the task that `NAME[:KEY=VALUE,…]` states, None for `none`; values are JSON, else texts.
+    """Return the task that `NAME[:KEY=VALUE,…]` states, None for `none`. A value is JSON or plain text.
 
     Raises:
         DataError: the text is malformed, or there is no such task or option.
@@ -89,12 +89,12 @@ def _write_options(choice: TaskChoice) -> list[str]:
 def decide_task(requested: str, evidence: Evidence) -> TaskDecision:
     """Return the task of a package: the requested one, or the one that the outputs show.
 
-    Options that a requested task leaves out come from the proposed task, if name and layout are the same.
+    Options that a requested task leaves out come from the proposed task, if it has that name and layout.
 
     `requested`: `auto`, `none`, or a task as for `parse_task`.
 
     Raises:
-        DataError: the requested task is unknown or cannot read the outputs; the message says what can.
+        DataError: the requested task is unknown or cannot read the outputs.
     """
     proposal = _propose(evidence)
     if requested == AUTO:

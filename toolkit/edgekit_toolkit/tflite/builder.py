@@ -119,7 +119,7 @@ class Builder:
         return tensor
 
     def constant(self, value: NDArray[Any], name: str = "") -> Tensor:
-        """Return the tensor of a constant; equal ones share one tensor and name. Raises as `tensor` does."""
+        """Return the tensor of a constant, shared by equal constants. Raises as `tensor` does."""
         value = np.array(value, order="C")  # a copy that keeps rank 0, which ascontiguousarray does not
         key = (value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).digest())
         if key not in self._constants:
@@ -141,7 +141,7 @@ class Builder:
         `kind`: name in `BuiltinOperator`. `outputs`: shape and dtype of each. `version`: see `Operation`.
 
         Raises:
-            RefusedError: the kernel does not take an element type as plain numbers, or see `tensor`.
+            RefusedError: TFLite's operator does not take an element type, or `tensor` refuses an output.
         """
         dtypes = [tensor.dtype.name for tensor in inputs if tensor is not None]
         dtypes += [dtype.name for _, dtype in outputs]
@@ -156,7 +156,7 @@ class Builder:
         return results
 
     def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        """Return the tensor in another shape: by a RESHAPE, a new constant, or itself if it has the shape."""
+        """Return `tensor` in another shape: by a RESHAPE or as a new constant; unchanged if it is equal."""
         shape = tuple(int(size) for size in shape)
         if shape == tensor.shape:
             return tensor

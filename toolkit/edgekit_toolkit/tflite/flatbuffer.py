@@ -79,7 +79,7 @@ def parse(content: bytes) -> Model:
     """Return a `.tflite` file as a mutable object.
 
     Buffers stored after the flatbuffer, as in files above 2 GB, become data of the object like all others.
-    Damaged content raises whatever the generated reader does; `read_model` of the importer screens it.
+    Damaged content can raise any error: check files with the importer's `read_model` instead.
     """
     model = schema.ModelT.InitFromPackedBuf(content, 0)
     for buffer in model.buffers or []:
@@ -135,7 +135,7 @@ def tensor_name(tensor: Tensor) -> str:
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
-    """Return the sizes of a tensor; for a free size the one stored in the file, mostly 1."""
+    """Return the sizes of a tensor. A free size has the value in the file, mostly 1."""
     return () if tensor.shape is None else tuple(int(size) for size in tensor.shape)
 
 
@@ -163,7 +163,7 @@ def constant(model: Model, tensor: Tensor) -> NDArray[Any] | None:
 
 
 def stored_values(model: Model, tensor: Tensor) -> NDArray[Any] | None:
-    """Return the values that the file holds of a tensor, [count]; None if none, or numpy lacks the type."""
+    """Return a tensor's stored values as a flat array; None if there are none, or numpy lacks the type."""
     dtype = DTYPES.get(tensor.type)
     if dtype is None or not stored_bytes(model, tensor):
         return None

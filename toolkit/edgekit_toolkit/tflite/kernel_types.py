@@ -32,10 +32,10 @@ _CASTS: Final = frozenset({"BitCast", "Cast", "CastLike"})
 
 
 def widen(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model that computes in element types for which TFLite has arithmetic, with casts around.
+    """Return a model that computes only in element types for which TFLite has arithmetic.
 
-    Inputs and outputs keep their types. All shapes must be recorded. If no type needs a cast, `model` itself
-    is returned.
+    Casts are added around nodes. The model's inputs and outputs keep their types. All shapes must be
+    recorded. If no type needs a cast, `model` itself is returned.
     """
     graph = graph_of(model)
     if not any(dtype.name in WIDER for dtype in graph.dtypes.values()):

@@ -15,7 +15,7 @@ class NodeFacts:
         self.node, self.graph = node, graph
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """Return an attribute of the node, a text as `str`; `default` where it is not set."""
+        """Return an attribute of the node, or `default` where it is not set. Texts are `str`."""
         value = self.node.attributes.get(name, default)
         return value.decode() if isinstance(value, bytes) else value
 
@@ -63,7 +63,7 @@ class NodeFacts:
         return value
 
     def option(self, name: str, number: int) -> list[int] | None:
-        """Return the integers of attribute `name` or, if it is not set, of input `number`; None without both.
+        """Return the integers of attribute `name` or else of input `number`; None if the node has neither.
 
         Raises:
             RefusedError: the input is not constant.

@@ -27,8 +27,8 @@ class Node:
         inputs: tensor names; an empty one is an input that is left out.
         outputs: tensor names; an empty one is an unused output.
         attributes: name -> value; texts are bytes.
-        name: name of the node in the file; may be empty.
-        domain: domain of the operator; empty for ONNX's own.
+        name: name in the file; may be empty.
+        domain: empty for ONNX's own.
         activation: TFLite's fused activation, applied to the result.
     """
 
@@ -77,7 +77,7 @@ class Graph:
 
     @cached_property
     def readers(self) -> Mapping[str, Sequence[Node]]:
-        """Name of a tensor -> nodes that read it, once for each such input; no entry without a reader."""
+        """Name of a tensor -> nodes that read it, listed for each input; no entry without a reader."""
         readers: dict[str, list[Node]] = {}
         for node in self.nodes:
             for name in node.inputs:

@@ -22,8 +22,7 @@ def write(
 ) -> bytes:
     """Return the bytes of the TFLite file of a graph.
 
-    `inputs`: name and tensor of each input, in order.
-    `outputs`: name and tensor of each output, in order.
+    `inputs`, `outputs`: name and tensor of each, in order.
 
     Raises:
         ConversionError: the weights are too large for one file.

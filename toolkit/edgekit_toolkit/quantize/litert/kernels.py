@@ -87,7 +87,7 @@ def _precise(model: Model) -> set[int]:
 
 
 def tail_kernels(model: Model, kernels: Sequence[str]) -> frozenset[str]:
-    """Return those of `kernels` behind which no matrix product follows, such as the decoding of boxes."""
+    """Return the operators in `kernels` that no matrix product follows, such as the decoding of boxes."""
     tensors = model.subgraphs[0].tensors
     behind = operators_behind_products(_operator_nodes(model))
     return frozenset(kernels).intersection(
@@ -96,7 +96,7 @@ def tail_kernels(model: Model, kernels: Sequence[str]) -> frozenset[str]:
 
 
 def unlike_joins(model: Model, kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
-    """Return those of `kernels` that join tensors of so unlike ranges that one scale cannot hold them."""
+    """Return the operators in `kernels` that join tensors whose ranges are too unlike for one scale."""
     chosen = frozenset(kernels)
     joins = (
         (tensor_name(graph.tensors[operator.outputs[0]]), graph, operator)

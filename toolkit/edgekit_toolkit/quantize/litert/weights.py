@@ -49,10 +49,10 @@ _OPERANDS: Final[Mapping[str, _Operands]] = {
 def weight_bounds(
     model: Model, plan: Plan, scales: Mapping[str, NDArray[np.float32]]
 ) -> dict[str, NDArray[np.float32]]:
-    """Return the magnitude of the largest code for some weights; keys are tensor names.
+    """Return the magnitude that the largest code of a weight must stand for; keys are tensor names.
 
-    A weight is listed if its own largest magnitude is so small that the bias would overflow. It is also
-    listed if it is codes times a scale already; the magnitude then restores that scale.
+    A weight is listed only if its own largest magnitude is too small: the bias would overflow, or the codes
+    would get another scale than `scales` states.
 
     Args:
         model: float model from `prepare.prepare`.

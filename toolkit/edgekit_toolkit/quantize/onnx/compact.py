@@ -35,8 +35,8 @@ _DERIVING: Final = frozenset({"ConstantOfShape", "Mul", "Split"})
 def shorten_names(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return `model` with short tensor names, and without node names, documentation and recorded shapes.
 
-    Equal scales and zero points of activations are stored once. Convolutions lose attributes that state
-    a default, and `kernel_shape`, which their weights tell.
+    Equal scales and zero points of activations are stored once. Convolutions lose `kernel_shape`, since the
+    weights have this shape, and attributes that state a default.
 
     Inputs and outputs keep their names. A model with control flow keeps all names: its sub-graphs read
     tensors of the outer graph by name.
@@ -143,8 +143,8 @@ def derive_bias_scales(model: onnx.ModelProto) -> onnx.ModelProto:
 def split_parameters(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return `model` with small parameters packed into two tensors; `model` itself if that is no smaller.
 
-    Zero points of weights become slices of a tensor of zeros, which engines make when they load the model.
-    Biases that fit into 16 bits become slices of an int16 tensor. `store_parameters` undoes it.
+    Zero points of weights become slices of one tensor of zeros. Engines make it when they load the model.
+    Biases that fit into 16 bits become slices of an int16 tensor. `store_parameters` undoes both.
     """
     result = copy_model(model)
     graph = result.graph

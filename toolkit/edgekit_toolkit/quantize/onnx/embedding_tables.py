@@ -49,9 +49,9 @@ def is_table_lookup(index: GraphIndex, node: onnx.NodeProto) -> bool:
 
 
 def added_table(index: GraphIndex, node: onnx.NodeProto) -> str | None:
-    """Return the name of the large constant float32 table that a node adds or moves.
+    """Return the name of the large constant float32 table that a node, such as Add or Slice, reads.
 
-    None if it has no such table, or if no matrix product follows.
+    None if the node reads no such table, or if no matrix product follows.
     """
     if node.op_type not in _TABLE_READERS or node.domain or is_table_lookup(index, node):
         return None

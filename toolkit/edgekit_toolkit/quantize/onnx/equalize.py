@@ -88,7 +88,7 @@ def _checked_readers(index: GraphIndex, name: str, factor: NDArray[np.float32]) 
 def apply_to_ranges(
     model: onnx.ModelProto, ranges: Mapping[str, Range], factors: Mapping[str, NDArray[np.float32]]
 ) -> dict[str, Range]:
-    """Return the activations' ranges after equalization. `model` and `ranges` are those before."""
+    """Return the activations' ranges after equalization, from `model` and `ranges` before equalization."""
     index = GraphIndex(model.graph)
     scaled = dict(ranges)
     for name, factor in factors.items():

@@ -18,7 +18,7 @@ def bring_near(model: onnx.ModelProto, earlier: onnx.ModelProto) -> onnx.ModelPr
 
     Args:
         model: a form's model, with its final names.
-        earlier: the same form of the earlier version; constants of another name or shape there are skipped.
+        earlier: the same form of the earlier version; weights are matched by name and shape.
     """
     result = copy_model(model)
     _GraphPair(result.graph, earlier.graph).bring_near()

@@ -22,10 +22,10 @@ _CARRIES = (MOVES | VIEWS | {"Concat", "Transpose"}) - {"Pad", "Resize", "Upsamp
 
 
 def output_parts(model: onnx.ModelProto, feeds: Feeds, *, threads: int) -> list[NDArray[np.int64] | None]:
-    """Return for each output the number of each value's source tensor: an output can join several.
+    """Return for each output an array that tells which tensor each value comes from, such as boxes or scores.
 
-    Sources count from 0 in each output. The numbers are int64 of the output's shape for `feeds`. None if a
-    single tensor makes the output, or if onnxruntime cannot trace its values.
+    The array numbers the joined tensors from 0, int64 of the output's shape for `feeds`. None if the output
+    joins no tensors, or if onnxruntime cannot trace its values.
     """
     program = copy_model(model)
     index = GraphIndex(program.graph)

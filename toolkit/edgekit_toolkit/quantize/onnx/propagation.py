@@ -91,7 +91,10 @@ def block_roundings(model: onnx.ModelProto, plan: Plan, block: Block) -> list[Ro
 
 
 def layer_rounding(model: onnx.ModelProto, layer: str) -> Rounding:
-    """Return the rounding error of the weights of `layer`, a first output, in the form `int8-weights`."""
+    """Return the rounding error of a layer's weights in the form `int8-weights`.
+
+    `layer`: name of the layer's first output.
+    """
     index = GraphIndex(model.graph)
     node = index.producers[layer]
     if node.op_type in COMPUTE:

@@ -25,7 +25,7 @@ class Reread:
     Attributes:
         source: parameters with which the kernel writes the codes.
         output: parameters that turn the same codes into the operator's output.
-        low, high: smallest and largest code, to clip to before reading with `output`; None for no limit.
+        low, high: limits that codes are clipped to before `output` applies; None for no limit.
     """
 
     source: QuantizationParams
@@ -59,8 +59,8 @@ def reread_shifted(params: QuantizationParams, factor: float, shift: float) -> R
 def reread_hard_sigmoid(params: QuantizationParams, alpha: float, beta: float) -> Reread | None:
     """Return parameters with which the codes of x stand for clip(alpha * x + beta, 0, 1), or None.
 
-    Between its ends a hard sigmoid is a shift and a scaling; the ends are where the codes saturate. The
-    result is None if no scale close to that of x puts both ends on codes.
+    Between results 0 and 1, a hard sigmoid is a scaling and a shift; codes beyond these ends are clipped. The
+    result is None if no scale close to the scale of x gives both ends a code.
 
     Args:
         params: scale and zero point of the codes of x, uint8.

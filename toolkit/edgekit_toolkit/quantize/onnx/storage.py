@@ -128,7 +128,7 @@ def _readers(nodes: Iterable[onnx.NodeProto], name: str) -> Iterator[onnx.NodePr
 
 
 def fits_half(weight: NDArray[Any]) -> bool:
-    """Return whether float16 holds a weight: its error as a whole is at most that of 11 bits.
+    """Return whether the norm of a weight's error in float16 is at most 2**-11 of the weight's norm.
 
     float16 is infinite beyond 65504, and loses digits below 6e-5.
     """
@@ -151,7 +151,7 @@ def int8_weights(
         scales: initializer -> float32 [channels], for weights that are exact multiples of such scales.
 
     Returns:
-        None without such a layer, or if its opset allows no scale for each channel.
+        None if the model has no such product, or its opset allows no scale for each channel.
     """
     if opset(model) < OPSET_INT8:
         return None

@@ -55,7 +55,7 @@ def figure_cell(
     broken: bool = False,
     interval: ReportedDrop | None = None,
 ) -> Markup:
-    """Return a table cell with a figure; a mark tells that it is over its limit or not resolved.
+    """Return a table cell with a figure; a mark tells that it is over its limit, or may be over it.
 
     Args:
         figure: figure to show.
@@ -106,7 +106,7 @@ def bytes_change(before: int, after: int) -> Markup:
 
 
 def name_cell(name: str, limit: int = 44) -> Markup:
-    """Return a layer's name as a row heading, its middle cut out over `limit`; the tooltip has all of it."""
+    """Return a layer's name as a row heading, cut to `limit` characters; the tooltip has the whole name."""
     return el("th", shorten(name, limit), scope="row", class_="name", title=name)
 
 

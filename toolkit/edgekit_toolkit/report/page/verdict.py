@@ -37,7 +37,7 @@ def heading(report: Report) -> Markup:
 
 
 def verdict(report: Report) -> Markup:
-    """Return the section on the decision; after a refusal with the binding limits and the needed ones."""
+    """Return the section on the decision; a refusal shows the limits that bind and that could be kept."""
     outcome = report["outcome"]
     chosen = find_candidate(report, outcome["chosen"])
     ratio = outcome["latency_to_float"]

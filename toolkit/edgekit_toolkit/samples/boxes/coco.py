@@ -43,7 +43,7 @@ def read_coco(path: Path) -> BoxSet:
     """Return the pictures of a file of annotations with their boxes, sorted by path.
 
     Pictures are searched in the file's folder and in its parent. In both, the sub-folders `images`, `data`
-    and the one of the split, such as `val2017`, are searched too.
+    and, for a file `..._val2017.json`, `val2017` are searched too.
 
     Raises:
         DataError: an entry is malformed, an image is missing, or there is no box.

@@ -10,15 +10,15 @@ from edgekit_toolkit.samples.boxes.yolo import find_sheet, labels_file, read_yol
 
 
 def find_box_set(path: Path, split: str = "val") -> BoxSet | None:
-    """Return the pictures under a path with their boxes; None if it is no data set of boxes.
+    """Return the pictures under a path with their boxes; None if the path is no data set of boxes.
 
     Args:
-        path: a `data.yaml`, a JSON file of COCO, a list of Pascal VOC, or a folder with one of them, or with
-            images whose labels lie beside it.
+        path: a `data.yaml`, a JSON file of COCO, a list of Pascal VOC, or a folder with such a file, or with
+            images and YOLO labels (see `labels_file`).
         split: `train` or `val`, to choose a part of a data set that has both.
 
     Raises:
-        DataError: it is such a data set, and something in it is missing or malformed.
+        DataError: something in the data set is missing or malformed.
     """
     try:
         return _find_box_set(path, split)

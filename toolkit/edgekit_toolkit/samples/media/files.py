@@ -47,8 +47,9 @@ class MediaFiles:
     Attributes:
         kind: `image` or `audio`.
         labels: class name, class number or text of each file; None without labels.
+        notes: sentences for the user, such as how many files are left out.
         has_texts: whether the labels are texts, not classes.
-        events: what sounds in each file, as a list with times states it; None without such a list.
+        events: events of each file; None unless the list of labels has times.
     """
 
     kind: str

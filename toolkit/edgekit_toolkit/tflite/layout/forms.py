@@ -110,8 +110,8 @@ def reshaped(form: Form, before: Shape, after: Shape) -> Form | None:
 def reshape_groups(before: Shape, after: Shape) -> list[tuple[Form, Form]] | None:
     """Match groups of axes before and after a reshape; the sizes in a group have equal products.
 
-    Groups are as small as possible and leave out axes of size 1. None if a tensor has no elements, or the two
-    have different numbers of them.
+    Groups are as small as possible and leave out axes of size 1. None if a shape has no elements, or if the
+    shapes have different numbers of elements.
     """
     if math.prod(before) == 0 or math.prod(before) != math.prod(after):
         return None

@@ -34,8 +34,8 @@ class Rule:
         reads: returns for a work form the form in which each input is read.
         writes: returns for a work form the form of each output.
         allows: returns whether a work form is possible. None: only `start` is.
-        proposes: returns the work form that gives a result in the given form, or None without one. None: the
-            work form equals the result's form.
+        proposes: returns the work form that gives a result in a form, None if there is none. If `proposes` is
+            None, the work form equals the result's form.
     """
 
     start: Form
@@ -68,7 +68,10 @@ def elementwise(node: Node, graph: Graph) -> Rule:
 
 
 def axiswise(node: Node, graph: Graph) -> Rule:
-    """Return a rule: the first input and others of its rank share any form; the rest stay as in ONNX."""
+    """Return a rule that allows any form of the first input.
+
+    Results, and inputs of equal rank, get this form; other inputs stay as in ONNX.
+    """
     shape = graph.shape(node.inputs[0])
     reads = _first_and_alike(node, graph)
     return Rule(plain(len(shape)), shape, reads, lambda form: (form,) * len(node.outputs), _fits_kernels)
@@ -80,9 +83,9 @@ def _fits_kernels(form: Form) -> bool:
 
 
 def axis_last(axis: int) -> MakeRule:
-    """Return a maker of rules for operators that work along one axis, which must be the last held one.
+    """Return a maker of rules for operators that work along one axis: it must be the last in the form.
 
-    `axis`: that axis for nodes without the attribute `axis`.
+    `axis`: the operator's axis if a node has no attribute `axis`.
     """
 
     def make(node: Node, graph: Graph) -> Rule:

@@ -15,7 +15,7 @@ from edgekit_toolkit.tflite.view import Graph, Node
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A value that only renames the axes of another one.
+    """A value that differs from another value only in the names of axes.
 
     Attributes:
         root: name of the value that is held in a tensor.

@@ -115,7 +115,7 @@ class Value:
 
 
 class Body(NodeFacts):
-    """The nodes and constants that replace a node; their names begin with that of its first output."""
+    """The nodes and constants that replace a node; their names begin with its first output's name."""
 
     def __init__(self, node: Node, graph: Graph, opset: int) -> None:
         super().__init__(node, graph)

@@ -38,7 +38,7 @@ CLIPS = {(0.0, 6.0): "RELU6", (0.0, math.inf): "RELU", (-1.0, 1.0): "RELU_N1_TO_
 
 
 def clip_limits(step: Step) -> tuple[float, float] | None:
-    """Return the lower and the upper limit of a Clip, infinite without one; None if they are computed."""
+    """Return the limits of a Clip; a missing limit is infinite. None if the graph computes a limit."""
     bounds = []
     for position, default in ((1, -math.inf), (2, math.inf)):
         value = step.value(position)

@@ -48,7 +48,7 @@ def write_arithmetic(step: Step) -> None:
 
 @writes("Sum", "Mean", "Max", "Min", rule=elementwise)
 def write_variadic(step: Step) -> None:
-    """Write ADD, MAXIMUM or MINIMUM of one input after the other; for Mean a MUL behind them."""
+    """Write an ADD, MAXIMUM or MINIMUM for each input after the first; a Mean ends with a MUL."""
     kind = {"Sum": "ADD", "Mean": "ADD", "Max": "MAXIMUM", "Min": "MINIMUM"}[step.node.op_type]
     _check(step, kind)
     result = step.read(0)
@@ -96,7 +96,7 @@ def _known_power(step: Step, tensor: Tensor, power: float) -> Tensor:
 
 @writes("Mod", rule=elementwise)
 def write_mod(step: Step) -> None:
-    """Write FLOOR_MOD, whose result has the sign of the divisor like that of ONNX without `fmod`."""
+    """Write FLOOR_MOD: the result has the sign of the divisor, as in ONNX without `fmod`."""
     _check(step, "FLOOR_MOD")
     if step.attribute("fmod", 0):
         raise RefusedError("fmod=1 takes the sign of the dividend, and TFLite has only the divisor's")

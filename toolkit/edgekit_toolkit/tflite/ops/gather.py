@@ -71,9 +71,9 @@ def _from_begin(step: Step, size: int) -> Tensor:
 
 @writes("ScatterND", rule=as_onnx)
 def write_scatter_nd(step: Step) -> None:
-    """Write SCATTER_ND into zeros, then combine it with the data.
+    """Write SCATTER_ND of the updates into zeros, then combine the result with the data.
 
-    For `reduction` add it is an ADD; for none a SELECT_V2 that takes the updates where there are any.
+    If `reduction` is `add`, an ADD combines them; if `none`, a SELECT_V2 takes updates where there are any.
     """
     reduction = step.text("reduction", "none")
     if reduction not in {"none", "add"}:

@@ -18,7 +18,7 @@ PLACE_TOLERANCE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Options of TFLite's resizing operators, which determine where they sample."""
+    """Options of TFLite's resizing operators: at which places of the input they sample."""
 
     align_corners: bool
     half_pixel_centers: bool

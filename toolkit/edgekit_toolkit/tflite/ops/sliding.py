@@ -16,9 +16,9 @@ SYMMETRIC = 1  # option of MIRROR_PAD: the elements at the border are copied too
 
 
 def windows_of(step: Step, kernel: Sequence[int]) -> Windows:
-    """Return windows of undilated sizes `kernel` over the first input [N, C, spatial...].
+    """Return windows over the first input [N, C, spatial...].
 
-    One spatial axis becomes two, the first with size 1.
+    One spatial axis becomes two, the first with size 1. `kernel`: sizes of a window without dilation.
 
     Raises:
         RefusedError: see `windows`.
@@ -97,7 +97,7 @@ def _bordered(step: Step, tensor: Tensor, pads: Pads) -> tuple[Tensor, list[int]
 
 
 def padded(step: Step, tensor: Tensor, sliding: Windows) -> tuple[Tensor, str]:
-    """Return `tensor` and the padding option, `SAME` or `VALID`; zero-padded if neither option fits."""
+    """Return `tensor` and the option `SAME` or `VALID`. If neither fits, `tensor` is padded with zeros."""
     if sliding.padding is not None:
         return tensor, sliding.padding
     return pad_spatial(step, tensor, sliding.pads), "VALID"

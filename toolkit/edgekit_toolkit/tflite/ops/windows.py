@@ -123,7 +123,7 @@ def windows(
 
 @dataclass(frozen=True, slots=True)
 class WindowAttributes:
-    """The attributes of an ONNX node that determine its windows; None for one that it leaves out."""
+    """The attributes of an ONNX node that determine its windows; None for a missing attribute."""
 
     strides: Sequence[int] | None
     dilations: Sequence[int] | None
