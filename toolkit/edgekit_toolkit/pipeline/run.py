@@ -31,7 +31,7 @@ class JudgedCandidate(Candidate):
         score: score on the samples that choose between candidates.
         confirmation: score on the samples held back; None if there are too few.
         latency: measured on this machine in turns with all other candidates; None for an untimed form.
-        memory: memory of a process that runs it, or a text: the reason why it is unknown.
+        memory: memory of a process that runs the form, or a text that says why it is unknown.
         measured: the figures that candidates are compared by.
         held: drop in score that was compared with the limit; None without data.
     """

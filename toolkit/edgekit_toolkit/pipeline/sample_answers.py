@@ -33,8 +33,8 @@ class SampleAnswers:
 
     Attributes:
         name: file of the sample, or its number.
-        floats: decoded outputs of the float model. If decoding fails, it has only `error`, a text.
-        package: decoded outputs of the package, in the same way.
+        floats, package: decoded outputs of the float model and of the package; only `error`, a text, if
+            decoding fails.
         size: width and height of the photograph; None without one.
         picture: the photograph, made small, as a data URI; empty without one.
     """
@@ -55,7 +55,7 @@ class _Sample:
 
 
 def compare_answers(run: Run) -> list[SampleAnswers]:
-    """Return the answers of float model and package on up to 8 samples, spread evenly; none without a task.
+    """Return the answers of float model and package on up to 8 samples, spread evenly; empty without a task.
 
     Raises:
         BackendError: a model does not run on a sample.

@@ -65,7 +65,7 @@ UNTIMED_KINDS: Final = (FLOAT16_ARITHMETIC,)
 
 @dataclass(frozen=True, slots=True)
 class EarlierModel:
-    """The model of an earlier package; the weights of a form are brought near to its weights.
+    """The model of an earlier package. Weights near to this model's weights make an update small.
 
     Attributes:
         sha256: digest of its file.
@@ -307,7 +307,7 @@ def _changed(
 
 
 def int8_layers(model: onnx.ModelProto) -> list[str]:
-    """Return the layers whose weights `int8-weights` can change: their first outputs, in graph order."""
+    """Return the layers that `int8-weights` can change, by name of their first output, in graph order."""
     index = GraphIndex(model.graph)
     has_scales = opset(model) >= storage.OPSET_INT8
     return [

@@ -40,7 +40,7 @@ class Plan:
 
     Attributes:
         scheme: quantized form that the engine accepts.
-        kernels: integer kernels, as first outputs of their nodes.
+        kernels: names of the first outputs of nodes that become integer kernels.
         ranges: (low, high) of the activations that kernels read or write.
         per_channel: whether weights have a scale for each channel, or one for each tensor.
         disabled_optimizers: rewrites of onnxruntime to switch off, since they compute wrong results.
@@ -179,7 +179,7 @@ def absorbed_activation(index: GraphIndex, node: onnx.NodeProto) -> onnx.NodePro
 
 
 def kernel_output(index: GraphIndex, node: onnx.NodeProto) -> str:
-    """Return the output tensor of a kernel: the node's output, or that of the activation it absorbs."""
+    """Return the output tensor of a kernel: the node's output, or the output of its absorbed activation."""
     name: str = (absorbed_activation(index, node) or node).output[0]
     return name
 

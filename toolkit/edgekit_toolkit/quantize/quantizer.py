@@ -138,10 +138,10 @@ class Quantizer(Protocol):
         """
 
     def int8_layers(self) -> Sequence[str]:
-        """Return the layers that `int8-weights` can change: their first outputs, in order."""
+        """Return the layers that `int8-weights` can change, by the name of their first output, in order."""
 
     def equalize(self, ranges: Mapping[str, Range]) -> tuple[Factors, dict[str, Range]]:
-        """Return factors that equalize channels, and `ranges` with them applied; no factors if none help."""
+        """Return factors that equalize channels, and `ranges` after equalization; no factors if none help."""
 
     def writer(self, factors: Factors) -> Callable[[Plan], Model]:
         """Return a function that makes models of plans with these factors, to measure but not to package."""

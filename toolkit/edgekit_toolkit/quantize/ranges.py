@@ -191,7 +191,7 @@ def count_values(
 ) -> dict[str, Histogram]:
     """Return a histogram of each activation over its range, by name; a constant activation has none.
 
-    `ranges`: (low, high) by name; values beyond count in the first or last bin.
+    `ranges`: (low, high) by name; values outside of the range count in the first or last bin.
     """
     histograms: dict[str, Histogram] = {}
     for feeds in samples:

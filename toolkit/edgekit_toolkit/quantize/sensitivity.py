@@ -48,7 +48,7 @@ class Fidelity:
 
     Args:
         model: float model.
-        samples: inputs; they and the outputs are held in memory.
+        samples: inputs; samples and outputs stay in memory.
         threads: threads of one inference.
         softmax_axes: for each output the axis of the softmax that makes it, or None.
         parts: as `Quantizer.output_parts` returns them; None if no output has parts.
@@ -239,7 +239,7 @@ class LayerCost:
     """Cost and saving of int8 weights in one layer, with float16 weights in all others.
 
     Attributes:
-        layer: first output of the layer.
+        layer: name of the layer's first output.
         noise: noise of the model's outputs, as a ratio of powers.
         saved_bytes: bytes by which the layer's int8 weights are smaller than float16 ones.
     """

@@ -199,7 +199,7 @@ def show_latency_to_float(ratio: LatencyToFloat) -> str:
 
 
 def show_sizes(sizes: Sequence[Size]) -> str:
-    """Return the sizes for which figures hold: `N=1 (assumed), T=40 (samples)`; empty if none is free."""
+    """Return the sizes of free dimensions that figures hold for: `N=1 (assumed), T=40 (samples)`."""
     return ", ".join(f"{size['name']}={size['size']} ({size['from']})" for size in sizes)
 
 

@@ -96,7 +96,7 @@ class Shard:
         truth: what a label is: `int` for a class number, or a record of `truth`.
         names: path of each row's file; empty unless each row is a file of its own.
         in_front: whether samples have an extra axis in front of the inputs' axes.
-        probabilities: probability that each row was selected, see `selection`; None without a list of them.
+        probabilities: probability that each row was selected, see `selection`; None without a list.
     """
 
     inputs: Mapping[str, Column]

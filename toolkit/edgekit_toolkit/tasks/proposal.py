@@ -20,7 +20,7 @@ class TaskDecision:
 
     Attributes:
         choice: the task with its options, as the manifest states it; None if the package has none.
-        reason: why it is this task or none, as the end of a sentence.
+        reason: why the package has this task or none; ends a sentence.
         is_proposed: whether the task was inferred from the outputs.
     """
 

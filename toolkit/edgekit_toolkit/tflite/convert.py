@@ -38,7 +38,7 @@ def convert(model: onnx.ModelProto, dims: Mapping[str, int]) -> bytes:
 
     Names, order, element types and shapes of inputs and outputs stay as they are in ONNX; images that the
     model takes as [N, C, H, W] are transposed inside. The model is not changed. An operator that is not
-    covered is replaced if ONNX defines it by simpler ones.
+    covered is replaced if ONNX defines it by simpler operators.
 
     Args:
         model: float32 model; constants should be folded (see `passes.optimiser.optimise`).

@@ -49,7 +49,7 @@ class Node:
 
     @property
     def operator(self) -> str:
-        """The operator's type, after its domain and a point if that is not ONNX's own."""
+        """The operator's type; `DOMAIN.TYPE` if the domain is not ONNX's own."""
         return f"{self.domain}.{self.op_type}" if self.domain else self.op_type
 
     def input(self, number: int) -> str:
@@ -62,7 +62,7 @@ class Graph:
     """A model as the writer sees it.
 
     Attributes:
-        nodes: nodes in an order in which they can run.
+        nodes: in an order in which they can run.
         inputs, outputs: names of the tensors that a caller of the model gives and gets.
         constants: name of a tensor -> its value.
         shapes, dtypes: sizes and element type of the tensors for which they are known.

@@ -66,7 +66,7 @@ def fold_pixels(prepared: bytes, plan: Plan) -> tuple[bytes, Plan]:
 
     Args:
         prepared: float model as `prepare.prepare` made it.
-        plan: plan of that model. Layers in float are not changed, since that would cost time.
+        plan: plan of that model. Float layers stay as they are: folding would slow them down.
     """
     unchanged = parsed(prepared)
     if not any(

@@ -36,7 +36,7 @@ _RESHAPES: Final = frozenset({"SQUEEZE", "EXPAND_DIMS"})
 
 
 def prepare(content: bytes) -> bytes:
-    """Return a `.tflite` model with equal results that ai-edge-quantizer understands; see the module.
+    """Return a `.tflite` model that ai-edge-quantizer understands, with equal results; see the module.
 
     Names of inputs and outputs stay as they are.
     """

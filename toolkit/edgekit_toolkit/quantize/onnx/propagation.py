@@ -120,7 +120,7 @@ def _weight_rounding(
 def propagate(
     model: onnx.ModelProto, layers: Sequence[Sequence[Rounding]], fidelity: Fidelity, *, threads: int
 ) -> list[float]:
-    """Estimate the noise of the outputs, as `Fidelity.noise` measures it, for errors of each layer alone.
+    """Estimate the noise that `Fidelity.noise` would measure for the errors of each layer alone.
 
     Args:
         model: float model of `fidelity`, with inferred types.

@@ -107,7 +107,7 @@ class BoxSet:
 
     Attributes:
         names: class names in the order of their numbers; empty if there are none.
-        notes: sentences for the user, such as how many images are left out.
+        notes: sentences for the user, such as on images left out.
     """
 
     pictures: tuple[PictureBoxes, ...]

@@ -31,9 +31,9 @@ __all__ = [
 
 
 def lower(model: onnx.ModelProto) -> bool:
-    """Replace nodes of `LOWERINGS` in place, in a model with recorded shapes; return whether any was.
+    """Replace nodes of `LOWERINGS` in place; return whether a node was replaced.
 
-    A node that cannot be lowered stays, and gets the reason as attribute `REFUSED`.
+    All shapes must be recorded. A node that cannot be lowered stays, with the reason in attribute `REFUSED`.
     """
     graph, version = graph_of(model), opset(model)
     nodes, is_changed = list[onnx.NodeProto](), False

@@ -146,7 +146,7 @@ class Body(NodeFacts):
         """Add an ONNX node, and return its first result.
 
         Numbers in `operands` become constants of the element type of `first`. `dtype`: type of the result, by
-        default also that of `first`.
+        default the type of `first`.
         """
         result = Value(f"{self._stem};{len(self.nodes)}", self, np.dtype(dtype or first.dtype))
         others = [

@@ -64,7 +64,7 @@ def _spatial_rule(node: Node, graph: Graph) -> Rule:
 
 @writes("LRN", rule=_spatial_rule)
 def write_lrn(step: Step) -> None:
-    """Write LOCAL_RESPONSE_NORMALIZATION; its alpha is that of ONNX divided by the size of the window."""
+    """Write LOCAL_RESPONSE_NORMALIZATION with ONNX's alpha divided by the size of the window."""
     size = step.attribute("size")
     if size % 2 == 0:
         raise RefusedError(f"the window has an even size {size}; TFLite's are symmetric")

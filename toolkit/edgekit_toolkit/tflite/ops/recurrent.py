@@ -35,7 +35,10 @@ class _Direction:
 
 @writes("LSTM", "GRU", "RNN", rule=as_onnx)
 def write_recurrent(step: Step) -> None:
-    """Write every step of every direction: X [T, B, I] -> Y [T, D, B, H], Y_h [D, B, H], Y_c [D, B, H]."""
+    """Write every step of every direction: X [T, B, I] -> Y [T, D, B, H], Y_h [D, B, H], Y_c [D, B, H].
+
+    T: steps, B: batch, I: inputs, D: directions, H: hidden values.
+    """
     _check(step)
     directions = _directions(step)
     runs = [_run(step, direction, index) for index, direction in enumerate(directions)]

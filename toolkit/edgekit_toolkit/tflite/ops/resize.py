@@ -129,7 +129,7 @@ def places(node: Node, graph: Graph, axis: int) -> NDArray[np.float64]:
 
 
 def scale_of(node: Node, graph: Graph, axis: int) -> float:
-    """Return the scale of one axis of a Resize: the one that the model states, else result / input size.
+    """Return the scale of one axis of a Resize: the stated scale, else result size / input size.
 
     Raises:
         RefusedError: the node has a keep_aspect_ratio_policy, which derives the scale from another axis.
