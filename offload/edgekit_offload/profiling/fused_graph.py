@@ -54,7 +54,7 @@ def read_kernels(
         optimised: the graph that onnxruntime made of it.
         nodes: times of the nodes of `optimised`.
         overhead_s: time that profiling added to each node.
-        scale: factor for the times that remain when `overhead_s` is subtracted.
+        scale: factor for each time, applied after `overhead_s` is subtracted.
 
     Raises:
         CutError: the times belong to another graph.
@@ -87,7 +87,7 @@ def read_kernels(
 
 
 def tensors_of(model: onnx.ModelProto) -> frozenset[str]:
-    """Return the names of a model's inputs, without weights, and of the tensors that its nodes write."""
+    """Return the names of a model's inputs and of all tensors that its nodes write; weights are no inputs."""
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = {value.name for value in model.graph.input} - weights
     return frozenset(inputs | {tensor for node in model.graph.node for tensor in node.output if tensor})
@@ -128,8 +128,8 @@ def measure_sizes(
 
     Args:
         model: changed in place: it gets the tensors as outputs.
-        tensors: names of the model.
-        weights: location of external data -> content.
+        tensors: names of tensors in the model.
+        weights: location of an external data file -> content.
         inputs: name -> values; empty values are replaced by generated ones, with free dimensions of 1.
 
     Raises:

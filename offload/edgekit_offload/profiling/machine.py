@@ -64,7 +64,7 @@ class RunnableGraph:
     """An ONNX graph with everything that it needs to run.
 
     Attributes:
-        content: the ONNX model; empty for a head that only codes its inputs.
+        content: the ONNX model; empty if only the coding of the inputs is timed.
         options: `OrtOptions` for onnxruntime; options left out have their defaults.
         weights: location of external data -> content.
         inputs: name -> values to run it on; empty values are replaced by generated ones, with free dimensions
@@ -84,12 +84,13 @@ class Machine:
     """A machine that can measure.
 
     Attributes:
+        text: as the user named it; see `parse`.
         argv: command that starts `edgekit-device` there.
         label: label of its results.
-        share: processor time that it gets, in cores; None for all.
-        usual_s: processor speed as in `MachineFacts.usual_s`; only runs at this speed count. None for the
-            most frequent speed.
-        execute: runs a program to its end, see `run_program`.
+        share: processor time of a job, in cores; None for no limit.
+        usual_s: processor speed, as seconds of a fixed piece of work (`MachineFacts.usual_s`). Only runs at
+            this speed count. None for the most frequent speed.
+        execute: as `run_program`.
     """
 
     text: str
@@ -241,8 +242,8 @@ def profile_kernels(
 def find_overhead(seconds: Sequence[float], whole_s: float) -> tuple[float, float]:
     """Return the seconds that profiling added to each kernel, and a factor for the remaining times.
 
-    Reading a clock adds the same time to each kernel, at most the time of the shortest one. The factor then
-    makes the remaining times sum to `whole_s`.
+    The added time is equal for all kernels, and no kernel's time becomes negative. The factor makes the
+    remaining times sum to `whole_s`.
 
     `seconds`: profiled time of each kernel. `whole_s`: time of a run without profiling.
     """
@@ -257,7 +258,9 @@ def find_overhead(seconds: Sequence[float], whole_s: float) -> tuple[float, floa
 def time_models(
     machine: Machine, graphs: Sequence[RunnableGraph], *, seconds: float = 10.0
 ) -> tuple[Timing, ...]:
-    """Return the time of one run of each graph. Graphs take turns in random order, five runs a turn.
+    """Return the time of one run of each graph, measured for about `seconds` in all.
+
+    Graphs take turns in random order, five runs a turn.
 
     Raises:
         CutError: the machine does not work, or refused a graph or its inputs.
@@ -274,8 +277,8 @@ def time_batches(
 ) -> JobResult:
     """Return the mean time of a run of each graph over many runs in a row, and the machine's state.
 
-    `graphs`: at least one, without options, inputs or weights. `engine`: `ort`, or `litert` for `.tflite`
-    files.
+    `graphs`: at least one, without options, inputs or weights. `seconds`: for all graphs together. `engine`:
+    `ort`, or `litert` for `.tflite` files.
 
     Raises:
         CutError: the machine does not work, or refused a graph or its inputs.

@@ -58,13 +58,12 @@ class ModelProfile:
         label: `emulated` if the machine was slowed down to stand for another.
         whole_s, whole_spread: time of a run of the whole model without profiling; distance between the
             quartiles of these runs, as a share of their median.
-        scale: factor by which the times of the kernels were multiplied, after `overhead_s` was subtracted, so
-            that they sum up to `whole_s`; far below 1 means that profiling disturbed the run, above 1 that
-            the run takes time beside its kernels. 0 without kernels.
+        scale: factor for the kernels' times, after `overhead_s` was subtracted, so that they sum up to
+            `whole_s`. If it is far below 1, profiling disturbed the run. If it is above 1, the run takes time
+            beside its kernels. 0 without kernels.
         inputs, outputs: names of the model's tensors.
         tensors: name -> size in bytes, of inputs and of tensors that kernels write, at the run's shapes.
-        unsendable: tensors of which no cut can send the values: their sizes depend on the data, or they are
-            no plain tensors.
+        unsendable: tensors that cannot be sent: their size depends on the data, or they are no plain tensors.
         kernels: kernels, in the order in which they ran; empty if only whole runs could be measured.
         obstacle: why there are no kernels, or why the model cannot be split; empty if it can.
         overhead_s: time that profiling added to each kernel; see `find_overhead`.

@@ -34,7 +34,7 @@ def _seconds(latency_ms: float) -> float:
 
 
 def reaches_of(result: PlanningResult, row: int) -> tuple[Reach, ...]:
-    """Return the bandwidth ranges in which one candidate is the best, in rising order.
+    """Return each bandwidth range with the candidate that is the best in it, in rising order.
 
     `row`: index in `result.rtts_ms` of the round-trip time for which the ranges hold.
 

@@ -22,8 +22,8 @@ def render_terminal(
 ) -> str:
     """Return the chart as lines without colour, for the round trip of the grid nearest to `rtt_ms`.
 
-    A digit or letter stands for each candidate. Where two lines cross, the candidate faster on the left is
-    drawn.
+    A digit or letter stands for each candidate. Where lines cross, only the candidate that is faster at lower
+    bandwidths is drawn.
 
     `width`: width of the terminal, in columns.
     """

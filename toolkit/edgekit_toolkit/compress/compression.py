@@ -53,8 +53,9 @@ class Compression:
 
     Attributes:
         weights: coded weights, by the name of the initializer.
-        biases: float32 [channels] that go with the coded weights, by the name of the initializer.
-        channels: group -> channels that stay, for groups that lose some; weights and biases have only these.
+        biases: float32 [channels], by the name of the initializer.
+        channels: name of a group -> its remaining channels. Groups that keep all channels are left out.
+            Weights and biases hold remaining channels only.
         is_distilled: whether the weights were trained on the float model's outputs before rounding.
     """
 
@@ -106,8 +107,8 @@ class Compression:
     def scales_of_outputs(self, model: onnx.ModelProto) -> dict[str, NDArray[np.float32]]:
         """Return the scale of each weight, float32 [channels], by the name of its layer's output.
 
-        The output of a Relu or Clip behind the layer is a second name: converted models may use it for the
-        layer.
+        If a Relu or Clip follows a layer, its output is a second key for the scale: converted models may name
+        the layer so.
         """
         index = GraphIndex(model.graph)
         scales = {}

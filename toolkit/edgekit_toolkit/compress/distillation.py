@@ -72,7 +72,7 @@ class Distillation:
     Attributes:
         model: the trained student; None if it is no better on held-back samples.
         noise_before: noise of the student on held-back samples, as a share of the outputs' power.
-        noise_after: the same for the student at the end of the training.
+        noise_after: noise of the trained student, measured in the same way.
     """
 
     model: onnx.ModelProto | None
@@ -95,8 +95,8 @@ def distil(
     Args:
         teacher: float model.
         student: float model with the same inputs and outputs; weights and biases of its layers are trained.
-        samples: inputs; those with other shapes than the first are left out.
-        steps: most steps of `BATCH` samples.
+        samples: inputs. A sample with other shapes than the first sample is left out.
+        steps: maximum number of steps; a step uses `BATCH` samples.
         progress: called with the number of steps done, and how many there are at most.
 
     Raises:

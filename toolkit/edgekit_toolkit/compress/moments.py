@@ -22,14 +22,14 @@ _MAX_FLOAT32: Final = 1e15  # a sum of squares stays finite
 class Moments:
     """Second moments and means of a layer's input patches in the float and in the compressed network.
 
-    There are G groups. Patches of the float network have K columns; the compressed network still has J of
-    them.
+    There are G groups. Patches have K columns in the float network, and J of these columns in the compressed
+    network.
 
     Attributes:
         own: second moment of the compressed network's patches, [G, J, J].
-        cross: the float network's patches times the compressed network's, [G, K, J].
+        cross: second moment of the float network's patches with the compressed network's patches, [G, K, J].
         mean, float_mean: means of the patches, [G, J] and [G, K]; 0 if the moments are not centred.
-        columns: the columns of the float network's patches that the compressed network has, [J].
+        columns: indices of the remaining columns in the float network's patches, [J].
     """
 
     own: Floats
@@ -54,8 +54,8 @@ class Moments:
         Args:
             patches: patches of the compressed network, [P, G, J].
             float_patches: patches of the float network, [P, G, K].
-            centred: whether means are subtracted, for a layer whose bias can restore them.
-            columns: the float network's columns that the compressed network still has; by default all.
+            centred: whether means are subtracted; only for a layer with a bias, which can restore them.
+            columns: indices of the remaining columns in `float_patches`, [J]; by default all.
         """
         if columns is None:
             columns = np.arange(float_patches.shape[-1])

@@ -61,11 +61,11 @@ def prune(
 ) -> list[SlicedModel]:
     """Return models with fewer and fewer channels.
 
-    For each share, the result has the first model that saves as much; one model may serve several shares. A
-    share that cannot be saved has no model.
+    For each share, the result has the first model that saves at least this share. One model may serve several
+    shares. A share that cannot be saved has no model.
 
     Args:
-        model: float model, from which a pass of its own has removed dead channels.
+        model: float model without dead channels; see `remove_dead_channels`.
         samples: inputs from which the moments are taken.
         shares: shares of the multiply-adds to save, in ascending order.
         multiple: the number of channels that a group keeps is a multiple of this.
@@ -163,7 +163,6 @@ def _rank(
 
 
 def find_least_channels(group: ChannelGroup) -> int:
-    """Return the least number of channels that a group keeps."""
     return max(_MIN_CHANNELS, math.ceil(group.size * _MIN_SHARE))
 
 

@@ -73,7 +73,7 @@ def round_weights(
         threads: threads of one inference.
         quantize: (name of a layer's input, its float values) -> the values after activations are quantized.
         alone: whether each layer is rounded as if all others, and the activations, stayed float.
-        coarse_biases: whether biases are rounded to the precision of weights, to travel in fewer bytes.
+        coarse_biases: whether biases are rounded to the precision of weights, so that they compress better.
         progress: called with the number of the layer that begins, and how many there are.
 
     Raises:

@@ -32,7 +32,8 @@ class EqualSlopeSteps:
     """Chooses steps with which one more bit would lower the output's noise equally in every layer.
 
     Args:
-        noises: noise of the output if a layer alone has steps of `probe_step`, by the name of the layer.
+        noises: name of a layer -> noise of the output if only this layer is rounded, with the steps of
+            `probe_step`.
         peak: largest code.
     """
 
@@ -50,10 +51,8 @@ class EqualSlopeSteps:
 
         All rows get the same step, unless a row needs a longer one to keep its codes within the peak.
 
-        Args:
-            layer: the layer.
-            rows: its weights, [G, R, K].
-            strength: square root of the noise that a layer of mean size may add.
+        `rows`: its weights, [G, R, K]. `strength`: square root of the noise that a layer of mean size may
+        add.
         """
         share = min(strength * self._shares[layer.name], _MAX_STEP)
         whole = max(float(np.sqrt((rows**2).mean())), 1e-30)

@@ -30,11 +30,13 @@ class TwinRun:
         layers: layers of the float model, in order.
         threads: threads of one inference.
         compressed: model of the compressed run, with the same nodes in the same order; by default `model`.
-        is_single: whether one run gives the tensors of both; `compressed` and `quantize` are not used.
+        is_single: whether there is only the float run, which also stands for the compressed run. `compressed`
+            and `quantize` are then not used.
         quantize: (name of a layer's input, its values) -> the values that it has in the compressed run.
 
     Attributes:
-        weights: initializers of layers that differ in the compressed run, by name; the caller adds to it.
+        weights: name of an initializer -> its values in the compressed run, where they differ. The caller
+            adds entries.
     """
 
     def __init__(

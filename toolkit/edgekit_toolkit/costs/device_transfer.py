@@ -40,8 +40,8 @@ class KernelTime:
     """Time of one kernel on this machine, by one thread.
 
     Attributes:
-        seconds: time of one run of it.
-        count: how often it runs in one inference.
+        seconds: time of one run of the kernel.
+        count: how often the kernel runs in one inference.
     """
 
     kind: KernelKind
@@ -54,8 +54,9 @@ class HostRun:
     """One inference of a network on this machine, by one thread.
 
     Attributes:
-        kernels: its kernels; their sum is the whole run.
-        spilled_bytes: bytes beyond `CACHE_BYTES` that its kernels read and write.
+        kernels: its kernels. Their times, each times `count`, sum to `whole_s`.
+        spilled_bytes: for each run of a kernel, the bytes beyond `CACHE_BYTES` that it reads and writes; the
+            sum of all.
     """
 
     kernels: Sequence[KernelTime]
@@ -70,8 +71,8 @@ class HostRun:
 class ThreadSharing:
     """How the threads of a device share a kernel.
 
-    Further threads take time to wake: they help with long kernels only. The engine's work outside kernels and
-    recurrent kernels count as run by one thread.
+    Further threads take time to wake, so they help with long kernels only. One thread runs recurrent kernels,
+    and the engine's work outside kernels.
 
     Attributes:
         alone_s: time on this machine, in seconds, of the shortest kernel with which further threads help.
@@ -145,8 +146,8 @@ def fit_ratios(runs: Sequence[HostRun], device_s: Sequence[float], *, may_share:
     one network at a time, chooses the strength of the pull and how threads share kernels.
 
     Args:
-        runs: networks here, at least three.
-        device_s: seconds of one inference of each of them on the device.
+        runs: runs of at least three networks on this machine.
+        device_s: for each network, the seconds of one inference on the device.
         may_share: whether the device's engine may have run the networks on several threads.
 
     Raises:

@@ -61,12 +61,12 @@ def node_costs(
     Args:
         model: an ONNX model; left as it is.
         dims: size of each free dimension by name (see `specs.free_dims`), such as `{"N": 1}`.
-        float_outputs: whether the engine's int8 products can write float (TensorRT); otherwise a product
-            without a QuantizeLinear behind it counts as float (onnxruntime).
+        float_outputs: True if the engine has int8 convolutions and matrix products that write float
+            (TensorRT). False counts such a product as float if no QuantizeLinear follows it (onnxruntime).
 
     Raises:
-        ModelError: a dynamic dimension is not bound, a shape cannot be inferred, or an operator's work
-            cannot be counted.
+        ModelError: a dynamic dimension is not bound, a shape cannot be inferred, or an operator's work cannot
+            be counted.
     """
     written_out = inline_functions(model, _UNCOUNTED | opaque_functions(model)) or model
     return _Counter(with_shapes(written_out, dims or {}), float_outputs=float_outputs).kernels()

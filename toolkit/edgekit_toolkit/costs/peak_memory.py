@@ -41,7 +41,7 @@ class MemoryEstimate:
         engine_bytes: interpreter and bare engine, as the caller of `estimate_peak_memory` states it.
         weights_bytes: constants as the engine keeps them.
         structure_bytes: graph, kernels and plans of the session.
-        code_bytes: code of the engine that is first loaded when a model runs.
+        code_bytes: code of the engine that it loads only when a model first runs.
         feeds_bytes: inputs of one inference.
         activations_bytes: intermediate tensors, scratch and outputs; a lower bound where sizes depend on the
             data.

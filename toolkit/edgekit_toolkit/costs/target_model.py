@@ -18,7 +18,7 @@ class NodeCost:
     """Arithmetic and memory traffic of one kernel, on any device.
 
     Attributes:
-        name: the node's name, or that of its first output where it has none.
+        name: the node's name; without a name, the name of its first output.
         bytes_read: bytes of activations read.
         bytes_written: bytes of activations written.
         weight_bytes: bytes of constants read.
@@ -73,8 +73,8 @@ def model_cost(nodes: Sequence[NodeCost], target: Target, power_mode: str | None
 
     Args:
         nodes: the kernels, from `edgekit_toolkit.costs.onnx_operators.node_costs`.
-        target: where they would run, on the target's default backend.
-        power_mode: name of a power mode of the target; by default the one set out of the box.
+        target: target on whose default backend the kernels run.
+        power_mode: name of a power mode of the target; by default its default mode.
 
     Raises:
         TargetError: the target has no such power mode.

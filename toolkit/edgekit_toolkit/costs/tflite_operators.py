@@ -68,7 +68,9 @@ _FREE: Final = frozenset({"RESHAPE", "SQUEEZE", "EXPAND_DIMS"})
 
 
 def tflite_costs(model: Model, dims: Mapping[str, int] | None = None) -> list[NodeCost]:
-    """Return the work of the first sub-graph's operators, without those that some inferences skip.
+    """Return the work of the operators of the first sub-graph.
+
+    An operator that reads only constants is left out, because it runs once and not in each inference.
 
     Args:
         model: a screened file; see `flatbuffer.parsed`.

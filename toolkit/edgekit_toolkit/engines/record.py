@@ -48,8 +48,8 @@ class ModelMaker:
 
     Attributes:
         open_quantizer: returns the quantizer of a float model.
-        build: (float model, form of a recipe, sizes of free dimensions) -> model of that form; None if it
-            cannot be made of the model. A conversion is not checked again.
+        build: (float model, form of a recipe, sizes of free dimensions) -> model of that form, or None if the
+            form does not suit the model. Conversions are not checked again.
         convert: makes a float model in the engine's format, without a check.
         convert_codes: (ONNX network with 8-bit codes, the same network in float) -> the engine's model of it.
         codes_tool: distribution whose release changes what `convert_codes` makes; empty for none.
@@ -91,10 +91,10 @@ class EngineSupport:
         competes: whether other engines are timed against it even where it is the target's preferred engine.
         shares_cores: whether it takes several threads unless a package says otherwise.
         slows_exact_products: whether its exact 8-bit products are slow on x86 processors without VNNI.
-        cheap_row_macs: most multiply-adds of one inference with which a package gets all golden rows: running
-            them then takes half as long as opening the model. None gives the first row alone.
-        check: (model, inputs whose shapes set the free sizes beside the batch) -> verdict of the engine's own
-            parser; None if it is not asked.
+        cheap_row_macs: a model of at most so many multiply-adds an inference gets all golden rows, because
+            they run in half the time that opening the model takes. None: all models get the first row only.
+        check: (model, inputs that set the sizes of free dimensions other than the batch) -> verdict of the
+            engine's own parser; None if the parser is not asked.
         notes: warnings about the figures of every package for it.
         untimed: kind of `quantize.forms.UNTIMED_KINDS` -> the form, where the engine has it.
     """
@@ -127,7 +127,7 @@ SUPPORTS: Final[dict[str, EngineSupport]] = {}
 
 
 def register_support(support: EngineSupport) -> EngineSupport:
-    """Put a record into `SUPPORTS`, in place of an earlier one of its engine; return the record."""
+    """Enter a record in `SUPPORTS`, where it replaces an earlier record of its engine; return the record."""
     SUPPORTS[support.name] = support
     return support
 

@@ -157,7 +157,7 @@ def decode_answers(package: OpenedPackage, result: Inference) -> list[Decoded]:
     """Return the answer to each sample by the task of a package; an empty list if it states no task.
 
     Raises:
-        DataError: the outputs are not those of the task.
+        DataError: the task cannot read these outputs.
         PackageError: the task or the preprocessing is malformed.
     """
     answerer = open_answerer(package)

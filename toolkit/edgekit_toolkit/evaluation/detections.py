@@ -53,9 +53,9 @@ class BoxLayout:
     """Where the boxes are in a model's outputs.
 
     Attributes:
-        options: how the task `detection` reads them.
+        options: how the task `detection` reads the boxes.
         input_size: height and width of the input.
-        labels: number of labels, by which class scores are recognised; None without labels.
+        labels: number of labels, which tells class scores from other columns; None without labels.
     """
 
     options: DetectionOptions
@@ -83,10 +83,10 @@ class BoxLayout:
     def score(self, outputs: Outputs, reference: Outputs) -> NDArray[np.float64]:
         """Return the F1 score of each sample, with the boxes of the source model's `reference` as the truth.
 
-        In a layout of `judging_layout`, boxes of a score of 0.25 or more count, after suppression of boxes
-        that overlap a better one of their class by over a half (IoU). Two boxes match if they have the same
-        class and overlap by half or more. A sample in which neither model finds a box has NaN. If `outputs`
-        do not have the axes of this layout, every score is 0.
+        Boxes of two models match if they have the same class and overlap by half or more (IoU). If the layout
+        is from `judging_layout`, only boxes with a score of 0.25 or more count; a box that overlaps a better
+        box of its class by more than half is dropped first. The score is NaN if neither model finds a box. If
+        `outputs` do not have the axes of this layout, every score is 0.
         """
         theirs = self.read(reference)
         try:
@@ -113,7 +113,7 @@ class BoxLayout:
 def judging_layout(options: DetectionOptions, input_size: Size | None, labels: int = 0) -> BoxLayout:
     """Return the layout of `options`, limited to the boxes that count in `BoxLayout.score`.
 
-    `input_size`: height and width of the input; None if boxes are not in pixels of it.
+    `input_size`: height and width of the input; None if boxes are not in pixels of the input.
     """
     limits = replace(options, min_score=CONFIDENT, overlap=OVERLAP, max_boxes=_MOST_BOXES)
     return BoxLayout(limits, input_size or _UNIT, labels or None)
@@ -150,8 +150,8 @@ def find_layout(
     Args:
         runs: outputs of the source model for several samples, or for a batch.
         rows_are_samples: whether each row of a matrix is one sample's output; otherwise rows may be boxes.
-        input_size: height and width of the input; None finds neither grids nor anchors.
-        classes: number of the classes that are known by name, or 0.
+        input_size: height and width of the input. If it is None, grids and anchors are not recognised.
+        classes: number of classes with known names, or 0.
     """
     min_rank = 3 - (not rows_are_samples)
     if len(runs[0]) > 1:

@@ -60,8 +60,9 @@ class Drop:
             sample; in a metric over the whole set it is a group of samples that `leave_out` leaves out.
         counts: number of units with each of `changes`.
         max_gain: the most that a sample can gain, 0..1; 0 if the source model's score is 1 on all samples.
-        effective: number of samples of equal weight with the same evidence, if samples have weights; else 0.
-        heaviest: count of the heaviest sample; the interval assumes one more such loss.
+        effective: effective sample size if samples have weights, otherwise 0.
+        heaviest: count of the heaviest unit. `interval` adds one unseen unit of this count, with the largest
+            drop.
     """
 
     points: float
@@ -73,11 +74,9 @@ class Drop:
     heaviest: float = 1.0
 
     def interval(self, confidence: float = CONFIDENCE) -> Interval:
-        """Return Gaffke's interval. No distribution is known for which it misses the mean too often.
+        """Return Gaffke's interval of the mean drop.
 
-        Source: N. Gaffke, Three test statistics for a nonparametric one-sided hypothesis on the mean of a
-        nonnegative variable, Mathematical Methods of Statistics 14 (2005), 451-467; E. Learned-Miller,
-        P. Thomas, A new confidence interval for the mean of a bounded random variable (2019).
+        No distribution is known for which the interval misses the mean more often than `confidence` allows.
         """
         error = (1 - confidence) / 2
         low = 0.0 - self._upper_end(-self.changes, error, unseen=self.max_gain)  # never -0.0
@@ -85,7 +84,7 @@ class Drop:
 
     @property
     def standard_error(self) -> float:
-        """Standard error of the drop in points; like the interval, it assumes one more lost sample."""
+        """Standard error of the drop in points, with the unseen unit that `interval` adds."""
         changes, counts = np.append(self.changes, 1.0), np.append(self.counts, self.heaviest)
         deviations = changes - np.average(changes, weights=counts)
         return 100 * math.sqrt(np.average(deviations**2, weights=counts) / counts.sum())
@@ -250,10 +249,11 @@ def leave_out(score: Callable[[NDArray[np.int64]], float], count: int) -> Floats
         count: number of samples, at least 2.
 
     Returns:
-        float64 [groups], at most `MAX_GROUPS` of them: the score without each group, NaN if there is none.
+        float64 [groups], at most `MAX_GROUPS` of them: the score without each group; NaN if the remaining
+        samples have no score.
 
     Raises:
-        DataError: there is no score without more than half of the groups.
+        DataError: for more than half of the groups, the remaining samples have no score.
     """
     size = math.ceil(count / MAX_GROUPS)
     groups = np.random.default_rng(_SEED).permutation(count) * math.ceil(count / size) // count

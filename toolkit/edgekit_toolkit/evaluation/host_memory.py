@@ -43,7 +43,8 @@ class MemoryHere:
 
     Attributes:
         peak: peak memory of a fresh process that opens the model; None if it could not be measured.
-        service_bytes: estimated peak of the service with it; None without a memory limit or an estimate.
+        service_bytes: estimated peak memory of a service with the model; None if there is no memory limit or
+            no estimate.
         notes: sentences for the user on how the memory was found.
     """
 
@@ -60,10 +61,10 @@ def measure_memory_here(
     target: Target,
     limit_bytes: float,
 ) -> MemoryHere:
-    """Measure the peak memory of a fresh process here that runs a model, and estimate that of the service.
+    """Measure the peak memory of a fresh process here that runs a model; estimate the memory of its service.
 
-    `modelled`: result of `find_memory`. A `PeakMemory` is not measured again.
-    `limit_bytes`: memory limit, infinite if there is none.
+    `modelled`: result of `find_memory`. A `PeakMemory` is not measured again. `limit_bytes`: memory limit,
+    infinite if there is none.
     """
     notes = []
     peak = modelled if isinstance(modelled, PeakMemory) else None
@@ -156,11 +157,8 @@ def _write_package(folder: Path, engine: str) -> Path:
 def serve_once(package: Path, keys: Path, name: str, feeds: Feeds) -> int:
     """Serve a package, answer a few calls, and return the service's largest resident memory, in bytes.
 
-    Args:
-        package: signed by one of the keys.
-        keys: folder of trusted keys; a socket is made beside it.
-        name: name of the model.
-        feeds: input name -> array; all calls send the same inputs.
+    `package`: signed by one of the keys. `keys`: folder of trusted keys; a socket is made beside it. `feeds`:
+    input name -> array; all calls send the same inputs.
 
     Raises:
         EdgekitError: the service does not start, or refuses the model or a call.

@@ -35,15 +35,13 @@ def measure_latencies(runs: Sequence[Runner], feeds: Feeds) -> list[Latency]:
 
 
 def measure_processor_ratios(runs: Sequence[Runner], feeds: Feeds) -> list[float]:
-    """Return the processor time of each model here over that of the first, from runs in turns.
+    """Return the processor time of each model here, divided by that of the first model.
 
-    Processor time leaves out what other processes take. It is read from the clock of this thread. Under
-    `ulimit -t` the clock of the process advances in ticks that are longer than a batch of runs. The ratios
-    are those of lower quartiles, which other processes disturb least.
+    The models run in turns. A ratio compares lower quartiles, which other processes disturb least. The clock
+    of this thread is read, because under `ulimit -t` the clock of the process advances in ticks that are
+    longer than a batch of runs.
 
-    Args:
-        runs: models with one thread, because waking others takes as long as a small model.
-        feeds: inputs.
+    `runs`: models with one thread, because waking other threads takes as long as a small model.
     """
     calls = {str(number): partial(run, feeds) for number, run in enumerate(runs)}
     latency = measure_latency(calls, shorten_limits(PROCESSOR_LIMITS), clock=time.thread_time)
@@ -58,7 +56,7 @@ class TargetCosts:
     Attributes:
         latency_ms, energy_mj: latency and energy of one inference; None if the model's work cannot be
             counted.
-        uncertainty: factor by which the ratio of two latencies of this kind may be off.
+        uncertainty: factor by which the ratio of two modelled latencies may be off.
         source: what the figures are modelled from, for people.
         latency_label: `calibrated` if the latency comes from times of networks on a real device of this kind.
         energy_label: `calibrated` if a meter also read the power of that device.
@@ -77,8 +75,8 @@ def model_on_target(
 ) -> list[TargetCosts]:
     """Return latency and energy of one inference of each model on the target, modelled.
 
-    If the target has times measured on a device, and the models are of the engine measured there, these times
-    predict the latency. Otherwise a roofline models it.
+    If the target has times of a device with the models' engine, the latency is predicted from these times.
+    Otherwise it comes from a roofline model.
     """
     times = target.device_times
     if (

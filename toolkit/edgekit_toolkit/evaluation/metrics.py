@@ -80,7 +80,7 @@ class Probes:
 
     @property
     def stacked(self) -> Outputs:
-        """The outputs of all runs, joined along the first axis; those of the first run if shapes differ."""
+        """All runs' outputs, joined along the first axis; the first run's outputs if shapes differ."""
         shapes = {tuple((name, value.shape) for name, value in run.items()) for run in self.runs}
         if len(shapes) > 1 or not all(value.ndim for value in self.runs[0].values()):
             return self.runs[0]
@@ -151,8 +151,9 @@ class SetMetric:
 
     Attributes:
         name, title, truth, outputs, suits: as in `Metric`.
-        score: score of the whole set, from what `reduce` made of each sample.
-        reduce: (outputs of a sample, its label) -> value that `score` needs of it. Outputs are then dropped.
+        score: (results of `reduce` for the candidate, results for the source model, labels) -> score of the
+            set.
+        reduce: (outputs of a sample, its label) -> value that `score` needs.
         fit: (options of the task, number of classes with a label) -> `reduce`; None if `reduce` is given.
         task: name of the task whose outputs it reads; empty for any.
         weighs_copies: whether a sample that occurs twice counts twice, so that samples can have weights.

@@ -80,7 +80,7 @@ class PartScores:
         return Score(self.scores[index], self.baseline, self.drops[index])
 
     def without(self, dropped: Collection[int]) -> "PartScores":
-        """Return the scores without those of the candidates at these positions."""
+        """Return the scores without the candidates at these positions."""
         remaining = [index for index in range(len(self.scores)) if index not in dropped]
         return replace(
             self,
@@ -89,7 +89,7 @@ class PartScores:
         )
 
     def joined(self, added: "PartScores") -> "PartScores":
-        """Return these scores, followed by those of further candidates on the same samples."""
+        """Return these scores, followed by the scores of further candidates on the same samples."""
         return replace(self, scores=(*self.scores, *added.scores), drops=(*self.drops, *added.drops))
 
 
@@ -99,13 +99,13 @@ class Scores:
 
     Attributes:
         choosing: scores on the samples by which candidates are chosen.
-        confirmation: scores on the samples held back, which choose nothing; None with too few samples.
-        spoiled: index of each candidate with outputs that are NaN or infinite where the source model's are
-            finite -> which outputs, and on how many samples. Such a candidate must not be used, whatever its
-            score.
+        confirmation: scores on the samples held back, which are not used to choose; None with too few
+            samples.
+        spoiled: index of a candidate -> which of its outputs are NaN or infinite where the source model is
+            finite, and on how many samples. Such a candidate must not be used.
         unjudged: number of samples left out of the scores because no model finds anything in them.
-        outcomes: [models, samples] of a metric of single samples, the source model first; NaN where a model
-            finds nothing.
+        outcomes: score of each sample, [models, samples], the source model first; NaN where a model finds
+            nothing. None for a `SetMetric`.
         weights: weight of each column of `outcomes`; None if all count alike.
     """
 
@@ -172,8 +172,8 @@ def score_candidates(
         metric_name: as for `metrics.find_metric`.
         inputs: inputs of the source.
         outputs: outputs of the source.
-        alone: whether candidates run one sample at a time: some have a fixed batch, or take the range of
-            their codes from the whole batch.
+        alone: whether candidates run one sample at a time: needed for a fixed batch, or if code ranges depend
+            on the whole batch.
         progress: called with the number of samples done, and how many there are.
         task: the meaning of the outputs, if it is known.
         labels: number of classes that have a label, or 0.
@@ -358,11 +358,8 @@ def scores_of_table(
 ) -> Scores:
     """Return the scores of a table of outcomes.
 
-    Args:
-        metric: the metric of the scores.
-        table: [models, samples], 0..1, the source model first.
-        weights: weight of each sample; None if all count alike.
-        hold_back: whether half of the samples are held back, if there are enough.
+    `table`: [models, samples], 0..1, the source model first. `weights`: weight of each sample; None if all
+    count alike. `hold_back`: whether half of the samples are held back, if there are enough.
     """
     parts = []
     max_gain = 0.0 if metric.against_source else 1.0
@@ -375,7 +372,7 @@ def scores_of_table(
 
 
 def split_evaluation(count: int, *, hold_back: bool) -> list[Positions]:
-    """Return the indices of the samples that choose and, if samples are held back, the indices of those.
+    """Return the indices of the samples to choose by, then of the held-back samples if there are any.
 
     Samples are held back only if `hold_back` is True and there are enough of them.
     """
@@ -388,13 +385,11 @@ def split_evaluation(count: int, *, hold_back: bool) -> list[Positions]:
 def judged_table(metric: Metric, table: Floats, reference: Outputs) -> Floats:
     """Return the columns of a table of outcomes by which candidates can be judged, without NaN.
 
-    NaN means that neither a model nor the source model finds anything in a sample. Samples with NaN for all
-    models are left out. In the other samples NaN becomes 1: the model agrees with the source model.
+    NaN for a model means that neither this model nor the source model finds anything in the sample: they
+    agree, so NaN becomes 1. A sample with NaN for all models is left out.
 
-    Args:
-        metric: the metric of the scores.
-        table: [models, samples], 0..1 or NaN, the source model first.
-        reference: outputs of the source model on one of the samples, for messages.
+    `table`: [models, samples], 0..1 or NaN, the source model first. `reference`: outputs of the source model
+    on one of the samples, for messages.
 
     Raises:
         DataError: no sample is left, or the metric gives the source model less than 1 against itself.

@@ -72,7 +72,7 @@ def count_edits(options: TextOptions) -> Callable[[Outputs, TrueText], Counts]:
 
 
 def share_of_characters(counts: Sequence[Counts], _reference: Sequence[Counts], _labels: Any) -> float:
-    """Return 1 less the character error rate over all results of `count_edits`, at least 0.
+    """Return 1 minus the character error rate over all results of `count_edits`, at least 0.
 
     Raises:
         DataError: all texts are empty.

@@ -46,7 +46,8 @@ def merge_external(model: onnx.ModelProto, files: Mapping[str, Path], max_bytes:
     Args:
         model: changed in place.
         files: result of `external_files`.
-        max_bytes: largest sum of the weights' sizes. Sizes of files do not bound it: tensors may share bytes.
+        max_bytes: limit on the sum of the weights' sizes. The sum can exceed the sizes of the files, because
+            tensors may share bytes.
 
     Raises:
         ModelError: an offset or length is beyond the file or does not fit its tensor; the sum is too large.

@@ -23,9 +23,7 @@ _MIN_IR_VERSION = 4  # before, an initializer had to be an input too
 def fix_inputs(source: SourceModel[Model], values: Mapping[str, JsonValue]) -> SourceModel[Model]:
     """Return the model without these inputs, which have become initializers.
 
-    Args:
-        source: the model as it was imported.
-        values: input name -> a number for all elements, or nested lists of numbers in the input's shape.
+    `values`: input name -> a number for all elements, or nested lists of numbers in the input's shape.
 
     Raises:
         ModelError: an input is unknown or cannot hold its value, no input would remain, or it is a `.tflite`.

@@ -40,12 +40,12 @@ def export_by(python: Path, model: Path, folder: Path) -> Path:
 
     Args:
         python: the interpreter of an environment with TensorFlow or torch.
-        model: a SavedModel's folder, a Keras file or a `.pt2`. Its code runs there: it must be trusted.
+        model: a SavedModel's folder, a Keras file or a `.pt2`. It must be trusted, because its code runs.
         folder: folder for the result; it is created.
 
     Raises:
-        ModelError: the model is none of these; the library is missing there, refuses it, or takes too long;
-            or the export computes something else.
+        ModelError: the model has another format; the library is missing, refuses the model, or takes too
+            long; or the exported model computes other outputs.
     """
     if is_pt2(model):
         return _export_pt2(python, model, folder)

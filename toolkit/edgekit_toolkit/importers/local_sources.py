@@ -34,18 +34,18 @@ _PROCESSOR: Final = "CPUExecutionProvider"
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """The file of a model; `name` is that of its repository or model package, None for a plain path."""
+    """The file of a model; `name` is its repository's or model package's name, None for a plain path."""
 
     path: Path
     name: str | None = None
 
 
 def find_model(source: str) -> LocalModel:
-    """Return the file that a source names; a path is returned as it is.
+    """Return the file that a source names: `hf:` (cache), `mlflow:` (folder), a model package or a path.
 
     Raises:
-        ModelError: the source is malformed, or not on this machine; it holds several models; or a link or
-            path in it leads out of its folder.
+        ModelError: the source is malformed, not on this machine, or has several models or a link out of its
+            folder.
     """
     if source.startswith(_HF):
         return _find_in_cache(source)

@@ -27,14 +27,14 @@ class SourceModel(Generic[M_co]):
     Attributes:
         sha256: digest of the file, in hexadecimal. With external data it covers the file and then each
             external file, in the order of their names, each after a line with its name and size.
-        size_bytes: size of the file and its external data together; of a `.pt2`, that of the ONNX model made
-            of it.
+        size_bytes: size of the file and its external data together; for a `.pt2`, size of the resulting ONNX
+            model.
         model: the model, which no longer refers to other files. Functions of an ONNX model are inlined.
             Outputs of a `.tflite` have the shapes of test runs, even if the file recorded others.
-        inputs: inputs of a session; for a `.tflite`, float32 where the file has codes with a scale.
-        original: the model before operators that the engine fails on were replaced by their definitions, or
-            before it was converted to an older operator set; None if neither was needed.
-        states: its outputs that are inputs of the next run.
+        inputs: inputs of a session. A `.tflite` input of codes with a scale is float32 here.
+        original: the model before operators were replaced by their definitions, or before it was converted to
+            an older operator set, so that the engine runs it. None without such a change.
+        states: outputs that are inputs of the next run.
     """
 
     path: Path

@@ -97,10 +97,10 @@ def _load(path: Path, max_bytes: int) -> SourceModel[OnnxModel]:
 
 
 def check_inference(content: bytes) -> None:
-    """Check that onnx's inference of shapes, which divides by attributes such as 0 heads, does not crash.
+    """Check that onnx can infer shapes without a crash, which wrong attributes such as 0 heads cause.
 
     Raises:
-        ModelError: it crashes on this model.
+        ModelError: onnx crashes on this model.
     """
     try:
         check_opening("onnx", content, {})

@@ -107,7 +107,8 @@ def check_weights(model: onnx.ModelProto) -> None:
     """Check that every stored float is finite.
 
     Infinities are allowed in a scalar (a bound) and in a tensor of only zeros and infinities (a mask). -inf
-    is allowed in a tensor that no product reads (a mask with a bias for each distance).
+    is also allowed in a tensor that no matrix product, convolution or recurrent layer reads (a mask that
+    holds biases too).
 
     Raises:
         ModelError: NaN or infinite weights, with the name of the tensor and their number.

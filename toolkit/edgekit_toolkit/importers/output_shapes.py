@@ -19,7 +19,7 @@ Shape = tuple[int | str, ...]
 
 
 def infer_outputs(model: onnx.ModelProto) -> list[str]:
-    """Set the shape of each output that states none to the inferred one, in place; return their names.
+    """Infer the shape of each output that has none, in place; return the names of these outputs.
 
     Raises:
         ModelError: shapes contradict each other.

@@ -41,9 +41,9 @@ def is_pt2(path: Path) -> bool:
 def load_pt2(path: Path) -> SourceModel[OnnxModel]:
     """Return the program in a `.pt2` file as an ONNX model.
 
-    The digest of the result is that of the file; the size is that of the ONNX model, since the file also
-    holds example inputs. Outputs have the names of the dictionary that the program returns, if it does.
-    The model has operator set 18, holds its weights, and bears no trace of the machine that exported it.
+    `sha256` is of the `.pt2` file; `size_bytes` is of the ONNX model, since the file also holds example
+    inputs. If the program returns a dictionary, its keys name the outputs. The model has operator set 18,
+    holds its weights, and bears no trace of the machine that exported it.
 
     Raises:
         ModelError: torch is not installed; the file is damaged, was written by another version of torch or
@@ -73,12 +73,12 @@ def _export(program: Path, result: Path) -> None:
 def explain_failure(
     program: Path, code: int | None, last_line: str, python: Path | None = None
 ) -> ModelError:
-    """Return the error that says why a child wrote no model, and what to do.
+    """Return the error that says why an export in a child process wrote no model, and what to do.
 
     Args:
         program: the `.pt2` file.
-        code: exit code of the child; None if it took too long.
-        last_line: the last line of the child's standard error.
+        code: exit code of the child process; None if it took too long.
+        last_line: last line of the child's standard error.
         python: the user's own interpreter, if the child ran in it.
     """
     if code is None:

@@ -17,7 +17,10 @@ MISSING_TORCH: Final = 3  # exit code where torch or its exporter cannot be impo
 
 
 def main(program: str, result: str) -> int:
-    """Export a `.pt2` file to ONNX; return the exit code: 0, 1 if torch fails, or `MISSING_TORCH`."""
+    """Export the `.pt2` file `program` to the ONNX file `result`.
+
+    Return the exit code: 0, 1 if torch fails, or `MISSING_TORCH`.
+    """
     warnings.simplefilter("ignore")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     # torch falls back to full unpickling, which runs code from the file, unless it is forced not to.

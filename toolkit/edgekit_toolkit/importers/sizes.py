@@ -62,9 +62,10 @@ class StatedSizes:
 def settle(source: SourceModel[Model], stated: StatedSizes, decoding: Decoding) -> SizedModel:
     """Return a model that runs, with the sizes of its free dimensions.
 
+    Operators that the engine fails on are replaced by their definitions.
+
     Raises:
-        ModelError: as from `settle_sizes`, also with operators that the engine fails on replaced by their
-            definitions.
+        ModelError: as from `settle_sizes`.
     """
     try:
         return SizedModel(source, *_sizes(source, stated, decoding))
@@ -115,12 +116,8 @@ def settle_sizes(
 ) -> dict[str, Size]:
     """Return the size of each free dimension by name, after running an ONNX model with these sizes.
 
-    Args:
-        model: an imported model.
-        inputs: inputs of the model.
-        stated: sizes that the user states.
-        sample: the first of the user's samples, or None.
-        ranges: as for `generate_feeds`.
+    `stated`: sizes that the user states. `sample`: the first of the user's samples, or None. `ranges`: as for
+    `generate_feeds`.
 
     Raises:
         ModelError: a size is unknown, `stated` names no free dimension, or the model does not run with them.

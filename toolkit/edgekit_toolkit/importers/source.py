@@ -20,9 +20,11 @@ def load_model(
 ) -> SourceModel[Model]:
     """Return the model in a `.onnx` or `.tflite` file, or the program in a `.pt2` file as an ONNX model.
 
+    `fixed`: values of inputs, see `fix_inputs`. `states`: output -> input of the next run, see `name_states`.
+
     Raises:
-        ModelError: the file is none of them, or cannot be used; see `load_onnx`, `load_tflite`, `load_pt2`,
-            `fix_inputs`, `name_states`.
+        ModelError: the file has another format, or cannot be used; see `load_onnx`, `load_tflite`,
+            `load_pt2`.
         EngineMissingError: it is a `.tflite`, and LiteRT is not installed.
     """
     return name_states(fix_inputs(_load(path), fixed or {}), states or {})

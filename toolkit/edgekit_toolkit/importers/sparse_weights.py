@@ -11,10 +11,10 @@ from edgekit_toolkit.onnx_graph.traversal import graphs
 
 
 def store_densely(model: onnx.ModelProto, max_bytes: int) -> None:
-    """Replace sparse initializers and sparse values of Constant nodes by dense ones, in place.
+    """Replace sparse initializers and sparse values of Constant nodes by dense tensors, in place.
 
     Raises:
-        ModelError: a sparse tensor is not valid, or the model with dense ones is larger than `max_bytes`.
+        ModelError: a sparse tensor is not valid, or the resulting model is larger than `max_bytes`.
     """
     left_bytes = max_bytes - model.ByteSize()
 

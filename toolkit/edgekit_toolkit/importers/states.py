@@ -38,12 +38,10 @@ _AFTER: Final = (
 def name_states(source: SourceModel[Model], states: Mapping[str, str]) -> SourceModel[Model]:
     """Return the model with these states. If a state has a free batch, the batch becomes its first axis.
 
-    Args:
-        source: the model as it was imported.
-        states: output -> input that its value is in the next run.
+    `states`: name of an output -> name of the input that gets its value in the next run.
 
     Raises:
-        ModelError: there is no such output or input, or the two of a state have different dtypes or shapes.
+        ModelError: there is no such output or input, or they differ in dtype or shape.
     """
     if not states:
         return source

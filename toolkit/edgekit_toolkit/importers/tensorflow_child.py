@@ -18,9 +18,10 @@ _OPSET = "17"
 
 
 def main(model: str, folder: str) -> int:
-    """Export a model to a file in `folder`, with `check.npz`: inputs and the outputs that TensorFlow gives.
+    """Export a SavedModel's folder or a Keras file to `folder`.
 
-    Return the exit code: 0, 1 if TensorFlow fails, or `MISSING_LIBRARY`.
+    Also write `check.npz`: inputs and TensorFlow's outputs. Return the exit code: 0, 1 if TensorFlow fails,
+    or `MISSING_LIBRARY`.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")

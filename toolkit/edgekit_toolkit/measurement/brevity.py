@@ -16,7 +16,7 @@ _HOST_S: Final = 0.1
 
 
 def is_brief(kind: Literal["times", "memory", "races"]) -> bool:
-    """Return whether `$EDGEKIT_BRIEF` asks to keep measurements of this kind short.
+    """Return whether `$EDGEKIT_BRIEF` asks for short measurements of this kind.
 
     Brief `races` leave out the race between forms.
     """
@@ -31,7 +31,7 @@ def shorten_limits(limits: LatencyLimits) -> LatencyLimits:
 
 
 def shorten_batch_s(batch_s: float) -> float:
-    """Return for how long to run a model in a row: `batch_s`, or less where times are brief."""
+    """Return the seconds of one batch of runs: `batch_s`, or less where times are brief."""
     return min(batch_s, _BATCH_S) if is_brief("times") else batch_s
 
 

@@ -28,7 +28,7 @@ INT8_SUFFIX: Final = "-int8"
 
 
 def make_calibration_networks() -> dict[str, onnx.ModelProto]:
-    """Return the calibration networks by name; the same ones, weights included, in every call."""
+    """Return the calibration networks by name; they and their weights are equal in every call."""
     plans: dict[str, Callable[[_Builder], None]] = {
         "conv-large": lambda net: _stack(net, channels=32, size=56, layers=4),
         "conv-middle": lambda net: _stack(net, channels=64, size=28, layers=4),
@@ -69,9 +69,10 @@ def calibration_names() -> frozenset[str]:
 
 
 def digest_networks(networks: Mapping[str, onnx.ModelProto]) -> str:
-    """Return a digest of networks, 16 hexadecimal digits: times of different networks must not be mixed.
+    """Return a digest that identifies the networks, 16 hexadecimal digits.
 
-    It covers inputs, nodes and weights, but not inferred shapes, which may differ between releases of onnx.
+    Times of different networks must not be mixed. The digest leaves out inferred shapes, which may differ
+    between releases of onnx.
     """
     digest = hashlib.sha256()
     for name in sorted(networks):
@@ -253,7 +254,7 @@ def make_calibration_models(engine: str) -> Mapping[str, Model]:
 def digest_calibration_models(engine: str) -> str:
     """Return the digest of this release's calibration networks for an engine.
 
-    For LiteRT it names the release of ai-edge-quantizer too, on which the files depend.
+    For LiteRT the text also names the release of ai-edge-quantizer, which decides the files.
     """
     digest, tool = digest_calibration_networks(), find_support(engine).maker.codes_tool
     if not tool:

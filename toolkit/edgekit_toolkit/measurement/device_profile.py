@@ -46,7 +46,7 @@ def add_times(
         device: model of the device.
         engine: name and release of the engine there.
         seconds: name of a calibration network -> seconds of one inference of it.
-        power: power of the device; None keeps that of the target.
+        power: power of the device; None keeps the target's power.
         source: source of these figures. Its `key` must be `SOURCE`; it replaces the target's source with that
             key.
         is_real: whether a real device was measured, not an emulated one.
@@ -88,7 +88,7 @@ def _replace_power(power: Power, measured: MeasuredPower, status: Status) -> Pow
 
 
 def is_current(times: DeviceTimes | NetworkTimes) -> bool:
-    """Return whether times are from this release's networks; others do not compare with runs here."""
+    """Return whether times are from this release's networks; only such times compare with runs here."""
     engine = parse_engine(times.engine).name
     return times.networks == digest_calibration_models(engine) and set(times.seconds) == calibration_names()
 

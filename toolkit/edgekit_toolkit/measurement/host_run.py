@@ -67,10 +67,8 @@ class HostRuns:
 def measure_host_runs(models: Sequence[tuple[Model, Feeds]], engine: str, seconds: float) -> HostRuns:
     """Return the time of one inference of each model and calibration network, split into kernels.
 
-    Args:
-        models: pairs of a model of that engine and its inputs; each runs with its own options.
-        engine: the engine.
-        seconds: about how long to measure all of them; each runs three times at least.
+    `models`: pairs of a model of that engine and its inputs; each runs with its own options. `seconds`: about
+    how long to measure all of them; each runs three times at least.
 
     Raises:
         BackendError: the engine refuses a model or its inputs.
@@ -204,13 +202,13 @@ def _profile(model: onnx.ModelProto, feeds: Feeds) -> tuple[_KernelEvents, Colle
 def read_kernels(
     events: _KernelEvents, grouped: Collection[str], shortest_us: float, rounds: int = _PROFILED_ROUNDS
 ) -> tuple[list[KernelTime], float]:
-    """Return the time of each kernel, and the spilled bytes of a run.
+    """Return the time of each kernel, and the spilled bytes of a run; see `HostRun`.
 
     Args:
         events: (name, operator) of a kernel -> its events in onnxruntime's profile.
-        grouped: names of convolutions in groups.
+        grouped: names of grouped convolutions.
         shortest_us: microseconds of a kernel that does nothing. A kernel of at most this time gets the kind
-            `call`, since further threads do not help with it.
+            `call`: further threads do not help with it.
         rounds: number of runs, two at least; the first one allocates and is left out.
     """
     kernels: list[KernelTime] = []

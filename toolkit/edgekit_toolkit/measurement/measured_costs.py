@@ -10,10 +10,10 @@ from edgekit_toolkit.targets.spec import Target
 
 
 def find_costs(target: Target) -> tuple[Evidence, NetworkTimes] | None:
-    """Return the evidence that predicts latency on a target, and its times; None if there is none.
+    """Return the evidence that predicts latency on a target, with the times in it; None without evidence.
 
-    None also if the target has times of its own, is measured on this machine, or is a GPU; or if it has
-    several power modes, since evidence does not state the mode.
+    Evidence is not used if the target has times of its own, is measured on this machine, or is a GPU; nor if
+    it has several power modes, since evidence does not state the mode.
     """
     if target.device_times is not None or target.backend.on_gpu or len(target.power.modes) > 1:
         return None
@@ -31,10 +31,10 @@ def find_costs(target: Target) -> tuple[Evidence, NetworkTimes] | None:
 
 
 def take_measured_costs(target: Target) -> Target:
-    """Return the target with the times and power of the evidence of `find_costs`; as it is without evidence.
+    """Return the target with times and power of the evidence of `find_costs`; without evidence, `target`.
 
     Raises:
-        TargetError: a time in the evidence cannot be one of a device.
+        TargetError: a time in the evidence is impossible for a device.
     """
     if (costs := find_costs(target)) is None:
         return target

@@ -25,7 +25,7 @@ _SYMMETRIC_ZERO: Final = {"int8": 0, "uint8": 128, "int16": 0, "uint16": 1 << 15
 def onnx_code_ranges(model: onnx.ModelProto) -> dict[str, CodeRange]:
     """Return the range of each input that the model quantizes directly, by the input's name.
 
-    If the values are codes already, it is the range of the codes.
+    For an input of codes, this is the range of the codes.
     """
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     readers: dict[str, list[onnx.NodeProto]] = {}

@@ -23,7 +23,7 @@ class ModelSize(NamedTuple):
 
     Attributes:
         opset: ONNX operator set; None for other formats.
-        nodes: number of nodes; of an ONNX model those outside control flow.
+        nodes: number of nodes; in an ONNX model only nodes outside control flow.
         parameters: number of values in its constants.
     """
 
@@ -33,7 +33,7 @@ class ModelSize(NamedTuple):
 
 
 class StoredTensor(NamedTuple):
-    """A constant of a model; its element type has numpy's name where numpy has it."""
+    """A constant of a model; `dtype` is numpy's name, or the format's name where numpy has none."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -47,9 +47,10 @@ class Model(Protocol):
         engine: name of the engine that runs it on this machine.
         file_name: name of its file in a package.
         has_fixed_sizes: whether the format has no free dimensions that can be bound when it runs.
-        options: its backend's options, as a manifest states them: only those that differ from the defaults.
-        needs_feature: feature of a processor, as Linux names it, without which the engine computes in other
-            arithmetic; an emulated processor runs the model here. Empty if every processor will do.
+        options: backend options that differ from the defaults, as a manifest states them.
+        needs_feature: processor feature, as Linux names it, without which the engine would compute in other
+            arithmetic. An emulated processor with this feature runs the model here. Empty if no feature is
+            needed.
     """
 
     engine: str
@@ -87,8 +88,9 @@ class Model(Protocol):
         Args:
             outputs: names of the outputs in the list; by default all in the model's order.
             threads: threads of one inference.
-            rewrites: whether the engine's optimiser may run, where that can be chosen. A model that
-                multiplies codes is always optimised: only then are its products exact on every processor.
+            rewrites: whether the engine's optimiser may run, if the engine offers that choice. A model that
+                multiplies codes is always optimised, because its products are exact on every processor only
+                then.
 
         Raises:
             BackendError: the engine refuses the model.
@@ -108,10 +110,10 @@ class Model(Protocol):
         """Whether some integer division has a divisor that is not constant, or that holds 0 or -1."""
 
     def random_nodes(self) -> tuple[str, ...]:
-        """Return a text with operator and output of each node that gives other values in each run."""
+        """Return, for each node whose values differ between runs, a text with its operator and output."""
 
     def saturating_nodes(self) -> tuple[str, ...]:
-        """Return first outputs of the nodes whose sums of 8-bit products saturate here, not on the target."""
+        """Return first outputs of nodes whose sums of 8-bit products saturate here and not on the target."""
 
     def input_code_ranges(self) -> dict[str, CodeRange]:
         """Return the range of each input that the model quantizes directly, by the input's name.

@@ -102,7 +102,7 @@ class OnnxModel:
         return node_costs(self.proto, bound, float_outputs=float_outputs)
 
     def estimate_memory(self, dims: Mapping[str, int], *, blocked_layout: bool) -> MemoryEstimate | None:
-        """Return the estimate for onnxruntime; None with control flow, which it does not look into."""
+        """Return the estimate for onnxruntime; None for a model with control flow."""
         if any(map(is_control_flow, self.proto.graph.node)):
             return None
         return estimate_peak_memory(self.proto, engine_bytes=0, dims=dims, blocked_layout=blocked_layout)

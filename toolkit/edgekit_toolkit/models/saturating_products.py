@@ -28,7 +28,7 @@ def find_saturating(model: onnx.ModelProto) -> tuple[str, ...]:
     """Return the first outputs of the nodes whose sums of 8-bit products saturate here and not on the target.
 
     Args:
-        model: model with the types of its tensors, if it holds products of codes.
+        model: model; if it multiplies codes, it must record the types of its tensors.
     """
     if not computes_in_integers(model) or not saturates():
         return ()

@@ -69,7 +69,7 @@ class Adjoint:
     """Adds the backward pass to a graph, in place. It starts from seeds: adjoints given to `pass_back`.
 
     Args:
-        graph: float graph in topological order, of a copy by `copy_for_adjoint`.
+        graph: float graph in topological order; its model is a result of `copy_for_adjoint`.
         shapes: shapes of all its tensors in one run.
         floats: names of the float32 tensors that get an adjoint. They are all activations; or, for training,
             the weights (inputs of the graph) and the activations that depend on them.
@@ -77,8 +77,7 @@ class Adjoint:
 
     Attributes:
         tensors: float tensor on which a seed depends -> tensor that holds its adjoint.
-        edges: (first output of a node, position of an input) -> the part of that input's adjoint that comes
-            through the node.
+        edges: (first output of a node, position of an input) -> the node's part of that input's adjoint.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class Adjoint:
         return name
 
     def constant(self, value: NDArray[Any] | float | list[int]) -> str:
-        """Store a constant, a list of whole numbers as int64 and others as float32; return its name."""
+        """Store a constant and return its name. A list becomes int64, other values become float32."""
         array = np.asarray(value, np.int64 if isinstance(value, list) else np.float32)
         return self.store(array)
 

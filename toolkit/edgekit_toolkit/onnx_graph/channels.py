@@ -49,7 +49,7 @@ class ChannelAxis:
     channels: NDArray[np.int64]
 
     def mask(self, stays: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return which indices of the axis stay, bool [size]; `stays`: which channels do, bool [channels]."""
+        """Return which indices of the axis stay, bool [size]; `stays`: whether each channel stays."""
         return np.asarray((self.channels == FOREIGN) | stays[self.channels])
 
     def equals(self, other: "ChannelAxis") -> bool:
@@ -67,7 +67,7 @@ class ChannelGroup:
         consumers: layers that mix the channels.
         tensors: activation that holds the channels -> where they lie in it.
         constants: (index of a node, index of its input, axis) -> where the channels lie in that constant.
-        reshapes: position in the graph of a Reshape that the channels pass -> their axis in its result.
+        reshapes: index of a Reshape node in the graph -> axis of the channels in its result.
     """
 
     name: str
@@ -80,7 +80,7 @@ class ChannelGroup:
     reshapes: dict[int, int] = field(default_factory=dict)
 
     def columns(self, consumer: Layer) -> NDArray[np.int64]:
-        """Return the channel that each column of a consumer's rows reads, or `FOREIGN`; int64 [columns]."""
+        """Return the channel that each column of a consumer's weight rows reads, or `FOREIGN`."""
         channels = self.tensors[consumer.input].channels
         return np.repeat(channels, consumer.columns // len(channels))
 
@@ -136,7 +136,7 @@ def check_channels(channels: Channels) -> None:
 def compose_channels(first: Channels, second: Channels) -> dict[str, tuple[int, ...]]:
     """Return the channels that stay after a slice by `first` and a slice of its result by `second`.
 
-    Indices in `second` are those of the sliced model. Indices in the result are those of the whole model.
+    `second` counts channels of the sliced model. The result counts channels of the whole model.
     """
     composed = dict(first)
     for name, indices in second.items():

@@ -52,10 +52,10 @@ def body_model(
     """Return a body as a model. Outer constants become its initializers, other outer tensors its inputs.
 
     Args:
-        model: the model whose operator sets it uses.
+        model: the model that contains `node`.
         node: the node that holds the body.
         body: one of its graphs.
-        types: types of the tensors outside, as far as they are known.
+        types: known types of the tensors outside.
         initializers: constants outside.
 
     Raises:

@@ -29,10 +29,7 @@ def function_operators(model: onnx.ModelProto) -> dict[str, OpSchema]:
 
 
 def opaque_functions(model: onnx.ModelProto) -> set[str]:
-    """Return the operators (without domain) that ONNX defines by a function without a rule for shapes.
-
-    Types and shapes of tensors behind such an operator cannot be inferred.
-    """
+    """Return the `function_operators` (without domain) for which ONNX cannot infer types and shapes."""
     functions = function_operators(model).items()
     return {name for name, schema in functions if not schema.has_type_and_shape_inference_function}
 
@@ -55,7 +52,7 @@ def foreign_functions(model: onnx.ModelProto) -> set[str]:
 
 
 def named_functions(model: onnx.ModelProto, reason: str) -> set[str]:
-    """Return operators (without domain) that an error `reason` names and that ONNX defines by a function."""
+    """Return the operators (without domain) in the error text `reason` that ONNX defines by a function."""
     return {name for name in function_operators(model) if re.search(rf"\b{name}\b", reason)}
 
 

@@ -27,7 +27,7 @@ class GraphIndex:
     A node with sub-graphs consumes what they read.
 
     Args:
-        shapes: shapes of tensors, such as inferred ones; by default those that the graph records.
+        shapes: shapes of tensors by name; by default the recorded shapes.
 
     Attributes:
         producers: name of a tensor -> node that makes it.
@@ -61,7 +61,7 @@ class GraphIndex:
 
     @cached_property
     def shapes(self) -> Mapping[str, Shape]:
-        """The given shapes or, without those, the shapes that the graph records."""
+        """The shapes passed at construction or, if None, the shapes that the graph records."""
         return recorded_shapes(self.graph) if self._shapes is None else self._shapes
 
     @cached_property
@@ -76,7 +76,7 @@ class GraphIndex:
 
 
 def reads(node: onnx.NodeProto) -> Iterable[str]:
-    """Yield the names of the tensors that a node reads, with those that its sub-graphs read."""
+    """Yield the names of the tensors that a node and its sub-graphs read."""
     yield from (name for name in node.input if name)
     for attribute in node.attribute:
         graphs = [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else list(attribute.graphs)
@@ -157,7 +157,7 @@ def remove_unused_initializers(graph: onnx.GraphProto) -> None:
 def replace_nodes(
     graph: onnx.GraphProto, old: Sequence[onnx.NodeProto], new: Sequence[onnx.NodeProto]
 ) -> None:
-    """Put the nodes `new` in the place of the last of `old`, and drop all of `old`; changes the graph."""
+    """Replace the nodes `old` by `new`, in place. The new nodes stand where the last old node stood."""
     gone = {id(node) for node in old}
     nodes: list[onnx.NodeProto] = []
     remaining = len(gone)

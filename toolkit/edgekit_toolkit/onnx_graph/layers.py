@@ -153,7 +153,8 @@ def _draw(total: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]
 def find_layers(model: onnx.ModelProto) -> list[Layer]:
     """Return the layers of the top-level graph, in order.
 
-    Products that read the same weight along different axes are left out: its rows would differ between them.
+    Layers that read the same weight along different axes are left out: its rows would differ from layer to
+    layer.
     """
     index = GraphIndex(model.graph)
     layers = [layer for node in model.graph.node if (layer := _as_layer(index, node)) is not None]

@@ -57,7 +57,7 @@ class EngineGraph:
     Attributes:
         nodes: nodes in the order in which they are run.
         tensors: inputs, outputs and intermediate tensors by name.
-        nested_bytes: size of constants inside control flow; nothing else of it is examined.
+        nested_bytes: size of constants inside control flow. Nothing else inside control flow is examined.
     """
 
     nodes: tuple[onnx.NodeProto, ...]

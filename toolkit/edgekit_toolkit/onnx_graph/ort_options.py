@@ -29,7 +29,7 @@ def notes_of(model: onnx.ModelProto) -> list[onnx.StringStringEntryProto]:
 
 
 def disabled_optimizers(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Return onnxruntime's names of the rewrites that are off for this model, or `WHOLE_OPTIMISER`."""
+    """Return the rewrites that are off for this model, by onnxruntime's names; or `WHOLE_OPTIMISER`."""
     noted = [entry.value for entry in model.metadata_props if entry.key == DISABLED_OPTIMIZERS_KEY]
     return tuple(name for value in noted for name in value.split(",") if name)
 

@@ -47,7 +47,7 @@ _SHAPE_ARITHMETIC = {
 
 
 def with_shapes(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProto:
-    """Return a copy of `model` with its free dimensions set to `dims`, and all shapes that follow.
+    """Return a copy of `model` with free dimensions set to `dims` and with all shapes inferred from them.
 
     Raises:
         ModelError: a free dimension is not bound, or shapes contradict each other.

@@ -73,7 +73,7 @@ def _common(first: TensorSpec, other: TensorSpec) -> TensorSpec:
 
 
 def real_inputs(graph: onnx.GraphProto) -> Sequence[onnx.ValueInfoProto]:
-    """Return the graph's inputs without those that are initializers."""
+    """Return the graph's inputs without the initializers among them."""
     stored = {tensor.name for tensor in graph.initializer}
     return [value for value in graph.input if value.name not in stored]
 
@@ -91,10 +91,11 @@ def free_dims(inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
 
 
 def batch_dims(inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
-    """Return the names of free dimensions that count samples: those named after a batch, and leading ones.
+    """Return the names of free dimensions that count samples.
 
-    A leading dimension is left out if its name is that of another size (`SIZE_NAME`), or if another dimension
-    of that input is named after a batch, as in [time, batch, channels].
+    These are dimensions named after a batch, and leading dimensions. A leading dimension is left out if its
+    name means another size (`SIZE_NAME`), or if another dimension of that input is named after a batch, as in
+    [time, batch, channels].
     """
     batch = set()
     for spec in inputs:
@@ -107,10 +108,10 @@ def batch_dims(inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
 
 
 def bound_shape(spec: TensorSpec, dims: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the shape with the free dimensions filled in; a leading one without a size is 1.
+    """Return the shape with sizes for the free dimensions; 1 for a leading dimension without a size.
 
     Raises:
-        DataError: a free dimension that does not lead has no size in `dims`.
+        DataError: a free dimension other than the first has no size in `dims`.
     """
     shape = []
     for axis, size in enumerate(spec.shape):

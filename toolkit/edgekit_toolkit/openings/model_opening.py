@@ -118,14 +118,15 @@ def check_opening(
 ) -> None:
     """Open a model in a child process, to check that the engine does not crash the process that opens it.
 
-    A model is opened once for the same options. If the engine only refuses it, this raises nothing: the
-    caller's own opening gets that error.
+    With the same options, a model is opened only once. No error is raised if the engine refuses the model
+    without a crash: the caller gets the refusal when it opens the model itself.
 
     Args:
         engine: engine of this host, or `SHAPES`.
         content: content of the model's file.
         options: options of its backend, as a manifest states them.
-        samples: inputs on which the child also runs the model, in each call; without them it only opens it.
+        samples: inputs on which the child also runs the model, in each call; by default it only opens the
+            model.
 
     Raises:
         BackendError: the engine ended the child, or did not open the model in time.

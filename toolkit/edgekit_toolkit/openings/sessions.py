@@ -21,7 +21,7 @@ _DEFAULTS = asdict(OrtOptions())
 
 
 def open_ort(content: bytes, options: OrtOptions | None = None, feeds: Feeds | None = None) -> OrtSession:
-    """Return the session of a model without external data, once a child process opened it and ran `feeds`.
+    """Return the session of a model without external data, after a trial with `feeds` in a child process.
 
     Raises:
         BackendError: onnxruntime refuses the model, or would end this process.
@@ -34,7 +34,7 @@ def open_ort(content: bytes, options: OrtOptions | None = None, feeds: Feeds | N
 
 
 def open_litert(content: bytes, options: "LiteRtOptions | None" = None) -> "LiteRtSession":
-    """Return LiteRT's session of a model, once a child process could open it.
+    """Return LiteRT's session of a model, after a trial in a child process.
 
     Raises:
         BackendError: LiteRT refuses the model, or would end this process.
@@ -47,7 +47,7 @@ def open_litert(content: bytes, options: "LiteRtOptions | None" = None) -> "Lite
 
 
 def open_openvino(content: bytes, threads: int, options: Mapping[str, JsonValue]) -> "OpenVinoSession":
-    """Return OpenVINO's session of a model, once a child process could open it.
+    """Return OpenVINO's session of a model, after a trial in a child process.
 
     Args:
         content: ONNX model.

@@ -141,10 +141,7 @@ def write_rules(name: str, rules: MediaRules) -> Iterator[str]:
 def write_task(choice: TaskChoice, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Iterator[str]:
     """Yield lines of Kotlin that state a task and decode its answer; none if the app cannot decode it.
 
-    Args:
-        choice: the task.
-        names: names of the outputs.
-        shapes: sizes of the outputs.
+    `names`: names of the outputs. `shapes`: sizes of the outputs.
     """
     task, options = read_task(choice)
     output = names.index(options.output) if getattr(options, "output", "") in names else 0

@@ -87,7 +87,7 @@ def golden_reference(
 
     Raises:
         BackendError: the model does not run on the golden inputs.
-        DataError: its outputs for them cannot be compared.
+        DataError: its outputs for the golden inputs cannot be compared.
     """
     inputs, outputs = floats.specs()
     golden, artifacts, feeds = golden_feeds(inputs, dims, ranges, seed)
@@ -237,7 +237,7 @@ def combine(first: PackageDraft, others: Mapping[str, PackageDraft], recipe: Rec
 
     Raises:
         DataError: a variant has other inputs or outputs.
-        ManifestError: a name cannot be that of a variant.
+        ManifestError: a name is not allowed for a variant.
     """
     contents = dict(first.artifacts)
     roles = {artifact.path: artifact.role for artifact in first.manifest.artifacts}

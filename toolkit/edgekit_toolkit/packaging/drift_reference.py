@@ -70,9 +70,9 @@ def drift_reference(model: Model, calibration: Part, *, says_classes: bool = Fal
 
     Args:
         model: the float model; it is run on one thread, so that the same samples give the same figures.
-        calibration: samples; up to `_SAMPLES` are used, spread over all: they often come sorted by class.
-        says_classes: whether the first output is known to be class scores. If that is unknown, it counts as
-            class scores if it holds probabilities in all samples.
+        calibration: samples; up to `_SAMPLES` of them, at equal distances, are used.
+        says_classes: True if the first output is known to be class scores. If False, it still counts as class
+            scores where all samples give probabilities.
 
     Raises:
         BackendError: the model does not run on a sample.

@@ -40,10 +40,7 @@ def open_conditions(model: Model) -> Conditions:
 def find_untested(model: Model, first: Feeds, seeds: Iterable[int]) -> list[str]:
     """Return warnings about `If` branches that no golden row takes, and about each `If` in another body.
 
-    Args:
-        model: the float model.
-        first: the first golden row.
-        seeds: seeds of the further rows.
+    `first`: the first golden row. `seeds`: seeds of the further rows.
     """
     read = open_conditions(model)
     conditions = [read(first), *(read(resample(first, seed)) for seed in seeds)]

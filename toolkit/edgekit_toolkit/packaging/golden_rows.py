@@ -99,7 +99,7 @@ def choose_seeds(
 def golden_rows(
     run: Runner, first: Feeds, floats: Mapping[int, Outputs], names: Sequence[str], *, integer: bool
 ) -> tuple[GoldenRows | None, dict[str, bytes]]:
-    """Return further golden rows, None if no row can be compared, and the artifacts that hold their outputs.
+    """Return further golden rows, and the artifacts with their outputs; (None, {}) if no row is comparable.
 
     `run`: runs the packaged model; its session has run only the first row. `floats`: seed of a further row ->
     outputs of the float model, in the order of `names`. `integer`: whether the model computes in codes.
@@ -248,7 +248,7 @@ def distance(value: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
 def off_by_codes(first: Feeds, turn: int) -> Feeds:
     """Return random steps of -1, 0 or 1, in 8-bit codes, for the values of float and pixel inputs.
 
-    A code of a float input is 1/255 of its range. Other inputs are left out. `turn`: seed of the differences.
+    A code of a float input is 1/255 of its range. Other inputs are left out. `turn`: seed of the steps.
     """
     stream = np.random.PCG64(turn)
     steps: Feeds = {}
@@ -262,7 +262,7 @@ def off_by_codes(first: Feeds, turn: int) -> Feeds:
 
 
 def add_steps(feeds: Feeds, steps: Feeds) -> Feeds:
-    """Return feeds with differences of `off_by_codes` added, clipped to the range of each dtype."""
+    """Return feeds with the steps of `off_by_codes` added, clipped to the range of each dtype."""
     shifted = dict(feeds)
     for name, step in steps.items():
         value = feeds[name]

@@ -44,7 +44,7 @@ def golden_feeds(
     ranges: Mapping[str, tuple[float, float]],
     seed: int,
 ) -> tuple[tuple[GoldenInput, ...], dict[str, bytes], Feeds]:
-    """Return golden inputs, the artifacts that hold them by path, and the feeds that a device decodes.
+    """Return golden inputs, their artifacts (path -> content), and the feeds that a device decodes from them.
 
     `ranges`: input name -> smallest and largest value, as calibration saw them.
     """
@@ -64,12 +64,8 @@ def golden_feeds(
 def golden_input(name: str, value: NDArray[Any], path: str, *, seed: int = 0) -> tuple[GoldenInput, bytes]:
     """Encode `value` as a golden input; return its description and the content of its artifact.
 
-    Args:
-        name: name of the input.
-        value: array without NaN and infinities. float32 is stored as 8-bit codes, so the device feeds
-            slightly other values. A large array is replaced by noise of the same shape and range.
-        path: path of the artifact.
-        seed: seed of the noise.
+    `value`: array without NaN and infinities. float32 is stored as 8-bit codes, so the device feeds slightly
+    other values. A large array is replaced by noise of the same shape and range. `seed`: seed of the noise.
     """
     if value.dtype == np.float32 and value.size:
         codes, stored = _encode(value, seed)
@@ -133,14 +129,15 @@ def golden_outputs(
     axes: Mapping[str, int] | None = None,
     jittered: Sequence[Outputs] = (),
 ) -> tuple[tuple[GoldenOutput, ...], dict[str, bytes]]:
-    """Return expected outputs with tolerances, and the artifacts that hold them by path.
+    """Return expected outputs with tolerances, and their artifacts: path -> content.
 
     Args:
         outputs: outputs of the packaged model for the golden inputs.
-        floats: outputs of the float model for them; their distance from `outputs` is part of the tolerance.
+        floats: outputs of the float model. The distance between `floats` and `outputs` is part of the
+            tolerance.
         integer: whether the packaged model computes in int8.
-        axes: output whose number of rows depends on the data -> axis of its rows. The rows are compared as a
-            set.
+        axes: output with a number of rows that depends on the data -> axis of the rows. Such rows are
+            compared as a set.
         jittered: outputs of the packaged model for inputs changed by `off_by_codes`. Twice the change is part
             of the tolerance; in a set, twice the number of changed rows may differ.
 

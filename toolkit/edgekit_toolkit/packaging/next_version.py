@@ -17,7 +17,8 @@ FIRST_VERSION: Final = f"{_SERIES}.0"
 def find_free_version(name: str, target: str, folder: Path) -> str:
     """Return the version after the highest 1.0.x of a package of this name and target in the folder.
 
-    It is `1.0.0` if there is none. Gaps stay: a version below a delivered one would be no update.
+    It is `1.0.0` if there is no such package. Gaps are not filled: a version below a delivered version would
+    be no update.
     """
     pattern = re.compile(rf"{re.escape(f'{name}-{_SERIES}.')}([0-9]{{1,9}}){re.escape(f'-{target}.edgepkg')}")
     # A link or a folder of such a name is no package; writing replaces the link and refuses the folder.
@@ -38,7 +39,7 @@ def under_last_version(
         folder: where packages are written.
 
     Returns:
-        Recipe and package under that version, or a warning if the content differs.
+        Recipe and package under that version. A warning if that version is missing, unreadable or different.
     """
     version = f"{_SERIES}.{int(recipe.version.rpartition('.')[2]) - 1}"
     renamed = replace(recipe, version=version)

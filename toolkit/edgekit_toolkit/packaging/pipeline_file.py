@@ -20,7 +20,7 @@ class MemberSource:
 
     Attributes:
         path: a package, or a model file that is packaged first.
-        options: names and values of `edgekit package` for the model; None for a package.
+        options: options of `edgekit package` for the model file, name -> value; None for a package.
     """
 
     path: Path

@@ -48,9 +48,9 @@ class StageCosts:
         count: largest number of pictures, such as crops, that it runs on for one picture of the source.
         size_bytes: size of its artifacts.
         latency_ms: latency of one picture; None if no evidence states it.
-        memory_bytes: memory above the engine's, with its largest batch of crops; None if not stated.
+        memory_bytes: memory without the engine, with the largest batch of crops; None if not stated.
         engine_bytes: memory of the engine by itself; None without evidence.
-        origin: label and place of the latency, such as `modelled, rpi5`.
+        origin: how and where the latency was found, such as `modelled, rpi5`.
     """
 
     name: str
@@ -66,8 +66,8 @@ class StageCosts:
 def add_costs(stages: Sequence[StageCosts], size_bytes: int) -> dict[str, float | None]:
     """Return `size` in bytes, `latency` in ms and `memory` in bytes of a pipeline; None for missing figures.
 
-    Stages run one after the other, each `count` times. Memory is that of all models and their activations,
-    plus the largest engine.
+    Stages run one after the other, each `count` times. `memory` adds up all models with their activations,
+    and the largest engine.
     """
 
     def add(values: Sequence[float | None]) -> float | None:
@@ -89,7 +89,7 @@ def count_costs(
 ) -> list[StageCosts]:
     """Return the costs of the stages with models, in their order.
 
-    `evidence`: stage -> predicate of the evidence of its member, where there is one.
+    `evidence`: name of a stage -> predicate of its package's evidence. Stages may lack evidence.
     """
     counts = {SOURCE: 1}
     costs = []
@@ -141,8 +141,10 @@ def assemble_pipeline(
     `identity`: name, version and target. `stages` have no engines. `output`: stages whose answers are shown.
 
     Raises:
-        DataError: a member is a pipeline, for another target, or the stages of an ensemble have other labels.
-        EdgekitError: a member does not fit its links, or does not run; the message names the stage.
+        DataError: a member is a pipeline or is for another target, or the stages of an ensemble differ in
+            labels.
+        EdgekitError: a member does not fit the stages around it, or does not run; the message names the
+            stage.
     """
     name, version, target = identity
     packages = {stage: package.select(DEFAULT_VARIANT) for stage, package in packages.items()}

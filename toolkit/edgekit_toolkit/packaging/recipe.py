@@ -62,11 +62,11 @@ class Recipe:
         golden_ranges: input name -> smallest and largest value.
         labels: a label for each class, or None.
         task: what the outputs mean, as in the manifest, or None.
-        tools: versions with which it was made.
-        disabled_optimizers: rewrites of onnxruntime that are off for the model, as `ort_options` has them.
+        tools: name of a tool -> the version that made the package.
+        disabled_optimizers: names of onnxruntime's rewrites that are off for the model.
         fixed: inputs that became constants, as for `fix_inputs`.
-        states: output -> input that its value is in the next run, as for `name_states`.
-        written_out: operators that are written out because the engine does not run them.
+        states: as for `name_states`.
+        written_out: operators replaced by their definitions, because the engine does not run them.
         golden_rows: seeds of the further golden rows.
         threads: threads that the package states; None if it leaves them to the engine.
         variants: further variants; `backend`, `form`, `model_sha256` and `figures` describe the default one.

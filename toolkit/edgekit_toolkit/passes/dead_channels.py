@@ -39,7 +39,7 @@ _OUTPUT_ERROR: Final = 1e-7
 
 @dataclass(frozen=True, slots=True)
 class SlicedModel:
-    """A float model without some channels; `channels`: group that loses some -> channels that stay."""
+    """A float model without some channels; `channels`: name of a changed group -> remaining channels."""
 
     channels: Mapping[str, tuple[int, ...]]
     model: onnx.ModelProto

@@ -30,10 +30,8 @@ _POINT_BY_POINT = {"Relu", "Clip", "Sigmoid", "HardSigmoid", "LeakyRelu", "Tanh"
 def run(model: onnx.ModelProto, *, may_widen: bool = True) -> onnx.ModelProto:
     """Return a copy of `model` in which DepthToSpace moves behind later operators where that is cheaper.
 
-    Args:
-        model: model to copy.
-        may_widen: whether DepthToSpace may also move behind a convolution, whose weights then grow by the
-            square of the block's area.
+    `may_widen`: whether DepthToSpace may also move behind a convolution, whose weights then grow by the
+    square of the block's area.
     """
     return rewrite_all(model, lambda graph: _defer_one(graph, may_widen=may_widen))
 

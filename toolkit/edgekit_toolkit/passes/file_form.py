@@ -56,7 +56,7 @@ def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     operators.
 
     Raises:
-        Exception: the converter has no way for an operator; its exceptions have no common base.
+        Exception: the converter does not support an operator; its exceptions have no common base.
     """
     if opset(model) >= TARGET_OPSET:
         return copy_model(model)

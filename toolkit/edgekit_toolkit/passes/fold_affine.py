@@ -63,7 +63,7 @@ def _fold_one(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> bool:
 
 
 def as_affine(index: GraphIndex, node: onnx.NodeProto) -> Affine | None:
-    """Return the constant scale and shift that a node computes, by tensor or channel; else None."""
+    """Return the scale and shift, constant or one per channel, that a node computes; None for other nodes."""
     if node.op_type == "BatchNormalization" and len(node.output) == 1:
         return _batch_normalization(index, node)
     if node.op_type not in {"Mul", "Div", "Add", "Sub"} or len(node.input) != 2:

@@ -41,9 +41,7 @@ VALUE_DTYPES: Final = {
 def run(model: onnx.ModelProto, max_grown_bytes: int = MAX_GROWN_BYTES) -> onnx.ModelProto:
     """Return a copy of `model` in which results that do not depend on inputs are stored as initializers.
 
-    Args:
-        model: any model.
-        max_grown_bytes: a result of up to this size is stored even if it is larger than its sources.
+    `max_grown_bytes`: a result of up to this size is stored even if it is larger than its sources.
     """
     result = copy_model(model)
     for graph in reversed(list(graphs(result.graph))):  # writing a graph copies the ones inside

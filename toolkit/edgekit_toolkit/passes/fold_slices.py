@@ -23,7 +23,7 @@ _TO_THE_END = 1 << 30
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` with convolutions of stride 2 in place of convolutions over slices."""
+    """Return a copy of `model` in which slices before a convolution become its stride of 2."""
     return rewrite_all(model, _rewrite_one)
 
 

@@ -72,10 +72,8 @@ def ort_basic(
 ) -> onnx.ModelProto:
     """Return a copy of `model` as onnxruntime would run it after its basic optimisations.
 
-    Args:
-        model: any model.
-        fold_constants: whether constant results are stored; turn it off where they take too much space.
-        disabled: rewrites that are left out, by onnxruntime's names.
+    `fold_constants`: whether constant results are stored; turn it off where they take too much space.
+    `disabled`: names of onnxruntime's rewrites to leave out.
 
     Raises:
         CastsAddedError: onnxruntime added conversions of types, which the CPU needs and other targets do not.

@@ -46,10 +46,10 @@ class PassResult:
     """The result of one pass.
 
     Attributes:
-        applied: whether its result was kept.
-        reason: why the result was not kept, or why the full form was not; empty otherwise.
-        max_error: largest absolute difference of any output from the source model's; None if the result
-            could not be compared.
+        applied: whether a form of the pass was kept.
+        reason: why the full form was not kept; empty if it was.
+        max_error: largest absolute difference of any output from the source model's; None if the result could
+            not be compared.
         bytes_before, bytes_after: size of the model; equal if the result of the pass was not kept.
         nodes_before, nodes_after: number of nodes, those inside control flow included.
         form: form of the pass that was tried last; 0 is the full one.
@@ -78,10 +78,10 @@ class OptimisedModel:
 def optimise(source: onnx.ModelProto, *, batch: int | None, feeds: Sequence[Feeds]) -> OptimisedModel:
     """Return a smaller and faster version of `source`, with equal outputs on `feeds`.
 
-    Names and dtypes of inputs and outputs stay. Equal means `parity.compare` within `EQUAL` against the
-    source model, both in onnxruntime without its own optimisations. Float outputs are also compared on the
-    first feed with the opposite sign and twice its range, within `ALIKE`. Where the batch stays free, twice
-    the batch of the first feed is compared as well.
+    Names and dtypes of inputs and outputs stay. Outputs are equal if `parity.compare` accepts them within
+    `EQUAL`; onnxruntime runs both models without its own optimisations. Float outputs are also compared,
+    within `ALIKE`, on the first feed times -2. If the batch stays free, the first feed is also compared at
+    twice its batch.
 
     Args:
         source: an imported model.

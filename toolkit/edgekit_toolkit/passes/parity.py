@@ -23,9 +23,9 @@ class Tolerance:
     Attributes:
         range_fraction: allowed error as a fraction of the output's range (largest less smallest finite
             value).
-        ulps: allowed error in addition, in rounding steps of the dtype at the largest value or at 1,
-            whichever is larger. It covers outputs with a large offset and a small range; and sigmoid, tanh
-            and softmax, which engines compute to the resolution of 1.
+        ulps: further allowed error, in rounding steps of the dtype at the largest value or at 1, whichever is
+            larger. It is for outputs with a large offset and a small range, and for sigmoid, tanh and
+            softmax, which engines compute to the resolution of 1.
 
     Raises:
         ValueError: a negative or NaN tolerance.
@@ -44,7 +44,8 @@ class Parity:
     """The verdict on a candidate's outputs.
 
     Attributes:
-        max_abs_error: largest absolute difference over all outputs; infinite if outputs do not line up.
+        max_abs_error: largest absolute difference over all outputs; infinite if names, shapes or dtypes
+            differ.
         relative_to_range: largest absolute difference of an output as a fraction of that output's range.
         argmax_agreement: share of rows whose largest element is at the same place, over the rows where the
             reference leads by more than twice the allowed error; None if there is no such row.
@@ -70,11 +71,8 @@ def compare(
     Names, dtypes and shapes must be the same; integers and booleans must be equal; a value that is finite in
     the reference must stay finite, and NaN or infinities must stay what they are.
 
-    Args:
-        reference: reference outputs: name -> array, any shape.
-        outputs: outputs of the candidate.
-        tolerance: default: `Tolerance()`.
-        axes: output whose number of rows depends on the data -> axis of its rows, compared as a set.
+    `reference`: reference outputs: name -> array, any shape. `tolerance`: default: `Tolerance()`. `axes`:
+    output whose number of rows depends on the data -> axis of its rows, compared as a set.
     """
     tolerance = tolerance or Tolerance()
     if list(reference) != list(outputs):
@@ -85,7 +83,7 @@ def compare(
 
 
 def worst(verdicts: Sequence[Parity]) -> Parity:
-    """Return one verdict for several: largest errors, lowest agreement, `ok` if all are, first reason."""
+    """Return one verdict for several: largest errors, lowest agreement, first reason; `ok` if all are ok."""
     agreements = [v.argmax_agreement for v in verdicts if v.argmax_agreement is not None]
     return Parity(
         max_abs_error=max((v.max_abs_error for v in verdicts), default=0.0),

@@ -27,8 +27,8 @@ _TOLERANCE: Final = Tolerance(range_fraction=1e-4, ulps=64)
 def check_reference(original: onnx.ModelProto, written_out: onnx.ModelProto, feeds: Sequence[Feeds]) -> None:
     """Compare operators written out in `written_out` with ONNX's reference results.
 
-    The operators are those of `original` that `written_out` replaces by their definitions; onnxruntime runs
-    it. Operators inside control flow are not compared.
+    onnxruntime runs `written_out`, in which definitions replace some operators of `original`. Operators
+    inside control flow are not compared.
 
     Raises:
         ModelError: a written-out operator computes something else than the reference, or cannot be compared.

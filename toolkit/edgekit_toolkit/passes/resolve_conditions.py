@@ -20,9 +20,9 @@ from edgekit_toolkit.passes.foreign import simplify
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy in which the chosen branch has replaced each `If` with a constant condition.
+    """Return a copy without the `If` nodes whose condition is constant: the chosen branch replaces each.
 
-    It repeats this, since a branch in place of its `If` may make further conditions constant.
+    This is repeated, since an inlined branch may make further conditions constant.
 
     Raises:
         Exception: onnxoptimizer or onnxruntime failed; their exceptions have no common base.
@@ -35,7 +35,7 @@ def run(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def inline_branches(graph: onnx.GraphProto) -> bool:
-    """Replace each `If` with a constant condition by its branch, in place; return False if there is none."""
+    """Put the chosen branch in place of each `If` with a constant condition; return False without any."""
     is_changed = False
     while _inline_first(graph):
         is_changed = True

@@ -18,7 +18,7 @@ _OPSET: Final = 14
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy with HardSwish for Mul and HardSigmoid; `model` if its opset has no HardSwish."""
+    """Return a copy with HardSwish in place of Mul and HardSigmoid; `model` if its opset has no HardSwish."""
     return rewrite_all(model, _write) if opset(model) >= _OPSET else model
 
 

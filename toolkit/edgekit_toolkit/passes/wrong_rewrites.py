@@ -87,9 +87,9 @@ class WrongRewrites:
 def find_wrong_rewrites(model: onnx.ModelProto, feeds: Sequence[Feeds]) -> WrongRewrites | None:
     """Return the rewrites of onnxruntime's optimiser that must be off for `model`; None if there are none.
 
-    A session as a device opens it is compared with one without optimisation. Both run `feeds`, the first of
-    `feeds` with the opposite sign, and values beyond the range of `feeds`. Rounding alone does not count.
-    None also for a model that computes in integers: see `find_wrong_in_codes`.
+    A session with the device's options is compared with a session without optimisation. Both run `feeds`, and
+    the first feed times -1 and times 2. Rounding differences do not count. For a model that computes in
+    integers, the result is None: see `find_wrong_in_codes`.
 
     Args:
         model: model after our passes; disabled rewrites in its metadata do not count.
@@ -115,7 +115,7 @@ def find_wrong_in_codes(
 ) -> WrongRewrites | None:
     """Return the rewrites that must be off for a form that computes in codes; None if there are none.
 
-    None also if only float arithmetic would help: such a form would be slower than the float model.
+    Also None if only float arithmetic would help, since such a form is slower than the float model.
 
     Args:
         model: the form; rewrites that are off for its float model stay off.
@@ -165,7 +165,7 @@ class PlainRun:
                 continue
 
     def difference(self, content: bytes, options: OrtOptions) -> str:
-        """Return how the outputs of `content` differ with these options, or the error; empty if equal."""
+        """Return an error, or how the model `content` differs from the plain run; empty if it does not."""
         try:
             session = open_ort(content, options)
             for case in list(self._cases):

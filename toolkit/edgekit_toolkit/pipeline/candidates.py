@@ -100,7 +100,7 @@ class CandidateSet:
     wrong_rewrites: list[str] = field(default_factory=list)
 
     def add(self, label: str, quantizer: Quantizer, form: Form, fidelity: Fidelity) -> Candidate | None:
-        """Build a form, and append it to `candidates` unless `build` returns None; return what it returns."""
+        """Build a form, and append the candidate unless it is None; return the candidate. See `build`."""
         candidate = self.build(label, quantizer, form, fidelity)
         if candidate is not None:
             self.candidates.append(candidate)
@@ -135,7 +135,7 @@ class CandidateSet:
         return max((stop.needed_s for stop in self.stops), default=0.0)
 
     def undo(self, candidate: Candidate | None) -> None:
-        """Undo the last `add`: remove the candidate that it returned or, for None, the last of `dropped`."""
+        """Undo the last `add`: remove the candidate that it returned; for None, the last of `dropped`."""
         if candidate is None:
             self.dropped.pop()
         else:
@@ -198,7 +198,7 @@ def find_candidates(
         dims: sizes of free dimensions.
         progress: called with the present step, how much of it is done, and its total.
         like: the only form to make besides the float model; None to search. It is made twice: with weights
-            near to those of its `earlier` model, and without that.
+            near to the weights of its `earlier` model, and with free weights.
         group: samples in each feed of `calibration`.
         prunable: float model whose channels may be pruned later; None if none may.
 
@@ -467,7 +467,10 @@ class _Search:
 def narrow_ranges(
     quantizer: Quantizer, kernels: Sequence[str], samples: Sequence[Feeds], whole: Ranges
 ) -> dict[str, Ranges]:
-    """Return ranges without the rare extremes that `whole` has, by the label of each `RangeMethod`."""
+    """Return ranges without rare extremes, by the label of each `RangeMethod`.
+
+    `kernels`: names of kernels whose activations get narrower ranges. `whole`: full ranges.
+    """
     histograms = quantizer.histograms(kernels, samples, whole)
     symmetric = quantizer.scheme.symmetric
     ranges: dict[str, Ranges] = {}

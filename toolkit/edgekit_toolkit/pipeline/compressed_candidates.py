@@ -67,11 +67,11 @@ def compress(
     signer: StatementSigner,
     progress: Progress,
 ) -> None:
-    """Add compressed candidates to `candidate_set` for the limits that bind.
+    """Add compressed candidates to `candidate_set`, to meet the limits in `binding`.
 
-    `drafts`: plain forms. Their packages, with another model put in, show how many bytes travel. `binding`:
-    limits that together exclude every plain form. `max_drop` (infinite for none) and `measure_drops` are in
-    points.
+    `drafts`: plain forms. To count the bytes that travel, a compressed model is put into their packages.
+    `binding`: limits that together exclude every plain form. `max_drop` (infinite for none) and
+    `measure_drops` are in points.
     """
     if not isinstance(prepared.floats, OnnxModel):
         candidate_set.dropped.append("compressed forms: they are made of ONNX models, and this is a .tflite")

@@ -84,8 +84,9 @@ class CompressionTask:
         floats: the float model that is compressed.
         open_quantizer: returns the quantizer of another float model for the same engine.
         calibration: makes a fresh stream of samples.
-        needs_fewer_macs: whether a limit on time, energy, memory or size binds.
-        max_transport_bytes: limit on the bytes that travel, if it binds; else infinite.
+        needs_fewer_macs: whether a limit on time, energy, memory or size excludes the plain forms.
+        arch: the target's processor architecture, such as `x86_64`.
+        max_transport_bytes: limit on the bytes that travel; infinite if it excludes no form.
         transport_bytes: (model, kind of its form) -> bytes that travel to a device if the package has this
             model.
         max_drop: limit on the drop in points; infinite without one.
@@ -115,9 +116,9 @@ class FloatStart:
     Attributes:
         name: how it differs from the whole model, for labels.
         floats: the model; its layers are rounded.
-        channels: the channels that stay, in groups that lose some.
+        channels: name of a changed group -> remaining channels.
         is_distilled: whether its weights were trained.
-        bases: name of an arithmetic -> form whose weights are to be compressed.
+        bases: label of an arithmetic, such as `int8` -> form whose weights are to be compressed.
     """
 
     name: str = ""
@@ -147,7 +148,7 @@ def rounding_s(model: onnx.ModelProto, samples: int, task: CompressionTask, *, r
 class FormCompressor:
     """Makes the compressed forms of one float model.
 
-    If transport is limited, the work for the first package is reserved before it starts.
+    If transport is limited, the work for the first package is reserved at once.
     """
 
     def __init__(

@@ -51,7 +51,9 @@ def draft_packages(
     scores: Scores,
     signer: StatementSigner,
 ) -> list[Draft]:
-    """Assemble a recipe and a package for each candidate, with the limits in force in the request's budget.
+    """Assemble a recipe and a package for each candidate.
+
+    The request's budget must hold the limits in force; see `limits_in_force`.
 
     Raises:
         BackendError: a model does not run on the golden inputs.

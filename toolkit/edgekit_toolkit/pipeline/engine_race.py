@@ -62,8 +62,8 @@ class RaceResult:
     """The outcome of a race.
 
     Attributes:
-        best: engine -> its contender to package. Engines that could not run their choice are missing.
-        winner: the engine to keep.
+        best: engine -> the contender to package. Engines without a contender are missing, see `reasons`.
+        winner: name of the engine that wins the race.
         reasons: engine -> why it has no contender.
         faster_float: a float model that is faster than the winner and breaks a limit; None if there is none.
     """

@@ -26,7 +26,7 @@ from edgekit_toolkit.targets.spec import Target
 
 
 def engines_of(target: Target) -> list[str]:
-    """Return a target's engines that run on hosts, the preferred first; optional ones only if installed."""
+    """Return a target's engines that run on hosts, the preferred first; optional engines if installed."""
     return [
         name
         for name in target.backend.names
@@ -43,7 +43,7 @@ def search_engines(request: Request, signer: StatementSigner, progress: Progress
     """Search with each engine of the request, and return the run whose choice is the fastest here.
 
     An engine that refuses the model or is not installed is reported with the reason. The engines share the
-    limit of the search. If the request allows several variants, the package also carries those of other
+    limit of the search. If the request allows several variants, the package also carries variants for other
     engines. If no engine keeps the budget, the preferred engine's run is returned; it says why.
 
     Raises:

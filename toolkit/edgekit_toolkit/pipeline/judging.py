@@ -56,7 +56,7 @@ class Judging:
 
     Args:
         prepared: model and samples behind the candidates.
-        candidate_set: the candidates; those that cannot be chosen are removed from it.
+        candidate_set: the candidates; unusable candidates are removed from it.
         signer: signs packages, whose size counts.
     """
 
@@ -243,7 +243,7 @@ class Judging:
         )
 
     def measure_drops(self, models: Sequence[Model]) -> list[float]:
-        """Return the drop of each float model in points, on the samples that choose."""
+        """Return the drop of each float model in points, on the samples by which candidates are chosen."""
         return [drop.points for drop in self._score_models(models, alone=False).choosing.drops]
 
 

@@ -54,8 +54,8 @@ class Distiller:
     ) -> tuple[list[onnx.ModelProto | None], list[str]]:
         """Train the pruned models whose drop is a little over the limit.
 
-        Return the trained model for each pruned model, None if it is no better; and the reasons for those
-        that were near the limit and stayed as they were.
+        Return the trained model for each pruned model, or None; and the reasons why models near the limit did
+        not improve.
         """
         better: list[onnx.ModelProto | None] = [None] * len(pruned)
         reasons: list[str] = []

@@ -43,7 +43,8 @@ class Preparation:
         steps: result of each pass; none for a `.tflite`.
         wrong_rewrites: rewrites of onnxruntime's optimiser that are off for `floats` and its forms, or None.
         floats: the optimised model with inferred shapes, or the `.tflite` as it is.
-        ranges: input name -> smallest and largest value that is generated for it, as in the user's samples.
+        ranges: input name -> smallest and largest generated value; taken from the user's samples if there are
+            any.
         golden: the golden inputs, and the outputs of `floats` for them.
         reference: statistics of inputs and outputs on the calibration samples; None without real samples.
         class_output: name of the first output if the request says that it holds class scores; else None.

@@ -73,8 +73,8 @@ def _check_writable(folder: Path) -> None:
 def staging(folder: Path) -> Iterator[Path]:
     """Yield an empty folder in `folder`; if the block ends without an error, its files move to `folder`.
 
-    So a full disk or an interrupt leaves either all old files or all new ones. Only after SIGKILL or a power
-    cut does the staging folder itself, `.edgekit-*`, remain.
+    So a full disk or an interrupt leaves either all old files or all new files. The staging folder,
+    `.edgekit-*`, remains only after SIGKILL or a power cut.
 
     Raises:
         OutputError: `folder` cannot be written to.

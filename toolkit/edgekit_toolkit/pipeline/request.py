@@ -28,7 +28,7 @@ class Request:
         batch: fixed batch, or None to leave it unchanged.
         dims: sizes of free dimensions for measuring.
         fixed: inputs that become constants, as for `fix_inputs`.
-        states: output -> input that its value is in the next run, as for `name_states`.
+        states: output -> input of the next run, as for `name_states`.
         labels: text with one class name a line, or None.
         labels_from_folders: whether the class names are the sorted names of the samples' folders.
         threads: threads of the engine while judging and measuring.
@@ -37,7 +37,7 @@ class Request:
         search_shares: number of searches that share the command line's limit; each gets `search_s`.
         backend: name of the engine, such as `ort`; `auto` only for `engine_tournament.search_engines`.
         variants: most variants that the package carries, the default included, at least 1.
-        also: kinds of `forms.UNTIMED_KINDS` that the package carries as variants besides.
+        also: kinds of `forms.UNTIMED_KINDS` that the package carries as further variants.
         strict: whether the upper end of the drop's interval must keep the limit, not only the estimate.
         like: the only form that is made and may be chosen; None to search.
     """

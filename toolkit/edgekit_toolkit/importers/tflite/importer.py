@@ -31,9 +31,7 @@ _DAMAGED: Final = "the file is damaged, copy or export it again"
 def load_tflite(path: Path, *, time_limit_s: float = _TIME_LIMIT_S) -> SourceModel[TfliteModel]:
     """Return the model in a `.tflite` file.
 
-    Args:
-        path: the file.
-        time_limit_s: time limit of the process that tries the model.
+    `time_limit_s`: time limit of the process that tries the model.
 
     Raises:
         ModelError: the file is no `.tflite` model (the message says what it is), truncated, too large,

@@ -31,10 +31,10 @@ class MadeOutput(TypedDict):
 
 
 def try_model(content: bytes, *, max_memory_bytes: int, time_limit_s: float) -> list[MadeOutput]:
-    """Run the model in LiteRT in a process of its own; return outputs whose shape is not the recorded one.
+    """Run the model in LiteRT in a process of its own; return the outputs with other shapes than recorded.
 
-    `max_memory_bytes`: limit on the address space of that process.
-    `time_limit_s`: the process is ended when it takes longer.
+    `max_memory_bytes`: limit on the address space of that process. `time_limit_s`: the process is ended when
+    it takes longer.
 
     Raises:
         ModelError: LiteRT refuses the model or fails on it, crashes, or takes too long.
