@@ -47,7 +47,7 @@ def read_kernels(
     overhead_s: float,
     scale: float,
 ) -> tuple[tuple[KernelTime, ...], dict[str, int]]:
-    """Return the kernels of a profile, and the sizes in bytes of the tensors that they write.
+    """Return the kernels of a profile, and the tensors that they write: name -> size in bytes.
 
     Args:
         model: the model as it was given to onnxruntime.
@@ -173,7 +173,7 @@ def _describe_values(
 
 
 def vary_values(values: Array, seed: int) -> Array:
-    """Return floats times random factors, some of them zero; return arrays of other dtypes unchanged."""
+    """Return floats times random factors, some of them zero. Arrays of other dtypes are unchanged."""
     if values.dtype.kind != "f":
         return values
     factors = np.random.default_rng(seed).choice(_FACTORS, values.shape)

@@ -34,8 +34,8 @@ class PlanningGraph:
         tensor_bytes: size of every tensor of the graph.
         weight_bytes: int64 [weights], sizes of the model's weights and constants.
         weight_readers: bool [kernels, weights], whether a kernel needs a weight.
-        nodes: for each kernel the numbers of its nodes in the model. A node is in one kernel; but constants,
-            and nodes that only widen their input (DequantizeLinear), are in each kernel that needs them.
+        nodes: for each kernel, the indices of its nodes in the model. A node is in one kernel. Constants, and
+            nodes that only widen their input (DequantizeLinear), are in each kernel that needs them.
     """
 
     graph: KernelGraph

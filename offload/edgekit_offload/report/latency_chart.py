@@ -52,7 +52,7 @@ class Reach:
 
 
 def colors_of(reaches: Sequence[Reach]) -> dict[int, int]:
-    """Return the colour number of each candidate that is the best somewhere, by the candidate's index."""
+    """Return index of a candidate -> number of its colour, for candidates that are the best somewhere."""
     return {
         curve: number % _COLORS + 1
         for number, curve in enumerate(dict.fromkeys(reach.curve for reach in reaches))

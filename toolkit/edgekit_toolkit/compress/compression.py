@@ -92,7 +92,7 @@ class Compression:
 
     @property
     def mean_bits(self) -> float:
-        """Mean bits of a code by an ideal entropy coder that knows how often each code occurs in a layer."""
+        """Mean bits of a code in an ideal entropy coder that knows each layer's code frequencies."""
         return 8 * self.code_bytes / max(sum(weight.codes.size for weight in self.weights.values()), 1)
 
     @property

@@ -96,8 +96,8 @@ def round_rows(
         moment: second moment of the patches, [G, K, K], after `damp`.
         scale: step of each row, [G, R, 1].
         peak: largest code.
-        spread: `Spread` of the moment; give it where rows are rounded more than once, since making it is most
-            of the work.
+        spread: `Spread` of the moment, for rows that are rounded more than once: computing it is most of the
+            work.
     """
     nearest = np.clip(np.rint(rows / scale), *limits(peak))
     starts = nearest, _round_in_order(rows, spread or Spread(moment), scale, peak)

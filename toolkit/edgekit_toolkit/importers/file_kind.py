@@ -95,7 +95,7 @@ def describe_no_model(path: Path, content: bytes) -> str:
 
 
 def describe_no_package(path: Path) -> str | None:
-    """Return the kind of a file or folder that is no package, and what to do; None if it may be one."""
+    """Return the kind of a path that is no package, and what to do; None if it may be a package."""
     if path.is_dir():
         packages = sorted(package.name for package in path.glob("*.edgepkg"))
         return (

@@ -197,7 +197,7 @@ def _in_older_set(model: onnx.ModelProto, reason: str) -> onnx.ModelProto | None
 
 
 def older_set_notes(source: SourceModel[Model]) -> list[str]:
-    """Return a sentence for the user if the model was converted to an older operator set, else none."""
+    """Return a sentence for the user if the model was converted to an older operator set, else no text."""
     if source.original is None or not isinstance(source.model, OnnxModel):
         return []
     stated, used = opset(source.original), opset(source.model.proto)

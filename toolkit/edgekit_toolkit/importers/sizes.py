@@ -153,7 +153,7 @@ def _unknown(missing: Sequence[str]) -> str:
 
 
 def with_batch(inputs: tuple[TensorSpec, ...], batch: int | None) -> tuple[TensorSpec, ...]:
-    """Return the inputs with `batch` as the size of their free batch; as they are if it is None."""
+    """Return the inputs with `batch` as the size of their free batch; unchanged if `batch` is None."""
     if batch is None:
         return inputs
     free = batch_dims(inputs)

@@ -62,7 +62,7 @@ def name_states(source: SourceModel[Model], states: Mapping[str, str]) -> Source
 def propose_states(
     inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], states: Sequence[RecurrentState]
 ) -> list[RecurrentState]:
-    """Return pairs of output and input that look like states, by dtype, shape and name, besides `states`."""
+    """Return pairs of output and input that look like states by dtype, shape and name; without `states`."""
     named = {name for state in states for name in (state.output, state.input)}
     return [
         proposal

@@ -240,7 +240,7 @@ def make_calibration_models(engine: str) -> Mapping[str, Model]:
     """Return the calibration networks in the format of an engine, by name.
 
     Raises:
-        EngineMissingError: LiteRT or ai-edge-quantizer is not installed, for LiteRT.
+        EngineMissingError: `engine` is LiteRT, and LiteRT or ai-edge-quantizer is not installed.
     """
     networks, maker = make_calibration_networks(), find_support(engine).maker
     return {

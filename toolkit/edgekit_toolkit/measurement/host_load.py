@@ -29,10 +29,10 @@ class HostLoad:
 
     Attributes:
         cores: number of cores that this process may use.
-        load_average: load average of the last minute, at the end, own work included; None if the system
-            has none.
+        load_average: load average of the last minute, at the end, own work included; None if the system has
+            none.
         others_share: share of these cores' time that other processes used; None if it is not counted.
-        stolen_share: share of that time that the hypervisor gave to other machines; None if it is not
+        stolen_share: share of these cores' time that the hypervisor gave to other machines; None if it is not
             counted.
         spread: distance of the quartiles of one model's runs, as a share of their median.
     """

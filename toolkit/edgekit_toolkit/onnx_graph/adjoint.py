@@ -56,7 +56,7 @@ _POINTWISE: Final = frozenset(
 
 
 def copy_for_adjoint(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy whose opset is raised, if need be, to one in which the backward pass can be written."""
+    """Return a copy, with a newer operator set if the backward pass cannot be written in the present set."""
     copy = copy_model(model)
     copy.ir_version = max(copy.ir_version, _MIN_IR)
     for item in copy.opset_import:
@@ -96,7 +96,7 @@ class Adjoint:
         """Add the adjoints of all float tensors on which a seed depends, and enter them in `tensors`.
 
         Args:
-            seeds: tensor -> tensor with the adjoint to start from, such as weights of an output.
+            seeds: name of a tensor -> name of the tensor that holds its adjoint.
 
         Raises:
             ModelError: adjoints must be exact, and an operator has no exact rule.

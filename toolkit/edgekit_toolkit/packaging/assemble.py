@@ -53,7 +53,7 @@ class PackageDraft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """Golden inputs, and the float model's outputs for them; the same for all forms of one model.
+    """Golden inputs, and the float model's outputs for them. All forms of a model share one reference.
 
     Attributes:
         inputs, artifacts: inputs of the first golden row, as a manifest describes them and as files.

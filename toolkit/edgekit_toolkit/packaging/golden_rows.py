@@ -67,7 +67,7 @@ def choose_seeds(
     Args:
         run: the float model.
         first: inputs of the first row.
-        macs: multiply-adds of one inference; the more, the fewer rows are tried and chosen.
+        macs: multiply-adds of one inference; fewer rows are tried and chosen for a costly model.
         conditions: inputs -> branches that they take, see `open_conditions`. Rows that take another branch
             than the first row are preferred to all others.
     """

@@ -124,7 +124,7 @@ def export_key(name: str, destination: Path, folder: Path | None = None) -> KeyI
 
 
 def trust_key(source: Path, name: str, folder: Path | None = None) -> KeyInfo:
-    """Copy the public key at `source` into `folder`, where it is trusted under `name`; return it.
+    """Copy the public key at `source` into `folder`, where it is trusted under `name`; return the key.
 
     Raises:
         SignatureError: the file is no public key, the name is malformed, or another key has that name.

@@ -87,7 +87,7 @@ def as_affine(index: GraphIndex, node: onnx.NodeProto) -> Affine | None:
 
 
 def keeps_shape(index: GraphIndex, affine: Affine) -> bool:
-    """Whether the output is known to have the source's shape; a constant may broadcast it to more axes."""
+    """Whether the output surely has the source's shape; a constant may broadcast the source to more axes."""
     if not affine.operand:
         return True
     shape = index.shapes.get(affine.source)

@@ -64,7 +64,7 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 class CastsAddedError(Exception):
-    """onnxruntime wrote conversions into the graph, as the CPU has no kernels for the model's types."""
+    """onnxruntime added conversions to the graph, because the CPU has no kernels for the model's types."""
 
 
 def ort_basic(

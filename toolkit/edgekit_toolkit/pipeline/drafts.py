@@ -89,7 +89,7 @@ def draft_packages(
 
 
 def size_figures(package: bytes, limits: Budget) -> dict[str, float]:
-    """Return `size`, the bytes of a package file; and, if limited, `transport`, the bytes that travel."""
+    """Return the `size` of a package file; if `limits` has `transport`, also the bytes that travel."""
     figures = {"size": float(len(package))}
     return {**figures, "transport": float(coded_size(package))} if "transport" in limits.limits else figures
 

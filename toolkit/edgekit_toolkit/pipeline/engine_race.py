@@ -75,10 +75,10 @@ class RaceResult:
 
 
 def hold_race(runs: Mapping[str, Run], request: Request, progress: Progress) -> RaceResult:
-    """Time the engines' choices against each other on this machine, and return the outcome.
+    """Time the candidates that the engines chose against each other here, and return the outcome.
 
-    The first race finds the number of threads of each choice. If times here hold for the target, a second
-    race times each choice against its engine's fastest candidates and float model.
+    The first race finds the number of threads for each chosen candidate. If times here hold for the target, a
+    second race also times each engine's fastest candidates and its float model.
 
     `runs`: engine -> its run, the preferred engine first.
 

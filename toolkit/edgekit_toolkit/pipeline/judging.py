@@ -77,7 +77,7 @@ class Judging:
         self.drafts: list[Draft] = []
 
     def judge_added(self) -> None:
-        """Score and draft the candidates that have no draft yet; remove those that cannot be chosen."""
+        """Score and draft the candidates that have no draft yet; remove unusable candidates."""
         first = len(self.drafts)
         with self._phases.phase("judge"):
             scores = self._score(self._set.candidates[first:], first)
