@@ -1,9 +1,15 @@
 """Simulated devices over a real mosquitto and the real manager: they converge, and what is bad shows."""
 
+import asyncio
 import logging
+import random
+import socket
+import ssl
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.waiting import wait_for
 
 from edgekit_fleet.operations.releases import rotate_keys
@@ -12,6 +18,7 @@ from edgekit_fleet.rollouts.runner import RolloutRunner
 from edgekit_fleet.simulation.behaviour import DeviceBehaviour, VersionBehaviour
 from edgekit_fleet.simulation.enrolment import add_simulated_release, enrol_simulated, read_access
 from edgekit_fleet.simulation.simulated_fleet import SimulatedFleet
+from edgekit_fleet.simulation.simulated_link import DeviceCounts, SimulatedLink
 
 ALL_NAMES = tuple(f"sim-{number:02}" for number in range(50))  # in the long run
 NAMES = ALL_NAMES[:24]
@@ -123,3 +130,20 @@ def test_devices_follow_the_exchange_of_the_managers_key(site):
         site.roll_out("1.0.0", waves="100%")
         devices.wait_until(runs("1.0.0"), LIMIT_S)
         assert sum(device.counts.refused for device in devices.devices.values()) == 0
+
+
+def test_link_that_is_closed_while_it_opens_ends_its_connection():
+    owner = SimpleNamespace(name="sim", behaviour=FAST, counts=DeviceCounts(), lose_report=lambda: None)
+
+    async def close_while_it_opens(address):
+        context, key = ssl.create_default_context(), Ed25519PrivateKey.generate()
+        link = SimulatedLink(owner, (address,), context, key, random.Random(0))
+        link.open(0.0)
+        for _ in range(2):  # turns of the loop, in which it begins to connect
+            await asyncio.sleep(0)
+        link.close("off")
+        await asyncio.wait_for(link.wait_ended(), LIMIT_S)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        asyncio.run(close_while_it_opens(listener.getsockname()))
+    assert owner.counts.connects == 0

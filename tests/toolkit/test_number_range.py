@@ -23,6 +23,7 @@ def find_numbers():
     modules = [
         importlib.import_module(module.name)
         for module in pkgutil.walk_packages(edgekit_cli.__path__, f"{edgekit_cli.__name__}.")
+        if not module.name.endswith(".__main__")  # it takes over SIGINT
     ]
     return {
         f"{path} {option.name}": option

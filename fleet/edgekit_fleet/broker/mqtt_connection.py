@@ -76,7 +76,7 @@ class MqttConnection(asyncio.Protocol):
         self._tls = options.context.wrap_bio(
             self._incoming, self._outgoing, server_hostname=options.host, session=options.session
         )
-        self._is_secure = self._is_flushing = False
+        self._is_secure = self._is_flushing = self._is_aborted = False
         self._packets = bytearray()  # of this turn of the loop; they share TLS records and a system call
         self._buffer = bytearray()
         self._reason = "closed"
@@ -128,7 +128,7 @@ class MqttConnection(asyncio.Protocol):
 
     def abort(self, reason: str) -> None:
         """Break the connection off, so that the broker sends the last will."""
-        self._reason = reason
+        self._reason, self._is_aborted = reason, True
         if self._transport is not None:
             self._transport.abort()
 
@@ -137,7 +137,10 @@ class MqttConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)  # noqa: S101  # of TCP
         self._transport = transport
-        self._shake_hands()
+        if self._is_aborted:  # while it was opened
+            transport.abort()
+        else:
+            self._shake_hands()
 
     def data_received(self, data: bytes) -> None:
         at_s = self.heard_at = time.monotonic()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _PING_S: Final = 300.0
+_END_S: Final = 10.0
 _CONNECTS_A_SECOND: Final = 250.0  # as the manager spreads reconnects
 _POLL_S: Final = 0.05
 _SHARE_OF_TURN_S: Final = 0.005  # of the loop, for what devices compute
@@ -153,7 +154,10 @@ class SimulatedFleet:
                 device.link.ping()
         for device in self.devices.values():
             device.stop()
-        await asyncio.sleep(0.05)  # transports close
+        ends = [device.link.wait_ended() for device in self.devices.values()]
+        # A broker may not answer while a connection is opened.
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*ends), _END_S)
 
     def _later(self, work: Callable[[], None]) -> None:
         """Run work of a device's own processor, after all received messages were taken."""

@@ -80,6 +80,7 @@ class SimulatedLink:
         self._session: ssl.SSLSession | None = None
         self._connection: MqttConnection | None = None
         self._is_greeted = self._is_open = False
+        self._ended = asyncio.Event()
 
     @property
     def is_online(self) -> bool:
@@ -89,12 +90,19 @@ class SimulatedLink:
     def open(self, within_s: float) -> None:
         """Connect after a random time within `within_s`; connect again after each break until `close`."""
         self._is_open = True
+        self._ended.clear()
         wait_s = self._draw.uniform(0.0, within_s)
         asyncio.get_running_loop().call_later(wait_s, self._connect)
 
     def close(self, reason: str) -> None:
         self._is_open = False
+        if self._connection is None:
+            self._ended.set()
         self.drop(reason)
+
+    async def wait_ended(self) -> None:
+        """Wait until the last connection has ended after `close`."""
+        await self._ended.wait()
 
     def drop(self, reason: str = "dropped") -> None:
         """Break the connection off, if there is one; the link connects again."""
@@ -193,3 +201,5 @@ class SimulatedLink:
             self._owner.lose_report()
         if self._is_open:
             self.open(self._owner.reconnect_s)
+        else:
+            self._ended.set()
