@@ -136,7 +136,8 @@ class Record:
 
     The last field is `extra`: members that this reader does not know; they are written again. The metadata of
     a field may hold `key` (name of the member), `optional`, `most` (limit of a list's length), and `read` (a
-    function that reads the member). The dataclass itself checks types and values.
+    function like `from_json`, for the member or each item of its list). The dataclass itself checks types and
+    values.
     """
 
     __slots__ = ()

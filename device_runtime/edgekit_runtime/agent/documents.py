@@ -152,7 +152,7 @@ class Desired:
         samples: orders to store requests and send them; they have no effect if the device's owner forbids it.
 
     Raises:
-        ValueError: there are too many streams or orders.
+        ValueError: there are too many streams, or over 16 orders, or two orders with the same identifier.
     """
 
     device: str
@@ -421,7 +421,6 @@ class EnrolmentCode:
     secret: str
 
     def __str__(self) -> str:
-        """Return the code as text."""
         return f"{self.address}/{self.authority_sha256}/{self.secret}"
 
     @classmethod

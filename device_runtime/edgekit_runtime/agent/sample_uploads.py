@@ -45,7 +45,8 @@ class SampleUploads:
     ) -> bool:
         """Return whether there is something to send now, and the service says that the owner allows it.
 
-        `orders`: result of `list_held`. `stated`: what the service states of samples, see `read_samples`.
+        `now_s`: monotonic. `orders`: result of `list_held`. `stated`: what the service states of samples, see
+        `read_samples`.
         """
         return (
             stated.get("allowed") is True

@@ -54,8 +54,8 @@ class SettingResult:
     """The result of one setting.
 
     Attributes:
-        latency: seconds per row, one per process, in the setting's last contest; None if it failed or was not
-            measured.
+        latency: seconds per row, one value for each process of the setting's last contest, see
+            `hold_contest`; None if it failed or was not measured.
         ratio: ratio of `latency` to the package's own setting in that contest; None if either is missing.
         processes: number of processes of all contests.
         reason: why it failed, or None.

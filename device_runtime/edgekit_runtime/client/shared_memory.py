@@ -68,10 +68,14 @@ class SharedMemory:
     def register(self, link: Link, fields: str, timeout_s: float) -> bool:
         """Register this memory with the service; that is needed again on each new connection.
 
-        `fields`: header lines that every request has. `timeout_s`: time limit for the answer.
+        `fields`: header lines of every request, with line ends. `timeout_s`: time limit for the answer.
 
         Returns:
             Whether the service answered; False if it had closed an idle connection.
+
+        Raises:
+            TransportError: as from `Link.ask`, also when time is up.
+            RequestError: the service refuses.
         """
         link.connect(timeout_s)
         connection = link.connection

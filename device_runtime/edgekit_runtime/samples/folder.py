@@ -86,9 +86,12 @@ class SampleFolder:
                     )
 
     def write(self, model: str, share: tuple[str, str], sample_id: str, sealed: bytes) -> None:
-        """Store a sample; it survives a power cut. Raises OutputError.
+        """Store a sample; it survives a power cut.
 
         `share`: id of its order, and kind of the trigger that drew it.
+
+        Raises:
+            OutputError: it cannot be written.
         """
         folder = self.path / model
         make_folders(folder, 0o700, self._disk)
@@ -111,10 +114,7 @@ class SampleFolder:
         Within a share the oldest go first. Beyond `max_bytes`, samples of the kinds `random` and `kept` go
         last; the oldest go first among them, and among the others.
 
-        Args:
-            oldest_at: in seconds since 1970; older samples go.
-            max_bytes: limit of all samples together.
-            shares: (order, kind) -> its limit in bytes, if any.
+        `oldest_at`: seconds since 1970. `shares`: (order, kind) -> its limit in bytes, if any.
         """
         samples = self.list_samples()
         waiting, sizes, total_bytes = [], dict(shares), 0

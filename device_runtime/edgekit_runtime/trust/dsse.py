@@ -193,6 +193,8 @@ class KnownDigest:
     def verify(self, envelope: bytes, predicate_type: str, where: str) -> tuple[Statement, str]:
         """Return the statement of the envelope and the key id that it names, without checking the signature.
 
+        `where`: what the error message starts with.
+
         Raises:
             DigestError: it is about another package.
             SignatureError: malformed, or of another predicate type.

@@ -59,7 +59,7 @@ def make_api(fleet: Fleet) -> Starlette:
 
 
 def join_apps(api: ASGIApp, fallback: ASGIApp) -> ASGIApp:
-    """Return an application in which `api` answers below `/api/v1`, and `fallback` at all other paths."""
+    """Return an application: `api` answers below `/api/v1`, `fallback` elsewhere. Both get the full path."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         # Not by `Mount`, whose pattern no path with a line feed fits.

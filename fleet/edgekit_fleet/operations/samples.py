@@ -138,16 +138,12 @@ def switch(
 ) -> None:
     """Let the fleet collect samples, or stop that. Stored samples stay.
 
-    Args:
-        store: store of the fleet.
-        vault: vault of the samples; a missing key is made.
-        is_on: whether devices may send samples.
-        days: days for which samples are stored; None for no change.
-        max_bytes: most bytes of all samples; None for no change.
-        actor: who decides.
+    A missing key is made in `vault`. `days`: days for which samples are stored. `max_bytes`: limit of all
+    samples together. Both stay if they are None. `actor`: who decides.
 
     Raises:
-        FleetError: this is a further manager.
+        FleetError: this manager has joined another machine's fleet.
+        ConfigError: the key cannot be read.
         OutputError: the key cannot be written.
     """
     public_key = vault.make_key()

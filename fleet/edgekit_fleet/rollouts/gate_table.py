@@ -127,9 +127,9 @@ class Gate:
         return change if self.worse == "higher" else -change
 
     def find_limit(self, limits: Mapping[str, float]) -> float | None:
-        """Return the limit of this gate in the unit of its evidence.
+        """Return the limit of this gate, converted as its evidence is, such as to the logarithm of a ratio.
 
-        None if the rollout has no such limit, or the limit is at least `most`, which no mean can exceed.
+        None if the rollout sets no limit, or one of at least `most`: no evidence can exceed that.
         """
         value = limits.get(self.limit.name)
         if value is None:

@@ -154,13 +154,13 @@ class Decision:
     """The next action, and the reason.
 
     Attributes:
-        action: `start` and `retry` offer the release to `devices`; `abort` takes `devices` back to what they
-            ran before, and `return` tries that again; `ask` waits for an approval.
+        action: `start` and `retry` offer the release to `devices`. `abort` tells `devices` to go back to what
+            they ran before; `return` repeats that where it failed. `ask` waits for an approval.
         devices: see `action`.
         wave: number of the open wave, from 0.
         sentence: the reason.
         figures: figures behind the decision.
-        is_doubt: whether the action is a pause because the evidence leans against the release.
+        is_doubt: whether `action` is `pause` because the evidence leans against the release.
     """
 
     action: Action

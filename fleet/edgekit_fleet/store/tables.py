@@ -520,7 +520,7 @@ class FailureRow(Table):
 
     Attributes:
         key_sha256: SHA-256 of the address or name.
-        begun_at: time from which the failures in `count` are forgiven, as many a minute as the limit allows.
+        begun_at: seconds since 1970; from then on, each 60 s / limit, one failure of `count` is forgiven.
         count: number of failed attempts.
     """
 

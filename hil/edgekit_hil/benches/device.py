@@ -41,11 +41,7 @@ class Device:
     def __init__(self, command: Any, transfer: Any, folder: str, python: str) -> None:
         """Make the folder on the device, empty also if there was one.
 
-        Args:
-            command: an active driver with labgrid's CommandProtocol.
-            transfer: an active driver with labgrid's FileTransferProtocol.
-            folder: absolute path on the device.
-            python: see the class.
+        `command`, `transfer`: active drivers with labgrid's CommandProtocol and FileTransferProtocol.
         """
         self._command, self._transfer = command, transfer
         self.folder, self.python = folder, python
@@ -119,11 +115,9 @@ class Device:
         return ProgramResult(result.exit_code, printed, last_line)
 
     def start(self, command: str, log: str) -> int:
-        """Start a command in the background, and return its process id; `stop` ends it.
+        """Start a command of the shell in the background, and return its process id; `stop` ends it.
 
-        Args:
-            command: command of the shell.
-            log: name of the file in `folder` for its output.
+        `log`: name of the file in `folder` for its output.
 
         Raises:
             BenchError: as from `run`.

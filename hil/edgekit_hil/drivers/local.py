@@ -29,11 +29,11 @@ class LocalDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol):
     """Runs commands on this machine, without the environment variables of this process.
 
     Attributes:
-        home: folder that is removed at the end.
+        home: `$HOME` of the commands; a folder that exists while the driver is active.
     """
 
     def on_activate(self) -> None:
-        """Make the home, with a Python that has the runtime."""
+        """Make `home`, with a Python that has the runtime."""
         self.home = make_folder("home")
         programs = self.home / "bin"
         programs.mkdir()
@@ -53,7 +53,6 @@ class LocalDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol):
         self.variables = [f"{name}={value}" for name, value in variables.items()]
 
     def on_deactivate(self) -> None:
-        """Remove the home."""
         shutil.rmtree(self.home, ignore_errors=True)
 
     @Driver.check_active  # type: ignore[untyped-decorator]
@@ -91,7 +90,6 @@ class LocalDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol):
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def get_status(self) -> int:
-        """Return 1: always available."""
         return 1
 
     @Driver.check_active  # type: ignore[untyped-decorator]

@@ -58,7 +58,10 @@ class Axis:
 
 
 def scale_axis(quantity: Quantity) -> Axis:
-    """Return the axis for costs, with all points. It is logarithmic for a wide range; it omits far limits."""
+    """Return the axis for costs, which shows all points, but no limit far from them.
+
+    It is logarithmic if the largest cost is over 8 times the smallest.
+    """
     low, high = min(quantity.values), max(quantity.values)
     if low > 0 and high / low > _LOG_RATIO:
         return _log_axis(low, high, quantity.limit)

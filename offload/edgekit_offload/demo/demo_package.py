@@ -140,8 +140,8 @@ def _package(
 def choose_plans(result: PlanningResult) -> list[Candidate]:
     """Return the candidates that the demo measures: local, uploads in image codecs, and the best cut.
 
-    The plan must offer a candidate, and its coding must lose little on the few samples. A candidate that is
-    never the best is returned, too, because the demo's page compares all.
+    Candidates whose expected loss is over the plan's limit or `MAX_LOSS` are left out. Others are returned
+    even if they are never the best, because the demo's page compares all.
     """
     offered = [
         candidate

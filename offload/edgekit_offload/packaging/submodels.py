@@ -260,7 +260,9 @@ class _SubmodelWriter:
 
 
 def fill_weights(content: bytes, weights: bytes | memoryview) -> tuple[onnx.ModelProto, int]:
-    """Return a submodel with its weights in place, and how many bytes of the whole model's file it reads.
+    """Return a submodel with its weights in place, and how many bytes of `weights` it reads.
+
+    `content`: ONNX file of the submodel; its weights lie in `weights`, the whole model's file.
 
     Raises:
         CutError: a weight lies outside the file.

@@ -54,7 +54,7 @@ def reaches_of(result: PlanningResult, row: int) -> tuple[Reach, ...]:
 
 
 def decide(result: PlanningResult) -> list[str]:
-    """Return sentences on the best candidates and the gain of splitting, at the grid's first round trip."""
+    """Return sentences on the best candidates at the first of `result.rtts_ms`, and the gain of splitting."""
     if not result.candidates or not result.rtts_ms or not result.bandwidths_mbit_s:
         return ["Nothing was measured, so there is nothing to decide."]
     reaches, grid = reaches_of(result, 0), result.bandwidths_mbit_s

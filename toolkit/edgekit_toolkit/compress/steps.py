@@ -49,10 +49,10 @@ class EqualSlopeSteps:
     def choose(self, layer: Layer, rows: Floats, strength: float) -> Floats:
         """Return the step of each row, [G, R, 1].
 
-        All rows get the same step, unless a row needs a longer one to keep its codes within the peak.
+        All rows get the same step, unless a row needs a longer one to keep its codes within `peak`.
 
-        `rows`: its weights, [G, R, K]. `strength`: square root of the noise that a layer of mean size may
-        add.
+        `rows`: its weights, [G, R, K]. `strength`: square root of the noise, in the unit of `noises`, that a
+        layer of mean size may add.
         """
         share = min(strength * self._shares[layer.name], _MAX_STEP)
         whole = max(float(np.sqrt((rows**2).mean())), 1e-30)

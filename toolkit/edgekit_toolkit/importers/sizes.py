@@ -65,7 +65,7 @@ def settle(source: SourceModel[Model], stated: StatedSizes, decoding: Decoding) 
     Operators that the engine fails on are replaced by their definitions.
 
     Raises:
-        ModelError: as from `settle_sizes`.
+        ModelError: a size is unknown or cannot be set, or the model does not run with its sizes.
     """
     try:
         return SizedModel(source, *_sizes(source, stated, decoding))

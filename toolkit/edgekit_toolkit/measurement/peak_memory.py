@@ -59,13 +59,8 @@ def measure_peak_memory(
 ) -> PeakMemory:
     """Measure the peak memory of a fresh process here that opens `model` with our runtime and runs it.
 
-    Args:
-        model: content or path of a model that the engine loads.
-        engine: engine that runs it.
-        feeds: input name -> array, one for each input.
-        threads: threads of one inference, at least 1.
-        options: backend options as in a manifest, by default none; onnxruntime only.
-        time_limit_s: time limit for the whole process.
+    `model`: content or path. `feeds`: input name -> array, one for each input. `options`: backend options as
+    in a manifest, by default none; onnxruntime only. `time_limit_s`: limit for the whole process.
 
     Raises:
         BackendError: the process died or took too long, or this system has no /proc.
@@ -107,7 +102,11 @@ def _measure_engine_bytes(engine: str, threads: int) -> int:
 
 
 def trivial_model(engine: str) -> bytes:
-    """Return the file of a model for the engine that computes y = Relu(x), both float32 [1]."""
+    """Return the file of a model that computes y = Relu(x), both float32 [1].
+
+    Raises:
+        TargetError: `engine` is not in `SUPPORTS`.
+    """
     value = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"}
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "trivial", [value["x"]], [value["y"]])
     # The oldest versions that suffice, so that any engine loads it.

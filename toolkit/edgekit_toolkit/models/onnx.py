@@ -71,7 +71,7 @@ class OnnxModel:
             yield StoredTensor(tuple(tensor.dims), dtype, tensor.ByteSize())
 
     def specs(self, outputs: Sequence[str] | None = None) -> Specs:  # noqa: ARG002  # the graph has an order
-        """Return the specs of inputs and outputs, in the graph's order."""
+        """Return the specs of inputs and outputs in the graph's order; `outputs` has no effect."""
         return tensor_specs(self.proto)
 
     def open(self, outputs: Sequence[str] | None = None, *, threads: int, rewrites: bool = True) -> Runner:

@@ -59,9 +59,7 @@ def near_weight(new: WeightCodes, earlier: WeightCodes) -> tuple[WeightCodes, in
     The earlier codes are converted to the returned scales. The returned codes differ from the converted codes
     by multiples of the step. At step 1, the codes of `new` are returned.
 
-    Args:
-        new: symmetric int8 codes.
-        earlier: earlier version of the weight, of the same shape.
+    `new`: symmetric int8 codes. `earlier`: its earlier version, of the same shape.
     """
     was, now = (coded.scales.astype(np.float64) for coded in (earlier, new))
     with np.errstate(all="ignore"):
@@ -124,9 +122,9 @@ def near_bias(
 def near_floats(new: NDArray[Any], earlier: NDArray[Any]) -> NDArray[Any]:
     """Return `new` with each weight a whole number of steps away from `earlier`; dtypes and shapes are equal.
 
-    A step of float16 is at most 0.9 times the root mean square of the change. A step of float32 is a power of
-    two in the weight's bits, read as an integer. NaN, infinities and float32 weights of changed sign stay
-    as in `new`.
+    A step of float16 is at most 0.9 times the root mean square of the change. For float32, the int32 numbers
+    with the same bits as the weights are compared; a step between them is a power of two. NaN, infinities and
+    float32 weights of changed sign stay as in `new`.
     """
     stepped = (_near_halves if new.dtype == np.float16 else _near_singles)(new, earlier)
     return np.where(np.isfinite(stepped) & np.isfinite(new), stepped, new).reshape(new.shape)

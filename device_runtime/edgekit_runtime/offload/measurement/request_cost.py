@@ -137,11 +137,11 @@ def average_middle(values: Sequence[float]) -> float:
 
 
 def is_precise(values: Sequence[float], within: float = 0.0) -> bool:
-    """Return whether the standard error of `average_middle(values)` is small: 1 % of the median, or `within`.
+    """Return whether the standard error of `average_middle(values)` is small.
 
-    The larger limit counts. Fewer than 20 values are not precise. The quartiles of normal values are 1.35
-    standard deviations apart; the mean of the middle half of n values varies by 1.09 standard deviations /
-    sqrt(n).
+    Its limit is 1 % of the median, or `within` if that is larger; `within` has the unit of `values`. Fewer
+    than 20 values are not precise. The quartiles of normal values are 1.35 standard deviations apart; the
+    mean of the middle half of n values varies by 1.09 standard deviations / sqrt(n).
     """
     if len(values) < _LEAST_PRECISE:
         return False

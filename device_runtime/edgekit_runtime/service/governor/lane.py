@@ -72,7 +72,7 @@ class GovernedLane(Lane):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call waits, is under way or is being answered in any setting."""
+        """Whether the lanes of all settings are idle, not only that of the present setting."""
         return all(lane.is_idle for lane in self._lanes.values())
 
     def drain(self, done: Callable[[], None]) -> None:

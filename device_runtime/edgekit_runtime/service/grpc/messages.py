@@ -182,7 +182,10 @@ def _read_value(kind: str, data: memoryview, budget: Iterator[int]) -> Any:
 
 
 def write_message(message: str, values: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a message. Values that are None, or have no field in the message, are left out."""
+    """Return the bytes of a message. Values that are None, or have no field in the message, are left out.
+
+    `message`: key of `MESSAGES`, such as `ModelInferResponse`.
+    """
     output = bytearray()
     for field in _FIELDS[message].values():
         number, kind, elements = field.number, field.kind, values.get(field.name)

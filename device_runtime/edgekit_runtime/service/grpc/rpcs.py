@@ -89,7 +89,10 @@ class Method:
         raise NotImplementedError
 
     def encode_response(self, head: bytes, *body: Buffer) -> Sequence[Buffer]:
-        """Return the gRPC message, in parts, for the head and body of an HTTP response."""
+        """Return the gRPC message, in parts, for an HTTP response.
+
+        `head`: HTTP/1.1 head; the JSON of an inference follows in the same bytes.
+        """
         raise NotImplementedError
 
     def encode_error(self, _error: EdgekitError) -> bytes | None:
@@ -184,7 +187,6 @@ class MessageResponder:
 
     @property
     def is_open(self) -> bool:
-        """Whether the client still waits."""
         return self.rpc.is_open
 
     @property
@@ -265,7 +267,6 @@ class Rpc:
 
     @property
     def is_busy(self) -> bool:
-        """Whether an answer is under way."""
         return self._has_all or len(self._responders) > 0
 
     @property
@@ -465,7 +466,6 @@ class Rpc:
 
 
 def _encode_status(error: EdgekitError) -> bytes:
-    """Return the trailers that state `error`."""
     status = status_of(error)
     text = _UNPRINTABLE.sub(lambda match: b"%%%02X" % match[0][0], encode_error(error)["error"].encode())
     block = encode_field(b"grpc-status", b"%d" % _CODES.get(status, 2)) + encode_field(b"grpc-message", text)

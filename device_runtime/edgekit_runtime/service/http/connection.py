@@ -66,7 +66,7 @@ class ConnectionOwner(Protocol):
 
 
 def ticks(seconds: float) -> int:
-    """Return the least number of ticks that last at least `seconds`."""
+    """Return after how many ticks, one each `TICK_S` (0.5 s), at least `seconds` have passed."""
     return int(seconds / TICK_S) + 2
 
 

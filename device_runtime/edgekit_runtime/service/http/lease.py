@@ -15,7 +15,8 @@ class Lease:
     """The byte in shared memory to which the state of one connection is written.
 
     Attributes:
-        states: one byte for each connection; written in place, since a call would double the cost.
+        states: a byte for each connection: `IDLE`, `UNDER_WAY`, `RESPONDING` or `HANDED`; written in place,
+            since a call would double the cost.
     """
 
     __slots__ = ("index", "states")

@@ -26,8 +26,8 @@ class RequestParser:
     """Parses the requests of one connection. Each request gives two events: its head, then the whole request.
 
     Attributes:
-        unread: received bytes that no returned request includes. A returned head stays at their start until
-            the next call of `next_event`.
+        unread: received bytes that are not taken yet. The call of `next_event` that returns a head leaves the
+            head here; the next call takes it.
         is_in_head: whether the next head has arrived in part.
     """
 

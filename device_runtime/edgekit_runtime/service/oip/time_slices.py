@@ -25,7 +25,7 @@ class Slicer:
 
         Args:
             loop: runs the slices.
-            max_held_bytes: memory limit of all work together; a single piece may need more.
+            max_held_bytes: limit of all `held_bytes` together; `start` refuses more, unless it has no work.
         """
         self._loop = loop
         self._max_held_bytes = max_held_bytes

@@ -60,8 +60,8 @@ class SampleOptions:
 
     Attributes:
         allow: whether it stores samples. If not, unsent samples are deleted.
-        file: the file that the agent writes; empty for none. By default, a service of installed models uses
-            the file in its state folder. Unsent samples lie beside it.
+        file: the file in which the agent writes the fleet's orders; empty for none. By default, a service of
+            installed models uses `fleet/samples.json` in its state folder. Unsent samples lie beside it.
         max_mb: size limit of all unsent samples in megabytes, for all orders together.
         max_days: unsent samples that are older are deleted.
     """

@@ -27,8 +27,6 @@ _NOT_FOUND: Final = 404
 
 
 class ModelCalls:
-    """Submits frames and sound to models."""
-
     def __init__(self, answers: AnswerPath, registry: Registry, http: HttpServer) -> None:
         self._answers, self._registry, self._http = answers, registry, http
         self._tasks = Tasks()
@@ -60,7 +58,7 @@ class ModelCalls:
         return None if entry is None or entry.trial is None else entry.trial.candidate.version
 
     def submit(self, call: FrameCall) -> None:
-        """Submit one frame or window. If the model was unloaded for others, it is loaded first.
+        """Submit one frame or window. If the model was unloaded to make room, it is loaded first.
 
         If the model does not know the sequence, as after a swap, the sequence starts anew.
 

@@ -12,7 +12,7 @@ _MAX_HEAD_BYTES: Final = 16 << 10  # of an answer in the head of a part
 
 
 class Viewer:
-    """One client; messages that it does not read in time are dropped, the oldest first."""
+    """One client. If more than `max_queued` chunks wait for it, the oldest are dropped."""
 
     def __init__(
         self,
@@ -23,14 +23,10 @@ class Viewer:
         timeout_s: float,
         on_close: Callable[["Viewer"], None],
     ) -> None:
-        """Serve a client; the socket is the viewer's from now on.
+        """Serve a client; its socket `connected` is the viewer's from now on. All runs on the loop's thread.
 
-        Args:
-            loop: event loop on whose thread all this happens.
-            connected: socket of the client.
-            max_queued: most chunks that wait.
-            timeout_s: a client that reads nothing for this time is disconnected.
-            on_close: called once when the connection has ended.
+        `timeout_s`: a client that reads nothing for this time is disconnected. `on_close`: called once when
+        the connection has ended.
         """
         self._loop, self._socket, self._timeout_s, self._on_close = loop, connected, timeout_s, on_close
         self._queued: deque[bytes] = deque(maxlen=max_queued)

@@ -172,7 +172,7 @@ def blocks(model: Model, kernels: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def touched_tensors(model: Model, kernels: Sequence[str]) -> list[str]:
-    """Return the names of the float activations that `kernels` read or write, sorted."""
+    """Return the sorted names of the float activations that `kernels` (see `kernel_names`) read or write."""
     chosen, names = set(kernels), set()
     for graph, _, operator in operators(model):
         if tensor_name(graph.tensors[operator.outputs[0]]) not in chosen:

@@ -23,7 +23,8 @@ def activation_reader(
 ) -> ReadActivations:
     """Return a function that runs a model on a sample, and yields name and values of each activation.
 
-    `names`: activations or inputs. `group_bytes`: most bytes fetched in a run; further runs fetch the rest.
+    `prepared`: result of `prepare`. `names`: activations or inputs. `group_bytes`: most bytes fetched in a
+    run; further runs fetch the rest.
     """
     tensors = {tensor_name(tensor): tensor for tensor in parsed(prepared).subgraphs[0].tensors}
     sizes = {name: _FLOAT_BYTES * math.prod(shape_of(tensors[name])) for name in names}

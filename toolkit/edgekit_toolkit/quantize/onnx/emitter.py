@@ -91,7 +91,7 @@ class Emitter:
         *,
         axis: int | None = None,
     ) -> str:
-        """Store codes of a constant and their DequantizeLinear, once; return the name of its output.
+        """Store a constant's codes, `values`, and their DequantizeLinear, once; return its output's name.
 
         8-bit codes get a zero point, even 0. onnxruntime's integer Gemm needs it, and releases up to 1.24
         abort without it in the exact mode for x86 without VNNI (ADR 0018).

@@ -117,7 +117,10 @@ def media_shard(path: Path, inputs: Sequence[TensorSpec], decoding: Decoding) ->
 
 
 class DecodedFiles:
-    """Samples of one input, each decoded from a file; `KEPT_BYTES` of decoded files stay in memory."""
+    """Samples of one input, each decoded from a file; `KEPT_BYTES` of decoded files stay in memory.
+
+    `path`: what error messages start with.
+    """
 
     def __init__(
         self, path: Path, files: Sequence[Path], spec: TensorSpec, rules: MediaRules, decoding: Decoding
@@ -280,14 +283,11 @@ class ClassNumbers:
         return self.numbers.shape
 
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:
-        """Yield the class numbers of the files where `keep` (bool [files]) is True, by default of all."""
         yield from self.numbers if keep is None else self.numbers[keep]
 
 
 @dataclass(frozen=True, slots=True)
 class _Truths:
-    """What each file is known to hold."""
-
     count: int
     read: Callable[[int], Truth]
 
@@ -296,7 +296,6 @@ class _Truths:
         return (self.count,)
 
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[Truth]:
-        """Yield the truths where `keep` (bool [files]) holds, or all."""
         yield from map(self.read, range(self.count) if keep is None else np.flatnonzero(keep).tolist())
 
 

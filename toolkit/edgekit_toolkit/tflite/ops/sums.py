@@ -20,7 +20,8 @@ def emit_reduction(
 ) -> Tensor:
     """Add a reduction, and return its result; MEAN and SUM of many elements reduce axis by axis.
 
-    `axes`: held axes, at least one. `keep`: whether the axes stay, with size 1.
+    `kind`: `MEAN`, `SUM`, `REDUCE_MAX`, `REDUCE_MIN` or `REDUCE_PROD`. `axes`: axes to reduce, from 0; at
+    least one. `keep`: whether they stay, with size 1.
     """
     if (
         kind in {"MEAN", "SUM"}

@@ -75,11 +75,11 @@ def windows(
     """Return the windows of an ONNX node, with their padding as numbers of elements.
 
     `kernel` is without dilation. `outputs`: spatial sizes of the result, as shape inference found them; with
-    `ceil_mode` the last window may lie beyond the padding that the model states.
+    `ceil_mode` the last window may end beyond the padding that the model states.
 
     Raises:
-        RefusedError: the padding is negative, or shape inference adds a window beyond the image for
-            `ceil_mode`, unlike the ONNX standard and onnxruntime.
+        RefusedError: the padding is negative; or `outputs` count more windows than the ONNX standard and
+            onnxruntime, which have none that begins after the image.
     """
     rank = len(sizes)
     strides = tuple(attributes.strides or [1] * rank)
