@@ -47,7 +47,7 @@ class RepositoryUpkeep:
         self._refreshed_at = self._cleaned_at = float("-inf")  # of the monotonic clock
 
     def rejoin(self) -> None:
-        """Let the next `begin` refresh at once, since this manager has joined anew."""
+        """Let the next `begin` refresh at once, since this manager has joined again."""
         self._refreshed_at = float("-inf")
 
     def begin(self, now: float) -> list[Expiry]:

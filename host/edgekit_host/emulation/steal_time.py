@@ -24,7 +24,7 @@ _PERIODS: Final = 20  # until the next look
 def is_empty(group: Path) -> bool:
     """Return True if a cgroup holds no process."""
     try:
-        # Opened anew: an open file of version 1 goes on to show the processes that it has shown.
+        # Opened each time: a file of version 1 that stays open shows the processes of its first reading.
         with (group / "cgroup.procs").open("rb", buffering=0) as file:
             return not file.read(1)
     except OSError:

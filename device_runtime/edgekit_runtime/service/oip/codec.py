@@ -138,7 +138,7 @@ class Codec:
     def hold(self, request: InferRequest, *, is_local: bool) -> RegionMap:
         """Return the regions for the outputs of a request.
 
-        The regions stay valid for this request, even if a name is registered anew. `is_local`: see
+        The regions stay valid for this request, even if a name is registered again. `is_local`: see
         `Regions.find`.
 
         Raises:

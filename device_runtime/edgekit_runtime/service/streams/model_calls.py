@@ -60,7 +60,7 @@ class ModelCalls:
     def submit(self, call: FrameCall) -> None:
         """Submit one frame or window. If the model was unloaded to make room, it is loaded first.
 
-        If the model does not know the sequence, as after a swap, the sequence starts anew.
+        If the model does not know the sequence, as after a swap, a new sequence starts.
 
         Raises:
             EdgekitError: the call is refused; its `reply` is not called.
