@@ -1,10 +1,10 @@
-"""The runtime of a device: reading and verifying packages, sessions and their backends.
+"""The runtime of a device: it reads and verifies packages, and runs models in sessions on a backend.
 
-It does not convert, quantize or measure models (see `edgekit_toolkit`), and imports none of the other
-edgekit packages, so that a device installs nothing that it does not run.
+It does not convert, quantize or measure models. `edgekit_toolkit` does that. This package imports no other
+edgekit package, so a device installs only what it needs.
 
-Importing it switches the telemetry of onnxruntime off for this process and its children, unless the
-environment says otherwise.
+Importing this package disables the telemetry of onnxruntime in this process and its children, unless the
+environment variable `ORT_DISABLE_TELEMETRY` is already set.
 """
 
 import os

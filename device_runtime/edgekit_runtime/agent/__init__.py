@@ -1,1 +1,1 @@
-"""The fleet's agent: brings this device to the state its manager wants, and reports its actual state."""
+"""The agent of a fleet: it brings this device to the desired state, and reports the actual state."""

@@ -1,19 +1,21 @@
 """The agent: a loop that compares desired and actual state, carries out steps, and reports.
 
-`reconcile`, which is pure, decides. This module keeps the order: write the journal, then begin a step. One
-thread carries out steps, so that the loop never waits for a network, a disk or an engine; another one keeps
-up the link to the broker. All else happens on the thread that calls `run`.
+The pure function `reconcile` decides what to do next. This module writes each decision into the journal
+before the step begins. One thread carries out the steps, so that the loop never waits for a network, a disk
+or an engine. Another thread keeps the connection to the broker. Everything else happens on the thread that
+calls `run`.
 
-An update of `digits` from 1.0.0 to 2.0.0, turn by turn, with the state of its execution:
+Example: an update of `digits` from 1.0.0 to 2.0.0. The left column shows the state of the execution:
 
-    a document names digits 2.0.0      the journal holds it, a report names its version
-    waiting, then downloading          step `download`; its bytes count, and a power cut loses none of them
+    a document names digits 2.0.0      the journal stores it, and a report names its version
+    waiting, then downloading          step `download`: after a power cut the download resumes
     installing                         step `install`: the package is verified and becomes the active slot
-    trying                             no step: the service tries 2.0.0, which `DeviceObserver` sees
-    succeeded                          the slots have confirmed it; the report is `converged`
+    trying                             no step: the service tries 2.0.0, and `DeviceObserver` reads the result
+    succeeded                          the slots have confirmed 2.0.0, and the report is `converged`
 
-If the service rejects 2.0.0, the slots go back to 1.0.0, and the execution is `failed` with their reason.
-After a power cut the journal gives the same execution and state, and the next turn goes on from there.
+If the service rejects 2.0.0, the slots switch back to 1.0.0, and the execution is `failed` with the reason
+from the slots. After a power cut, the agent reads the execution and its state from the journal and continues
+there.
 """
 
 import contextlib
@@ -73,11 +75,12 @@ class AgentOptions:
     """Options of the agent.
 
     Attributes:
-        bytes_per_s: cap of downloads and uploads, in bytes a second; None for no cap.
-        month_bytes: limit of the bytes down- and uploaded in a calendar month (UTC); None for no limit.
-        live_url: URL of the live page of this device, to which the fleet's console links; or empty.
+        bytes_per_s: maximum rate of downloads and uploads, in bytes per second, or None for no maximum.
+        month_bytes: maximum number of bytes to download and upload in a calendar month (UTC), or None for no
+            maximum.
+        live_url: URL of the live page of this device, or empty. The console of the fleet links to it.
         shows_logs: whether the fleet may ask for the last lines of the logs.
-        takes_settings: whether the fleet may change settings that are not fixed here.
+        takes_settings: whether the fleet may change settings. Settings that are fixed here never change.
     """
 
     bytes_per_s: float | None = None
@@ -88,7 +91,7 @@ class AgentOptions:
 
     @property
     def fixed(self) -> dict[str, str]:
-        """The limits that the command line sets: `month-mb` or `cap-kbit-s` -> number as text."""
+        """The limits that the command line sets, as text. The keys are `month-mb` and `cap-kbit-s`."""
         month, cap = self.month_bytes, self.bytes_per_s
         numbers = {
             "month-mb": None if month is None else month / 1e6,
@@ -163,9 +166,13 @@ class Agent:
         self._boot = _read_boot()
 
     def run(self, stop: threading.Event) -> Literal["stopped", "renewed"]:
-        """Work until `stop` is set, or until a new certificate or fleet requires a new connection.
+        """Work until `stop` is set, or until a new certificate or a new fleet requires a new connection.
 
-        At the end the agent publishes its last will: the broker does so only after a lost connection.
+        At the end, the agent publishes its last will itself, because the broker publishes the will only after
+        a lost connection.
+
+        Returns:
+            `renewed` if the caller must connect again with the new certificate or fleet, otherwise `stopped`.
         """
         self.connect()
         last_s = time.monotonic()
@@ -193,13 +200,13 @@ class Agent:
         self._link.start()
 
     def turn(self, elapsed_s: float) -> bool:
-        """Take received messages, decide, begin a step, report; `run` calls it repeatedly.
+        """Process received messages, decide, begin a step, and report. `run` calls this repeatedly.
 
         Args:
-            elapsed_s: time since the last turn.
+            elapsed_s: time since the last turn, in seconds.
 
         Returns:
-            False if the turn failed, such as on a full disk; the next turn tries again.
+            False if the turn failed, for example because the disk is full. The next turn tries again.
         """
         self._receive(0.0)
         try:

@@ -1,4 +1,7 @@
-"""Conditions under which an update may begin or continue. Pure: the caller measures."""
+"""Conditions under which an update may begin or continue.
+
+These functions are pure. The caller measures the conditions.
+"""
 
 import re
 from collections.abc import Sequence
@@ -18,18 +21,18 @@ _WINDOW: Final = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])-([01][0-9]|2[0-3])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelView:
-    """One model as it is on the device.
+    """The state of one model on the device.
 
     Attributes:
         version, manifest_sha256: the installed package that the slots open, or empty if none is installed.
         health: `unproven`, `healthy`, `rejected` or `missing`.
-        previous: version in the spare slot; empty if there is none, or it was rejected.
-        pinned: version at which somebody pinned the model, or None.
-        rejected: manifest_sha256 and reason of the versions that failed here.
-        served: versions that the service serves, or None without a running service.
-        on_trial: version that the service tries beside another, or empty.
+        previous: version in the spare slot, or empty if that slot is empty or its version was rejected.
+        pinned: version to which somebody pinned the model, or None.
+        rejected: manifest_sha256 and reason of each version that failed on this device.
+        served: versions that the service serves, or None if no service runs.
+        on_trial: version that the service tries beside the active one, or empty.
         remark: the service's remark on the trial, or on versions that it does not serve.
-        not_finite: answers of `version` with NaN or infinity to finite inputs.
+        not_finite: number of answers of `version` with NaN or infinity although the inputs were finite.
     """
 
     model: str
@@ -55,12 +58,12 @@ class DeviceConditions:
 
     Attributes:
         now_s: seconds since 1970, see `TrustedTime`.
-        minute_of_day: local time, 0..1439; None if the clock is certainly wrong.
+        minute_of_day: local time in minutes, 0..1439, or None if the clock is certainly wrong.
         free_bytes: free bytes on the disk of the agent's folder.
-        budget_left_bytes: bytes that may still be downloaded this month, or None without a limit.
+        budget_left_bytes: bytes that may still be downloaded this month, or None if there is no limit.
         battery: charge from 0 to 1, or None without a battery.
-        is_charging: whether there is another source of power.
-        downloaded: sha256 of the complete package files on the disk.
+        is_charging: whether the device has another source of power than its battery.
+        downloaded: sha256 of each package file that is completely downloaded.
     """
 
     now_s: float
@@ -74,11 +77,11 @@ class DeviceConditions:
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """A condition that stops an update.
+    """A condition that prevents an update.
 
     Attributes:
         code, reason: the same fields as in `Execution`.
-        may_pass: whether the update waits until the condition has passed; otherwise it is refused.
+        may_pass: True if the update waits until the condition has passed, False if the update is refused.
     """
 
     code: str
@@ -89,9 +92,10 @@ class Obstacle:
 def find_obstacle(
     desired_model: DesiredModel, view: ModelView, conditions: DeviceConditions, done_bytes: int
 ) -> Obstacle | None:
-    """Return an obstacle to beginning or continuing the download of `desired_model`, or None.
+    """Return the condition that prevents the download of `desired_model`, or None.
 
-    A closed window is no obstacle; a malformed one is. `done_bytes`: bytes of the package on the disk.
+    A time outside the window does not prevent the download, but a malformed window does. `done_bytes` is the
+    number of bytes of the package that are already on the disk.
     """
     rejection = view.find_rejection(desired_model.manifest_sha256)
     if rejection is not None and not desired_model.is_return:
@@ -113,13 +117,13 @@ def find_obstacle(
 
 
 def count_needed_bytes(sizes_bytes: Sequence[int], done_bytes: int = 0) -> int:
-    """Return the free bytes that a device needs to install packages one after the other.
+    """Return the free space, in bytes, that a device needs to install packages one after the other.
 
-    The plan of a rollout uses this function, too: it must not promise what devices refuse.
+    The plan of a rollout uses the same function, so that the plan and the devices agree.
 
     Args:
-        sizes_bytes: size of each package, at least one package.
-        done_bytes: bytes of these packages that are on the disk already.
+        sizes_bytes: size of each package. There is at least one package.
+        done_bytes: bytes of these packages that are already on the disk.
     """
     return sum(sizes_bytes) - done_bytes + max(sizes_bytes) + SPARE_BYTES
 
@@ -142,21 +146,22 @@ def _find_shortage(
 
 
 def has_power(conditions: DeviceConditions) -> bool:
-    """Return whether work that can wait may run: a battery must charge or hold at least `MIN_BATTERY`."""
+    """Return True without a battery, or if the battery is charging or holds at least `MIN_BATTERY`."""
     battery = conditions.battery
     return battery is None or battery >= MIN_BATTERY or conditions.is_charging
 
 
 def is_window(text: str) -> bool:
-    """Return whether a text is a range of times of day, such as `01:00-04:00`, with different ends."""
+    """Return whether a text is a range of times of day with different ends, such as `01:00-04:00`."""
     match = _WINDOW.fullmatch(text)
     return match is not None and match.group(1, 2) != match.group(3, 4)
 
 
 def check_window(window: str | None, conditions: DeviceConditions) -> Obstacle | None:
-    """Return an obstacle to switching versions now, or None inside the window, which may span midnight.
+    """Return the condition that prevents a switch of versions now, or None.
 
-    `window` None allows all times. If the local time is unknown, any other window is an obstacle.
+    The window may span midnight. A window of None allows all times. While the local time is unknown, all
+    other windows are closed.
     """
     if window is None:
         return None

@@ -1,4 +1,4 @@
-"""Facts about the machine that runs this; also a program that prints them as JSON."""
+"""Facts about this machine. Run as a program, this module prints them as JSON."""
 
 import json
 import os
@@ -26,15 +26,15 @@ class DeviceFacts:
     """Facts that a device reports about itself.
 
     Attributes:
-        model: model of the board, or the processor's name where the board states none.
+        model: model of the board, or the name of the processor if the board states none.
         architecture: output of `uname -m`.
         runtime: version of edgekit.
         os, kernel: operating system and kernel, each with its release.
         python: version of the Python that runs edgekit.
-        engines: installed distribution of an engine -> its version.
-        free_bytes: free space on the disk of the program's working folder.
-        clock: governor and highest clock of the first processor, and the power mode of a Jetson, as far as
-            the device reports them; or empty.
+        engines: a dict from each installed distribution of an engine to its version.
+        free_bytes: free space on the disk of the current working directory.
+        clock: governor and highest clock of the first processor, and the power mode of a Jetson. It contains
+            only what the device reports, and may be empty.
     """
 
     model: str
@@ -49,15 +49,16 @@ class DeviceFacts:
     clock: str = ""
 
     def has_engine(self, named: str) -> bool:
-        """Return whether an engine or its `-gpu` package is installed.
+        """Return whether an engine, or the `-gpu` variant of its package, is installed.
 
-        `named`: name and version, such as `onnxruntime 1.24.4`.
+        Args:
+            named: name and version of the engine, such as `onnxruntime 1.24.4`.
         """
         return named in {f"{name.removesuffix('-gpu')} {release}" for name, release in self.engines.items()}
 
 
 def read_device_facts() -> DeviceFacts:
-    """Return the facts about this machine, with the disk of the working folder."""
+    """Return the facts about this machine. The free space is that of the current working directory."""
     names = [name for engine in list_registered() for name in engine.installation.distributions]
     clock = {name: " ".join(_read(path).split()) for name, path in _CLOCK.items()}
     return DeviceFacts(

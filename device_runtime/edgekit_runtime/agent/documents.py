@@ -1,9 +1,10 @@
 """The documents that a manager and a device exchange over MQTT, and the topics that carry them.
 
-Each document travels as a DSSE envelope: the manager signs `desired`, the device all others.
-A retained message is only a cache: the truth is in the manager's store and in the device's journal. So a
-receiver accepts a document only if its signature is right, it names this device, and its number is higher
-than that of the last one. Nothing here does input or output.
+Each document is signed in a DSSE envelope. The manager signs `desired`, and the device signs all others.
+
+The messages that a broker retains are only a cache. The manager's store and the device's journal are
+authoritative. A receiver therefore accepts a document only if the signature is valid, the document names this
+device, and its number is higher than that of the last accepted document. This module does no input or output.
 
 Source: docs/reference/fleet-protocol.json (AsyncAPI).
 """
@@ -44,17 +45,17 @@ ENDED: Final[frozenset[ExecutionState]] = frozenset(
 
 
 def topic(device: str, kind: Kind) -> str:
-    """Return the MQTT topic for one kind of documents of one device."""
+    """Return the MQTT topic for documents of one kind from or to one device."""
     return f"ek/v1/d/{device}/{kind}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaOffer:
-    """A small file that yields a package: a delta with an installed package, or a coded file alone.
+    """A file that is smaller than a package and yields it: a delta to an installed package, or a coded file.
 
     Attributes:
-        from_sha256: digest of the manifest of the package that must be installed; empty for a coded file.
-        path: the delta's path in the TUF repository.
+        from_sha256: digest of the manifest of the package that must be installed, or empty for a coded file.
+        path: path of the delta in the TUF repository.
         size_bytes, sha256: size and digest of the delta.
     """
 
@@ -70,26 +71,31 @@ class DesiredModel:
 
     Attributes:
         model: name of the model.
-        version, manifest_sha256: the wanted package; the digest decides whether it is installed.
-        path: the package's path in the TUF repository.
+        version, manifest_sha256: the desired package. The device compares the digest to decide whether the
+            package is installed.
+        path: path of the package in the TUF repository.
         size_bytes, sha256: size and digest of the package file.
-        execution: names this attempt, unique in the fleet; the same name is never carried out twice.
+        execution: name of this attempt, unique in the fleet. A device never carries out the same name twice.
         release, rollout: names to display.
-        trial: how the new version is tried before the switch: not at all, beside the old version on copies of
-            calls, or on a share of the calls.
-        order: `new-first` loads the new version before it unloads the old one, which needs memory for both;
-            `old-first` unloads first; `unloaded` unloads the old one at once, as it is not safe.
+        trial: how the service tries the new version before it switches: `none` switches at once, `shadow`
+            runs the new version on copies of calls, and `canary` lets it answer a share of the calls.
+        order: `new-first` loads the new version before it unloads the old one, which needs memory for both.
+            `old-first` unloads the old version first. `unloaded` unloads the old version at once, because it
+            is not safe.
         priority: models with a higher priority are updated first.
-        not_before_s: seconds after the receipt of the document at which the work may begin, drawn by the
-            manager within the `spread_s` of the rollout, so that devices do not all download at once.
-        timeout_s: the execution ends after this time, whatever it waits for.
-        window: local time of day in which the device may switch, as `01:00-04:00`, or None for any time.
-        is_return: the version was in use before and may be installed again, even if it was rejected here.
+        not_before_s: time from the receipt of the document to the earliest start of the work, in seconds. The
+            manager draws it at random within the `spread_s` of the rollout, so that devices do not all
+            download at once.
+        timeout_s: time after which the execution ends, even if it is still waiting.
+        window: local times between which the device may switch, such as `01:00-04:00`, or None for any time.
+        is_return: whether the version was in use before. It may then be installed again, even if it was
+            rejected on this device.
         deltas: smaller files from which the device can make the package, see `DeltaOffer`.
-        key_id: id of the content key that encrypts package and deltas; empty for a plain package.
-        wrapped_key: that key, wrapped for this device alone, in base64; empty for a plain package, and for a
-            device without a decryption key.
-        allows_plain: whether the plain package may replace an encrypted version.
+        key_id: id of the content key that encrypts the package and its deltas, or empty if they are not
+            encrypted.
+        wrapped_key: the content key in base64, wrapped for this device alone. It is empty if the package is
+            not encrypted or the device has no decryption key.
+        allows_plain: whether an unencrypted package may replace an encrypted version.
     """
 
     model: str
@@ -116,10 +122,10 @@ class DesiredModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRequest:
-    """A request for the last lines of the logs of service and agent.
+    """A request for the last lines of the logs of the service and the agent.
 
     Attributes:
-        request: name of the request; a device answers each name once. Empty for no request.
+        request: name of the request, or empty for no request. A device answers each name once.
         lines: number of lines.
     """
 
@@ -129,27 +135,28 @@ class LogRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Desired:
-    """All that the manager wants of a device: models that are not named stay as they are.
+    """Everything that the manager wants of a device. The device leaves models that are not named as they are.
 
     Attributes:
-        device: its identifier; another device refuses the document.
-        version: `$version`, higher with each change. A device refuses a lower version, and other content
-            with an equal version.
-        issued_at, expires_at: seconds since 1970. Once its document has expired, a device keeps its models
-            and reports `stale`: somebody may withhold newer documents.
-        epoch: number of the manager's lease. A device refuses a lower number than it has seen: that manager
-            has been replaced.
+        device: identifier of the device. Other devices refuse the document.
+        version: `$version`, a number that rises with each change. A device refuses a lower number, and it
+            refuses the same number with other content.
+        issued_at, expires_at: seconds since 1970. After the document has expired, the device keeps its models
+            and reports `stale`, because somebody may be withholding newer documents.
+        epoch: number of the manager's lease. A device refuses a lower number than the highest it has seen,
+            because that manager has been replaced.
         models: at most one entry per model.
         sequence: highest number of this device's documents that the manager has accepted. The device
-            continues above it, even if it lost its journal and its clock is wrong.
-        reconnect_s: width of the time window over which devices spread their reconnects.
-        removed: models to remove from the device.
+            continues with higher numbers, even if its journal is lost and its clock is wrong.
+        reconnect_s: length of the period over which devices spread their reconnections, in seconds.
+        removed: names of the models to remove from the device.
         notice: a sentence for the device's owner about a problem that the fleet noticed, or empty.
-        streams: all streams that the fleet wants, by name: 16 at most, of 8 KiB together. Streams of the
-            service's own configuration are not touched.
-        settings: key -> value, see `protocol.device_settings`; an unknown key does not affect the others.
+        streams: a dict from name to options of every stream that the fleet wants: at most 16 streams and 8
+            KiB in total. The fleet does not change the streams in the service's own configuration.
+        settings: a dict from key to value, see `protocol.device_settings`. An unknown key does not affect the
+            others.
         logs: request for lines of the logs.
-        samples: orders to store requests and send them; they have no effect if the device's owner forbids it.
+        samples: orders to store requests and to send them to the fleet. The device's owner can forbid this.
 
     Raises:
         ValueError: there are too many streams, or over 16 orders, or two orders with the same identifier.
@@ -182,10 +189,11 @@ class Execution:
     Attributes:
         execution, model, version: the same fields as in `DesiredModel`.
         state: see `ExecutionState`.
-        reason: one sentence, empty while there is nothing to explain.
-        code: short and stable, to group by, such as `disk-full` or `self-test`; empty without a reason.
-        done_bytes: bytes downloaded so far.
-        sent_bytes: bytes that the network carried to the device; bytes that came twice count twice.
+        reason: one sentence, or empty if there is nothing to explain.
+        code: a short and stable word for the reason, such as `disk-full` or `self-test`. It is empty if there
+            is no reason.
+        done_bytes: number of bytes of the file that are downloaded.
+        sent_bytes: number of bytes received over the network. Bytes that were received twice count twice.
     """
 
     execution: str
@@ -200,16 +208,17 @@ class Execution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedModel:
-    """One model as it is on the device.
+    """The state of one model on the device.
 
     Attributes:
-        model: its name.
-        version, manifest_sha256: the package that is opened, or empty if none is.
-        health: `unproven`, `healthy`, `rejected`, or `missing` where nothing is opened; `faulty` where it
-            answers NaN or infinity to finite inputs.
+        model: name of the model.
+        version, manifest_sha256: the package that the slots open, or empty if there is none.
+        health: `unproven`, `healthy` or `rejected`. `missing` means that no package is open. `faulty` means
+            that the model answers NaN or infinity to finite inputs.
         previous: version in the spare slot, or empty.
-        because: why the opened version is not the desired version, or is faulty; one sentence, or empty.
-        pinned: version at which somebody pinned the model on the device, or empty.
+        because: one sentence that says why the open version is faulty or is not the desired version, or
+            empty.
+        pinned: version to which somebody pinned the model on the device, or empty.
     """
 
     model: str
@@ -223,7 +232,7 @@ class ReportedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFigures:
-    """Counters of the service for one version since it was opened; the gates of a rollout judge them.
+    """Counters of the service for one version since the version was opened. The gates of a rollout use them.
 
     Attributes:
         model, version: the version that the figures describe.
@@ -231,14 +240,15 @@ class ModelFigures:
         failed: number of answered calls that failed.
         looked_at: number of answers in the drift statistics.
         not_finite: number of calls whose outputs had NaN or infinity although the inputs were finite.
-        restarts: crashes of the process that runs the model.
-        answer_s: time from arrival to answer, summed over the calls that did not fail.
-        p50_ms, p99_ms: latency, or None before the first call; to be shown.
-        energy_mj: mean energy a call, in millijoules, or None where it is not measured.
-        agreement: mean agreement with the old version on the same inputs, 0..1, or None without a trial.
+        restarts: number of crashes of the process that runs the model.
+        answer_s: time from arrival to answer in seconds, summed over the calls that did not fail.
+        p50_ms, p99_ms: percentiles of the latency for display, or None before the first call.
+        energy_mj: mean energy per call, in millijoules, or None if it is not measured.
+        agreement: mean agreement with the old version on the same inputs, 0..1, or None if there is no trial.
         compared: number of pairs of answers behind `agreement`.
-        drift: largest population stability index of inputs and outputs, or None.
-        gauges: further figures by name, such as `battery`: charge of the device's battery, 0..1.
+        drift: largest population stability index of the inputs and outputs, or None.
+        gauges: a dict from name to value of other figures, such as `battery`, the charge of the device's
+            battery, 0..1.
     """
 
     model: str
@@ -260,14 +270,14 @@ class ModelFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedStream:
-    """A stream that the fleet wants, as the service of the device states it.
+    """A stream that the fleet wants, as reported by the service of the device.
 
     Attributes:
         model: name of the model that answers.
-        state: `waiting` is between two attempts to open the source; `failed` is for good; `missing` where no
-            service runs it.
-        fps: recent answers per second.
-        error: what is wrong now, or empty.
+        state: state of the stream. `waiting` is between two attempts to open the source. `failed` means that
+            there are no more attempts. `missing` means that no service runs the stream.
+        fps: number of answers per second in the recent past.
+        error: the current problem, or empty.
     """
 
     model: str
@@ -278,13 +288,16 @@ class ReportedStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedSamples:
-    """Samples of one order, as the device states them.
+    """The samples of one order, as reported by the device.
 
     Attributes:
-        state: `forbidden` by the device's owner; `missing` where no service serves the model.
-        triggers: kind of trigger -> number of samples that it chose since the service was started.
-        waiting, waiting_bytes: stored here, not yet sent.
-        dropped: chosen samples that were not stored: too large, too many at once, or a full disk.
+        state: state of the order. `forbidden` means that the device's owner forbids it. `missing` means that
+            no service serves the model.
+        triggers: a dict from each kind of trigger to the number of samples that it chose since the service
+            started.
+        waiting, waiting_bytes: number and size of the samples that are stored on the device and not yet sent.
+        dropped: number of chosen samples that were not stored because they were too large, they were too many
+            at once, or the disk was full.
         error: which part of the order the device cannot carry out, or empty.
     """
 
@@ -298,22 +311,24 @@ class ReportedSamples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """All that the device states; it replaces what it stated before.
+    """The complete state of a device. Each report replaces the report before.
 
     Attributes:
-        device: its identifier.
-        sequence: number of this report; each report has a higher number, also after a restart.
-        desired_version: `$version` of the document that the device holds, 0 before the first.
-        status: `converged`: runs the desired version; `working`: on the way; `diverged`: runs another version
-            and will not change it by itself; `stale`: has no valid document.
-        because: one sentence for `diverged` and `stale`.
-        models, figures: see their classes.
+        device: identifier of the device.
+        sequence: number of this report. The numbers always rise, also after a restart.
+        desired_version: `$version` of the document that the device follows, or 0 before the first document.
+        status: `converged` means that the device runs the desired version. `working` means that it is on the
+            way there. `diverged` means that it runs another version and will not change that by itself.
+            `stale` means that it has no valid document.
+        because: one sentence that explains `diverged` or `stale`.
+        models, figures: see `ReportedModel` and `ModelFigures`.
         executions: executions under way, and for each model the last one that has ended.
-        facts: what selects and explains a device, such as `target`, `runtime`, `engines`, `free_bytes`,
-            `battery`, `boot`; short strings. `live` is the URL of the device's live page, if it states it.
-        streams: the streams that the fleet wants, by name.
-        samples: id of an order -> its samples.
-        settings: key of each setting of the fleet -> why it has no effect; empty if it has an effect.
+        facts: short strings that select and explain a device, such as `target`, `runtime`, `engines`,
+            `free_bytes`, `battery`, `boot`. `live` is the URL of the device's live page, if there is one.
+        streams: a dict from name to state of each stream that the fleet wants.
+        samples: a dict from the id of an order to its samples.
+        settings: a dict from the key of each setting of the fleet to the reason why the setting has no
+            effect. The reason is empty if the setting has an effect.
     """
 
     device: str
@@ -332,22 +347,23 @@ class Reported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """First message of a connection, and its last will; retained.
+    """First message of a connection, and also its last will. The broker retains it.
 
-    The manager answers with `desired` if it has a newer one, and asks for a report that it lacks.
+    The manager answers with `desired` if it has a newer document, and asks for a report if it lacks the last
+    one.
 
     Attributes:
-        device: its identifier.
-        sequence: number from the counter of `Reported`. Both messages of a connection have the same number;
-            a message with a lower number than the newest is outdated.
-        online: false in the last will, whose other fields do not count.
-        desired_version: `$version` that the device holds, 0 before the first.
-        reported: sequence of its last report since it was started, or 0.
+        device: identifier of the device.
+        sequence: number from the counter of `Reported`. Both messages of a connection have the same number. A
+            message with a lower number than the newest is outdated.
+        online: False in the last will, whose other fields have no meaning.
+        desired_version: `$version` of the document that the device follows, or 0 before the first document.
+        reported: sequence of the last report since the device was started, or 0.
         will_sha256: digest of the envelope of this connection's last will, or empty. The manager checks the
-            will by this digest: verifying thousands of signatures at once takes seconds. An agent that ends
-            publishes its will itself.
-        instance: random name of the agent's run; if two names alternate, there is a copy of the device.
-        address: the device's own address towards the broker, and its host name, to be shown.
+            will by this digest, because verifying thousands of signatures at once takes seconds. An agent
+            that ends publishes its will itself.
+        instance: random name of this run of the agent. If two names alternate, there is a copy of the device.
+        address: for display: the device's own address on the way to the broker, and its host name.
         protocol: highest version of the protocol that the device understands.
         runtime: version of edgekit on the device.
     """
@@ -366,11 +382,11 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened on the device and that a later report would hide.
+    """Something that happened on the device and that a later report would not show.
 
     Attributes:
         device, sequence: the same fields as in `Hello`.
-        kind: short and stable, such as `fallback`, `attack`, `disk-full`.
+        kind: a short and stable word, such as `fallback`, `attack` or `disk-full`.
         text: one sentence.
         at: seconds since 1970 by the clock of the device, which may be wrong.
     """
@@ -389,9 +405,9 @@ class Logs:
     Attributes:
         device, sequence: the same fields as in `Hello`.
         request: name of the request.
-        source: `journal`; or `memory`, which lacks lines from before a restart.
+        source: `journal`, or `memory` for lines that the processes keep since their last start.
         refusal: why there are no lines, or empty.
-        text: the lines, the oldest first, without secrets: deflated (zlib), in base64.
+        text: the lines in order of time, with secrets removed, compressed with zlib and encoded in base64.
     """
 
     device: str
@@ -410,10 +426,10 @@ class EnrolmentCode:
 
     Attributes:
         address: `HOST:PORT` of the fleet's HTTPS server.
-        authority_sha256: digest of the authority's certificate (DER), in hexadecimal digits. The device
-            fetches that certificate by `GET /authority` (PEM), compares it, and only then sends the secret,
-            over a connection that it has verified.
-        secret: secret of this code; good for one device.
+        authority_sha256: SHA-256 of the authority's certificate (DER), in hexadecimal. The device fetches the
+            certificate by `GET /authority` (PEM) and compares its digest. Only then does it send the secret,
+            over a connection that it has verified with this certificate.
+        secret: secret of this code. It is valid for one device.
     """
 
     address: str
@@ -425,7 +441,7 @@ class EnrolmentCode:
 
     @classmethod
     def parse(cls, text: str) -> "EnrolmentCode":
-        """Return the code in a text `HOST:PORT/DIGEST/SECRET`.
+        """Parse a text of the form `HOST:PORT/DIGEST/SECRET`.
 
         Raises:
             ConfigError: the text has another form.
@@ -445,11 +461,11 @@ class EnrolmentRequest:
 
     Attributes:
         secret: secret of the enrolment code.
-        csr: certificate signing request in PEM for the device's Ed25519 key. Its subject does not matter: the
-            manager names the device.
-        facts: the same field as in `Reported`; `target` is there if the device knows it.
-        decryption_key: the device's P-256 public key in PEM, for which the fleet wraps content keys; empty
-            if it has none. Only an enrolment sets it.
+        csr: certificate signing request in PEM for the device's Ed25519 key. Its subject is ignored, because
+            the manager chooses the name of the device.
+        facts: the same field as in `Reported`. It includes `target` if the device knows its target.
+        decryption_key: the device's P-256 public key in PEM, or empty if it has none. The fleet wraps content
+            keys for this key. Only an enrolment sets it.
     """
 
     secret: str
@@ -460,13 +476,13 @@ class EnrolmentRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenewalRequest:
-    """Body of `POST /renew`, as JSON; the answer is an `Enrolment`.
+    """Body of `POST /renew`, as JSON. The answer is an `Enrolment`.
 
-    The CSR is signed with the key of the old certificate. That is the proof of identity; a replay yields
-    nothing new.
+    The CSR is signed with the key of the old certificate, which proves the identity of the device. An
+    attacker gains nothing by replaying the request.
 
     Attributes:
-        device: its identifier.
+        device: identifier of the device.
         csr: certificate signing request in PEM.
     """
 
@@ -489,19 +505,20 @@ class PackageKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enrolment:
-    """All that a device needs to belong to a fleet; answer to `POST /enrol` and `POST /renew`, as JSON.
+    """All that a device needs to belong to a fleet: the answer to `POST /enrol` and `POST /renew`, as JSON.
 
     Attributes:
-        device: identifier of the device: the common name of its certificate and its user name at the broker.
-        certificate: the device's certificate in PEM.
+        device: identifier of the device, which is the common name of its certificate and its user name at the
+            broker.
+        certificate: certificate of the device in PEM.
         authority: certificate in PEM of the authority that signs for the device, broker and HTTPS server.
-        brokers: `HOST:PORT` each, to be tried in turn.
-        web: `https://HOST:PORT` of `/authority`, `/enrol` and `/renew`.
-        artifacts: URL of the TUF repository, `metadata/` and `targets/` below it.
-        tuf_root: content of the TUF root metadata that is trusted first; its field `x-edgekit-manager-keys`
-            names the keys whose `desired` is obeyed. A renewal does not change it.
-        package_keys: keys whose packages are trusted; a renewal does not change them.
-        target: target of this device's packages; its TUF role is `class-TARGET`.
+        brokers: addresses of the brokers as `HOST:PORT`, in the order in which to try them.
+        web: `https://HOST:PORT` of the server for `/authority`, `/enrol` and `/renew`.
+        artifacts: URL of the TUF repository, which contains `metadata/` and `targets/`.
+        tuf_root: content of the TUF root metadata that the device trusts first. Its field
+            `x-edgekit-manager-keys` names the keys that may sign `desired`. A renewal does not change it.
+        package_keys: keys whose packages the device trusts. A renewal does not change them.
+        target: target of this device's packages. The TUF role for them is `class-TARGET`.
     """
 
     device: str

@@ -1,13 +1,13 @@
-"""Joining a fleet: the device makes a key and uses a one-time code; the fleet gives it a certificate.
+"""Joining a fleet: the device makes a key and sends a one-time code, and the fleet issues a certificate.
 
     <config>/fleet/device.key       Ed25519 private key, never leaves the device
-    <config>/fleet/device.crt       its certificate
-    <config>/fleet/enrolment.json   what the fleet answered, see `Enrolment`
+    <config>/fleet/device.crt       the certificate for this key
+    <config>/fleet/enrolment.json   the answer of the fleet, see `Enrolment`
     <config>/keys/NAME.pub.pem      keys whose packages are trusted
     <config>/keys/device-key.json   key for which the fleet wraps content keys
 
-Both keys are on the disk before the request, so a device that lost the answer repeats the request with the
-same keys, and the fleet accepts that.
+The device writes both of its keys to the disk before it sends the request. If the answer is lost, the device
+repeats the request with the same keys, and the fleet accepts it.
 """
 
 import contextlib
@@ -83,12 +83,15 @@ def enrol(
 ) -> Membership:
     """Join the fleet that a code names.
 
-    If this device was in another fleet, the package keys of that fleet are no longer trusted. Keys that
-    somebody trusted by hand stay.
+    If this device was in another fleet, the package keys of that fleet are no longer trusted. Package keys
+    that somebody added by hand stay trusted.
 
-    `config`: folder of the configuration; its folders `fleet` and `keys` get the files.
-    `facts`: the same field as in `Reported`. `trusted_time`: the time for checks of certificates; by default
-    the clock's.
+    Args:
+        code: the enrolment code.
+        config: configuration folder. The files are written into its folders `fleet` and `keys`.
+        facts: the same field as in `Reported`.
+        disk: file operations.
+        trusted_time: the time at which to check certificates, or None for the time of the clock.
 
     Raises:
         EnrolmentError: the fleet refuses.
@@ -124,9 +127,9 @@ def enrol(
 
 
 def is_renewal_due(enrolment: Enrolment, now_s: float) -> bool:
-    """Return whether less than a third of the certificate's life is left, or it is not valid yet.
+    """Return whether the certificate has less than a third of its lifetime left or is not yet valid.
 
-    `now_s`: seconds since 1970.
+    `now_s` is in seconds since 1970.
     """
     certificate = x509.load_pem_x509_certificate(enrolment.certificate.encode())
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
@@ -135,11 +138,11 @@ def is_renewal_due(enrolment: Enrolment, now_s: float) -> bool:
 
 
 def renew(config: Path, disk: Disk = DISK, *, trusted_time: TrustedTime | None = None) -> Membership:
-    """Fetch and store a new certificate, and changed addresses of the fleet.
+    """Fetch and store a new certificate, and the addresses of the fleet if they have changed.
 
-    Package keys and the first TUF root, which leads to the manager's keys, do not change. A renewal sets them
-    only if the device has none. Otherwise an attacker in control of the fleet's server could make the device
-    trust any package and obey any manager.
+    A renewal sets the package keys and the first TUF root, which names the manager's keys, only if the device
+    has none. Otherwise an attacker who controls the fleet's server could make the device trust any package
+    and obey any manager.
 
     Raises:
         EnrolmentError: the fleet refuses, or this device is in no fleet.

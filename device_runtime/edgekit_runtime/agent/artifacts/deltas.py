@@ -1,9 +1,13 @@
-"""Makes a package from a delta and the installed one, or from a coded file; memory and time are bounded.
+"""Makes a package from a delta and the installed package, or from a coded file.
 
-A delta is not trusted: its maker cannot write outside the one file, nor more bytes than wanted, and the
-result counts only with the digest that the manager signed. There are two formats, told apart by their first
-bytes: a zstd frame whose dictionary is the installed package (`zstd --patch-from`), and runs over the tensors
-of both. A coded file is a delta of runs from nothing. That of a package with the int8 weights -1 and 2 is:
+Deltas are not trusted. Whoever made a delta can write only the one result file, and no more bytes than
+expected. The result is accepted only if it has the digest that the manager signed. Memory and time are
+bounded.
+
+There are two formats, which differ in their first bytes: a zstd frame whose dictionary is the installed
+package (`zstd --patch-from`), and a list of runs that copy or predict bytes of the tensors. A coded file is a
+list of runs that needs no installed package. For example, the coded file of a package with the int8 weights
+-1 and 2:
 
     head       EKDELTA4, base of 0 bytes, result of 1000, 3 runs, sizes of the streams that follow
     runs       literal of 700 bytes; new bytes from zero point 0, 2 bytes, coded; literal of 298 bytes
@@ -42,16 +46,16 @@ Buffer: TypeAlias = bytes | mmap.mmap
 
 @dataclass(frozen=True, slots=True)
 class RunKind:
-    """How a run (consecutive bytes of the result) is made.
+    """How a run is made. A run is a number of consecutive bytes of the result.
 
     Attributes:
         number: number of the kind in the delta file.
-        width: bytes of a word.
+        width: size of a word, in bytes.
         has_base: whether the run is made from bytes of the base.
         has_channels: whether the delta has a multiplier for each channel of the run.
         has_step: whether the delta has a step, a zero point or a seed for the run.
-        is_float: whether stored words have the sign bit last. Other words are folded, see `unfold`.
-        residual_width: bytes of the residual of a word; -1 stands for `width`.
+        is_float: whether the stored words have their sign bit last. All other words are folded, see `unfold`.
+        residual_width: size of the residual of a word, in bytes. The value -1 means `width`.
     """
 
     number: int
@@ -125,10 +129,13 @@ _LEAST_S: Final = 60.0
 
 
 def list_lzma_filters(model: int) -> list[dict[str, Any]]:
-    """Return the filters that decode raw LZMA with the parameters `model` = (pb · 5 + lp) · 9 + lc.
+    """Return the filters that decode raw LZMA data.
+
+    Args:
+        model: the LZMA parameters as one number, (pb · 5 + lp) · 9 + lc.
 
     Raises:
-        PackageError: no parameters have this number.
+        PackageError: `model` is too large.
     """
     position_bits, literal = divmod(model, 45)
     if model >= WORDS_MODEL:
@@ -138,7 +145,7 @@ def list_lzma_filters(model: int) -> list[dict[str, Any]]:
 
 
 def read_words() -> bytes:
-    """Return a common text, packed as raw LZMA. Packed streams of the model `WORDS_MODEL` continue it."""
+    """Return a common text as raw LZMA data. Streams of the model `WORDS_MODEL` continue this data."""
     return files(__package__).joinpath("words.lzma").read_bytes()
 
 
@@ -167,7 +174,7 @@ class _Run:
 def find_delta(desired_model: DesiredModel, installed: frozenset[str]) -> DeltaOffer | None:
     """Return the smallest usable delta that is smaller than the package, or None.
 
-    It may be a coded file: a delta that needs no installed package.
+    The result may be a coded file, which needs no installed package.
 
     Args:
         desired_model: the package that the desired document names.
@@ -194,17 +201,17 @@ def apply_delta(
     disk: Disk = DISK,
     encryption: tuple[ContentKey, Header] | None = None,
 ) -> None:
-    """Write to `path` the package made from `delta` and `base`; after an error nothing is at `path`.
+    """Write to `path` the package that `delta` and `base` make. After an error there is no file at `path`.
 
     Args:
-        delta: content of the delta; nothing in it is trusted, so its digest need not be verified.
-        base: content of the installed package; empty for a coded file.
+        delta: content of the delta. It is not trusted, so its digest need not be verified.
+        base: content of the installed package, empty for a coded file.
         path: path of the file to write.
-        size_bytes: size of the package, before encryption.
+        size_bytes: size of the package before encryption.
         sha256: expected digest of the file.
-        stop: set to stop.
-        disk: file operations; tests replace them.
-        encryption: key and header to encrypt the package with; None writes it plain.
+        stop: event that stops the work.
+        disk: file operations, which tests replace.
+        encryption: key and header with which to encrypt the package, or None to write it unencrypted.
 
     Raises:
         PackageError: the delta is damaged, needs another base, makes a package of another size, takes too
@@ -243,9 +250,9 @@ def _make_reader(pieces: Iterator[bytes]) -> Callable[[int], bytes]:
 
 
 def rebuild(delta: BinaryIO, base: Buffer, size_bytes: int, stop: threading.Event) -> Iterator[bytes]:
-    """Yield the content of the package in pieces; the caller checks the digest of the whole.
+    """Yield the content of the package in pieces. The caller checks the digest of the whole package.
 
-    `base`: the installed package; empty for a coded file.
+    The arguments are those of `apply_delta`.
 
     Raises:
         PackageError: see `apply_delta`.
@@ -415,14 +422,18 @@ class _Unpacker:
 def predict(
     old: NDArray[np.uint8], multipliers: NDArray[np.int32], step: int, start: int, *, is_signed: bool
 ) -> NDArray[np.uint8]:
-    """Return uint8 [n], the elements predicted for a tensor of which only the scales have changed.
+    """Predict the elements of a tensor whose scales have changed.
 
     Args:
         old: uint8 [n], elements of the base: int8 codes, or uint8 codes with zero point 128.
-        multipliers: int32 [channels], new scale over old scale in units of 1 / `FIXED_POINT_ONE`.
+        multipliers: int32 [channels], the new scale divided by the old scale, in units of 1 /
+            `FIXED_POINT_ONE`.
         step: number of consecutive elements that belong to one channel.
-        start: number of the first element in its tensor.
+        start: index in the tensor of the first element of `old`.
         is_signed: whether `old` holds int8 codes.
+
+    Returns:
+        uint8 [n].
     """
     channel = (np.arange(start, start + len(old)) // step) % len(multipliers)
     flip = np.uint8(0 if is_signed else 0x80)
@@ -432,13 +443,14 @@ def predict(
 
 
 def multiply(factors: bytes, bits: int) -> NDArray[np.uint8]:
-    """Return uint8 [4 n], the bytes of float32 [n]: `factors` times one number, in doubles, rounded once.
-
-    This makes the scales of a bias from the scales of its weights.
+    """Multiply numbers by one factor, such as the scales of weights to get the scales of the bias.
 
     Args:
-        factors: bytes of float32 [n]: the previous run of 4-byte words.
-        bits: the 32 bits of that number, a float32.
+        factors: float32 [n] as bytes: the previous run of 4-byte words.
+        bits: the float32 factor as a 32-bit integer.
+
+    Returns:
+        uint8 [4 n], the products as float32 [n]. They are computed in double precision.
     """
     with np.errstate(all="ignore"):  # Bad factors give bad bytes; the digest check rejects them.
         factor = np.array([bits], "<u4").view("<f4").astype(np.float64)
@@ -447,11 +459,14 @@ def multiply(factors: bytes, bits: int) -> NDArray[np.uint8]:
 
 
 def multiply_step(counts: NDArray[np.int16], bits: int) -> NDArray[np.uint8]:
-    """Return uint8 [4 n], the bytes of float32 [n]: `counts` times a step, in double precision, rounded once.
+    """Multiply whole numbers by a step.
 
     Args:
         counts: int16 [n].
-        bits: the float32 step as its 32 bits.
+        bits: the float32 step as a 32-bit integer.
+
+    Returns:
+        uint8 [4 n], the products as float32 [n]. They are computed in double precision.
     """
     with np.errstate(all="ignore"):  # as in `multiply`
         step = np.array([bits], "<u4").view("<f4").astype(np.float64)
@@ -459,12 +474,16 @@ def multiply_step(counts: NDArray[np.int16], bits: int) -> NDArray[np.uint8]:
 
 
 def add_steps(old: NDArray[np.uint8], steps: NDArray[np.int16], bits: int) -> NDArray[np.uint8]:
-    """Return uint8 [2 n], float16 [n] as bytes: `old` plus `steps` times a step, in doubles, rounded once.
+    """Add multiples of a step to float16 numbers.
 
     Args:
-        old: uint8 [2 n], words of the base.
-        steps: int16 [n]; at 0 the word stays the same, even NaN.
-        bits: the float32 step as its 32 bits.
+        old: uint8 [2 n], float16 [n] as bytes, from the base.
+        steps: int16 [n], the number of steps to add. Where it is 0, the bits stay the same, even those of
+            NaN.
+        bits: the float32 step as a 32-bit integer.
+
+    Returns:
+        uint8 [2 n], the sums as float16 [n]. They are computed in double precision.
     """
     words = old.view("<f2")
     with np.errstate(all="ignore"):  # as in `multiply`
@@ -476,14 +495,14 @@ def add_steps(old: NDArray[np.uint8], steps: NDArray[np.int16], bits: int) -> ND
 def add_residual(
     old: NDArray[np.uint8], residual: NDArray[np.uint8], kind: RunKind, step: int
 ) -> NDArray[np.uint8]:
-    """Return uint8 [n], part of a run: the predicted bytes `old`, corrected by the stored residual.
+    """Return uint8 [n], a part of a run: the predicted bytes, corrected by the stored residual.
 
     Args:
-        old: uint8 [n]; zeros without a prediction.
-        residual: uint8 [n / kind.width * kind.residual_width], folded, see `unfold`. First come the lowest
-            bytes of all words, then the next bytes, and so on.
+        old: uint8 [n], the predicted bytes, or zeros if there is no prediction.
+        residual: uint8 [n / kind.width * kind.residual_width], folded, see `unfold`. The lowest bytes of all
+            words come first, then the second lowest bytes of all words, and so on.
         kind: kind of the run.
-        step: float32 step as its 32 bits, for a kind that counts in steps.
+        step: the float32 step as a 32-bit integer, for a kind that counts in steps.
     """
     if kind.width == 1:
         return np.asarray(old + unfold(residual))
@@ -500,6 +519,6 @@ def add_residual(
 
 
 def unfold(folded: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
-    """Undo the folding of signs: 0, 1, 2, 3 ... become 0, -1, 1, -2 ... (modulo the type)."""
+    """Undo the folding of signs: 0, 1, 2, 3 ... become 0, -1, 1, -2 ... in two's complement."""
     unit = folded.dtype.type(1)
     return np.asarray((folded >> unit) ^ (np.zeros_like(folded) - (folded & unit)))

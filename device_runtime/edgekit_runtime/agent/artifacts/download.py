@@ -1,7 +1,7 @@
-"""Downloads over HTTPS that resume after interruptions, have a size limit, and fail if no bytes arrive.
+"""Downloads over HTTPS that resume after an interruption and have limits of size, rate and waiting time.
 
-A file grows under its own name plus `.part`; bytes that are there after an interruption or a restart are not
-fetched again.
+An incomplete file is stored under the final name plus `.part`. After an interruption or a restart, the
+download resumes at the end of this file.
 
 Source: RFC 9110, sections 14 and 15.3.7 (ranges).
 """
@@ -41,15 +41,15 @@ class HttpStatusError(TransportError):
 
 
 class SlowError(TransportError):
-    """The download is so slow that the server or an attacker may delay it on purpose."""
+    """The download is too slow. The server or an attacker may delay it on purpose."""
 
 
 class DownloadLimitError(EdgekitError):
-    """The limit of bytes is reached; received bytes stay."""
+    """The download exceeds its limit of bytes. The received bytes stay on the disk."""
 
 
 class DownloadStoppedError(EdgekitError):
-    """The download was stopped from outside; received bytes stay."""
+    """The caller stopped the download. The received bytes stay on the disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +57,9 @@ class DownloadLimits:
     """Limits of downloads.
 
     Attributes:
-        bytes_per_s: cap of the bandwidth, or None.
-        least_bytes_per_s: lowest mean rate over `slow_s`; a slower download ends with `SlowError`.
+        bytes_per_s: maximum rate in bytes per second, or None for no maximum.
+        least_bytes_per_s: minimum mean rate over `slow_s` seconds. A slower download fails with `SlowError`.
+        slow_s: period over which the rate is averaged, in seconds.
         timeout_s: longest wait for the connection or the next byte.
     """
 
@@ -69,7 +70,7 @@ class DownloadLimits:
 
 
 class RateCap:
-    """Keeps a download or upload below its cap, and ends it if it is too slow."""
+    """Limits the rate of a download or upload, and raises `SlowError` if the transfer is too slow."""
 
     def __init__(self, limits: DownloadLimits) -> None:
         self._limits = limits
@@ -112,21 +113,21 @@ class Downloader:
         stop: threading.Event,
         most_bytes: int | None = None,
     ) -> None:
-        """Download `url` to `path`, over as many connections as needed; resume a partial file.
+        """Download `url` to `path`, over as many connections as needed. Resume a partial file.
 
         Args:
             url: address of the file.
-            path: path of the file; an incomplete one is beside it.
-            size_bytes: expected size of the file; not one byte more is read.
-            sha256: expected digest; a file with another digest is removed.
-            count: called with the number of bytes received, discarded bytes included.
-            stop: set to stop.
-            most_bytes: limit of the bytes that may come, or None.
+            path: path of the file. An incomplete file is stored in the same folder.
+            size_bytes: expected size of the file. Further bytes are not read.
+            sha256: expected digest. A file with another digest is removed.
+            count: called with the number of received bytes, including discarded bytes.
+            stop: event that stops the download.
+            most_bytes: maximum number of bytes to receive, or None.
 
         Raises:
-            TransportError: there is no connection, an HTTP error, or too low a rate.
+            TransportError: the connection failed, the server answered with an error, or the rate is too low.
             DigestError: the file has another digest.
-            DownloadLimitError: more than `most_bytes` came.
+            DownloadLimitError: more than `most_bytes` bytes were received.
             DownloadStoppedError: `stop` was set.
             OutputError: the disk is full or fails.
         """
@@ -207,12 +208,13 @@ class Downloader:
                     file.flush()
 
     def read(self, url: str, timeout_s: float, count: Callable[[int], None]) -> Iterator[bytes]:
-        """Yield the content of a small file in pieces; the caller limits its size.
+        """Yield the content of a small file in pieces. The caller limits the size.
 
-        `count`: called with the number of bytes of each piece.
+        `count` is called with the number of bytes of each piece.
 
         Raises:
-            TransportError: there is no connection, an HTTP error, or no end within `timeout_s`.
+            TransportError: the connection failed, the server answered with an error, or `timeout_s` has
+                passed.
         """
         give_up_s = time.monotonic() + timeout_s
         try:
@@ -249,7 +251,9 @@ class Downloader:
 
 
 def connect(host_and_port: tuple[str, int], limits: DownloadLimits) -> socket.socket:
-    """Return a TCP connection. If the cap is below 64 KiB/s, the receive buffer holds about 1 s of data.
+    """Return a TCP connection.
+
+    If the maximum rate is below 64 KiB/s, the receive buffer is limited to about one second of data.
 
     Raises:
         OSError: no address can be reached.

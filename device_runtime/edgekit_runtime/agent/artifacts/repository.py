@@ -1,8 +1,9 @@
-"""Packages that the fleet offers to this device's class: the client of the fleet's TUF repository.
+"""The client of the fleet's TUF repository, which holds the packages for the device class of this device.
 
-python-tuf verifies. This module bounds each download in size and time, keeps a wrong clock from making old
-metadata valid again, and names the attack that a refusal looks like. Each root that it follows says whom the
-device obeys, see `manager_keys`. `download` fetches the packages.
+python-tuf verifies the metadata. This module limits the size and duration of each download, prevents old
+metadata from becoming valid again when the clock is wrong, and classifies the attack that invalid metadata
+suggests. It passes the manager keys in each new root to `manager_keys`. The module `download` fetches the
+packages.
 
 Source: The Update Framework Specification 1.0, section 5.
 """
@@ -31,10 +32,11 @@ _LATEST_S: Final = 1e11  # the year 5138; a thief of the manager's key may state
 
 
 class RepositoryAttackError(SignatureError):
-    """The repository's metadata is refused.
+    """The metadata of the repository is invalid.
 
     Attributes:
-        attack: `freeze`, `rollback`, `forged`, `mix-and-match`, `endless-data`, or `malformed`.
+        attack: the kind of attack that this suggests: `freeze`, `rollback`, `forged`, `mix-and-match`,
+            `endless-data`, or `malformed`.
     """
 
     def __init__(self, attack: str, message: str) -> None:
@@ -58,7 +60,7 @@ class Offer:
 
 
 class RepositoryClient:
-    """Looks up files in the repository of the fleet; one thread uses it."""
+    """Looks up files in the repository of the fleet. It is not thread-safe."""
 
     def __init__(
         self,
@@ -86,16 +88,17 @@ class RepositoryClient:
     def find(
         self, path: str, target: str, known_time_s: float, count: Callable[[int], None] = lambda _: None
     ) -> Offer | None:
-        """Verify the metadata again, and return the offer of the file at `path`, or None if there is none.
+        """Verify the metadata again, and return the description of a file, or None if there is no such file.
 
         Args:
-            path: `CLASS/NAME`.
-            target: device class of this device, the only class whose files it takes.
-            known_time_s: lower bound of the time in seconds since 1970, whatever the clock shows.
+            path: path of the file, `CLASS/NAME`.
+            target: device class of this device. Files of other classes are not returned.
+            known_time_s: earliest possible time, in seconds since 1970. It is used if the clock shows an
+                earlier time.
             count: called with the number of bytes received.
 
         Raises:
-            RepositoryAttackError: the metadata is refused.
+            RepositoryAttackError: the metadata is invalid.
             TransportError: the metadata cannot be fetched.
             OutputError: the metadata cannot be stored.
         """
@@ -110,7 +113,7 @@ class RepositoryClient:
         return Offer(url, target_file.length, sha256, target_file.unrecognized_fields.get("custom", {}))
 
     def refresh(self, known_time_s: float, count: Callable[[int], None] = lambda _: None) -> None:
-        """Verify the metadata again; arguments and errors are those of `find`."""
+        """Verify the metadata again. The arguments and errors are those of `find`."""
         self._verify(known_time_s, count, _refresh)
 
     def _verify(

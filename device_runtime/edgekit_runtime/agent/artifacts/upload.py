@@ -1,7 +1,8 @@
-"""Sends samples to the fleet: in parts that resume after an interruption, deleted once the manager has them.
+"""Sends samples to the fleet in parts, and deletes each sample once the manager has stored it.
 
-What requests and answers mean is in `protocol.samples`. A sample stays here until the manager says that it is
-complete on its disk, or that it will never take it.
+An upload resumes after an interruption. `protocol.samples` defines the requests and answers. A sample stays
+on the device until the manager answers that the sample is completely on its disk, or that it refuses the
+sample for good.
 """
 
 import http.client
@@ -26,7 +27,12 @@ _GO_ON: Final = (202, 204, 409)
 
 
 class UploadReply(NamedTuple):
-    """HTTP status of the manager's answer, and its `Upload-Offset` in bytes, or None without that header."""
+    """The manager's answer to a request.
+
+    Attributes:
+        status: HTTP status.
+        offset: value of the header `Upload-Offset` in bytes, or None if the header is missing.
+    """
 
     status: int
     offset: int | None
@@ -37,7 +43,7 @@ Ask: TypeAlias = Callable[[str, str, Mapping[str, str], bytes], UploadReply]
 
 
 class UploadBudgetError(TransportError):
-    """The budget of the month has no room for the next part."""
+    """The next part would exceed the limit of bytes for this month."""
 
 
 def send_samples(
@@ -48,13 +54,19 @@ def send_samples(
     stop: threading.Event,
     most_bytes: int | None = None,
 ) -> int:
-    """Send samples one after the other; return how many the manager has stored.
+    """Send samples one after the other, and return how many the manager has stored.
 
-    A sample is deleted once the manager has stored it or refused it for good. `stop` ends the upload after
-    the current part. `folder` stores the samples. `ask` sends a request to the manager, see `Ask`.
+    A sample is deleted once the manager has stored it or refused it for good.
+
+    Args:
+        samples: samples to send.
+        folder: folder that stores the samples.
+        ask: sends a request to the manager, see `Ask`.
+        stop: event that ends the upload after the current part.
+        most_bytes: maximum number of bytes to send, or None.
 
     Raises:
-        UploadBudgetError: with the next part, more than `most_bytes` would be sent.
+        UploadBudgetError: the next part would exceed `most_bytes`.
         TransportError: there is no connection, or the manager takes no samples now.
         OutputError: a sample cannot be deleted.
     """
@@ -94,7 +106,7 @@ def send_samples(
 
 
 class SampleLink:
-    """Asks the fleet's web server over one connection, below the cap."""
+    """Sends requests to the fleet's web server over one connection, and limits the rate."""
 
     def __init__(
         self,

@@ -1,11 +1,11 @@
-"""A bundle: all that the fleet wants on some devices in one file, for devices without a network.
+"""A bundle: one file with everything that the fleet wants on some devices, for devices without a network.
 
     desired/DEVICE.json     the signed document of each device
     metadata/*              metadata of the TUF repository
     targets/CLASS/*         the packages
 
-It replaces broker and web server, and nothing else: the agent checks, decides, installs and reports as over a
-network. Messages that it would have published go into a file of results.
+A bundle replaces only the broker and the web server. The agent checks, decides, installs and reports as it
+does over a network. The messages that it would publish are written into a results file.
 
 Source: docs/guide/fleet.md.
 """
@@ -46,9 +46,9 @@ _PIECE_BYTES: Final = 1 << 20
 
 
 class Bundle:
-    """An open file with all that the fleet wants on some devices.
+    """An open bundle.
 
-    Its structure is checked; its contents are not trusted yet.
+    Its structure has been checked, but its contents are not yet trusted.
     """
 
     def __init__(self, path: Path) -> None:
@@ -77,10 +77,11 @@ class Bundle:
 
         Args:
             device: identifier of the device.
-            keys: key id -> public key of the manager.
+            keys: a dict from key id to public key of the manager.
 
         Raises:
-            SignatureError: the document is missing, names another device, or no key in `keys` signed it.
+            SignatureError: the document is missing, names another device, or is not signed by a key in
+                `keys`.
         """
         data = self.read(f"desired/{device}.json")
         if data is None:
@@ -94,7 +95,7 @@ class Bundle:
 
 
 class BundleDownloader(Downloader):
-    """Takes files from a bundle in place of the web server."""
+    """A downloader that reads files from a bundle and not from the web server."""
 
     def __init__(self, bundle: Bundle, member: Membership) -> None:
         """Serve files as the repository of `member` would."""
@@ -102,7 +103,7 @@ class BundleDownloader(Downloader):
         self._bundle, self._root = bundle, f"{urlsplit(member.enrolment.artifacts).path.rstrip('/')}/"
 
     def read(self, url: str, timeout_s: float, count: Callable[[int], None]) -> Iterator[bytes]:  # noqa: ARG002
-        """Yield a small file, see `Downloader`."""
+        """Yield the content of a small file in one piece, see `Downloader.read`."""
         yield bytes(self._find(url))
 
     def fetch(
@@ -116,7 +117,7 @@ class BundleDownloader(Downloader):
         stop: threading.Event,  # noqa: ARG002
         most_bytes: int | None = None,  # noqa: ARG002
     ) -> None:
-        """Copy a file, see `Downloader`; `count`, `stop` and `most_bytes` are ignored."""
+        """Copy a file, see `Downloader.fetch`. `count`, `stop` and `most_bytes` are ignored."""
         content = self._find(url)
         if len(content) != size_bytes or hashlib.sha256(content).hexdigest() != sha256:
             raise DigestError(f"{self._bundle.path}: {url} is damaged; copy the bundle again")
@@ -133,11 +134,11 @@ class BundleDownloader(Downloader):
 
 
 class BundleLink:
-    """Replaces the broker: hands the bundle's document to the agent, and keeps the agent's messages.
+    """Replaces the broker: it passes the bundle's document to the agent and collects the agent's messages.
 
     Attributes:
         received, will, reconnect_s, problem: the same attributes as in `MqttLink`.
-        report: the last report made with this document or a newer one; None before.
+        report: the last report about this document or a newer one, or None before the first.
     """
 
     def __init__(self, member: Membership, payload: bytes, version: int, stop: threading.Event) -> None:
@@ -154,21 +155,21 @@ class BundleLink:
 
     @property
     def is_connected(self) -> bool:
-        """Whether reports are accepted."""
+        """Always True: reports are accepted."""
         return True
 
     def start(self) -> None:
-        """Hand the document over."""
+        """Pass the document to the agent."""
         self.received.put(LinkMessage("hello"))
         self.received.put(LinkMessage("desired", self._payload))
 
     def stop(self) -> None:
-        """Do nothing: there is no connection."""
+        """Do nothing, because there is no connection."""
 
     def put(self, kind: Kind, payload: bytes, *, key: str = "", is_retained: bool = False) -> None:  # noqa: ARG002
-        """Keep a report or event for the file of results.
+        """Collect a report or event for the results file.
 
-        Stop the agent after an event `attack`, or a report whose status is not `working`.
+        Stop the agent after an event `attack`, or after a report whose status is not `working`.
         """
         if kind == "event":
             event = unseal(payload, "event", Event, self._keys, "event")
@@ -185,7 +186,7 @@ class BundleLink:
                     self._stop.set()
 
     def pack_results(self) -> bytes:
-        """Return the content of the file of results; the device has signed each message in it."""
+        """Return the content of the results file. Each message in it is signed by the device."""
         messages = [
             {"topic": topic(self._device, kind), "payload": base64.b64encode(payload).decode()}
             for kind, payload in self._messages.values()
@@ -198,8 +199,8 @@ class BundleResult:
     """Result of applying a bundle.
 
     Attributes:
-        report: the last report, or None if the agent made none in time.
-        events: `KIND: TEXT` of each event.
+        report: the last report, or None if the agent made no report before the timeout.
+        events: each event as `KIND: TEXT`.
     """
 
     report: Reported | None
@@ -216,15 +217,21 @@ def apply_bundle(
     timeout_s: float,
     clock: Callable[[], float] = time.time,
 ) -> BundleResult:
-    """Apply the bundle at `path` to this device, and write a file of results. The agent must not run.
+    """Apply the bundle at `path` to this device, and write a results file. The agent must not be running.
 
-    `results`: path of the file of results, for `edgekit fleet collect`. `folder`: the agent's folder.
-    `timeout_s`: stop waiting after this time; unfinished steps go on when the bundle is applied again.
-    `clock`: seconds since 1970.
+    Args:
+        path: path of the bundle.
+        results: path of the results file, which `edgekit fleet collect` reads.
+        member: this device in its fleet.
+        folder: the agent's folder.
+        installer: the models of the device.
+        timeout_s: maximum duration. When the bundle is applied again, unfinished steps continue.
+        clock: returns seconds since 1970.
 
     Raises:
         PackageError: the bundle is malformed or cut off.
-        SignatureError: it is from another fleet, not for this device, or older than the device's document.
+        SignatureError: the bundle is from another fleet, not for this device, or older than the device's
+            document.
         OutputError: the results cannot be written.
     """
     bundle = Bundle(path)

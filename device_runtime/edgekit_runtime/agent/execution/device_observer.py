@@ -1,4 +1,4 @@
-"""The models of this device as its slots and its service show them, each read on a clock of its own."""
+"""The state of this device's models, read from the slots and from the service."""
 
 import contextlib
 from collections.abc import Mapping
@@ -22,12 +22,13 @@ _YOUNG_S: Final = 3600.0  # for this time after an execution its figures come of
 
 
 class DeviceObserver:
-    """Reads changed slots, the service's index every few seconds, and its figures more rarely.
+    """Reads the slots, the index of the service and the figures of the service.
 
-    Each `now_s` is the time of the monotonic clock.
+    It reads the slots after each change, the index every few seconds, and the figures less often. Each
+    `now_s` is a time of the monotonic clock, in seconds.
 
     Attributes:
-        views: model -> its state.
+        views: a dict from model to its state.
     """
 
     def __init__(self, installer: Installer, now_s: float) -> None:
@@ -44,17 +45,17 @@ class DeviceObserver:
         self._samples: Mapping[str, Any] = {}
 
     def forget(self) -> None:
-        """Make the next `look` read slots and service; call it after a step has ended."""
+        """Make the next `look` read the slots and the service. Call this after a step has ended."""
         self._fingerprint, self._service_s = {}, 0.0
 
     def look(self, now_s: float, *, is_step_running: bool, is_under_way: bool) -> None:
-        """Bring `views` up to date.
+        """Update `views`.
 
         Args:
             now_s: time of the monotonic clock.
             is_step_running: whether a step is running. If so, the service is asked only at the usual
                 interval, not after each change of the slots.
-            is_under_way: whether an execution is under way; then the service is asked every second.
+            is_under_way: whether an execution is under way. If so, the service is asked every second.
         """
         fingerprint = dict(self._installer.fingerprint())
         if fingerprint == self._fingerprint and now_s < self._service_s:
@@ -74,9 +75,9 @@ class DeviceObserver:
         self.views, self._fingerprint = views, fingerprint
 
     def read_figures(self, now_s: float, *, is_under_way: bool) -> tuple[ModelFigures, ...]:
-        """Return the figures of all versions as the service last stated them, empty before that.
+        """Return the latest figures of all versions, or an empty tuple before the first reading.
 
-        They are read every 10 s while an execution is under way and for an hour after it, else every 5 min.
+        The service is asked every 10 s during an execution and for an hour after it, otherwise every 5 min.
         """
         if is_under_way:
             self._busy_s = now_s
@@ -91,7 +92,7 @@ class DeviceObserver:
     def read_streams(
         self, now_s: float, desired: Mapping[str, StreamOptions]
     ) -> Mapping[str, ReportedStream]:
-        """Return each desired stream's state; `missing` if no service runs it."""
+        """Return the state of each desired stream, `missing` if no service runs the stream."""
         if desired and now_s >= self._streams_s:
             self._streams_s = now_s + _SERVICE_S
             socket_path = self._installer.find_service() if self._service[0] else None
@@ -99,7 +100,7 @@ class DeviceObserver:
         return {name: _read_stream(settings, self._streams.get(name)) for name, settings in desired.items()}
 
     def read_samples(self, now_s: float, *, is_needed: bool) -> Mapping[str, Any]:
-        """Return the result of `control.read_samples`, a few seconds old; empty if not `is_needed`."""
+        """Return a recent result of `control.read_samples`, empty if not `is_needed`."""
         if not is_needed:
             return {}
         if now_s >= self._samples_s:

@@ -1,7 +1,7 @@
 """The agent's operations on the models of this device: install, load, unload, remove, inspect.
 
-Each function can be called again after an interruption at any point: the slots switch in one step, and the
-service opens the version that they name.
+Each operation can be repeated if it was interrupted at any point, because the slots switch atomically and the
+service opens the version that the slots name.
 """
 
 import json
@@ -25,10 +25,10 @@ ServiceIndex = dict[str, list[dict[str, str]]]
 
 
 def self_test_in_child(path: Path) -> None:
-    """Run the self-test of the package at `path` in a process of its own.
+    """Run the self-test of the package at `path` in a separate process.
 
     Raises:
-        BackendError: it failed, or did not end within 3 minutes.
+        BackendError: the self-test failed, or did not end within 3 minutes.
     """
     request = json.dumps({"package": str(path)})
     with ChildProcess("edgekit_runtime.sessions.opening.selftest_child", request) as child:
@@ -44,8 +44,8 @@ class Installer:
     """The models of this device.
 
     Attributes:
-        socket_path: socket of the service; None to look for a running one.
-        self_test: tests a package where no service runs.
+        socket_path: socket of the service, or None to look for a running service.
+        self_test: tests a package when no service runs.
     """
 
     slots: Slots
@@ -53,15 +53,17 @@ class Installer:
     self_test: Callable[[Path], None] = self_test_in_child
 
     def install(self, path: Path, desired_model: DesiredModel) -> None:
-        """Make the package at `path` the active version of its model; store its content key if it has one.
+        """Make the package at `path` the active version of its model, and store its content key.
 
-        If no service runs to test the package, a separate process tests it.
+        If no service runs that could test the package, a separate process tests it.
 
         Raises:
-            PackageError: it is damaged, signed by a key that is not trusted, or encrypted for others.
-            SlotError: the slots refuse it, it is not the package of `desired_model`, or it cannot be written.
+            PackageError: the package is damaged, signed by a key that is not trusted, or encrypted for
+                others.
+            SlotError: the slots refuse the package, it is not the package of `desired_model`, or it cannot be
+                written.
             OutputError: the content key cannot be written.
-            BackendError: no engine runs it here, or its self-test failed.
+            BackendError: no engine on this device runs the package, or its self-test failed.
         """
         from edgekit_runtime.sessions.backends import check_engines
 
@@ -103,9 +105,10 @@ class Installer:
             write_key_file(path, key_id, desired_model.wrapped_key, self.slots.disk)
 
     def load(self, desired_model: DesiredModel) -> None:
-        """Let the service, if one runs, load the active version, on trial if `desired_model` says so.
+        """Make the service load the active version, if a service runs.
 
-        With the order `old-first`, the service unloads the old version first.
+        `desired_model` says whether the version is first tried beside the old one. With the order
+        `old-first`, the service unloads the old version first.
 
         Raises:
             SlotError: the service refused, or did not answer.
@@ -118,7 +121,7 @@ class Installer:
         load_installed(socket_path, desired_model.model, _choose_trial(desired_model))
 
     def unload(self, model: str) -> None:
-        """Let the service stop serving a model, if it serves it.
+        """Make the service stop serving a model, if the service serves it.
 
         Raises:
             SlotError: the service refused, or did not answer.
@@ -129,7 +132,7 @@ class Installer:
             unload_model(socket_path, model)
 
     def remove(self, model: str) -> None:
-        """Let the service unload a model, and remove all its versions from the device.
+        """Make the service unload a model, and remove all its versions from the device.
 
         Raises:
             SlotError: the service refused or did not answer, or the model cannot be removed.
@@ -138,9 +141,10 @@ class Installer:
         self.slots.remove(model)
 
     def read_service(self) -> tuple[bool, ServiceIndex | None]:
-        """Return whether a service listens, and its index, or None if it does not answer.
+        """Return whether a service is listening, and its index.
 
-        The index maps each model to a list with `version`, `state` and `reason` of each version.
+        The index is a dict from model to a list with the `version`, `state` and `reason` of each version. It
+        is None if the service does not answer.
         """
         socket_path = self.find_service()
         if socket_path is None or not is_listening(socket_path):
@@ -148,7 +152,7 @@ class Installer:
         return True, read_index(socket_path)
 
     def fingerprint(self) -> Mapping[str, int]:
-        """Return model -> a number that changes with its stored state; 0 if it has none."""
+        """Return a dict from model to a number that changes with its stored state, 0 without a state."""
         models = self.slots.folder / "models"
         try:
             return {folder.name: _fingerprint(folder / "state.json") for folder in models.iterdir()}
@@ -156,7 +160,7 @@ class Installer:
             return {}
 
     def view(self, model: str) -> ModelView:
-        """Return the state of a model in the slots, without fields from the service, such as `served`.
+        """Return the state of a model in the slots, without the fields that come from the service.
 
         Raises:
             SlotError: there is no such model.
@@ -174,7 +178,7 @@ class Installer:
         )
 
     def list_installed(self, model: str) -> frozenset[str]:
-        """Return the digests of the manifests of a model's packages here; empty for an unknown one."""
+        """Return the digests of the manifests of a model's installed packages, empty for an unknown model."""
         if model not in self.slots.models():
             return frozenset()
         return frozenset(installed.sha256 for installed in self.slots.load(model).state.installed)
@@ -215,7 +219,8 @@ def describe_service(index: ServiceIndex, model: str) -> tuple[tuple[str, ...], 
     """Return how the service serves a model.
 
     Returns:
-        Served versions; version on trial, or ''; remark on the trial, or on what is not served, or ''.
+        The served versions, the version on trial or '', and a remark or ''. The remark is about the trial, or
+            about the versions that are not served.
     """
     lines = index.get(model, [])
     served = tuple(line["version"] for line in lines if line["state"] == "READY" and line["version"])
