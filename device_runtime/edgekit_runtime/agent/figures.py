@@ -1,4 +1,4 @@
-"""Converts the service's metrics into the figures that a rollout's gates judge. Pure."""
+"""Converts the metrics of the service into the figures that the gates of a rollout use."""
 
 import math
 import re
@@ -22,8 +22,8 @@ def read_figures(metrics: str, before: Iterable[ModelFigures] = ()) -> tuple[Mod
 
     Args:
         metrics: metrics in Prometheus' text format.
-        before: earlier figures. The service states a version's agreement only during its trial, so the last
-            agreement is taken from here.
+        before: earlier figures. They supply the agreement of a version after its trial, because the service
+            states the agreement only during the trial.
     """
     counts: dict[str, dict[_Key, float]] = defaultdict(lambda: defaultdict(float))
     buckets: dict[_Key, list[tuple[float, float]]] = defaultdict(list)

@@ -1,12 +1,14 @@
-"""Orders of a fleet other than models: streams, samples, settings, last lines of the logs.
+"""The parts of a desired document other than models: streams, samples, settings and requests for log lines.
+
+For example:
 
     document                   settings {"month-mb": "50", "power-w": "12"}
                                logs {"request": "r1", "lines": 200}
-    agent                      downloads heed 50 MB; `settings.json` tells the service of power-w
+    agent                      limits downloads to 50 MB; writes power-w to `settings.json` for the service
     report                     {"month-mb": "", "power-w": "this device's owner has fixed it"}
-    document of kind `logs`    once for r1: lines of service and agent, masked here, deflated
+    document of kind `logs`    once for r1: lines of service and agent, without secrets, compressed
 
-Neither names a file or a command.
+None of these parts can name a file or a command.
 """
 
 import base64
@@ -39,9 +41,9 @@ _logger = logging.getLogger(__name__)
 
 
 class WishFile:
-    """Writes wishes of the fleet to a file when they change.
+    """Writes what the fleet wants to a file whenever it changes.
 
-    Only the user of agent and service can read the file.
+    Only the user that runs the agent and the service can read the file.
     """
 
     def __init__(self, path: Path, field: str, disk: Disk) -> None:
@@ -54,7 +56,7 @@ class WishFile:
             self._content = None
 
     def write(self, wishes: Mapping[str, Any] | Sequence[Any]) -> None:
-        """Replace the file if `wishes` have changed; a failure is logged, and the next call tries again."""
+        """Replace the file if `wishes` have changed. A failure is logged, and the next call tries again."""
         content = encode_json({self._field: wishes})
         if content == self._content or (self._content is None and not wishes):
             return
@@ -70,7 +72,7 @@ class WishFile:
 
 
 class Wishes:
-    """Streams and samples that the fleet wants of the service, in files of the agent's folder.
+    """The streams and samples that the fleet wants from the service, stored in files in the agent's folder.
 
     Attributes:
         uploads: decides when samples are sent.
@@ -83,13 +85,13 @@ class Wishes:
         self.uploads = SampleUploads(folder)
 
     def write(self, desired: Desired) -> None:
-        """Write the streams and orders of samples that have changed to their files."""
+        """Write the streams and the orders of samples to their files, if they have changed."""
         self._streams.write({name: options.to_json() for name, options in desired.streams.items()})
         self._orders.write(to_plain(desired.samples))
 
 
 class DeviceSettings:
-    """The settings that the owner leaves to the fleet."""
+    """The settings that the owner allows the fleet to change."""
 
     def __init__(self, folder: Path, disk: Disk, fixed: Mapping[str, str], *, is_allowed: bool) -> None:
         """Follow nothing yet.
@@ -108,9 +110,9 @@ class DeviceSettings:
         self._default_level = logging.getLogger("edgekit_runtime").level
 
     def follow(self, desired: Mapping[str, str]) -> None:
-        """Take over the fleet's settings (key -> value), set the log level, and write the service's file.
+        """Apply the fleet's settings, a dict from key to value, and write the file for the service.
 
-        On a full disk the agent follows the settings anyway, and the next call writes the file.
+        If the disk is full, the agent applies the settings all the same, and the next call writes the file.
         """
         accepted = {
             key: value
@@ -125,7 +127,10 @@ class DeviceSettings:
         logging.getLogger("edgekit_runtime").setLevel(level.upper() if level else self._default_level)
 
     def find(self, key: str) -> str:
-        """Return the owner's value of a setting, else the fleet's if allowed and valid, else ''."""
+        """Return the value that the owner has fixed, or else the fleet's value.
+
+        The result is empty if there is neither, or the fleet's value is invalid or not allowed.
+        """
         if key in self._fixed:
             return self._fixed[key]
         value = (self._desired or {}).get(key, "")
@@ -136,9 +141,11 @@ class DeviceSettings:
         return float(text) if text else None
 
     def list_states(self, socket_path: Path | None, now_s: float) -> dict[str, str]:
-        """Return key -> why a setting has no effect, or empty.
+        """Return a dict from each key to the reason why the setting has no effect. The reason may be empty.
 
-        `socket_path`: socket of the service, or None if none runs. `now_s`: time of the monotonic clock.
+        Args:
+            socket_path: socket of the service, or None if no service runs.
+            now_s: time of the monotonic clock.
         """
         desired = self._desired or {}
         if any(key in SETTINGS and SETTINGS[key].reader != "agent" for key in desired) and (
@@ -161,7 +168,7 @@ class DeviceSettings:
 
 
 class DeviceLogs:
-    """Answers each request for log lines once, on a separate thread: the journal may take seconds."""
+    """Answers each request for log lines once, on a separate thread, because reading may take seconds."""
 
     def __init__(self, device: str, answered: str, *, is_allowed: bool) -> None:
         """Answer nothing yet; `answered` is the last request of `device` that was answered."""
@@ -170,9 +177,10 @@ class DeviceLogs:
         self._answer: Logs | None = None
 
     def take(self, request: LogRequest, socket_path: Path | None) -> Logs | None:
-        """Begin to answer a new request; return its answer once, at the first call after it is ready.
+        """Begin to answer a new request, or return an answer that is ready. Each answer is returned once.
 
-        `socket_path`: socket of the service, or None; its log is read where there is no journal.
+        `socket_path` is the socket of the service or None. The service is asked for its log if the system has
+        no journal.
         """
         if self._thread is not None:
             if self._thread.is_alive():
@@ -200,7 +208,11 @@ class DeviceLogs:
 
 
 def pack_lines(lines: Sequence[str], count: int) -> str:
-    """Return the last 2 · `count` lines (of service and agent), deflated, in base64, up to 20,000 bytes."""
+    """Return the last 2 · `count` lines, compressed with zlib and encoded in base64.
+
+    The service and the agent each contribute up to `count` lines. The oldest lines are dropped if the result
+    would exceed 20,000 bytes.
+    """
     recent = list(lines)[-2 * count :]
     while True:
         packed = base64.b64encode(zlib.compress("\n".join(recent).encode(), 9))
@@ -210,10 +222,10 @@ def pack_lines(lines: Sequence[str], count: int) -> str:
 
 
 def unpack_lines(text: str, max_bytes: int) -> str:
-    """Return the text that `pack_lines` packed, at most `max_bytes` of it.
+    """Return the first `max_bytes` bytes of the text that `pack_lines` packed.
 
     Raises:
-        ValueError: it is malformed.
+        ValueError: `text` is malformed.
     """
     try:
         data = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), max_bytes)

@@ -1,8 +1,8 @@
-"""The journal: the state that must survive a restart, in one file that is replaced as a whole.
+"""The journal: the state that must survive a restart, in one file that is always replaced as a whole.
 
-Steps are recorded before they begin, and every step can be repeated, so a power cut at any moment costs only
-time. The file holds a digest of itself. A damaged file is put aside, and the device begins like a new one: it
-asks the manager for everything, and its slots show the installed packages.
+Each step is recorded before it begins and can be repeated, so a power cut costs only time. The file contains
+a digest of its content. A damaged file is renamed, and the device starts with an empty journal: it asks the
+manager for everything, and the slots still know the installed packages.
 """
 
 import contextlib
@@ -40,10 +40,11 @@ class Progress:
     """Progress of this device with one execution.
 
     Attributes:
-        age_s: seconds for which the execution was under way and the agent ran, by the monotonic clock.
-        failures: number of failures in a row of the current step.
-        same_failures: number of the last failures in a row that have the code of `report`.
-        retry_age_s: age at which the step is tried again.
+        age_s: how long the execution has been under way while the agent ran, in seconds of the monotonic
+            clock.
+        failures: number of consecutive failures of the current step.
+        same_failures: number of the latest consecutive failures that have the code of `report`.
+        retry_age_s: value of `age_s` at which the step is tried again.
     """
 
     report: Execution
@@ -55,13 +56,13 @@ class Progress:
 
     @property
     def has_ended(self) -> bool:
-        """Whether this execution has ended: no step will follow."""
+        """Whether this execution has ended, so that no step will follow."""
         return self.report.state in ENDED
 
     def enter(self, state: ExecutionState, *, code: str = "", reason: str = "") -> "Progress":
-        """Return the execution in `state`; a new state begins without failures.
+        """Return the execution in `state`. If the state is new, the failures are counted from 0 again.
 
-        `code`, `reason`: the same fields as in `Execution`.
+        `code` and `reason` are the same fields as in `Execution`.
         """
         report = replace(self.report, state=state, code=code, reason=reason)
         if state == self.report.state:
@@ -69,7 +70,7 @@ class Progress:
         return replace(self, report=report, failures=0, same_failures=0, retry_age_s=self.age_s)
 
     def fail_once(self, code: str, reason: str, delay_s: float) -> "Progress":
-        """Return the execution after a temporary failure; the step is tried again after `delay_s`."""
+        """Return the execution after a temporary failure. The step is tried again after `delay_s`."""
         return replace(
             self,
             report=replace(self.report, code=code, reason=reason),
@@ -79,7 +80,7 @@ class Progress:
         )
 
     def count_same(self, code: str) -> int:
-        """Return how many of the step's last failures in a row have this code."""
+        """Return how many of the step's latest consecutive failures have this code."""
         return self.same_failures if code == self.report.code else 0
 
 
@@ -88,12 +89,12 @@ class JournalRecord:
     """The content of the journal.
 
     Attributes:
-        desired: the newest envelope that was accepted, as text, or empty.
-        sequence_bound: upper bound of the numbers of sent documents: all of them are lower.
+        desired: the last accepted envelope as text, or empty.
+        sequence_bound: number that is higher than the numbers of all sent documents.
         month: the last month in which steps sent or received bytes, such as `2026-11` (UTC).
-        metered_bytes: number of those bytes.
-        known_time_s: the newest time in a verified document; an earlier clock is wrong.
-        executions: for each model the execution under way or the last one.
+        metered_bytes: number of bytes sent and received in that month.
+        known_time_s: the newest time in a verified document. If the clock shows an earlier time, it is wrong.
+        executions: for each model, the execution that is under way or ended last.
         logs_request: name of the last `LogRequest` that was answered.
     """
 
@@ -107,7 +108,7 @@ class JournalRecord:
 
 
 class Journal:
-    """The journal of one device, for one thread of one process."""
+    """The journal of one device. It is not thread-safe."""
 
     def __init__(self, path: Path, disk: Disk = DISK, clock: Callable[[], float] = time.time) -> None:
         """Read the journal at `path`, or begin a new one if it is missing or damaged; create its folder.
@@ -133,10 +134,10 @@ class Journal:
         self._sequence = self.record.sequence_bound or int(max(0.0, clock()) * 1000)
 
     def write(self, record: JournalRecord) -> None:
-        """Replace the record; it is on the disk when this returns.
+        """Replace the record, and return when the new record is safely on the disk.
 
         Raises:
-            OutputError: the record cannot be written; the old one stays.
+            OutputError: the record cannot be written. The old record is kept.
         """
         if record == self.record:
             return
@@ -147,21 +148,24 @@ class Journal:
         self.record = record
 
     def count_metered(self, month: str) -> int:
-        """Return the bytes that steps moved in `month`; 0 if it is not the month of the record."""
+        """Return how many bytes the steps transferred in `month`, or 0 if the record has another month."""
         return self.record.metered_bytes if self.record.month == month else 0
 
     def raise_sequence(self, used: int) -> bool:
-        """Raise the next number above `used`, unless `used` is 2^52 or more; return whether it changed."""
+        """Make the next number higher than `used`, and return whether it changed.
+
+        A number of 2^52 or more is ignored.
+        """
         if not self._sequence <= used < _MOST_TAKEN:
             return False
         self._sequence = used + 1
         return True
 
     def next_sequence(self) -> int:
-        """Return the number of the next document; it is higher than all before, also after a restart.
+        """Return the number of the next document, which is higher than all before, also after a restart.
 
         Raises:
-            OutputError: it cannot be written, so that a restart could use the number again.
+            OutputError: the journal cannot be written. A number that is not recorded could be used twice.
         """
         if self._sequence >= self.record.sequence_bound:
             self.write(replace(self.record, sequence_bound=self._sequence + _SEQUENCES))
@@ -175,7 +179,7 @@ def hold_journal(folder: Path, wait_s: float) -> Iterator[None]:
 
     Raises:
         JournalError: another process holds the lock for longer than `wait_s`.
-        OutputError: the folder cannot be made.
+        OutputError: the folder cannot be created.
     """
     make_folders(folder, 0o700)
     with contextlib.ExitStack() as locks:
@@ -201,10 +205,10 @@ def is_held(folder: Path) -> bool:
 
 
 def read_journal(path: Path) -> JournalRecord:
-    """Return the content of the journal at `path`; an empty record if it is missing.
+    """Return the content of the journal at `path`, or an empty record if there is no journal.
 
     Raises:
-        JournalError: it is damaged or cannot be read.
+        JournalError: the journal is damaged or cannot be read.
     """
     try:
         return _read(path)

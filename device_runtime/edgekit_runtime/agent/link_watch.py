@@ -1,6 +1,7 @@
-"""This device at the broker: its hellos, the state of the link for people, and its certificate.
+"""The device's side of the connection to the broker: hello messages, status and certificate renewal.
 
-`Presence` changes with each connection, `LinkWatch` with each failure and every six hours.
+`Presence` publishes the hello messages. `LinkWatch` writes the status that users see, and renews the
+certificate.
 """
 
 import contextlib
@@ -37,7 +38,7 @@ _FIRST_ASK_S: Final = 5.0  # after a refusal; then twice as long each time
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """The end of an attempt to renew the certificate.
+    """Result of an attempt to renew the certificate.
 
     Attributes:
         is_new: whether there is a new certificate.
@@ -54,12 +55,13 @@ Renewer: TypeAlias = Callable[[bool, float], Renewal]
 
 @dataclass(slots=True)
 class RefusalPause:
-    """The pause between questions to the web server while brokers refuse this device.
+    """The pause between requests to the web server while the brokers refuse this device.
 
-    A new certificate ends the `Agent`, but not the pause: brokers may refuse the new certificate, too.
+    The pause outlives the `Agent`, which ends with each new certificate, because the brokers may refuse the
+    new certificate, too.
 
     Attributes:
-        questions: number of questions to the web server since the last connection.
+        questions: number of requests to the web server since the last connection.
         ends_s: end of the pause, on the monotonic clock.
     """
 
@@ -67,13 +69,13 @@ class RefusalPause:
     ends_s: float = 0.0
 
     def begin(self, now_s: float) -> None:
-        """Count a question, and begin a pause: 5 s, then twice the last one, up to 6 h."""
+        """Count a request, and begin a pause of 5 s. Each further pause is twice as long, up to 6 h."""
         self.ends_s = now_s + min(_FIRST_ASK_S * 2.0**self.questions, _RENEWAL_S)
         self.questions += 1
 
 
 class DocumentLink(Protocol):
-    """Carries documents to and from the agent; see `MqttLink`."""
+    """A link that carries documents to and from the agent, see `MqttLink`."""
 
     received: queue.SimpleQueue[LinkMessage]
     will: bytes
@@ -91,11 +93,11 @@ class DocumentLink(Protocol):
 
 
 class Presence:
-    """Publishes the hellos of this device, and sets the will that the broker sends for a lost connection.
+    """Publishes the hello messages of this device, and sets the last will of each connection.
 
     Attributes:
-        own_address: address of this device, as the link states it.
-        last_report: number of the last report, which the link keeps until the broker has it.
+        own_address: address of this device on its connection to the broker.
+        last_report: number of the last report that was passed to the link.
     """
 
     def __init__(self, member: Membership, journal: Journal, link: DocumentLink) -> None:
@@ -108,7 +110,7 @@ class Presence:
         self.last_report = 0
 
     def prepare(self) -> None:
-        """Renew the number of the hello, and give the link the will of its next connection."""
+        """Take a new number for the next hello, and set the last will of the next connection."""
         self.renew_number()
         device = self._member.enrolment.device
         will = Hello(device=device, sequence=self._sequence, online=False, runtime=__version__)
@@ -119,9 +121,11 @@ class Presence:
         self._sequence = self._journal.next_sequence()
 
     def publish_hello(self, desired_version: int, *, is_new_connection: bool) -> None:
-        """Publish a hello with the document's `$version`, 0 without one; set the next connection's will.
+        """Publish a hello, and set the last will of the next connection.
 
-        `is_new_connection`: whether this is the first hello of a connection.
+        Args:
+            desired_version: `$version` of the document that the device follows, or 0 without a document.
+            is_new_connection: whether this is the first hello of a connection.
         """
         if is_new_connection:
             self._will = self._link.will
@@ -139,13 +143,13 @@ class Presence:
         self.prepare()
 
     def publish_will(self) -> None:
-        """Publish the last will; the broker does so only after a lost connection."""
+        """Publish the last will, because the broker publishes it only after a lost connection."""
         if self._will and self._link.is_connected:
             self._link.put("hello", self._will, is_retained=True)
 
 
 class LinkWatch:
-    """The state of the link, for `edgekit-device fleet status`, and the certificate that it needs."""
+    """Writes the connection status for `edgekit-device fleet status`, and renews the certificate."""
 
     def __init__(
         self,
@@ -166,7 +170,7 @@ class LinkWatch:
         self._status = read_link_status(folder) or LinkStatus()
 
     def note_link(self, now: float) -> None:
-        """Write whether there is a link, and why not, if that has changed; `now` is in seconds since 1970."""
+        """Write the status if the connection or its problem has changed. `now` is in seconds since 1970."""
         is_connected, problem = self._link.is_connected, self._link.problem
         text = "" if problem is None else problem.text
         if is_connected:
@@ -187,10 +191,10 @@ class LinkWatch:
         self._write(LinkStatus(since_at=now if self._status.is_connected else self._status.since_at))
 
     def has_renewed(self, now_s: float, stated_s: float) -> bool:
-        """Renew the certificate if it is time, and return whether there is a new one.
+        """Renew the certificate if a renewal is due, and return whether there is a new certificate.
 
-        It is time every 6 h, and when the broker refuses the device. A certificate from a new enrolment of
-        this device counts as new, too.
+        A renewal is due every 6 h, and when the broker refuses the device. The certificate of a new enrolment
+        of this device also counts as new.
 
         Args:
             now_s: time of the monotonic clock.

@@ -1,9 +1,9 @@
-"""The keys of the manager that this device obeys: named by the newest root that it verified.
+"""The manager keys that this device obeys. The newest TUF root that it has verified names these keys.
 
-The root's own keys sign that, and they may be kept offline, so neither the fleet's server nor a thief of a
-manager's key can change whom a device obeys. A device begins with the root that it got when it enrolled. The
-process that follows newer ones writes their keys into a file in the agent's folder, `manager-keys.json`. The
-agent reads it, since it loads no library of TUF.
+The root is signed by its own keys, which may be kept offline. Neither the fleet's server nor a thief of a
+manager key can therefore change whom a device obeys. A device begins with the root that it received when it
+enrolled. The process that follows newer roots writes their manager keys into the file `manager-keys.json` in
+the agent's folder. The agent reads only this file, so that it need not load a TUF library.
 """
 
 import contextlib
@@ -49,9 +49,9 @@ class _KeyFile:
 
 
 class ManagerKeys:
-    """Public keys of the manager. This device obeys documents that they have signed.
+    """The public keys of the manager. This device obeys the documents that are signed with them.
 
-    The newest root of the repository that this device has verified names the keys.
+    The keys are named by the newest root of the repository that this device has verified.
     """
 
     def __init__(self, folder: Path, first_root: str, disk: Disk = DISK) -> None:
@@ -63,16 +63,16 @@ class ManagerKeys:
         self._first_root_sha256 = hashlib.sha256(first_root.encode()).hexdigest()
 
     def read(self) -> dict[str, Ed25519PublicKey]:
-        """Return key id -> key; empty if the root names no key, or the file is damaged."""
+        """Return a dict from key id to key. It is empty if the root names no key, or the file is damaged."""
         followed = self._read_file()
         return read_named(self._first_root) if followed is None else _load(followed.keys)
 
     def follow(self, version: int, named: object) -> None:
-        """Trust exactly the keys that a verified root names; ignore a root older than the last root.
+        """Trust exactly the keys that a verified root names. Ignore a root older than the last root.
 
         Args:
             version: version of the root.
-            named: content of its field `FIELD`; None if it has none.
+            named: content of the field `FIELD` of the root, or None if the field is missing.
 
         Raises:
             OutputError: the file cannot be written.
@@ -105,9 +105,11 @@ class ManagerKeys:
 
 
 def read_held(envelope: str, keys: Mapping[str, Ed25519PublicKey]) -> Desired | None:
-    """Return the verified document of the journal, or None if there is none or no key in `keys` signed it.
+    """Return the verified document of the journal, or None if it is missing or not signed by a key in `keys`.
 
-    `envelope`: the journal's field `desired`. `keys`: key id -> public key of the manager.
+    Args:
+        envelope: the field `desired` of the journal.
+        keys: a dict from key id to public key of the manager.
     """
     if not envelope:
         return None
@@ -119,10 +121,10 @@ def read_held(envelope: str, keys: Mapping[str, Ed25519PublicKey]) -> Desired | 
 
 
 def read_named(root: str) -> dict[str, Ed25519PublicKey]:
-    """Return key id -> key of the manager's keys that a root names; nothing if the text is no root.
+    """Return a dict from key id to key of the manager keys that a root names.
 
     Args:
-        root: content of the root; its signatures are not verified here.
+        root: content of the root. Its signatures are not verified. If it is not a root, the result is empty.
     """
     try:
         named = json.loads(root)["signed"][FIELD]

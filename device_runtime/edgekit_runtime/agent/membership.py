@@ -1,7 +1,8 @@
-"""This device in its fleet: its key and certificate, as `enrolment` stored them, and its link to the fleet.
+"""The membership of this device in its fleet: its key, its certificate and its TLS context.
 
-Broker and web server are reached by different code, and both explain their failures here. The agent writes
-the state of its link to `link.json` beside the journal, and `edgekit-device fleet status` shows it.
+The agent and the downloads use different code to connect to the broker and the web server. Both use this
+module to explain failures. The agent writes its connection status to `link.json` in its folder, where
+`edgekit-device fleet status` reads it.
 """
 
 import base64
@@ -57,7 +58,12 @@ class EnrolmentError(EdgekitError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """This device in its fleet; `folder` holds key, certificate and enrolment. `stamp`: see `read_stamp`."""
+    """The membership of this device in its fleet.
+
+    Attributes:
+        folder: folder that contains the key, the certificate and the enrolment.
+        stamp: see `read_stamp`.
+    """
 
     enrolment: Enrolment
     key: Ed25519PrivateKey
@@ -65,12 +71,12 @@ class Membership:
     stamp: tuple[int, int] | None = None
 
     def make_context(self, trusted_time: TrustedTime | None = None) -> ssl.SSLContext:
-        """Return a TLS context with this device's certificate, see the function of this name."""
+        """Return a TLS context with this device's certificate, see the function `make_context`."""
         certificate, key = self.folder / CERTIFICATE, self.folder / KEY
         return make_context(self.enrolment.authority, str(certificate), str(key), trusted_time=trusted_time)
 
     def make_download_context(self, trusted_time: TrustedTime | None = None) -> ssl.SSLContext:
-        """Return a TLS context for packages; if a CDN serves them, it trusts public authorities, too."""
+        """Return a TLS context for packages. If a CDN serves them, it also trusts public authorities."""
         context = self.make_context(trusted_time)
         if not self.enrolment.artifacts.startswith(f"{self.enrolment.web}/"):
             context.load_default_certs()
@@ -81,27 +87,30 @@ class Membership:
     def make_time(
         self, folder: Path, clock: Callable[[], float], monotonic: Callable[[], float] = time.monotonic
     ) -> TrustedTime:
-        """Return the trusted time before a document of the manager is read; see `TrustedTime`.
+        """Return a `TrustedTime` that knows no document of the manager yet.
 
         Args:
             folder: the agent's folder.
-            clock: seconds since 1970.
-            monotonic: seconds since any moment; it never goes back.
+            clock: returns seconds since 1970.
+            monotonic: returns seconds of a clock that never goes back.
         """
         return TrustedTime(self.enrolment.certificate, folder, clock, monotonic)
 
     def read_time(self, folder: Path, clock: Callable[[], float] = time.time) -> TrustedTime:
-        """Return the trusted time, with the bound in the agent's folder; `clock`: seconds since 1970."""
+        """Return a `TrustedTime` that knows the journal's document. `clock` returns seconds since 1970."""
         trusted_time = self.make_time(folder, clock)
         trusted_time.note(read_journal(folder / "journal.json").known_time_s)
         return trusted_time
 
 
 def read_membership(config: Path) -> Membership:
-    """Return this device in its fleet, as the folder `fleet` of the configuration `config` states it.
+    """Return the membership of this device.
+
+    Args:
+        config: configuration folder. The membership is in its folder `fleet`.
 
     Raises:
-        EnrolmentError: this device is in no fleet, or its files are damaged.
+        EnrolmentError: this device is in no fleet, or the files are damaged.
     """
     folder = config / "fleet"
     stamp = read_stamp(folder)
@@ -119,7 +128,7 @@ def read_membership(config: Path) -> Membership:
 
 
 def read_stamp(folder: Path) -> tuple[int, int] | None:
-    """Return a stamp that changes at each enrolment and renewal; None while the device is in no fleet."""
+    """Return a value that changes with each enrolment and renewal, or None if the device is in no fleet."""
     try:
         status = (folder / ENROLMENT).stat()
     except OSError:
@@ -143,18 +152,18 @@ def _read_key(pem: str) -> bytes:
 
 
 class ResumingContext(ssl.SSLContext):
-    """A context that resumes its last session, which costs the broker a third of a full handshake.
+    """A TLS context that resumes its last session, which costs the broker a third of a full handshake.
 
-    It checks by the trusted time that certificates have not expired. A certificate of the fleet's authority
-    may begin in the future: then this device's clock is behind. With public authorities, OpenSSL checks by
-    the clock, too, unless the clock is certainly wrong.
+    The context uses the trusted time to check that certificates have not expired. It accepts a certificate of
+    the fleet's authority that is not valid yet, because then this device's clock is behind. With public
+    authorities, OpenSSL also checks certificates by the clock, unless the clock is certainly wrong.
 
     Attributes:
         trusted_time: see `TrustedTime`.
-        authority_end_s: when the certificate of the fleet's authority expires, in seconds since 1970;
+        authority_end_s: expiry of the certificate of the fleet's authority, in seconds since 1970, or
             infinity with public authorities.
-        failure: the TLS error that ended the last connection, or None. It also holds a broker's alert after
-            the handshake, which paho drops.
+        failure: the TLS error that ended the last connection, or None. It may be an alert that the broker
+            sent after the handshake, which paho does not report.
     """
 
     trusted_time = TrustedTime()
@@ -163,12 +172,12 @@ class ResumingContext(ssl.SSLContext):
     _session: ssl.SSLSession | None = None
 
     def remember(self, connection: Any) -> None:
-        """Keep the session of a connection for the next one."""
+        """Store the session of a connection for the next connection."""
         with contextlib.suppress(AttributeError, ValueError):
             self._session = connection.session or self._session
 
     def wrap_socket(self, *args: Any, **options: Any) -> ssl.SSLSocket:
-        """Return the socket over TLS, with the last session offered; `failure` becomes None."""
+        """Return the socket over TLS. Try to resume the last session, and set `failure` to None."""
         self.failure = None
         is_checked_here = self.authority_end_s < math.inf or self.trusted_time.is_clock_behind
         flags = self.verify_flags & ~_NO_CHECK_TIME
@@ -194,10 +203,10 @@ class ResumingContext(ssl.SSLContext):
 
 
 class EndedCertificateError(ssl.SSLCertVerificationError):
-    """The certificate of a server has expired by the trusted time.
+    """The certificate of a server has expired according to the trusted time.
 
     Attributes:
-        least_s: lower bound of the time in seconds since 1970, if the clock is behind it; else None.
+        least_s: earliest possible time, in seconds since 1970, if the clock is behind it, otherwise None.
     """
 
     def __init__(self, trusted_time: TrustedTime) -> None:
@@ -248,10 +257,10 @@ def make_context(
     """Return a context that trusts only the fleet's authority, with TLS 1.2 or newer.
 
     Args:
-        authority: the authority's certificate, in PEM.
-        certificate: path of the device's certificate, or None before it has one.
+        authority: certificate of the authority in PEM.
+        certificate: path of the device's certificate, or None before enrolment.
         key: path of the device's key.
-        trusted_time: the time for checks of certificates; by default the clock's.
+        trusted_time: the time at which to check certificates, or None for the time of the clock.
     """
     context = ResumingContext(ssl.PROTOCOL_TLS_CLIENT)
     context.trusted_time = trusted_time or TrustedTime()
@@ -270,7 +279,7 @@ class LinkProblem:
 
     Attributes:
         text: what happened and what to do, without a full stop.
-        is_refusal: whether the fleet refuses this device, and its web server may know more.
+        is_refusal: whether the fleet refuses this device. If so, the fleet's web server may know the reason.
     """
 
     text: str
@@ -279,13 +288,13 @@ class LinkProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkStatus:
-    """The link at one time.
+    """The status of the connection.
 
     Attributes:
         is_connected: whether the broker has accepted the agent.
-        since_at: seconds since 1970 at which `is_connected` took its present value.
-        problem: why there is no link, or what is wrong with it; empty if nothing is wrong, or the agent has
-            stopped.
+        since_at: time of the last change of `is_connected`, in seconds since 1970.
+        problem: why there is no connection, or what is wrong with it. It is empty if nothing is wrong or the
+            agent has stopped.
     """
 
     is_connected: bool = False
@@ -294,7 +303,7 @@ class LinkStatus:
 
 
 def explain_failure(error: BaseException, address: str) -> LinkProblem:
-    """Return the reason of a failed connection to `HOST:PORT` of the fleet."""
+    """Return why a connection to the fleet failed. `address` is `HOST:PORT`."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if fault := _TIME_FAULTS.get(error.verify_code):
             if isinstance(error, EndedCertificateError) and error.least_s is not None:
@@ -317,13 +326,13 @@ def explain_failure(error: BaseException, address: str) -> LinkProblem:
 
 
 def write_link_status(folder: Path, state: LinkStatus, disk: Disk) -> None:
-    """Write the state of the link to `link.json`."""
+    """Write the connection status to `link.json`."""
     with write_atomically(folder / LINK, mode=0o600, disk=disk) as file:
         file.write(encode_json(to_plain(state)))
 
 
 def read_link_status(folder: Path) -> LinkStatus | None:
-    """Return the state that the agent wrote last, or None if no state can be read."""
+    """Return the status that the agent wrote last, or None if no status can be read."""
     try:
         return from_json(LinkStatus, (folder / LINK).read_bytes(), LINK)
     except (OSError, ConfigError):

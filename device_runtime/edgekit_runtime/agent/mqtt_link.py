@@ -1,8 +1,9 @@
 """The link to the fleet's broker: a thread that connects, sends the newest messages, and receives.
 
-paho-mqtt does the protocol, with a new client for each connection, so that it resends nothing by itself. The
-outbox is ours: one message a key, the newest wins, and it stays until the broker has acknowledged it. The
-thread waits by `selectors`, because paho's own loop uses `select`, which fails at descriptors from 1024.
+paho-mqtt implements the protocol. Each connection uses a new client, which has no messages of earlier
+connections to send again. The outbox in this module stores the newest message of each kind and key until the
+broker acknowledges it. The thread waits with `selectors`, because paho's own loop uses `select`, which fails
+for file descriptors from 1024.
 
 Source: MQTT 5.0 and MQTT 3.1.1 (OASIS).
 """
@@ -49,11 +50,12 @@ class _Message:
 
 @dataclass(frozen=True, slots=True)
 class LinkMessage:
-    """A message, or the note that a new connection is open.
+    """A received message, or a notice from the link.
 
     Attributes:
-        kind: `hello` means a new connection: `payload` is this device's address there, and the agent answers
-            with its hello. `event` means an attack by the broker, which `payload` describes.
+        kind: `hello` means that a new connection is open. `payload` is then the local address of this device,
+            and the agent answers with its hello. `event` means an attack by the broker, which `payload`
+            describes.
         payload: content, not verified.
     """
 
@@ -62,13 +64,13 @@ class LinkMessage:
 
 
 class MqttLink:
-    """The connection of one device to its brokers, kept up by a thread.
+    """The connection of one device to its brokers. A thread keeps it open.
 
     Attributes:
-        received: queue of received messages; see `LinkMessage`.
-        will: payload of the next connection's last will; the agent replaces it after each hello.
-        reconnect_s: width of the time over which reconnects are spread.
-        problem: why there is no connection, or why the last one ended; None if neither is known.
+        received: queue of received messages, see `LinkMessage`.
+        will: payload of the last will of the next connection. The agent replaces it after each hello.
+        reconnect_s: length of the period over which devices spread their reconnections, in seconds.
+        problem: why there is no connection, or why the last one ended, or None if neither is known.
     """
 
     def __init__(self, device: str, brokers: Sequence[str], context: ssl.SSLContext, will: bytes) -> None:
@@ -97,11 +99,11 @@ class MqttLink:
         self._thread = threading.Thread(target=self._run, name="edgekit-mqtt", daemon=True)
 
     def start(self) -> None:
-        """Connect, and stay connected."""
+        """Connect, and reconnect whenever the connection is lost."""
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Disconnect after the outbox was sent, or after `timeout_s`."""
+        """Disconnect when the outbox has been sent, or after `timeout_s`."""
         give_up_s = time.monotonic() + timeout_s
         while self.is_connected and self.count_waiting() and time.monotonic() < give_up_s:
             time.sleep(0.02)
@@ -113,7 +115,7 @@ class MqttLink:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the broker has accepted the connection and the agent has said hello."""
+        """Whether the broker has accepted the connection and the agent has sent its hello."""
         return self._is_greeted
 
     def count_waiting(self) -> int:
@@ -122,13 +124,13 @@ class MqttLink:
             return len(self._outbox)
 
     def put(self, kind: Kind, payload: bytes, *, key: str = "", is_retained: bool = False) -> None:
-        """Send a message when possible; it replaces a waiting one of the same kind and key.
+        """Send a message as soon as possible. It replaces an unsent message of the same kind and key.
 
         Args:
-            kind: kind of the document; a `hello` must come before all others.
+            kind: kind of the document. A `hello` must come first on each connection.
             payload: envelope of the document.
-            key: separates waiting messages of one kind; for an event, the kind of event.
-            is_retained: whether the broker keeps the message for later subscribers.
+            key: distinguishes unsent messages of the same kind. For an event, it is the kind of event.
+            is_retained: whether the broker stores the message for later subscribers.
         """
         with self._lock:
             self._outbox[f"{kind}/{key}"] = _Message(kind, payload, is_retained)

@@ -1,10 +1,13 @@
-"""The documents that this device obeys: signed by the manager's keys, which a newer root may exchange.
+"""The documents that this device obeys, which are signed by the manager's keys.
 
-A process of its own verifies the repository's metadata and follows the root: at each download, and when this
-module asks for it. It asks once a day, and when a document names an unknown key, since the manager's key may
-have been exchanged; the document waits for that. Anybody at the broker can send such documents. So each of
-these refreshes that brings no new key doubles the pause before the next one, until a day passes without them.
-After an exchange all devices get such a document at once, so their refreshes are spread at random.
+A separate process verifies the metadata of the repository and follows the root, which names the manager's
+keys. It does so at each download, and when this module asks for a refresh. This module asks once a day. It
+also asks when a document is signed by an unknown key, because the manager may have a new key. The document
+waits for this refresh.
+
+Anybody at the broker can send such documents. Therefore each refresh that brings no new key doubles the pause
+before the next one, until a day has passed without such documents. After a change of keys all devices receive
+a document with the new key at once, so their refreshes are delayed by a random time.
 """
 
 import random
@@ -22,7 +25,7 @@ _LONGEST_PAUSE_S: Final = 21_600.0
 
 
 class ObeyedDocuments:
-    """Verifies documents, and decides when to refresh the repository's metadata; one thread uses it."""
+    """Verifies documents, and decides when to refresh the repository's metadata. Not thread-safe."""
 
     def __init__(self, folder: Path, first_root: str, now_s: float) -> None:
         """Read the keys.
@@ -40,14 +43,14 @@ class ObeyedDocuments:
         self._next_s, self._pause_s = now_s, _PAUSE_S
 
     def read_held(self, envelope: str) -> Desired | None:
-        """Return the journal's document; None if there is none or its key is no longer trusted."""
+        """Return the document of the journal, or None if it is missing or its key is no longer trusted."""
         return read_held(envelope, self._keys)
 
     def unseal(self, payload: bytes, now_s: float, width_s: float) -> Desired | None:
-        """Return the document in an envelope, or None if it waits for a refresh of the metadata.
+        """Return the document in an envelope, or None if the document waits for a refresh of the metadata.
 
-        Only the newest document by an unknown key waits; older ones are dropped. The manager sends its
-        document again.
+        Only the newest document with an unknown key waits. Older ones are dropped, because the manager sends
+        its document again.
 
         Args:
             payload: the envelope.
@@ -68,24 +71,24 @@ class ObeyedDocuments:
         return None
 
     def is_refresh_due(self, now_s: float) -> bool:
-        """Return whether the metadata is to be verified now; `now_s` is of the monotonic clock."""
+        """Return whether to refresh the metadata now. `now_s` is the time of the monotonic clock."""
         return now_s >= self._daily_s or (self._waiting is not None and now_s >= self._next_s)
 
     def follow(self) -> bool:
-        """Read the keys after the metadata was verified; return whether they have changed."""
+        """Read the manager keys again after a refresh, and return whether they have changed."""
         before, self._keys = self._keys, self._manager_keys.read()
         return before.keys() != self._keys.keys()
 
     def end_refresh(
         self, now_s: float, *, was_answered: bool, has_cost: bool, has_new_keys: bool
     ) -> bytes | None:
-        """Note that the metadata was verified; return the document that waited for that, or None.
+        """Record the end of a refresh. Return the document that waited for it, or None.
 
         Args:
             now_s: time of the monotonic clock.
-            was_answered: whether the repository answered, even with metadata that was refused. If not, the
-                document waits for the next refresh.
-            has_cost: whether bytes were received; only then the pause between refreshes doubles.
+            was_answered: whether the repository answered, even with invalid metadata. If not, the document
+                waits for the next refresh.
+            has_cost: whether bytes were received. Only then does the pause between refreshes double.
             has_new_keys: whether the manager's keys have changed.
         """
         self._daily_s = now_s + _DAILY_S

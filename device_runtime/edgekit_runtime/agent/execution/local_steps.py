@@ -1,7 +1,7 @@
-"""Downloads and installations in this process; `step_child` does the same in a separate one.
+"""Carries out downloads and installations in this process. `step_child` does so in a separate process.
 
-A step ends by itself: downloads if nothing comes or if they are stopped, installations by their own limits.
-Only this module turns an error into the next state of the execution.
+Every step ends by itself. A download ends if no bytes arrive or if it is stopped, and an installation has its
+own time limits. Only this module decides which state an execution enters after an error.
 """
 
 import contextlib

@@ -1,10 +1,10 @@
 """Downloads and installations in a separate process, which ends after the step.
 
-The libraries that verify metadata, apply deltas and read packages (python-tuf, securesystemslib, numpy) take
-20 MB and more, and an agent needs them for some seconds a month. The process exchanges lines of JSON with the
-agent:
+The libraries that verify metadata, apply deltas and read packages (python-tuf, securesystemslib, numpy) need
+at least 20 MB of memory, and an agent uses them for only some seconds a month. The process and the agent
+exchange lines of JSON:
 
-    agent -> process    the order; later perhaps `"stop"`
+    agent -> process    the order, and `"stop"` to stop the step
     process -> agent    `StepNews`: twice a second, after 64 KiB, and at the end
 """
 
@@ -41,11 +41,11 @@ class StepPlaces:
     """Paths and limits for a step process.
 
     Attributes:
-        config: folder of the configuration, with the device's membership.
-        state: folder of the slots; the agent's folder is below it.
+        config: configuration folder, which holds the membership of the device.
+        state: folder of the slots. It contains the agent's folder.
         keys: folder of the keys whose packages are trusted.
-        socket_path: socket of the service; None to look for a running one.
-        bytes_per_s: cap of the bandwidth, or None.
+        socket_path: socket of the service, or None to look for a running service.
+        bytes_per_s: maximum rate in bytes per second, or None.
     """
 
     config: str
@@ -60,9 +60,9 @@ class StepNews:
     """Progress or result that a step process reports.
 
     Attributes:
-        received_bytes: bytes that came since the last report.
-        notes: kinds and texts of events since then.
-        result: the step's result, at its end.
+        received_bytes: number of bytes received since the last report.
+        notes: kind and text of each event since the last report.
+        result: result of the step, or None while the step is running.
     """
 
     received_bytes: int
@@ -99,7 +99,7 @@ class ChildSteps:
         note: Callable[[NoteKind, str], None],
         count: Callable[[int], None],
     ) -> StepResult:
-        """Carry out a step in a new process, see `StepCarrier`; return `retry` if the process fails."""
+        """Carry out a step in a new process, see `StepCarrier`. If the process fails, return `retry`."""
         try:
             with JsonChild(self._module, own_session=True) as child:
                 child.lower_priority()

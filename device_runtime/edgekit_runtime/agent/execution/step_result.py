@@ -1,4 +1,4 @@
-"""Input and result of a step: all data to and from the process that carries it out."""
+"""Input and result of a step."""
 
 import random
 import threading
@@ -18,13 +18,14 @@ NoteKind: TypeAlias = Literal["attack", "delta", "disk-full", "slow-retrieval"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOrder:
-    """A step, and its limits.
+    """A step and its limits.
 
     Attributes:
         step: the step that `reconcile` returned.
-        most_bytes: limit of the bytes that a download may receive or an upload send, or None.
-        known_time_s: lower bound of the time in seconds since 1970, whatever the clock shows.
-        bytes_per_s: cap of the bandwidth, or None for the cap of the agent's command line.
+        most_bytes: maximum number of bytes that a download receives or an upload sends, or None.
+        known_time_s: earliest possible time, in seconds since 1970. It is used if the clock shows an earlier
+            time.
+        bytes_per_s: maximum rate in bytes per second, or None for the rate from the agent's command line.
         held_orders: ids of the orders whose samples must not be sent yet.
     """
 
@@ -40,11 +41,12 @@ class StepResult:
     """Result of a step.
 
     Attributes:
-        outcome: `unchanged` keeps the state of the execution, `installed` begins its trial, `retry` repeats
-            the step, `refused` and `failed` end the execution.
+        outcome: `unchanged` keeps the state of the execution, `installed` begins the trial of the new
+            version, `retry` repeats the step, `refused` and `failed` end the execution.
         code, reason: the same fields as in `Execution`.
-        wait_s: wait before the step is tried again; None for a random time that grows with the failures.
-        max_failures: failures with the same code in a row after which the execution fails; None for no limit.
+        wait_s: time to wait before the next attempt, or None for a random time that grows with the failures.
+        max_failures: number of consecutive failures with the same code after which the execution fails, or
+            None for no maximum.
     """
 
     outcome: Literal["unchanged", "installed", "retry", "refused", "failed"] = "unchanged"
@@ -54,7 +56,7 @@ class StepResult:
     max_failures: int | None = None
 
     def apply(self, progress: Progress) -> Progress:
-        """Return the execution after the step; unchanged if it has ended meanwhile."""
+        """Return the execution after the step. An execution that has already ended stays as it is."""
         if self.outcome == "unchanged" or progress.has_ended:  # it has ended meanwhile, by its timeout
             return progress
         if self.outcome == "installed":
@@ -69,7 +71,7 @@ class StepResult:
 
 
 class StepCarrier(Protocol):
-    """Downloads, installs, refreshes and uploads, on the thread of its caller."""
+    """Carries out downloads, installations, refreshes and uploads on the calling thread."""
 
     def carry_out(
         self,
@@ -81,8 +83,8 @@ class StepCarrier(Protocol):
         """Carry out a `download`, `install`, `refresh` or `upload`, and return the result.
 
         Args:
-            order: see `StepOrder`.
-            stop: set to stop a step; a step in a separate process stops only while it downloads.
-            note: called with kind and text of an event, which must be reported at once.
+            order: the step and its limits.
+            stop: event that stops the step. A separate process stops only during a download.
+            note: called with the kind and text of an event that must be reported at once.
             count: called with the number of received or sent bytes.
         """

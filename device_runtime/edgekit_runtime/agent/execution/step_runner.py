@@ -1,4 +1,4 @@
-"""Carries out steps on a thread, one at a time, and keeps their results."""
+"""Carries out steps on a thread, one at a time, and stores their results."""
 
 import contextlib
 import logging
@@ -44,11 +44,11 @@ class StepRunner:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a step is being carried out."""
+        """Whether a step is running."""
         return self._thread is not None
 
     def begin(self, order: StepOrder) -> None:
-        """Begin a step on a thread of its own; no other step may be running."""
+        """Begin a step on a new thread. No other step may be running."""
         step = order.step
         self._step, self._stop = step, threading.Event()
         if step.action in (
@@ -72,7 +72,7 @@ class StepRunner:
         self._thread.start()
 
     def collect(self) -> list[tuple[str, StepResult]]:
-        """Return (execution or '', result) of each step that has ended; `is_busy` is False then."""
+        """Return the execution (or '') and the result of each step that has ended since the last call."""
         ended = []
         while not self._finished.empty():
             ended.append(self._finished.get())
@@ -80,17 +80,18 @@ class StepRunner:
         return ended
 
     def take_events(self) -> list[tuple[str, str]]:
-        """Return kind and text of the events to report at once."""
+        """Return the kind and text of each event that must be reported at once."""
         results = []
         while not self._events.empty():
             results.append(self._events.get())
         return results
 
     def take_counts(self) -> tuple[str, int, int]:
-        """Return what the last download, refresh or upload moved.
+        """Return how many bytes the last download, refresh or upload transferred.
 
         Returns:
-            Its execution or '', bytes moved since the last call, bytes of the package on the disk.
+            The execution or '', the bytes transferred since the last call, and the size of the downloaded
+                file so far.
         """
         with self._lock:
             came_bytes, self._came_bytes = self._came_bytes, 0
@@ -101,19 +102,19 @@ class StepRunner:
 
     @property
     def action(self) -> Action | None:
-        """The action of the present step, or None."""
+        """The action of the current step, or None."""
         return None if self._step is None else self._step.action
 
     def stop(self) -> None:
-        """Ask the step to stop, without waiting; some steps run to their end."""
+        """Tell the step to stop, and do not wait. Some steps run to their end."""
         self._stop.set()
 
     def retain(self, downloading: set[str], under_way: set[str]) -> None:
-        """Stop a step that is no longer needed.
+        """Stop the current step if it is no longer needed.
 
         Args:
             downloading: executions that may download now.
-            under_way: executions that have not ended: their other steps continue.
+            under_way: executions that have not ended. Their other steps may continue.
         """
         step = self._step
         if step is None or step.desired_model is None:
@@ -122,7 +123,7 @@ class StepRunner:
             self._stop.set()
 
     def list_downloaded(self) -> frozenset[str]:
-        """Return the sha256 of the complete package files."""
+        """Return the sha256 of each package file that is completely downloaded."""
         try:
             names = [path.name for path in self._downloads.iterdir()]
         except OSError:
@@ -130,7 +131,7 @@ class StepRunner:
         return frozenset(name for name in names if not name.endswith((".part", KEY_SUFFIX)))
 
     def close(self) -> None:
-        """Stop the step, and wait up to 10 s for its end; a separate process is killed earlier."""
+        """Stop the step, and wait up to 10 s for its end."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_S)
