@@ -1,7 +1,7 @@
-"""Decides when to probe a server, and how long a request waits for it before the device runs the model too.
+"""Decides when to probe a server, and how long to wait for a reply before the model also runs on the device.
 
-A server is probed after a fault, and while requests do not measure the link. A probe runs on its own thread,
-so a request never waits for one. The module is pure: clock and chance are arguments.
+A server is probed after a fault, and whenever no requests measure the link. Probes run on a separate thread,
+so requests never wait for them. This module does no I/O. The time and the random numbers are arguments.
 
 Source: Nygard, "Release It!", 2nd edition, section 5.2; back-off with equal jitter as in Brooker,
 "Exponential Backoff And Jitter", AWS Architecture Blog, 2015; hedged requests as in Dean and Barroso, "The
@@ -37,7 +37,10 @@ _MOST_UNSEEN_BYTES: Final = 4 * LEAST_MOVED_BYTES  # so few bytes may be acknowl
 
 
 class BackOff:
-    """The pause after failures in a row: at most 0.5 s after the first; each doubles it, up to a minute."""
+    """Exponential back-off with jitter.
+
+    The pause is at most 0.5 s after the first failure. It doubles with each further failure, up to 60 s.
+    """
 
     __slots__ = ("_failures",)
 
@@ -45,7 +48,14 @@ class BackOff:
         self._failures = 0
 
     def fail(self, chance: float) -> float:
-        """Count one more failure and return the pause after it in seconds; `chance` is uniform in 0..1."""
+        """Count a failure and return the pause after it.
+
+        Args:
+            chance: A random number, uniform in [0, 1).
+
+        Returns:
+            The pause in seconds.
+        """
         wait_s = min(_MOST_S, _FIRST_S * 2.0 ** min(self._failures, _MOST_STEPS))
         self._failures += 1
         return wait_s * (0.5 + chance / 2)
@@ -55,14 +65,15 @@ class BackOff:
 
 
 class CircuitBreaker:
-    """Closed: requests go to the server. Open: nothing goes. Half-open: one probe may go.
+    """Stops sending requests to a server that fails.
 
-    Any correct answer closes it and resets its count of failures. Each plan has its own `BackOff` for real
-    requests: a server that answers golden inputs correctly may fail on the inputs of the application.
+    While the breaker is closed, requests go to the server. While it is open, nothing is sent. After a pause
+    it is half-open, and one probe may be sent. A correct reply closes it. Each plan also has its own
+    `BackOff`, since a server that answers golden inputs correctly may fail on the inputs of the application.
 
     Attributes:
-        is_closed: whether requests may go to the server.
-        cause: one sentence on why it is open.
+        is_closed: Whether requests may go to the server.
+        cause: One sentence that says why the breaker is open.
     """
 
     __slots__ = ("_back_off", "_retry_s", "cause", "is_closed")
@@ -81,24 +92,24 @@ class CircuitBreaker:
         self._back_off.succeed()
 
     def fail(self, now_s: float, cause: str, chance: float, at_least_s: float = 0.0) -> None:
-        """Open, for longer with each failure in a row.
+        """Open the breaker. The pause grows with each failure in a row.
 
         Args:
-            now_s: time of the monotonic clock.
-            cause: one sentence on what happened.
-            chance: uniform in 0..1.
-            at_least_s: seconds that the server asked to wait; at most a minute of it is granted.
+            now_s: The time of the monotonic clock, in seconds.
+            cause: One sentence that says what happened.
+            chance: A random number, uniform in [0, 1).
+            at_least_s: The pause in seconds that the server asked for. At most 60 s are granted.
         """
         self.is_closed, self.cause = False, cause
         self._retry_s = now_s + max(min(at_least_s, _MOST_S), self._back_off.fail(chance))
 
 
 class ProbeSchedule:
-    """When to probe the link. The pause grows with the time since the device left a plan with a server.
+    """Decides when to probe the link.
 
-    So a better link is noticed after a twentieth of the time that it was bad, and the number of probes grows
-    only with the logarithm of that time. From 20 minutes on there is one probe a minute. All times are those
-    of the monotonic clock.
+    The pause between probes is 5 % of the time since the device stopped using a server plan, from 0.25 s up
+    to 60 s. For example, if the link was bad for 10 minutes, its recovery is noticed within 30 s. All times
+    are in seconds of the monotonic clock.
     """
 
     __slots__ = ("_bytes_per_s", "_left_s", "_paid_s", "due_s")
@@ -122,29 +133,30 @@ class ProbeSchedule:
         self.due_s = now_s + min(pause_s, _MOST_S)
 
     def postpone(self, now_s: float) -> None:
-        """Put off the next probe by 0.25 s, so that requests do not check again and again."""
+        """Delay the next probe by 0.25 s."""
         self.due_s = now_s + _LEAST_PAUSE_S
 
     def spend(self, now_s: float, size_bytes: float) -> None:
-        """Count the bytes that a probe sent towards the limit of bytes an hour."""
+        """Count the bytes of a probe towards the hourly limit."""
         if self._bytes_per_s > 0:
             self._paid_s = max(self._paid_s, now_s) + size_bytes / self._bytes_per_s
 
     def may_spend(self, now_s: float) -> bool:
-        """Return whether the limit of bytes an hour allows a probe of the link now."""
+        """Return whether the hourly limit on bytes allows a probe now."""
         return self._bytes_per_s > 0 and now_s >= self._paid_s
 
     def is_due(self, now_s: float, *, is_busy: bool) -> bool:
-        """Return whether to probe now; while requests run (`is_busy`) a probe is due 0.1 s later."""
+        """Return whether a probe is due. While requests run (`is_busy`), it is due 0.1 s later than usual."""
         return now_s >= self.due_s + (_BUSY_S if is_busy else 0.0)
 
 
 class HedgePolicy:
-    """How long to wait for a reply, and how much device time hedges may take.
+    """Decides how long to wait for a reply, and limits the device time that hedges use.
 
-    A hedge is a local run that begins because a reply is late. A token bucket limits hedges: each request
-    adds a share of its device time as credit. If the credit is less than the time of a local run, a hedge
-    begins later; if it is below 0, no request goes to the server. Not safe for several threads at once.
+    A hedge is a local run that starts because a reply is late. A token bucket limits hedges. Each request
+    adds a share of its device time to the credit, and each hedge takes its device time from the credit. If
+    the credit does not cover a local run, hedges start later. If the credit is negative, no request goes to
+    the server. Not thread-safe.
     """
 
     __slots__ = ("_credit_s", "_longest_s", "_share", "_usual")
@@ -168,15 +180,19 @@ class HedgePolicy:
         return self._credit_s >= local_s
 
     def earn(self, device_s: float, local_s: float) -> None:
-        """Add a share of `device_s`, a request's own time on the device, to the credit.
+        """Add a share of a request's device time to the credit.
 
-        `local_s`: time of a local run. The credit is at most four times the longest recent local run.
+        The credit is at most four times the longest recent local run.
+
+        Args:
+            device_s: The time that the request took on the device.
+            local_s: The time of a local run.
         """
         self._longest_s = max(local_s, self._longest_s * _DECAY)
         self._credit_s = min(self._credit_s + self._share * device_s, _MOST_RUNS * self._longest_s)
 
     def spend(self, device_s: float) -> None:
-        """Take `device_s` off the credit: device time of a local run beside a reply that came late."""
+        """Take the device time of a hedge, in seconds, from the credit."""
         self._credit_s -= device_s
 
     def note_reply(self, took_s: float, expected_s: float) -> None:
@@ -184,10 +200,14 @@ class HedgePolicy:
         self._usual = min(max(self._usual + step, 0.0), _MOST_USUAL)
 
     def allow_s(self, expected_s: float, local_s: float, spent_s: float) -> float:
-        """Return the seconds after the sending at which a local run begins if there is no reply.
+        """Return how many seconds after sending a request a local run starts if there is no reply.
 
-        A fault then costs at most 1.3 local runs, unless usual replies are too slow for that.
-        `spent_s`: time of this request before it was sent.
+        A fault then costs at most 1.3 local runs, unless normal replies are slower than that.
+
+        Args:
+            expected_s: The predicted time from sending to reply.
+            local_s: The time of a local run.
+            spent_s: The time of this request before it was sent.
         """
         usual_s = expected_s * self._usual
         late_s = max(_SLACK * usual_s, _SLACK_S, _EARLY_WAIT * local_s)
@@ -198,14 +218,13 @@ class HedgePolicy:
 
 
 class ReplyWait:
-    """How long a request waits for its reply, extended as the link carries bytes.
+    """How long a request waits for its reply, extended while the link carries bytes.
 
-    A link that carries nothing is noticed after half of the allowed time, or when its first acknowledgement
-    is late. A link that is only slow gets more time, if at its rate the reply comes before the end of a local
-    run.
+    A dead link is noticed after half of the allowed time, or when the first acknowledgement is late. A slow
+    link gets more time if the reply is expected before a local run would end.
 
     Attributes:
-        look_s: seconds to wait until the first call of `more_s`.
+        look_s: The time in seconds to wait before the first call of `more_s`.
     """
 
     __slots__ = ("_after_s", "_allowed_s", "_local_s", "_previous", "_upload_bytes", "look_s")
@@ -227,9 +246,11 @@ class ReplyWait:
         self._previous = (0.0, 0)  # at the last look
 
     def more_s(self, elapsed_s: float, sent_bytes: int | None) -> float | None:
-        """Return the seconds to wait until the next call; None if the local run shall begin.
+        """Return how many seconds to wait before the next call, or None if the local run should start.
 
-        `elapsed_s`: time since the request was sent. `sent_bytes`: acknowledged bytes; None if unknown.
+        Args:
+            elapsed_s: The time since the request was sent, in seconds.
+            sent_bytes: The number of acknowledged bytes, or None if unknown.
         """
         (before_s, before_bytes), self._previous = self._previous, (elapsed_s, sent_bytes or 0)
         is_over = elapsed_s >= self._allowed_s

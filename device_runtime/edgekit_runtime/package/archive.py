@@ -1,12 +1,12 @@
-"""Packages: writing one atomically, and reading one only after every byte of it has been verified.
+"""Writes packages atomically, and reads a package only after verifying every byte of it.
 
-A reader checks in this order: the structure is canonical (`canonical_zip`), the signature is by a trusted
-key, the manifest is what was signed, each artifact is what the manifest says. Contents are hashed once,
-through a mapping of the file, and returned as views of it.
+A reader checks in this order that the ZIP structure is canonical, that the signature was made with a trusted
+key, that the manifest has the signed digest, and that each artifact has the digest in the manifest. The
+contents are hashed once, in a memory-mapped file, and returned as views of it.
 
-Deliberately not checked: that the file stays as it was verified. Who can write to the package folder can
-change a mapped file (or truncate it, which ends the process with SIGBUS), so that folder belongs to the
-runtime's user alone.
+One thing is not checked: that the file stays unchanged after verification. Anyone who can write to the
+package folder can change a mapped file, or truncate it, which kills the process with SIGBUS. Only the
+runtime's user should therefore have write access to that folder.
 
 Source: docs/reference/package-format.md.
 """
@@ -48,10 +48,10 @@ _ReadEnvelope: TypeAlias = Callable[[bytes, str], tuple[Statement, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Size limits of a reader, which checks a size before it reads the content.
+    """Size limits for reading a package. Each size is checked before the content is read.
 
     Raises:
-        ValueError: a limit is not positive, or beyond what the format can hold.
+        ValueError: A limit is not positive, or is larger than the format allows.
     """
 
     max_package_bytes: int = 2 << 30
@@ -75,20 +75,22 @@ DEFAULT_LIMITS: Final = Limits()
 def write_package(
     path: Path, manifest: Manifest, artifacts: Mapping[str, bytes | memoryview], sign: Sign
 ) -> None:
-    """Write a package atomically; the same manifest, artifacts and ed25519 key give the same bytes.
+    """Write a package atomically.
+
+    The result is reproducible: the same manifest, artifacts and ed25519 key give the same bytes.
 
     Args:
-        path: path of the package file; an earlier file there stays intact until the new file is complete.
-        manifest: names each artifact with size and digest.
-        artifacts: path -> content, exactly those that the manifest names.
-        sign: returns the canonical DSSE envelope of a payload, an in-toto statement.
+        path: The path of the package file. An existing file stays intact until the new file is complete.
+        manifest: The manifest, with the size and digest of each artifact.
+        artifacts: A dict from the path of each artifact in the manifest to its content.
+        sign: A function that takes an in-toto statement and returns the canonical DSSE envelope of it.
 
     Raises:
-        ManifestError: the artifacts are not those that the manifest names.
-        DigestError: an artifact has another size or digest than the manifest says.
-        PackageError: the package exceeds `DEFAULT_LIMITS`, or what the format can hold.
-        SignatureError: `sign` raised it, or returned no canonical envelope.
-        OutputError: the folder is missing or unwritable, or the disk is full.
+        ManifestError: The artifacts are not those that the manifest names.
+        DigestError: The size or digest of an artifact differs from the manifest.
+        PackageError: The package exceeds `DEFAULT_LIMITS` or the limits of the format.
+        SignatureError: `sign` raised it, or did not return a canonical envelope.
+        OutputError: The folder is missing or not writable, or the disk is full.
     """
     named = {artifact.path for artifact in manifest.artifacts}
     if named != set(artifacts):
@@ -118,12 +120,12 @@ def write_package(
 
 
 class OpenedPackage:
-    """A package that has been verified throughout.
+    """A package that has been fully verified.
 
     Attributes:
-        key_id: id of the trusted key that signed it.
-        submodel: name of the submodel that `select_submodel` chose, or None.
-        local_key: encrypts files that are made from an encrypted package; None for a plain package.
+        key_id: The id of the trusted key that signed the package.
+        submodel: The name that was given to `select_submodel`, or None.
+        local_key: The key that encrypts files derived from an encrypted package, or None for a plain package.
     """
 
     __slots__ = (
@@ -168,12 +170,12 @@ class OpenedPackage:
             raise PackageError(f"{self.path}: '{artifact_path}' was asked for after close()") from cause
 
     def copy_to(self, file: BinaryIO) -> None:
-        """Write the opened package to `file`, even if `path` holds another file by now."""
+        """Write the bytes of this package to `file`, even if the file at `path` has since been replaced."""
         file.writelines(parts(self._file.stored))
 
     @property
     def key_file(self) -> bytes:
-        """Content of the separate file with the wrapped key of the package; empty without such a file."""
+        """The content of the separate file that holds the wrapped key, or empty if there is no such file."""
         return b"" if self._file.decrypted is None else self._file.decrypted.key_file
 
     @property
@@ -181,9 +183,9 @@ class OpenedPackage:
         return self.local_key is not None
 
     def open_content(self) -> int:
-        """Return a new descriptor of the package, decrypted if it was encrypted; the caller closes it.
+        """Return a new file descriptor of the decrypted package, which the caller must close.
 
-        Nobody changes its content.
+        The content behind the descriptor does not change.
         """
         if self._file.decrypted is not None:
             return os.dup(self._file.decrypted.memory.descriptor)
@@ -206,13 +208,13 @@ class OpenedPackage:
         return self._show(self.manifest.select_submodel(name), name)
 
     def list_members(self) -> dict[str, "OpenedPackage"]:
-        """Return stage -> package of its model; empty if this is no pipeline.
+        """Return a dict from the name of each stage to its package. Empty if this is not a pipeline.
 
-        Closing this package closes all of them.
+        Closing this package also closes the packages of all stages.
 
         Raises:
-            ManifestError: the manifest of a member is malformed, or describes more than one plain model.
-            PackageError: an artifact that a member names is missing or differs.
+            ManifestError: The manifest of a stage is malformed, or describes more than one plain model.
+            PackageError: An artifact of a stage is missing or differs.
         """
         pipeline = self.manifest.pipeline
         return (
@@ -240,7 +242,7 @@ class OpenedPackage:
 
     @property
     def signed_sha256(self) -> str:
-        """Hexadecimal SHA-256 of the signed manifest, also for a selected variant, submodel or stage."""
+        """Hexadecimal SHA-256 of the signed manifest, which variants, submodels and stages share."""
         return self._signed.sha256
 
     def _show(self, manifest: Manifest, submodel: str | None) -> "OpenedPackage":
@@ -250,13 +252,13 @@ class OpenedPackage:
         return view
 
     def share(self) -> "OpenedPackage":
-        """Return a second handle of the package; each handle is closed separately."""
+        """Return a second handle to this package. Each handle must be closed separately."""
         shared = self._show(self.manifest, self.submodel)
         shared._view = self._view[:]
         return shared
 
     def close(self) -> None:
-        """Release the mapping; it is freed with the last view that `read` returned."""
+        """Close the package. Its memory is freed once no view from `read` is in use."""
         self._view.release()
         self._file = PackageFile(self._view, self._view)
 
@@ -270,16 +272,16 @@ class OpenedPackage:
 
 
 def read_package(path: Path, trust: Verifier, limits: Limits = DEFAULT_LIMITS) -> OpenedPackage:
-    """Return the package at `path` after all of it has been verified.
+    """Verify the whole package at `path` and return it.
 
-    `trust`: decides whose signatures are accepted.
+    `trust` decides whose signatures are accepted.
 
     Raises:
-        PackageError: unreadable, beyond a limit, or not in the canonical form.
-        SignatureError: the signature is malformed, wrong, or by a key that is not trusted.
-        UnavailableError: the file cannot be read at the moment, or its signature cannot be verified.
-        DigestError: the manifest or an artifact is not what was signed.
-        ManifestError: the manifest is malformed, inconsistent or needs a newer reader.
+        PackageError: The file cannot be read, exceeds a limit, or is not in the canonical form.
+        SignatureError: The signature is malformed or wrong, or its key is not trusted.
+        UnavailableError: The file cannot be read at the moment, or its signature cannot be verified.
+        DigestError: The manifest or an artifact differs from what was signed.
+        ManifestError: The manifest is malformed, inconsistent or needs a newer reader.
     """
 
     def verify(envelope: bytes, where: str) -> tuple[Statement, str]:
@@ -300,12 +302,12 @@ def read_package(path: Path, trust: Verifier, limits: Limits = DEFAULT_LIMITS) -
 
 @dataclass(frozen=True, slots=True)
 class UnverifiedManifest:
-    """The claims of a package. Its form and digests are right, but anybody can have written it.
+    """A manifest that anyone could have written, since its signature was not verified.
 
-    It gives no access to artifacts, so nothing can be run from it.
+    It gives no access to the artifacts, so nothing can be run from it.
 
     Attributes:
-        claimed_key_id: id of the key that the package says it is signed by.
+        claimed_key_id: The id of the key that supposedly signed the package.
     """
 
     manifest: Manifest
@@ -315,16 +317,15 @@ class UnverifiedManifest:
 def read_unverified_manifest(
     path: Path, limits: Limits = DEFAULT_LIMITS, *, check_artifacts: bool = True
 ) -> UnverifiedManifest:
-    """Return the claims of the package at `path`, WITHOUT verifying who signed it.
+    """Return the manifest of the package at `path` WITHOUT verifying who signed it.
 
-    For showing it to a user who decides whether to trust that key, and for listing packages; use
-    `read_package` for everything else. All other checks of `read_package` are made.
-
-    `check_artifacts`: False saves most of the time: the artifacts are not read.
+    Use it to list packages, and to show a package to a user who decides whether to trust its key. Use
+    `read_package` for everything else. All other checks of `read_package` are made, but if `check_artifacts`
+    is False, the artifacts are not read. This saves most of the time.
 
     Raises:
-        PackageError: any that `read_package` raises, except for an untrusted key or a wrong signature.
-        UnavailableError: the machine lacks memory or descriptors.
+        PackageError: As for `read_package`.
+        UnavailableError: The machine has too little memory or too few file descriptors.
     """
 
     def read(envelope: bytes, where: str) -> tuple[Statement, str]:

@@ -1,9 +1,10 @@
-"""The canonical ZIP form: one byte sequence for one list of members, written and checked with `struct`.
+"""The canonical ZIP form: a list of members has exactly one byte sequence.
 
-Members are stored, their payloads start at multiples of 64 bytes, every other field has one permitted value,
-and nothing lies between, before or after. The reader derives each structural byte from names, sizes and
-checksums and refuses an archive that differs, so no byte is free: it needs none of the leniency for which ZIP
-readers are attacked. It does not read compressed, encrypted, split or zip64 archives.
+Members are stored without compression, and their contents start at multiples of 64 bytes. Every other field
+has one permitted value, and there are no bytes between, before or after the members and the directory. The
+reader computes each structural byte from the names, sizes and checksums, and refuses an archive that differs.
+It is therefore safe from attacks on lenient ZIP readers. Compressed, encrypted, split and zip64 archives are
+refused.
 
 Source: PKWARE APPNOTE 6.3.10, sections 4.3.7 (local header), 4.3.12 (central directory), 4.3.16 (end record).
 """
@@ -79,8 +80,8 @@ class Member:
     """The position of one member in the archive.
 
     Attributes:
-        payload_offset: offset of its content, a multiple of 64.
-        crc32: checksum of its content, as its headers state it.
+        payload_offset: The offset of the member's content, a multiple of 64.
+        crc32: The checksum of the content according to the headers.
     """
 
     name: str
@@ -91,12 +92,12 @@ class Member:
 
     @property
     def end_offset(self) -> int:
-        """Offset of the next header."""
+        """The offset of the first byte after the content."""
         return self.payload_offset + self.size_bytes
 
 
 def place_member(name: str, size_bytes: int, crc32: int, header_offset: int) -> Member:
-    """Return the member with its content at the next aligned offset."""
+    """Return the member with its header at `header_offset` and its content at the next multiple of 64."""
     earliest = header_offset + _LOCAL.size + len(name) + _EXTRA.size
     return Member(name, header_offset, -(-earliest // ALIGNMENT_BYTES) * ALIGNMENT_BYTES, size_bytes, crc32)
 
@@ -107,7 +108,7 @@ def _common_values(member: Member, extra_bytes: int) -> tuple[int, ...]:
 
 
 def build_local_header(member: Member) -> bytes:
-    """Return the local header and padding: all bytes from the member's header offset to its payload."""
+    """Return the local header of a member, with the padding up to its content."""
     extra_bytes = member.payload_offset - member.header_offset - _LOCAL.size - len(member.name)
     header = _LOCAL.pack(0x04034B50, *_common_values(member, extra_bytes))
     extra = _EXTRA.pack(_EXTRA_ALIGNMENT_ID, extra_bytes - 4, ALIGNMENT_BYTES)
@@ -115,7 +116,7 @@ def build_local_header(member: Member) -> bytes:
 
 
 def build_directory(members: Sequence[Member]) -> bytes:
-    """Return all bytes from the end of the last payload to the end of the archive."""
+    """Return the central directory and the end record, which follow the last member."""
     entries = []
     for member in members:
         values = _common_values(member, 0)
@@ -128,14 +129,14 @@ def build_directory(members: Sequence[Member]) -> bytes:
 
 
 def write_archive(out: BinaryIO, members: Iterable[tuple[str, bytes | memoryview]]) -> int:
-    """Write the canonical archive of `members`, in the order given, and return its size in bytes.
+    """Write the members as a canonical archive, in the given order, and return its size in bytes.
 
     Args:
-        out: an empty binary file.
-        members: name and content of each member.
+        out: An empty binary file.
+        members: Pairs of the name and the content of a member.
 
     Raises:
-        PackageError: a name may not stand in a package, or the archive would need zip64.
+        PackageError: A name is not allowed in a package, or the archive would need zip64.
     """
     contents = list(members)
     if problem := find_names_problem(name for name, _ in contents):
@@ -160,17 +161,17 @@ def write_archive(out: BinaryIO, members: Iterable[tuple[str, bytes | memoryview
 
 
 def read_members(data: memoryview, where: str, max_members: int) -> tuple[Member, ...]:
-    """Return the members of an archive whose structure is canonical throughout.
+    """Check that the structure of an archive is canonical, and return its members.
 
-    Contents are not read: the caller checks the stated CRC-32 in its own pass over them.
+    The contents are not read. The caller must compare them with the CRC-32 of each member.
 
     Args:
-        data: the whole archive.
-        where: start of each error message.
-        max_members: refuse more.
+        data: The whole archive.
+        where: The start of each error message.
+        max_members: The maximum number of members.
 
     Raises:
-        PackageError: any structural byte differs from the canonical form.
+        PackageError: A structural byte differs from the canonical form, or there are too many members.
     """
     count, directory_offset = _read_end(data, where, max_members)
     members: list[Member] = []

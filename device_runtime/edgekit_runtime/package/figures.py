@@ -1,4 +1,4 @@
-"""Names of figures in a manifest that the toolkit writes and the device reads."""
+"""Names of the entries in a manifest's `figures` that the toolkit writes and the device reads."""
 
 from typing import Final
 

@@ -1,14 +1,13 @@
-"""What values of inputs may change about a run: how long it takes, and how much memory.
+"""Determines whether the input values of a model can change the time and the memory of a run.
 
-No measurement shows that, so it is read from the graph. A loop whose trip count is an input took 20 us with
-the golden input and takes for ever with 2**62. Likewise `Range`, `Tile` or `Reshape` whose size an input
-states, and what follows the rows that `NonZero` finds. Such a model must not run on the event loop, and
-shares no batch with other calls.
+For example, a loop whose trip count is an input takes 20 us with the golden input, but never ends with 2**62.
+The same holds for a `Range`, `Tile` or `Reshape` whose size is an input, and for operators that process the
+rows found by `NonZero`. Such a model must not run on the event loop, and its calls must not be batched.
 
-The graph itself is read, since the maker of a package may state anything. Operators that run a body (loops,
-branches) have no fixed work, except an `If` whose condition depends on sizes alone. Others have, unless an
-input of theirs that may set a size depends on a value of an input of the model. `Shape` ends such a
-dependency: the request bounds the sizes of its inputs.
+Measurements cannot show this, and the manifest may make false claims, so the graph itself is analysed.
+Operators that run a body (loops, branches) have no fixed work, except an `If` whose condition depends only on
+sizes. Any other operator has fixed work, unless an input that can set a size depends on the values of a model
+input. The output of `Shape` counts as independent of these values, since the request bounds its sizes.
 """
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
@@ -119,10 +118,10 @@ class Operation:
     """A node of a graph.
 
     Attributes:
-        name: type of the operator, as its file format names it.
-        inputs, outputs: tensors, by name or number.
-        bodies: graphs that the operation runs: the body of a loop, or the branches of a condition.
-        words: the strings among the values of its attributes.
+        name: The operator type, as named in the file format.
+        inputs, outputs: The tensors, by name or number.
+        bodies: The graphs that the operation runs, such as the body of a loop or the branches of a condition.
+        words: The attribute values that are strings.
     """
 
     name: str
@@ -134,11 +133,11 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Operations in the order in which they run.
+    """Operations in execution order.
 
     Attributes:
-        inputs: tensors that a caller gives.
-        outputs: tensors that it gets.
+        inputs: The tensors that the caller provides.
+        outputs: The tensors that the caller receives.
     """
 
     operations: Sequence[Operation]
@@ -146,11 +145,10 @@ class Graph:
     outputs: Sequence[Hashable] = ()
 
     def follow_values(self, outer: Collection[Hashable] = ()) -> Iterator[tuple[Operation, Sequence[int]]]:
-        """Yield each operation, with the positions of its inputs that depend on values fed to the graph.
+        """Yield each operation with the positions of its inputs that depend on the graph's input values.
 
-        Operations of a body follow the operation that runs it.
-
-        `outer`: tensors of the surrounding graph that depend on such values.
+        An operation is followed by the operations of its bodies. `outer` holds the tensors of the surrounding
+        graph that depend on such values.
         """
         dependent = {*self.inputs, *outer}
         for operation in self.operations:
@@ -163,7 +161,7 @@ class Graph:
 
 
 def has_fixed_work(graph: Graph) -> bool:
-    """Return whether a run takes the same time whatever values the inputs have."""
+    """Return whether the time of a run is independent of the input values."""
     return not any(
         _runs_by_values(operation, positions) or _sets_size(operation, positions)
         for operation, positions in graph.follow_values()
@@ -178,7 +176,7 @@ def _runs_by_values(operation: Operation, positions: Sequence[int]) -> bool:
 
 
 def has_free_sizes(graph: Graph) -> bool:
-    """Return whether values of inputs can set a tensor's size without a bound, and so use up the memory."""
+    """Return whether input values can make a tensor so large that memory runs out."""
     return any(
         operation.name in _FREE_SIZES and _sets_size(operation, positions)
         for operation, positions in graph.follow_values()
@@ -186,9 +184,9 @@ def has_free_sizes(graph: Graph) -> bool:
 
 
 def has_endless_loop(graph: Graph) -> bool:
-    """Return whether values of inputs may set a loop's number of rounds.
+    """Return whether input values can set the number of iterations of a loop.
 
-    Such a loop may never end, and its tensors may grow in each round.
+    Such a loop may never end, and its tensors may grow with each iteration.
     """
     return any(
         operation.name in LOOPS and not _is_bounded(operation, positions)
@@ -217,7 +215,7 @@ def _sets_size(operation: Operation, positions: Sequence[int]) -> bool:
 
 
 def has_fixed_work_onnx(model: bytes | memoryview) -> bool:
-    """Return `has_fixed_work` of an ONNX or `.tflite` file's graph; False if it cannot be read."""
+    """Return `has_fixed_work` for the graph of an ONNX or `.tflite` file, or False if the file is damaged."""
     try:
         return has_fixed_work(read_graph(model))
     except DAMAGED:
@@ -227,10 +225,10 @@ def has_fixed_work_onnx(model: bytes | memoryview) -> bool:
 def read_graph(model: bytes | memoryview) -> Graph:
     """Return the graph of an ONNX or `.tflite` file.
 
-    Functions and further graphs in the file become `bodies` of an added last operation, named "".
+    Functions and additional graphs in the file become the `bodies` of an extra last operation, named "".
 
     Raises:
-        ValueError, IndexError, struct.error: the file is damaged, or is no such file.
+        ValueError, IndexError, struct.error: The file is damaged, or has another format.
     """
     data = memoryview(model)
     if bytes(data[4:8]) == _LITERT_MARK:

@@ -1,10 +1,9 @@
 """Golden tensors: recorded inputs with the outputs that a device must reproduce within a tolerance.
 
-Values lie in artifacts as little-endian, C-contiguous arrays without a header. Float inputs may be stored as
-8-bit codes, since real inputs (pixels, quantized features) often are such codes and then take a quarter of
-the space. To keep large images small, a code may stand for a block of equal values, and of an
-output only every k-th value may be stored. Further rows cost no input at all: `resample` draws each from the
-first.
+The values are stored in artifacts as little-endian, C-contiguous arrays without a header. Float inputs may be
+stored as 8-bit codes, which take a quarter of the space. Real inputs, such as pixels, often are such codes.
+To keep large images small, one code may stand for a block of equal values, and only every k-th value of an
+output may be stored. Additional rows store no inputs, since `resample` computes them from the first row.
 """
 
 import math
@@ -42,15 +41,16 @@ def _is_count(value: object) -> bool:
 def resample(
     inputs: Mapping[str, np.ndarray[Any, np.dtype[Any]]], seed: int
 ) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
-    """Return a further row of golden inputs: arrays of the same names, shapes and dtypes with other values.
+    """Return an additional row of golden inputs, with the names, shapes and dtypes of the first row.
 
-    Each array is one background value with blocks of drawn values on it. Floats are drawn from the first
-    row's values. Integers are drawn from the range of the first row's values, since each may be an index into
-    a table; if a value is 2**31 or more in size, they are drawn like floats. All machines draw the same.
+    Each array is filled with one background value and has blocks of randomly drawn values. Floats are drawn
+    from the first row's values. Integers are drawn from the range of the first row's values, so they stay
+    valid as table indices. If a value is 2**31 or more in size, integers are drawn like floats. The result is
+    the same on every machine.
 
     Args:
-        inputs: input name -> array, the first row in the order of the manifest.
-        seed: chooses the row, 0 to `MAX_SEED`; its low bits set the blocks' edge and density.
+        inputs: A dict from input names to the arrays of the first row, in the order of the manifest.
+        seed: The seed of the row, 0 to `MAX_SEED`. Its low bits set the size and density of the blocks.
     """
     return {
         name: _resample(values, (seed << 8) + position) if values.size else values
@@ -87,9 +87,9 @@ def _resample(values: np.ndarray[Any, np.dtype[Any]], stream: int) -> np.ndarray
 
 
 def draw_bytes(seed: int, begin: int, end: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return bytes `begin` to `end` - 1 of a pseudorandom stream, equal on every machine.
+    """Return bytes `begin` to `end` - 1 of a pseudorandom stream that is the same on every machine.
 
-    `seed`: chooses the stream, 0 to `MAX_SEED`.
+    `seed` selects the stream, 0 to `MAX_SEED`.
     """
     numbers = np.arange(begin, end, dtype=np.uint64) + np.uint64(seed << 40)
     drawn: np.ndarray[Any, np.dtype[np.uint8]] = (_hash(numbers) >> np.uint64(56)).astype(np.uint8)
@@ -126,11 +126,12 @@ class Codes(Record):
 
     Attributes:
         dtype: `uint8` or `int8`.
-        scale, offset: rounded to float32 before use; each of the two operations rounds to float32.
-        repeat: for each axis the number of consecutive values that share a code, or None for 1 on every axis.
+        scale, offset: The factor and the offset. They and both intermediate results are rounded to float32.
+        repeat: The number of consecutive values along each axis that share a code. None means 1 on every
+            axis.
 
     Raises:
-        DataError: a field has the wrong type or value.
+        DataError: A field has the wrong type or value.
     """
 
     _error: ClassVar = DataError
@@ -150,7 +151,7 @@ class Codes(Record):
             raise DataError(f"codes: repeat is {list(self.repeat)}, expected integers of at least 1")
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the codes for values of `shape`.
+        """Return the shape of the codes for an array of values with shape `shape`.
 
         Raises:
             DataError: `repeat` has another rank, or does not divide a size.
@@ -169,10 +170,10 @@ class Codes(Record):
     def decode(
         self, data: bytes | memoryview, shape: tuple[int, ...], name: str
     ) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return the values that `data` stands for, float32 of `shape`.
+        """Decode `data` to a float32 array of shape `shape`. `name` is used in error messages.
 
         Raises:
-            DataError: `data` has another size, or `repeat` does not fit `shape`; `name` is for the message.
+            DataError: `data` has another size, or `repeat` does not fit `shape`.
         """
         codes = _decode(data, self.dtype, self.stored_shape(shape), name).astype(np.float32)
         # Arithmetic makes numbers of arrays without axes, which engines do not take.
@@ -188,9 +189,9 @@ class GoldenInput(Record):
     """One recorded input.
 
     Attributes:
-        name, dtype, shape: as in the session's input, but with all sizes fixed.
-        path: path of the artifact with the values.
-        codes: meaning of stored 8-bit codes; None if the values are stored in `dtype`.
+        name, dtype, shape: The name, dtype and shape of the model's input, with all sizes fixed.
+        path: The path of the artifact that holds the values.
+        codes: How to decode the stored 8-bit codes, or None if the values are stored in `dtype`.
     """
 
     _error: ClassVar = DataError
@@ -221,11 +222,11 @@ class GoldenInput(Record):
 
     @property
     def decoded_bytes(self) -> int:
-        """Size of the array that `decode` returns."""
+        """The size in bytes of the array that `decode` returns."""
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
     def decode(self, data: bytes | memoryview) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return the input that `data`, the content of the artifact, holds, in the stated dtype and shape.
+        """Return the input with its dtype and shape, decoded from the content of its artifact.
 
         Raises:
             DataError: `data` has another size.
@@ -237,18 +238,20 @@ class GoldenInput(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoldenOutput(Record):
-    """One expected output: right when `|got - expected| <= atol + rtol * |expected|` for each stored value.
+    """One expected output.
+
+    An output is correct if `|output - expected| <= atol + rtol * |expected|` for each stored value.
 
     Attributes:
-        name, dtype, shape: the output that the session must return.
-        path: path of the artifact with the values.
-        atol, rtol: absolute and relative tolerance, at least 0.
-        every: only the values 0, every, 2 * every ... in C order are stored and compared. With `axis`, rows
-            are counted in this way, not values.
-        axis: axis of the rows, if their number depends on the data; rows are then compared as a set, see
-            `row_sets`. None for other outputs.
-        loose: how many of the stored rows may lack a counterpart; at most half of the rows.
-        count_atol: how many rows more or fewer the output may have; at most half of the rows.
+        name, dtype, shape: The output that the session must return.
+        path: The path of the artifact that holds the values.
+        atol, rtol: The absolute and relative tolerance, at least 0.
+        every: Only every `every`-th value in C order is stored and compared, starting with the first. If
+            `axis` is set, this applies to rows instead of values.
+        axis: The axis of the rows if their number depends on the data, else None. Such rows are compared as a
+            set, as `row_sets` describes.
+        loose: The number of stored rows that may have no counterpart, at most half of them.
+        count_atol: The allowed difference in the number of rows, at most half of them.
     """
 
     _error: ClassVar = DataError
@@ -285,7 +288,7 @@ class GoldenOutput(Record):
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Shape of the values that the artifact holds."""
+        """The shape of the values in the artifact."""
         if self.axis is not None:
             rows = -(-self.shape[self.axis] // self.every)
             return (*self.shape[: self.axis], rows, *self.shape[self.axis + 1 :])
@@ -293,7 +296,7 @@ class GoldenOutput(Record):
 
     @property
     def stored_count(self) -> int:
-        """Number of values that the artifact holds."""
+        """The number of values in the artifact."""
         return math.prod(self.stored_shape)
 
     @property
@@ -301,13 +304,13 @@ class GoldenOutput(Record):
         return self.stored_count * DTYPES[self.dtype].itemsize
 
     def pick(self, output: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return the stored values of an output, in C order, [stored_count]."""
+        """Return the compared values of an output in C order, as an array of shape [stored_count]."""
         if self.axis is None:
             return output.reshape(-1)[:: self.every]
         return output.take(np.arange(0, self.shape[self.axis], self.every), self.axis).reshape(-1)
 
     def decode(self, data: bytes | memoryview) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return the stored values, of `stored_shape`.
+        """Return the stored values as an array of shape `stored_shape`.
 
         Raises:
             DataError: `data` has another size.
@@ -327,13 +330,13 @@ def _check_golden(name: object, dtype: object, shape: tuple[int, ...], path: obj
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsOutput(Record):
-    """The expected values of one output in all further rows.
+    """The expected values of one output in all additional rows.
 
     Attributes:
-        name: name of a golden output, whose dtype and shape hold for each row.
-        path: path of the artifact with the stored values of all rows, row by row.
-        atol, rtol: tolerance of each row, as in `GoldenOutput`; without `rtol` it is 0.
-        every: as in `GoldenOutput`.
+        name: The name of a golden output. Each row has its dtype and shape.
+        path: The path of the artifact that holds the stored values, row by row.
+        atol, rtol: The tolerances of each row, as in `GoldenOutput`. If `rtol` is empty, it is 0.
+        every: As in `GoldenOutput`.
     """
 
     _error: ClassVar = DataError
@@ -348,11 +351,11 @@ class RowsOutput(Record):
 
 @dataclass(frozen=True, slots=True)
 class GoldenRows(Record):
-    """Further rows of golden tensors; readers that do not know this field check only the first row.
+    """Additional rows of golden tensors. Older readers ignore them and check only the first row.
 
     Attributes:
-        seeds: seed of each row for `resample`.
-        outputs: their expected values, for some or all of the golden outputs.
+        seeds: The seed of each row, for `resample`.
+        outputs: The expected values of some or all golden outputs.
     """
 
     _error: ClassVar = DataError
@@ -378,7 +381,7 @@ class GoldenRows(Record):
 
 @dataclass(frozen=True, slots=True)
 class Golden(Record):
-    """The recorded inputs and outputs of one run, and further rows if there are any."""
+    """The recorded inputs and outputs of one run, with optional additional rows."""
 
     _error: ClassVar = DataError
 
@@ -388,10 +391,13 @@ class Golden(Record):
     extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def row_outputs(self) -> list[list[GoldenOutput]]:
-        """Return a list for each output of the further rows; it holds a `GoldenOutput` for each row.
+        """Return the expected outputs of the additional rows.
+
+        Returns:
+            A list for each output. Each list holds one `GoldenOutput` for each row.
 
         Raises:
-            DataError: an output is repeated, has an axis or is no golden output; or a field is wrong.
+            DataError: An output is repeated, has an axis or is not a golden output, or a field is wrong.
         """
         if self.rows is None:
             return []
@@ -410,12 +416,14 @@ class Golden(Record):
         ]
 
     def artifact_sizes(self) -> list[tuple[str, str, int, tuple[int, ...]]]:
-        """Return (name, path of the artifact, size of the artifact in bytes, shape) of each tensor.
+        """Return the artifact of each golden tensor.
 
-        Outputs of the further rows have entries, too. Their artifact holds all rows; `shape` is for one row.
+        Returns:
+            A list of (tensor name, path of the artifact, size of the artifact in bytes, tensor shape). For an
+            output of the additional rows, the artifact holds all rows and the shape is that of one row.
 
         Raises:
-            DataError: as for `row_outputs`.
+            DataError: As for `row_outputs`.
         """
         first: list[GoldenInput | GoldenOutput] = [*self.inputs, *self.outputs]
         sizes = [(tensor.name, tensor.path, tensor.size_bytes, tensor.shape) for tensor in first]
@@ -424,10 +432,10 @@ class Golden(Record):
         return sizes
 
     def check(self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
-        """Check that each input and at least one output has a golden tensor, and that all fit.
+        """Check that each input and at least one output has a golden tensor, and that all tensors fit.
 
         Raises:
-            DataError: a tensor is missing, unknown, repeated, or of another dtype or shape; or the decoded
+            DataError: A tensor is missing, unknown or repeated, a dtype or shape differs, or the decoded
                 inputs take more than `MAX_INPUT_BYTES`.
         """
         names = [tensor.name for tensor in self.inputs]

@@ -1,1 +1,1 @@
-"""The session that offloads: its requests, its state, and its probes."""
+"""The offload session: its requests, its state and its probes."""

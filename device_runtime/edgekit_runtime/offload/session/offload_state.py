@@ -1,12 +1,11 @@
-"""A session's knowledge of the link, the server and this device, and the plan that follows from it.
+"""Tracks the link, the server and this device for a session, and chooses the plan of each request.
 
-The threads of requests, of connections and of the prober share it. It runs and sends nothing.
+The request threads, the connection threads and the prober share this state. This module does no I/O.
 
-Example of a request: `decision` returns the plan of the last choice, since the epoch is the same. The session
-sends the tail's request; `note_reply` takes the time of the reply into the estimate of link and server, and
-begins a new epoch, so that the next `decision` chooses again. A request that fails opens the breaker, and
-from then on `choose` sees a cause that rules servers out. The prober sends golden inputs until the server
-answers them, and closes it.
+Example: a request calls `decision`, which returns the current plan. The session sends the request for the
+tail. When the reply arrives, `note_reply` updates the estimates of the link and the server, so the next call
+of `decision` chooses again. If the request fails, the circuit breaker opens and `choose` no longer considers
+server plans. The prober then sends golden inputs. The first correct reply closes the breaker.
 """
 
 import dataclasses
@@ -50,17 +49,17 @@ _Moment: TypeAlias = tuple[int, bool, float]  # epoch, whether the link is warm,
 
 
 class OffloadState:
-    """The state of the link, the server and this device, from which the plan of each request follows.
+    """The state of the link, the server and this device, which determines the plan of each request.
 
     Attributes:
-        runners: name -> plan that needs the server, ready to run.
-        counts: numbers of requests by how they were answered.
-        sent_bytes: bytes of all requests to the server.
-        wake: set when the prober has something to do.
-        lock: guards the data about link and server; a request that runs locally does not wait for it.
-        hedges: decides how long a request waits for its reply before it also runs locally.
-        connect_s: time for connecting the next request; 0 if a connection is open.
-        switches: descriptions of the last changes of the plan.
+        runners: A dict from the name of each server plan to its runner.
+        counts: The number of requests for each way of answering them.
+        sent_bytes: The total size of all requests to the server, in bytes.
+        wake: An event that is set when the prober has work to do.
+        lock: Protects the data about the link and the server. Local runs do not wait for it.
+        hedges: Decides how long a request waits for its reply before the model also runs locally.
+        connect_s: The time to connect for the next request, in seconds. 0 if a connection is open.
+        switches: Descriptions of the latest plan changes.
     """
 
     def __init__(self, table: CutTable, runners: Mapping[str, PlanRunner], options: OffloadOptions) -> None:
@@ -90,18 +89,18 @@ class OffloadState:
 
     @property
     def table(self) -> CutTable:
-        """The plans for one row."""
+        """The cut table for requests with one row."""
         return self._tables[1]
 
     @property
     def asked_plan(self) -> str | None:
-        """Name of the only plan that may run; None if all may."""
+        """The name of the plan that was set with `ask_for`, or None."""
         return self._preference.plan
 
     def ask_for(self, plan: str | None) -> None:
-        """Set the plan that must run whenever it can be used; None to choose freely again.
+        """Always use the named plan, or choose freely again if `plan` is None.
 
-        While it cannot be used, the local plan runs, if there is one.
+        While the named plan is not usable, the local plan runs, if there is one.
         """
         self._preference = dataclasses.replace(self._preference, plan=plan)
         self._epoch += 1
@@ -110,12 +109,12 @@ class OffloadState:
         self._epoch += 1
 
     def decision(self, rows: int = 1) -> PlanChoice:
-        """Return the plan of the next request with `rows` rows, and why."""
+        """Return the plan for the next request with `rows` rows, and the reason for it."""
         decision = self._decisions.get(rows)
         return decision[1] if decision is not None and decision[0] == self._moment() else self._decide(rows)
 
     def preview(self) -> PlanChoice:
-        """Return the plan that the next request would run, and why; later choices are not affected."""
+        """Return the plan that the next request would use, and the reason, without changing the state."""
         with self.lock:
             decision = self._decisions.get(1)
             return decision[1] if decision is not None and decision[0] == self._moment() else self._choose(1)
@@ -145,9 +144,9 @@ class OffloadState:
         return dataclasses.replace(decision, plan=as_sent(decision.plan, decision.conditions))
 
     def decision_among(self, names: Collection[str], rows: int) -> PlanChoice | None:
-        """Return the choice for one request between the local plan and the server plans in `names`.
+        """Choose between the local plan and the server plans in `names`, for one request.
 
-        It is None if there are no such plans.
+        The result is None if there is neither a local plan nor one of these server plans.
         """
         with self.lock:
             table = self._table(rows)
@@ -179,9 +178,9 @@ class OffloadState:
         return self._tables[rows]
 
     def send_plain(self, runner: PlanRunner) -> None:
-        """From now on, send the requests of a plan without compression, and predict their times accordingly.
+        """Stop compressing the requests of a plan, and adjust its predicted times.
 
-        Not every server reads zstd.
+        This is for servers that cannot read zstd.
         """
         with self.lock:
             plans = [send_plain(plan) if plan.name == runner.plan.name else plan for plan in self.table.plans]
@@ -202,16 +201,16 @@ class OffloadState:
 
     @property
     def device_slowdown(self) -> float:
-        """How many times longer recent runs took here than the table says; 1 before the first run."""
+        """The median ratio of recent run times to the times in the table. 1 before the first run."""
         return _ratio(self._device)
 
     def local_s(self, rows: int) -> float:
-        """Return the seconds of a local run; 0 if the device cannot run the model."""
+        """Return the expected time of a local run in seconds, or 0 if the device cannot run the model."""
         plan = self.table.local
         return 0.0 if plan is None else plan.costs.device_s * rows * self.device_slowdown
 
     def reply_s(self, decision: PlanChoice) -> float:
-        """Return the expected seconds from when the request is ready until its reply."""
+        """Return the expected time in seconds from when the request is ready to the arrival of its reply."""
         plan = decision.plan
         whole = dataclasses.replace(plan, escalation=None) if plan.escalation is not None else plan
         slowdown = decision.conditions.device_slowdown
@@ -219,16 +218,16 @@ class OffloadState:
         return remote_s + max(plan.costs.request_s * slowdown, self.estimate.overhead_s)
 
     def after_upload_s(self, decision: PlanChoice) -> float:
-        """Return how many seconds a reply may take once the server has the whole request."""
+        """Return the expected time in seconds from the end of the upload to the arrival of the reply."""
         costs, conditions = decision.plan.costs, decision.conditions
         server_s = costs.server_s * conditions.server_slowdown + conditions.server_wait_s
         return server_s + 2 * (self.estimate.rtt_s or 0.0)
 
     def allow_s(self, decision: PlanChoice, rows: int, spent_s: float) -> float:
-        """Return the seconds to wait for a reply before a local run begins.
+        """Return how many seconds to wait for a reply before a local run starts, and add credit to `hedges`.
 
-        It is 0 if a probe raised the estimated bandwidth, no request has confirmed it yet, and `hedges` has
-        enough credit. Each call adds credit to `hedges`. `spent_s`: time of the request so far.
+        The wait is 0 if a probe raised the estimated bandwidth, no request has confirmed it yet, and the
+        credit covers a local run. `spent_s` is the time of this request so far.
         """
         local_s = self.local_s(rows)
         with self.lock:
@@ -238,12 +237,11 @@ class OffloadState:
         return self.hedges.allow_s(self.reply_s(decision), local_s, spent_s)
 
     def find_better(self, now_s: float) -> PlanRunner | None:
-        """Return the plan that would be best on a very fast link to an idle server.
+        """Return the plan that would be best with a very fast link and an idle server.
 
-        It is None if that plan runs already or needs no server, if a plan was asked for by name, or if the
-        link is unknown. It is also None if the requests of the present plan measure the bandwidth anyway.
-
-        `now_s`: `time.monotonic()`.
+        It is None if that plan is already in use or is local, if a plan was requested by name, or if the link
+        is unknown. It is also None if the current requests measure the bandwidth anyway. `now_s` is the time
+        of `time.monotonic()`.
         """
         with self.lock:
             decision, conditions = self._decisions.get(1), self.conditions(now_s)
@@ -266,10 +264,11 @@ class OffloadState:
             return None if best.plan.name == running.name else self.runners.get(best.plan.name)
 
     def is_cheap(self, runner: PlanRunner, now_s: float) -> bool:
-        """Return whether the reply to a plan's golden inputs is expected within 1 s or four local runs.
+        """Return whether a probe of this plan with golden inputs is expected to be fast.
 
-        It is also True if the link was not measured, or the device cannot run the model. The caller holds
-        `lock`. `now_s`: `time.monotonic()`.
+        The limit is 1 s, or four local runs if these take longer. The result is also True if the link was not
+        measured, or if the device cannot run the model. The caller must hold `lock`. `now_s` is the time of
+        `time.monotonic()`.
         """
         link = self.estimate.state(now_s)
         if link is None or self.table.local is None:
@@ -300,7 +299,7 @@ class OffloadState:
         self._epoch += 1
 
     def note_head(self, plan: OffloadPlan, took_s: float) -> None:
-        """Note that head and codecs of a plan took `took_s` seconds for one request.
+        """Record how many seconds the head and the codecs of a plan took for one request.
 
         The time to compress and send the request is not included.
         """
@@ -309,11 +308,13 @@ class OffloadState:
             self._device.append((took_s, planned_s))
 
     def note_reply(self, plan: OffloadPlan, reply: Reply, *, is_late: bool, is_golden: bool = False) -> None:
-        """Learn from a reply; called on the thread of the connection.
+        """Update the estimates from a reply. Called on the connection's thread.
 
-        `plan` has the costs of that request. `is_late`: whether a local run began before the reply came.
-        `is_golden`: whether the request held golden inputs, which tell nothing about the application's
-        inputs.
+        Args:
+            plan: The plan, with the costs of this request.
+            reply: The reply or the error.
+            is_late: Whether a local run started before the reply arrived.
+            is_golden: Whether the request held golden inputs, which do not reset the back-off of the plan.
         """
         now_s, error, runner = time.monotonic(), reply.error, self.runners[plan.name]
         if reply.outputs is not None:
@@ -354,9 +355,9 @@ class OffloadState:
             self.fail(f"the server failed: {error}", runner)
 
     def fail(self, cause: str, runner: PlanRunner | None = None, at_least_s: float = 0.0) -> None:
-        """Stop using the server until it answers golden inputs; `runner` is the plan whose request failed.
+        """Stop using the server until it answers golden inputs correctly.
 
-        `cause`, `at_least_s`: see `CircuitBreaker.fail`.
+        `runner` is the plan whose request failed. For `cause` and `at_least_s` see `CircuitBreaker.fail`.
         """
         with self.lock:
             if runner is not None:
@@ -378,9 +379,9 @@ class OffloadState:
         self._epoch += 1
 
     def disprove(self, runner: PlanRunner) -> None:
-        """Stop using a plan for 30 s or more.
+        """Stop using a plan for at least 30 s.
 
-        The server lacks it or computes it wrong, or its request cannot be sent.
+        Called if the server lacks the plan or computes it incorrectly, or if its request cannot be sent.
         """
         with self.lock:
             runner.is_proved, runner.failure = False, ""
@@ -388,7 +389,7 @@ class OffloadState:
             self._epoch += 1
 
     def note_load(self, load: float | None) -> None:
-        """Note the load that the server stated, as a share of its capacity; None changes nothing."""
+        """Record the load that the server reported, as a fraction of its capacity. None is ignored."""
         if load is not None:
             self._load, self._load_s = load, time.monotonic()
 
@@ -411,12 +412,12 @@ class OffloadState:
 
 
 def show(text: str) -> str:
-    """Return the first 300 characters of a server's text; characters that cannot be printed are replaced."""
+    """Return the first 300 characters of a server's text, with unprintable characters replaced by U+FFFD."""
     return "".join(char if char.isprintable() else "\ufffd" for char in text[:_MOST_CAUSE])
 
 
 def is_moving(reply: Reply) -> bool:
-    """Return whether the link was slow but alive when this device aborted a request."""
+    """Return whether the link was still carrying bytes when this device aborted the request."""
     return reply.is_cut_off and reply.exchange.upload_bytes > LEAST_MOVED_BYTES
 
 
@@ -427,7 +428,7 @@ def _ratio(pairs: deque[tuple[float, float]]) -> float:
 
 
 def scale_plan(plan: OffloadPlan, rows: int) -> OffloadPlan:
-    """Return a plan with the costs of a request with `rows` rows."""
+    """Return a copy of the plan with the costs of a request that has `rows` rows."""
     costs = plan.costs
     scaled = dataclasses.replace(
         costs,

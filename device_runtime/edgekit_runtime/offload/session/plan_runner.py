@@ -1,4 +1,4 @@
-"""One plan that needs the server, ready to run: its head here, and the request for its tail."""
+"""Runs the device's part of a server plan: its head, its codecs and the request for its tail."""
 
 import math
 import threading
@@ -25,18 +25,18 @@ _GRID_TOLERANCE: Final = 0.05  # share of a step: error of a preprocessing's rou
 
 
 class PlanRunner:
-    """A plan that needs the server, ready to run.
+    """A server plan that is ready to run.
 
     Attributes:
-        plan: the plan, without compression if this device or the server cannot do it.
-        is_proved: whether the server has answered the plan's golden inputs correctly.
-        mismatch: what was wrong in the server's answer to the golden inputs, or empty.
-        retry_s: time on the monotonic clock before which the server is not asked for the tail again.
-        failure: fault of the application's last request with this plan, or empty.
-        back_off: pause after successive failed requests of the application; one that succeeds ends the pause.
+        plan: The plan. It has no compression if this device or the server does not support it.
+        is_proved: Whether the server has answered the plan's golden inputs correctly.
+        mismatch: What was wrong in the server's answer to the golden inputs, or an empty string.
+        retry_s: The time on the monotonic clock before which the plan is not tried again.
+        failure: Why the application's last request with this plan failed, or an empty string.
+        back_off: The back-off after failed requests of the application. A successful request resets it.
 
     Raises:
-        CutError: head and tail do not give all outputs of the model.
+        CutError: The head and the tail together do not compute all outputs of the model.
     """
 
     def __init__(self, plan: OffloadPlan, package: OpenedPackage, threads: int | None) -> None:
@@ -61,18 +61,21 @@ class PlanRunner:
     def carries(self, inputs: Mapping[str, Array]) -> bool:
         """Return whether the plan computes the same outputs as the whole model for these inputs.
 
-        It is False for NaN and infinity, and for values that the codes of an input cannot represent.
+        It is False for NaN and infinity, and for values that the 8-bit codes of an input cannot represent.
         """
         return all(map(_is_finite, inputs.values())) and all(
             _fits(inputs[name], codes) for name, codes in self.plan.codes.items()
         )
 
     def open_head(self) -> Session | None:
-        """Load head and decoder; return the head, or None if the inputs are sent as they are.
+        """Load the head and the decoder.
+
+        Returns:
+            The session of the head, or None if the plan has no head and sends the inputs unchanged.
 
         Raises:
             BackendError: `close` was called, or the engine refused the model.
-            EngineMissingError: no engine for it is installed.
+            EngineMissingError: The engine is not installed.
         """
         with self._lock:
             if not self._is_open:
@@ -89,14 +92,14 @@ class PlanRunner:
         return open_choice(view, view.manifest.backend, self._threads)
 
     def run_head(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the outputs of the head; empty if the inputs are sent as they are."""
+        """Return the outputs of the head, or an empty dict if the plan has no head."""
         head = self._head or self.open_head()
         return {} if head is None else head.run({spec.name: inputs[spec.name] for spec in head.inputs})
 
     def decode(self, outputs: dict[str, Array]) -> dict[str, Array]:
-        """Return the outputs of a reply, with codes restored to values.
+        """Return the outputs of a reply, with coded outputs decoded to values.
 
-        Outputs without codes, as of a local run, stay as they are.
+        Outputs without codes, for example those of a local run, are returned unchanged.
         """
         decoder = self._decoder
         if decoder is None or any(spec.name not in outputs for spec in decoder.inputs):
@@ -104,11 +107,13 @@ class PlanRunner:
         return {**outputs, **decoder.run({spec.name: outputs[spec.name] for spec in decoder.inputs})}
 
     def encode(self, inputs: Mapping[str, Array], head_outputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return tail input -> array; a photograph or sound is the content of a file, uint8 [bytes].
+        """Return a dict from the name of each input of the tail to its array.
+
+        An image or sound becomes the content of a file, a uint8 array of shape [bytes].
 
         Raises:
-            DataError: an input of the tail is missing, or a photograph or sound has several rows.
-            RefusedInputError: the head computed NaN or infinity from these inputs.
+            DataError: An input of the tail is missing, or an image or sound has more than one row.
+            RefusedInputError: An array is not finite, so it is not sent.
         """
         sent = {}
         for spec in self.inputs:
@@ -131,16 +136,16 @@ class PlanRunner:
         compression: Compression,
         fields: str,
     ) -> TailRequest:
-        """Return the request of the tail.
+        """Return the request for the tail.
 
         Args:
-            sent: the inputs of the tail, by name.
-            outputs: outputs of the whole model; used only if the tail is the whole model.
-            compression: compression of the body.
-            fields: further header lines, each with its line end.
+            sent: A dict from the name of each input of the tail to its array.
+            outputs: The outputs of the whole model. They are used only if the tail is the whole model.
+            compression: The compression of the body.
+            fields: Further header lines, each with its line ending.
 
         Raises:
-            DataError: an array does not fit its spec.
+            DataError: An array does not match its spec.
         """
         for spec in self.inputs:
             spec.check(sent[spec.name])
@@ -150,14 +155,14 @@ class PlanRunner:
     def read_golden(self) -> GoldenCase:
         """Return the golden case of the tail with its first row only.
 
-        One row shows that the server has this package; the service tests all rows itself.
+        One row is enough to show that the server has this package. The server tests all rows itself.
         """
         return replace(read_golden(self._tail_package), rows=())
 
     def prepare_golden(self, golden: GoldenCase, fields: str) -> TailRequest:
-        """Return a request with golden inputs, whose answer shows whether the server computes right.
+        """Return a request with golden inputs, which tests whether the server computes the tail correctly.
 
-        `fields`: further header lines, each with its line end.
+        `fields` holds further header lines, each with its line ending.
         """
         expected = _bind(self.outputs, self.inputs, golden.inputs)
         return make_tail_request(self.plan.tail or "", golden.inputs, expected, self.plan.compression, fields)
@@ -172,7 +177,7 @@ class PlanRunner:
         cancel_runs(self._decoder)
 
     def close(self) -> None:
-        """Close head and decoder; they are not opened again."""
+        """Close the head and the decoder. They cannot be opened again."""
         with self._lock:
             self._is_open = False
             for part in (self._head, self._decoder):

@@ -1,10 +1,11 @@
-"""A session that runs each request where it is answered soonest: here, on a server, or split between both.
+"""A session that runs each request wherever it is answered soonest: on the device, on a server, or on both.
 
-The caller gets only right answers. A local run replaces a reply that is late, wrong or missing. It begins
-when the reply is later than predicted; the first answer wins and the other is cancelled. No request waits
-until a server has proved itself on golden inputs, unless the device cannot run the model.
+The caller always gets correct outputs. If a reply is wrong or missing, or later than predicted, the model
+also runs on the device. The first answer is used and the other run is cancelled. A server is used only after
+it has answered golden inputs correctly. Meanwhile requests run locally, unless the device cannot run the
+model.
 
-`offload_state` chooses, `server_prober` proves, `offload_server` sends and receives.
+`offload_state` chooses the plan, `server_prober` tests the server, and `offload_server` sends and receives.
 """
 
 import dataclasses
@@ -54,14 +55,14 @@ class _Hedge:
 
 
 class RemoteSession:
-    """Runs a model here, on a server or divided between both, as its cut table allows.
+    """Runs a model on the device, on a server or divided between both, according to its cut table.
+
+    `has_fixed_work` is always False, since a run may wait for a server.
 
     Attributes:
-        local: the session that runs the whole model here, also for a self-test; None if the device cannot.
-        state: the state of the link, the server and this device, and the plan that runs next.
-        is_concurrent: whether `run` may be called from several threads; true if the local engine allows it.
-
-    `has_fixed_work` is always false, since a run may wait for a server.
+        local: The session that runs the whole model on the device, or None if the device cannot run it.
+        state: The state of the link, the server and this device.
+        is_concurrent: Whether several threads may call `run`. True if the local session allows it.
     """
 
     def __init__(
@@ -112,14 +113,14 @@ class RemoteSession:
         return self.state.counts
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return output name -> array for one set of inputs, see `Session.run`.
+        """Return a dict from output names to arrays for one set of inputs, as `Session.run` does.
 
         Raises:
-            DataError: an array does not fit its spec.
-            RefusedInputError: the engine refused these inputs.
-            BackendError: the engine failed; or this device cannot run the model, and the server answers
-                golden inputs wrongly.
-            UnavailableError: the server does not answer, and this device cannot run the model.
+            DataError: An array does not match its spec.
+            RefusedInputError: The engine refused these inputs.
+            BackendError: The engine failed, or the device cannot run the model and the server answers golden
+                inputs incorrectly.
+            UnavailableError: The device cannot run the model, and the server does not answer.
         """
         if not self._is_open:
             raise BackendError("backend 'offload': the session is closed")
@@ -139,30 +140,34 @@ class RemoteSession:
                 state.wake.set()  # allows a probe between two requests
 
     def decision(self, rows: int = 1) -> PlanChoice:
-        """Return the plan of the next request with `rows` rows, and why."""
+        """Return the plan for the next request with `rows` rows, and the reason for it."""
         now_s = time.monotonic()
         if now_s - self._looked_s > _LOOK_S:
             self._looked_s, self.state.connect_s = now_s, self._server.find_connect_s()
         return self.state.decision(rows)
 
     def wait_for_probe(self, timeout_s: float) -> bool:
-        """Wait until the server has been probed for the first time; return whether it was."""
+        """Wait until the server has been probed for the first time.
+
+        Returns:
+            False if the time ran out first.
+        """
         return self._prober.wait(timeout_s)
 
     def interrupt(self) -> None:
-        """End all runs with an error, from any thread."""
+        """Make all runs in progress fail. May be called from any thread."""
         self._server.interrupt()
         for part in (self.local, *self.state.runners.values()):
             if (interrupt := getattr(part, "interrupt", None)) is not None:
                 interrupt()
 
     def cancel_runs(self) -> None:
-        """End the local runs with an error. A run that waits for the server ends by its own time limit."""
+        """Make local runs in progress fail. Runs that wait for the server end by their own timeout."""
         for part in (self.local, *self.state.runners.values()):
             cancel_runs(part)
 
     def close(self) -> None:
-        """Free the model and the connections; a second call does nothing."""
+        """Free the model and close the connections. Further calls have no effect."""
         if not self._is_open:
             return
         self._is_open = False

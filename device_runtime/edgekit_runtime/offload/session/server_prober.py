@@ -1,4 +1,4 @@
-"""Proves plans by their golden inputs and measures the link, on its own thread: no request waits."""
+"""Tests plans with golden inputs and measures the link, on a separate thread."""
 
 import dataclasses
 import os
@@ -40,10 +40,10 @@ _BUSY_TICK_S: Final = 0.1
 
 
 class ServerProber:
-    """Probes a server until it is closed.
+    """Probes a server in the background until `stop` is called.
 
     Attributes:
-        late: the last late request; while it is under way there is no probe.
+        late: The latest late request. There are no probes until it ends.
     """
 
     def __init__(
@@ -70,13 +70,17 @@ class ServerProber:
         self._thread.start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the server has been probed for the first time; return whether it was."""
+        """Wait until the server has been probed for the first time.
+
+        Returns:
+            False if the time ran out first.
+        """
         return self._probed.wait(timeout_s)
 
     def prove_now(self, timeout_s: float) -> None:
-        """Send golden inputs for the next plan at once, without the pause after a fault.
+        """Send the golden inputs of the next plan at once, without waiting for the end of a pause.
 
-        Waits for the outcome, `timeout_s` at most.
+        Blocks until the outcome is known, for at most `timeout_s` seconds.
         """
         proof = threading.Event()
         self._waiting.append(proof)
@@ -84,7 +88,7 @@ class ServerProber:
         proof.wait(timeout_s)
 
     def stop(self) -> None:
-        """Begin to stop; the caller must close the server next."""
+        """Start to stop the thread. The caller must then close the server."""
         self._is_open = False
         self._state.wake.set()
 
