@@ -1,7 +1,7 @@
-"""The manifest of a package: what it holds, for which target, how it is run and how it proves itself.
+"""The manifest of a package: its contents, its target, how to run it and how to test it.
 
-Every dataclass checks itself on construction, so a `Manifest` that exists is consistent. Unknown fields that
-are not critical are kept in `extra` on every level and written again. Nothing here touches a file.
+Every dataclass validates itself on construction, so an existing `Manifest` is always consistent. Unknown
+fields that are not critical are preserved in `extra` at every level. This module does no I/O.
 
 Source: docs/reference/package-format.md, section "manifest.json".
 """
@@ -65,25 +65,25 @@ def _read_pipeline(value: object, where: str) -> "Pipeline":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest(Record):
-    """All that a reader knows about a package before it opens an artifact.
+    """Everything that a reader knows about a package before it opens an artifact.
 
     Attributes:
-        name, version, target: together the name of the package file.
-        inputs, outputs: specs of the model, at least one each.
-        artifacts: sorted by path.
-        golden: inputs with expected outputs for the self-test.
-        preprocessing, labels: paths of artifacts of that role, or None.
-        budget: limit name -> finite number; the name states the unit.
-        figures: name -> measured figure of the default variant; it is the same in every run.
-        provenance: source model digest, recipe digest, tool versions.
-        variants: further ways to run the model; `backend`, `golden` and `figures` above are the default's.
-        submodels: parts of the model for a device that offloads to a server.
-        task: what the outputs mean, or None.
-        states: outputs that are inputs of the next run of a sequence.
-        pipeline: the stages of a package of several models; None for one model.
+        name, version, target: The three parts of the name of the package file.
+        inputs, outputs: The tensor specs of the model, at least one each.
+        artifacts: The artifacts, sorted by path.
+        golden: The inputs and expected outputs of the self-test.
+        preprocessing, labels: The path of the artifact with that role, or None.
+        budget: A dict from limit names, which include the unit, to finite numbers.
+        figures: The measured figures of the default variant, by name. They are the same in every run.
+        provenance: The digests of the source model and the recipe, and the versions of the tools.
+        variants: Further ways to run the model. The default variant is `backend`, `golden` and `figures`.
+        submodels: The parts of the model for a device that offloads to a server.
+        task: The meaning of the outputs, or None.
+        states: The outputs that are inputs of the next run of a sequence.
+        pipeline: The stages of a package with several models, or None for a single model.
 
     Raises:
-        ManifestError: a field has the wrong type or value, or two fields contradict each other.
+        ManifestError: A field has the wrong type or value, or two fields contradict each other.
     """
 
     # First: a newer version may define every other field differently.
@@ -200,19 +200,19 @@ class Manifest(Record):
 
     @property
     def needs_answerer(self) -> bool:
-        """Whether the manifest states the meaning of inputs or outputs, so that an `Answerer` is needed."""
+        """Whether the manifest describes the meaning of inputs or outputs, which needs an `Answerer`."""
         return bool(self.task or self.preprocessing or self.labels)
 
     @property
     def all_variants(self) -> tuple[Variant, ...]:
-        """Every way to run the model: the default one, then the further ones in their order."""
+        """All variants: the default variant first, then `variants` in order."""
         return (Variant(DEFAULT_VARIANT, self.backend, self.golden, self.figures), *self.variants)
 
     def select(self, variant: str) -> "Manifest":
-        """Return the manifest as if a variant were the only one: its backend, golden tensors and figures.
+        """Return a copy of the manifest in which the named variant is the only one.
 
         Raises:
-            PackageError: there is no variant of that name.
+            PackageError: There is no variant of that name.
         """
         named = {variant.name: variant for variant in self.all_variants}
         if variant not in named:
@@ -223,10 +223,12 @@ class Manifest(Record):
         )
 
     def select_submodel(self, name: str) -> "Manifest":
-        """Return the manifest as if a submodel were the whole model, under the name from `served_name`.
+        """Return a manifest that describes a submodel as if it were the whole model.
+
+        Its name is the name that `served_name` returns.
 
         Raises:
-            PackageError: there is no submodel of that name.
+            PackageError: There is no submodel of that name.
         """
         named = {submodel.name: submodel for submodel in self.submodels}
         if name not in named:
@@ -252,14 +254,15 @@ class Manifest(Record):
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of `to_bytes()` in hexadecimal; it tells packages apart."""
+        """The SHA-256 of `to_bytes()` in hexadecimal, which identifies the package."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def to_bytes(self) -> bytes:
         """Return the manifest as canonical JSON, the content of `manifest.json`.
 
         Raises:
-            ManifestError: a free field (figures, provenance, options, extra) holds what JSON cannot express.
+            ManifestError: `figures`, `provenance`, `options` or `extra` holds a value that JSON cannot
+                express.
         """
         try:
             return encode_json(self.to_json())
@@ -268,7 +271,7 @@ class Manifest(Record):
 
 
 def parse_manifest(data: bytes) -> Manifest:
-    """Return the manifest in `data`, canonical JSON whose size the caller has bounded.
+    """Parse a manifest from canonical JSON. The caller must limit the size of `data`.
 
     Raises:
         ManifestError: `data` is malformed, not canonical or inconsistent, or needs a newer reader.

@@ -1,4 +1,4 @@
-"""The entries of a manifest: format information, artifacts, the choice of a backend, and their checks."""
+"""The entries of a manifest (format, artifacts, backend, task) and their validation."""
 
 import re
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def require_token(value: object, field: str) -> None:
-    """Raise `ManifestError` unless `value` is 1 to 64 letters, digits or `_.+-`, fit for a file name."""
+    """Raise `ManifestError` unless `value` is 1 to 64 letters, digits or `_.+-`, as in file names."""
     require(
         isinstance(value, str) and _TOKEN.fullmatch(value) is not None,
         f"{field} is {value!r}, expected 1 to 64 letters, digits or '_.+-', starting with a letter or digit",
@@ -41,14 +41,14 @@ def require_object(value: object, field: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FormatInfo(Record):
-    """Which reader the package needs.
+    """The format version and features that a reader must support.
 
     Attributes:
-        version: version of the format; this reader knows 1.
-        critical: features without which the package must not be used; see `SUPPORTED_CRITICAL`.
+        version: The version of the format. This reader supports version 1.
+        critical: The features that a reader must support, see `SUPPORTED_CRITICAL`.
 
     Raises:
-        ManifestError: the version is newer, or a critical feature is unknown to this reader.
+        ManifestError: The version is newer, or this reader does not support a critical feature.
     """
 
     version: int = FORMAT_VERSION
@@ -74,10 +74,10 @@ class Artifact(Record):
     """One file in the package.
 
     Attributes:
-        path: name of the ZIP member.
-        sha256: its digest, 64 hexadecimal digits in lower case.
-        role: `model`, `submodel`, `golden`, `labels`, `preprocessing`, `cut-table`, `member`; a reader
-            verifies and otherwise ignores other roles.
+        path: The name of the ZIP member.
+        sha256: The digest of the content, 64 hexadecimal digits in lower case.
+        role: `model`, `submodel`, `golden`, `labels`, `preprocessing`, `cut-table` or `member`. Artifacts
+            with other roles are verified, but not used.
     """
 
     path: str
@@ -110,9 +110,9 @@ class BackendChoice(Record):
     """The engine that runs an artifact, its options, and the fallback if that engine is missing.
 
     Attributes:
-        name: name of the backend, such as `ort`.
-        artifact: path of the model artifact.
-        fallback: the next choice, or None; at most `MAX_BACKENDS` in all.
+        name: The name of the backend, for example `ort`.
+        artifact: The path of the model artifact.
+        fallback: The choice to try next, or None. There are at most `MAX_BACKENDS` choices in total.
     """
 
     name: str
@@ -132,19 +132,19 @@ class BackendChoice(Record):
 
     @property
     def chain(self) -> "tuple[BackendChoice, ...]":
-        """This choice and its fallbacks, in the order in which they are tried."""
+        """This choice, followed by its fallbacks in the order in which they are tried."""
         fallbacks = () if self.fallback is None else self.fallback.chain
         return (self, *fallbacks)
 
     @classmethod
     def from_json(cls, value: object, where: str = "", *, depth: int = 0) -> "BackendChoice":
-        """Return the choice in a parsed JSON object.
+        """Parse a choice from a JSON object. Unless it is a fallback, the field `fallback` is required.
 
-        The object needs a field `fallback`, unless it is a fallback itself. `where`: position of the object
-        in the manifest, for messages. `depth`: number of choices before it.
+        `where` is the position in the manifest for error messages. `depth` is the number of choices before
+        this one.
 
         Raises:
-            ManifestError: a field is missing or wrong, or there are more than `MAX_BACKENDS` choices.
+            ManifestError: A field is missing or wrong, or there are more than `MAX_BACKENDS` choices.
         """
         require(depth < MAX_BACKENDS, f"{where}: more than {MAX_BACKENDS} choices")
         fields = Fields(value, where, ManifestError)
@@ -165,9 +165,9 @@ class BackendChoice(Record):
 
 @dataclass(frozen=True, slots=True)
 class TaskChoice(Record):
-    """What the outputs mean: a task of `edgekit_runtime.tasks` with its options.
+    """The meaning of the outputs: a task of `edgekit_runtime.tasks` and its options.
 
-    A reader that does not know the task still runs the model.
+    A reader that does not know the task can still run the model.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""Member names: which paths may stand in a package.
+"""Member names: which paths are allowed in a package.
 
-Few characters are allowed, so that a name means the same file on every file system, in every locale and in
-every ZIP tool. Names are checked even though the runtime never unpacks a package: other tools do.
+Only a few characters are allowed, so that a name means the same file on every file system, in every locale
+and in every ZIP tool. The runtime itself never unpacks a package, but other tools do.
 """
 
 import re
@@ -18,7 +18,7 @@ _WINDOWS_DEVICES: Final = frozenset(
 
 
 def find_name_problem(name: str) -> str | None:
-    """Return why `name` may not stand in a package ("is 300 characters long"), or None when it may."""
+    """Return why `name` is not allowed in a package, for example "is 300 characters long", or None."""
     if not name or len(name) > MAX_NAME_BYTES:
         return f"is {len(name)} characters long, expected 1 to {MAX_NAME_BYTES}"
     for part in name.split("/"):
@@ -33,10 +33,10 @@ def find_name_problem(name: str) -> str | None:
 
 
 def find_names_problem(names: Iterable[str]) -> str | None:
-    """Return why `names` may not stand in one package together, or None when they may.
+    """Return why `names` are not allowed together in one package, or None.
 
-    Refused are names that `find_name_problem` refuses, duplicates, two spellings that differ only in case,
-    and a name that is also the folder of another.
+    A problem is a name that `find_name_problem` rejects, a duplicate, two names that differ only in case, or
+    a name that is also a folder of another name.
     """
     spellings: dict[str, str] = {}
     files: set[str] = set()

@@ -15,10 +15,10 @@ _FIXED_SIZES: Final = {1: 8, 5: 4}
 
 
 def read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    """Return the protobuf varint at `position`, and the position behind it.
+    """Return the protobuf varint at `position`, and the position after it.
 
     Raises:
-        ValueError, IndexError: the varint has more than 10 bytes, or does not end.
+        ValueError, IndexError: The varint has more than 10 bytes, or does not end.
     """
     value = shift = 0
     while True:
@@ -33,13 +33,13 @@ def read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
 
 
 def read_fields(data: memoryview, begin: int, end: int) -> Iterator[tuple[int, int | None, int, int]]:
-    """Yield number, value, and begin and end of the content, for each field of a protobuf message.
+    """Yield (number, value, begin, end) for each field of the protobuf message `data[begin:end]`.
 
-    The message is `data[begin:end]`. The value is None for a field of bytes. Fields of fixed width are
-    skipped, since no caller needs them.
+    The yielded `begin` and `end` delimit the content of the field. The value is the integer of a varint
+    field, or None for a bytes field. Fixed-width fields are skipped.
 
     Raises:
-        ValueError, IndexError: the message is damaged.
+        ValueError, IndexError: The message is damaged.
     """
     position = begin
     while position < end:
@@ -61,21 +61,21 @@ def read_fields(data: memoryview, begin: int, end: int) -> Iterator[tuple[int, i
 
 
 def read_messages(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield number and content of those fields of a protobuf message that are bytes; skips others."""
+    """Yield the number and content of each bytes field of a protobuf message. Other fields are skipped."""
     for number, value, begin, end in read_fields(data, 0, len(data)):
         if value is None:
             yield number, data[begin:end]
 
 
 def unpack(data: memoryview, kind: str, position: int) -> int:
-    """Return the integer at `position` in the format `kind` of `struct`."""
+    """Return the integer at `position`, in the `struct` format `kind`."""
     if position < 0:
         raise ValueError("an offset is negative")
     return int(struct.unpack_from(kind, data, position)[0])
 
 
 def read_field(data: memoryview, table: int, number: int) -> int | None:
-    """Return the position of field `number`, from 0, of a FlatBuffers table; None if absent."""
+    """Return the position of a field of a FlatBuffers table, or None if absent. Numbers start at 0."""
     vtable = table - unpack(data, "<i", table)
     if 4 + 2 * number + 2 > unpack(data, "<H", vtable):
         return None
@@ -84,12 +84,12 @@ def read_field(data: memoryview, table: int, number: int) -> int | None:
 
 
 def follow(data: memoryview, field: int | None) -> int | None:
-    """Return the position to which `field` refers; None if `field` is None."""
+    """Return the position that the offset in `field` points to, or None if `field` is None."""
     return None if field is None else field + unpack(data, "<I", field)
 
 
 def read_tables(data: memoryview, field: int | None) -> Iterator[int]:
-    """Yield the position of each table in a FlatBuffers vector; nothing if `field` is None."""
+    """Yield the position of each table in a FlatBuffers vector. Yields nothing if `field` is None."""
     vector = follow(data, field)
     if vector is not None:
         for entry in range(vector + 4, vector + 4 + 4 * unpack(data, "<I", vector), 4):
@@ -97,7 +97,7 @@ def read_tables(data: memoryview, field: int | None) -> Iterator[int]:
 
 
 def read_numbers(data: memoryview, field: int | None) -> list[int]:
-    """Return the signed 32-bit integers of a FlatBuffers vector; empty if `field` is None."""
+    """Return the signed 32-bit integers in a FlatBuffers vector, or an empty list if `field` is None."""
     vector = follow(data, field)
     if vector is None:
         return []

@@ -1,4 +1,4 @@
-"""The file of a package, mapped: as it lies, or decrypted into memory where it is encrypted."""
+"""Maps a package file into memory. An encrypted file is decrypted into memory first."""
 
 import mmap
 import os
@@ -24,9 +24,9 @@ class PackageFile:
     """A package file, mapped into memory.
 
     Attributes:
-        stored: the bytes of the file.
-        content: the bytes of the plain package: `stored`, or the plaintext of an encrypted file.
-        decrypted: plaintext and keys of an encrypted file, else None.
+        stored: The bytes of the file.
+        content: The bytes of the plain package, which differ from `stored` if the file is encrypted.
+        decrypted: The plaintext and keys of an encrypted file, or None.
     """
 
     stored: memoryview
@@ -35,14 +35,14 @@ class PackageFile:
 
 
 def map_file(path: Path, max_bytes: int, decrypt: Decrypt | None = None) -> PackageFile:
-    """Map the file of a package; an encrypted one is decrypted into memory.
+    """Map a package file into memory. An encrypted file is decrypted into memory first.
 
-    From the first encrypted package on, this process writes no core dump, which would hold the plaintext.
+    The first encrypted package disables core dumps for this process, since they would contain the plaintext.
 
     Raises:
-        PackageError: the file is unreadable, empty, no regular file, or over `max_bytes`; or an encrypted
-            file is damaged or not for this device.
-        UnavailableError: the machine lacks memory or descriptors.
+        PackageError: The file is unreadable, empty, not a regular file or larger than `max_bytes`, or an
+            encrypted file is damaged or not for this device.
+        UnavailableError: The machine has too little memory or too few file descriptors.
     """
     try:
         # Not blocking, since opening a FIFO for reading would wait for a writer.

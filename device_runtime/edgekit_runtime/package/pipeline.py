@@ -1,10 +1,10 @@
-"""A pipeline: several models and their links, packaged and switched as one version.
+"""A pipeline: several linked models that are packaged and updated as one version.
 
     source ──> detector ──crops of its boxes──> kind        {"detections": [{"label": "car", "box": [...],
                                                                "kind": {"classes": [...]}}]}
 
-Each stage with a model has a member: what a package of that model holds, under `members/NAME/`, its manifest
-among it. Nothing here touches a file.
+Each stage that runs a model has a member in the package: a folder `members/NAME/` with the manifest and the
+artifacts of that model. This module does no I/O.
 
 Source: docs/reference/package-format.md, section "Pipelines".
 """
@@ -34,11 +34,11 @@ _RESERVED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition(Record):
-    """Selects entries in the answer of one stage; the stage that follows runs only for these entries.
+    """Selects the entries in a stage's answer for which the next stage runs.
 
     Attributes:
-        label: labels that count; empty for all.
-        min_score: entries of a lower score do not count.
+        label: The labels to select. An empty tuple selects all.
+        min_score: The lowest score to select.
     """
 
     label: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
@@ -55,15 +55,15 @@ class Stage(Record):
     """One step of a pipeline: a model, or an ensemble of other stages.
 
     Attributes:
-        name: name of the stage, and of its member's folder.
-        input: `SOURCE`, or the stage whose picture it takes.
-        crop: `BOXES` for one crop for each box in the input's answer; None for the input's whole picture.
-        margin: how far a crop extends beyond each side of its box, as a share of the box's size.
-        max_crops: largest number of crops of one source picture; the highest scores come first.
-        when: selects the entries of the input's answer for which the stage runs; None for all.
-        ensemble: one of `ENSEMBLES`; None for a stage with a model.
-        stages: stages that an ensemble combines.
-        engines: backends of the member, of which one must be installed.
+        name: The name of the stage and of its member's folder.
+        input: `SOURCE`, or the name of the stage whose images this stage takes.
+        crop: `BOXES` to take one crop for each box in the input stage's answer, or None to take whole images.
+        margin: How far a crop extends beyond each side of its box, as a fraction of the box size.
+        max_crops: The maximum number of crops for each source image. Boxes with higher scores come first.
+        when: Selects the entries in the input stage's answer for which this stage runs, or None for all.
+        ensemble: One of `ENSEMBLES`, or None for a stage that runs a model.
+        stages: The names of the stages that an ensemble combines.
+        engines: The backends of the member. At least one of them must be installed.
     """
 
     name: str
@@ -96,29 +96,29 @@ class Stage(Record):
 
     @property
     def selection(self) -> tuple[object, ...]:
-        """The fields that select pictures; stages with equal fields take the same pictures."""
+        """The fields that select images. Stages for which they are equal take the same images."""
         return (self.input, self.crop, self.margin, self.max_crops, self.when)
 
     @property
     def folder(self) -> str:
-        """Its member's folder in the package: `members/NAME/`."""
+        """The folder of the stage's member in the package: `members/NAME/`."""
         return member_folder(self.name)
 
     @property
     def manifest_path(self) -> str:
-        """Path of its member's manifest in the package."""
+        """The path of the member's manifest in the package."""
         return f"{self.folder}{MANIFEST_NAME}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline(Record):
-    """The stages, in an order in which each follows the stages that it needs.
+    """The stages of a pipeline. Each stage comes after the stages that it depends on.
 
     Attributes:
-        output: names of the stages whose answers are shown.
+        output: The names of the stages whose answers are returned.
 
     Raises:
-        ManifestError: the stages do not fit together, or are in another order.
+        ManifestError: The stages do not fit together, or are in the wrong order.
     """
 
     stages: tuple[Stage, ...] = field(metadata={"most": MAX_STAGES})
@@ -132,7 +132,7 @@ class Pipeline(Record):
 
     @property
     def members(self) -> tuple[Stage, ...]:
-        """The stages with a model."""
+        """The stages that run a model."""
         return tuple(stage for stage in self.stages if stage.ensemble is None)
 
 
@@ -141,10 +141,10 @@ def member_folder(stage: str) -> str:
 
 
 def sort_stages(stages: Iterable[Stage]) -> tuple[Stage, ...]:
-    """Return stages in an order in which each follows the stages that it needs.
+    """Sort the stages so that each one comes after the stages that it depends on.
 
     Raises:
-        CycleError: there is no such order.
+        CycleError: The stages depend on each other in a cycle.
     """
     named = {stage.name: stage for stage in stages}
     sorter = TopologicalSorter({stage.name: _list_needs(stage) for stage in named.values()})
@@ -152,7 +152,7 @@ def sort_stages(stages: Iterable[Stage]) -> tuple[Stage, ...]:
 
 
 def find_stages_problem(stages: tuple[Stage, ...], output: tuple[str, ...]) -> str | None:
-    """Return, as a sentence, why stages cannot be one pipeline, or None if they can."""
+    """Return a sentence that says why the stages cannot form a pipeline, or None if they can."""
     if not 1 <= len(stages) <= MAX_STAGES:
         return f"there are {len(stages)} stages, expected 1 to {MAX_STAGES}"
     named = {stage.name: stage for stage in stages}

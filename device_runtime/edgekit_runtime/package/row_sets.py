@@ -1,8 +1,9 @@
-"""Outputs whose number of rows depends on the data, compared as sets of rows.
+"""Compares outputs whose number of rows depends on the data, as sets of rows.
 
-`NonZero` or a detector that drops overlapping boxes gives as many rows as it finds. Rounding near a threshold
-adds, drops and swaps some, so a row is compared with its nearest counterpart, and not with the row at its
-position: the boxes [[0, 0, 9, 9], [5, 5, 7, 7]] and [[5, 5, 7, 7.1]] have one pair, and one row is missing.
+The output of `NonZero`, or of a detector that drops overlapping boxes, has as many rows as there are results.
+Rounding errors near a threshold can add, remove and reorder rows. Each row is therefore compared with the
+nearest row of the reference, instead of the row at the same position. For example, [[0, 0, 9, 9], [5, 5, 7,
+7]] and [[5, 5, 7, 7.1]] have one pair of rows, and one row is missing.
 """
 
 import math
@@ -26,12 +27,13 @@ _BLOCK: Final = 1024
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AlignedRows:
-    """Outputs with their rows in the order of the rows of reference outputs.
+    """Outputs whose rows are in the order of the rows of the reference outputs.
 
     Attributes:
-        outputs: arrays of the reference's shapes; a row without counterpart holds NaN, or 0 for integers.
-        missing: output -> bool [rows of the reference], True where a row has no counterpart.
-        extra: output -> number of rows that the reference does not have.
+        outputs: Arrays with the shapes of the reference. A missing row is NaN, or 0 for integers.
+        missing: A dict from output names to bool arrays of shape [rows of the reference], True for each row
+            without a counterpart.
+        extra: A dict from output names to the number of rows that the reference does not have.
     """
 
     outputs: dict[str, Array]
@@ -40,12 +42,10 @@ class AlignedRows:
 
 
 def row_axes(feeds: Sequence[Arrays], runs: Sequence[Arrays]) -> dict[str, int]:
-    """Return output -> axis of its rows, for each output whose number of rows depends on the data.
+    """Return a dict from each output whose number of rows depends on the data to the axis of its rows.
 
-    Only runs whose inputs have the sizes of the first run's inputs are compared. An output is returned if its
-    sizes differ between these runs along exactly one axis.
-
-    `feeds`, `runs`: inputs and outputs of each run.
+    These are the outputs whose shape differs along exactly one axis between runs that have the input shapes
+    of the first run. `feeds` and `runs` hold the inputs and the outputs of each run.
     """
     axes: dict[str, int] = {}
     sizes = [[array.shape for array in feed.values()] for feed in feeds]
@@ -59,14 +59,14 @@ def row_axes(feeds: Sequence[Arrays], runs: Sequence[Arrays]) -> dict[str, int]:
 
 
 def align_rows(outputs: Arrays, reference: Arrays, axes: Mapping[str, int]) -> AlignedRows:
-    """Return outputs with each row moved to the position of its counterpart in the reference.
+    """Move each row of the outputs to the position of its counterpart in the reference.
 
-    Outputs with the same numbers of rows (boxes, their scores and classes) are paired together.
+    Outputs with the same number of rows, such as boxes, scores and classes, are matched together.
 
     Args:
-        outputs: outputs of a model; all sizes but the number of rows are the reference's.
-        reference: outputs of another model.
-        axes: output -> axis of its rows, for the outputs to align.
+        outputs: The outputs of a model. Only the number of rows may differ from the reference.
+        reference: The outputs of another model.
+        axes: A dict from the names of the outputs to align to the axis of their rows.
     """
     groups: dict[tuple[int, int], list[str]] = defaultdict(list)
     for name, axis in axes.items():
@@ -90,13 +90,12 @@ def align_rows(outputs: Arrays, reference: Arrays, axes: Mapping[str, int]) -> A
 
 
 def row_similarity(outputs: Arrays, reference: Arrays, axes: Mapping[str, int]) -> dict[str, float]:
-    """Return output -> similarity of its rows to the reference's rows, 0..1; NaN where neither side has rows.
+    """Return a dict from output names to the similarity of their rows to the reference, 0 to 1.
 
-    It is the mean over rows. A row of floats scores 1 - |difference| / |row of the reference| by Euclidean
-    norms, at least 0. A row of integers scores 1 if it is equal, else 0. A row without a counterpart, on
-    either side, scores 0.
-
-    `outputs`, `reference`, `axes`: as for `align_rows`.
+    The similarity is the mean score of the rows, or NaN if neither side has rows. A row of floats scores 1 -
+    |difference| / |row of the reference| with Euclidean norms, at least 0. A row of integers scores 1 if it
+    is equal, else 0. A row without a counterpart on the other side scores 0. The arguments are those of
+    `align_rows`.
     """
     aligned = align_rows(outputs, reference, axes)
     scores = {}
@@ -121,9 +120,9 @@ def row_similarity(outputs: Arrays, reference: Arrays, axes: Mapping[str, int]) 
 
 
 def compare_numbers(current: Array, candidate: Array) -> float:
-    """Return 1 - |candidate - current| / |current| by Euclidean norms, at least 0; 0 with NaN.
+    """Return 1 - |candidate - current| / |current| with Euclidean norms, at least 0. The result is 0 for NaN.
 
-    The arrays have one shape.
+    Both arrays must have the same shape.
     """
     expected = current.reshape(-1).astype(np.float64)
     error = np.linalg.norm(candidate.reshape(-1).astype(np.float64) - expected)

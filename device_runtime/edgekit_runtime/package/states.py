@@ -1,8 +1,9 @@
-"""States of a model: outputs that are inputs of its next run, such as the memory of a recurrent network.
+"""States of a model: outputs that are inputs of the next run, such as the memory of a recurrent network.
 
-A state starts at zeros. Its free dimensions are those of other inputs, so that its sizes are known:
+A state starts as zeros. Each of its free dimensions must also be a dimension of another input, which
+determines the size:
 
-    x [batch, 576], h [batch, 2, 128]    with x of 3 rows, h starts as zeros [3, 2, 128]
+    x [batch, 576], h [batch, 2, 128]    if x has 3 rows, h starts as zeros of shape [3, 2, 128]
 """
 
 import math
@@ -25,7 +26,7 @@ _OBJECT_BYTES: Final = 2048  # about, of Python's objects around the states of a
 
 @dataclass(frozen=True, slots=True)
 class RecurrentState(Record):
-    """An output whose value is the input of the next run."""
+    """An output whose value becomes an input of the next run."""
 
     output: str
     input: str
@@ -73,7 +74,7 @@ def find_states_problem(
 
 
 def count_state_bytes(states: Sequence[RecurrentState], golden: Golden) -> int:
-    """Return the estimated bytes of the states of one sequence, from the shapes of the golden inputs."""
+    """Return the estimated size in bytes of the states of one sequence, from the golden input shapes."""
     if not states:
         return 0
     names = {state.input for state in states}
@@ -85,7 +86,7 @@ def count_state_bytes(states: Sequence[RecurrentState], golden: Golden) -> int:
 
 
 class StateInputs:
-    """Completes the inputs of a run with states: stored ones, or zeros."""
+    """Adds the states to the inputs of a run."""
 
     __slots__ = ("_plans", "_states")
 
@@ -111,10 +112,12 @@ class StateInputs:
     def complete(
         self, inputs: Mapping[str, Array], stored: Mapping[str, Array] | None = None
     ) -> dict[str, Array]:
-        """Return all inputs of a run. A missing state comes from `stored` (see `take`), or is zeros.
+        """Return the inputs together with the states that they lack.
+
+        Missing states are taken from `stored`, which `take` returned, or are zeros if nothing is stored.
 
         Raises:
-            DataError: a stored state was made for other sizes.
+            DataError: A stored state has another shape than these inputs need.
         """
         complete = dict(inputs)
         for name, dtype, plan in self._plans:
@@ -133,9 +136,9 @@ class StateInputs:
         return complete
 
     def pick(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the states among the inputs of a run, by input name."""
+        """Return a dict from input names to the states in the inputs of a run."""
         return {name: inputs[name] for name, _, _ in self._plans}
 
     def take(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return copies of the states for the next run, by input name. Outputs may be views of a batch."""
+        """Return a dict from input names to copies of the states for the next run."""
         return {state.input: outputs[state.output].copy() for state in self._states}

@@ -1,7 +1,7 @@
 """A submodel: a part of a package's model that runs by itself, on the device or on a server.
 
-Heads run on the device, tails on a server. A head writes exactly what its tail reads, also where a tensor is
-sent in 8 or 4 bits: the coding is part of both graphs.
+Heads run on the device, tails on a server. The outputs of a head are exactly the inputs of its tail. If
+tensors are sent as 8-bit or 4-bit codes, the head's graph encodes them and the tail's graph decodes them.
 
 Source: docs/reference/package-format.md, section "Submodels".
 """
@@ -26,16 +26,16 @@ _HASH_CHARS: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Submodel(Record):
-    """A part of a package's model with inputs and outputs of its own.
+    """A part of a package's model with its own inputs and outputs.
 
     Attributes:
-        name: unique among the submodels of a package, such as `cut3-int8.tail`.
-        backend: how to run it. Its artifact has the role `submodel`; weights may lie in the artifact of the
-            whole model, which the graph then names as its external data.
-        golden: inputs with the outputs that it must reproduce.
-        weights_bytes: how much of the whole model's artifact it reads, in bytes; 0 if that is not stated.
-        divides_integers: whether it divides integers by a value that its inputs decide; None if that is not
-            stated.
+        name: A name that is unique in the package, such as `cut3-int8.tail`.
+        backend: How to run the submodel. Its artifact has the role `submodel`. The graph may refer to weights
+            in the artifact of the whole model as external data.
+        golden: The inputs and the outputs that the submodel must reproduce.
+        weights_bytes: How many bytes of the whole model's artifact the submodel reads, or 0 if unknown.
+        divides_integers: Whether the submodel divides integers by a value that depends on its inputs, or None
+            if unknown.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Submodel(Record):
         )
 
     def list_figures(self, artifacts: Mapping[str, Artifact]) -> dict[str, JsonValue]:
-        """Return the submodel's figures in the form of a model's figures."""
+        """Return the submodel's entries for the `figures` of a manifest."""
         figures: dict[str, JsonValue] = {SUBMODEL_BYTES_FIGURE: self._count_bytes(artifacts)}
         if self.divides_integers is not None:
             figures[INTEGER_DIVISION_FIGURE] = self.divides_integers
@@ -79,18 +79,18 @@ class Submodel(Record):
 
 
 def list_tails(submodels: Sequence[Submodel]) -> list[Submodel]:
-    """Return the submodels for a server: all but heads, whose names end in `.head`."""
+    """Return the submodels that run on a server: all except heads, whose names end in `.head`."""
     return [submodel for submodel in submodels if not submodel.name.endswith(HEAD_SUFFIX)]
 
 
 def served_name(model: str, submodel: Submodel, artifacts: Mapping[str, Artifact]) -> str:
     """Return the name under which a server serves a submodel.
 
-    It holds a digest of everything that the submodel computes with. A server that has only another version
-    does not know the name, and responds 404.
+    The name contains a digest of the submodel's artifacts and options. A server that has another version does
+    not know the name and responds with 404.
 
-    `model`: name of the package. `artifacts`: path -> artifact of the package, at least those of the roles
-    `model` and `submodel`.
+    `model` is the name of the package. `artifacts` is a dict from paths to the package's artifacts, at least
+    those with the roles `model` and `submodel`.
     """
     paths = [choice.artifact for choice in submodel.backend.chain]
     weights = submodel.backend.options.get("weights")
@@ -105,10 +105,10 @@ def served_name(model: str, submodel: Submodel, artifacts: Mapping[str, Artifact
 
 
 def check_submodels(submodels: tuple[Submodel, ...]) -> None:
-    """Check that these submodels can stand in one package.
+    """Check that these submodels may be in one package.
 
     Raises:
-        ManifestError: there are too many, or two have the same name.
+        ManifestError: There are too many submodels, or two have the same name.
     """
     require(
         len(submodels) <= MAX_SUBMODELS,

@@ -1,7 +1,7 @@
-"""A variant: one way to run the model of a package, with the golden outputs and figures that go with it.
+"""A variant: one way to run the model of a package, with its golden outputs and figures.
 
-All variants of a package take the same inputs, give the same outputs and met the same budget, so one may
-stand in for another. Which one to run is decided elsewhere (`sessions`).
+All variants of a package have the same inputs and outputs and met the same budget, so they are
+interchangeable. The package `sessions` chooses the variant to run.
 
 Source: docs/reference/package-format.md, section "Variants".
 """
@@ -29,9 +29,10 @@ class Variant(Record):
     """One way to run the model of a package.
 
     Attributes:
-        name: `DEFAULT_VARIANT` for the variant that is not in the manifest's `variants`.
-        golden: inputs with the outputs that this variant must reproduce.
-        figures: measured figures of the variant that do not vary from run to run.
+        name: The name of the variant. `DEFAULT_VARIANT` is reserved for the variant at the manifest's top
+            level.
+        golden: The inputs and the outputs that this variant must reproduce.
+        figures: Measured figures of the variant that are the same in every run.
     """
 
     name: str
@@ -46,10 +47,10 @@ class Variant(Record):
 
 
 def check_variants(variants: tuple[Variant, ...]) -> None:
-    """Check that these variants can stand in one package, beside the default variant.
+    """Check that these variants may be in one package, in addition to the default variant.
 
     Raises:
-        ManifestError: there are too many, or a name is repeated or is `DEFAULT_VARIANT`.
+        ManifestError: There are too many variants, or a name is repeated or is `DEFAULT_VARIANT`.
     """
     require(
         len(variants) <= MAX_VARIANTS,

@@ -1,4 +1,4 @@
-"""The order of versions, as far as their text gives one. Pure."""
+"""Sorts versions by their text."""
 
 import re
 from typing import Final, TypeAlias
@@ -12,9 +12,9 @@ _NUMBER, _WORD = 0, 1
 def sort_key(version: str) -> SortKey:
     """Return a key that sorts versions from old to new.
 
-    Runs of digits count as numbers (`1.10` after `1.9`, `rc10` after `rc9`); numbers come before words. A
-    suffix after `-` makes a version older (`2.0-rc1` before `2.0`). A leading `v`, zeros at the end (`1.0` is
-    `1`) and what follows a `+` do not count.
+    Groups of digits are compared as numbers, so `1.10` comes after `1.9`, and `rc10` after `rc9`. Numbers
+    come before words. A suffix after `-` makes a version older, so `2.0-rc1` comes before `2.0`. A leading
+    `v`, trailing zeros (`1.0` equals `1`) and everything after a `+` are ignored.
 
     Source: Semantic Versioning 2.0.0, section 11, extended to any number of parts.
     """
@@ -28,7 +28,7 @@ def sort_key(version: str) -> SortKey:
 
 
 def is_older(version: str, other: str) -> bool:
-    """Return whether `version` is older than `other`; `1.0+a` and `1.0+b` are equally old."""
+    """Return whether `version` is older than `other`. For example, `1.0+a` is not older than `1.0+b`."""
     return sort_key(version) < sort_key(other)
 
 

@@ -1,4 +1,4 @@
-"""The backend `pipeline`: opens each member of a package like a package of its own."""
+"""The `pipeline` backend, which opens each member of a package as a package of its own."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -13,10 +13,10 @@ from edgekit_runtime.sessions.session import check_specs
 
 
 def open_pipeline(package: OpenedPackage, choice: BackendChoice, threads: int | None) -> PipelineSession:
-    """Return a session that runs all stages; see `OpenBackend`.
+    """Return a session that runs all stages, as `OpenBackend` describes.
 
     Raises:
-        PackageError: a member lacks a task or preprocessing, or does not fit the stages around it.
+        PackageError: A member has no task or preprocessing, or does not fit the stages before and after it.
     """
     if package.manifest.pipeline is None:
         raise PackageError(f"{package.path}: its backend is 'pipeline', but it has no stages")
@@ -32,7 +32,7 @@ def open_pipeline(package: OpenedPackage, choice: BackendChoice, threads: int | 
 def open_stages(
     pipeline: Pipeline, packages: Mapping[str, OpenedPackage], threads: int | None = None
 ) -> PipelineSession:
-    """Return a session of a pipeline; `packages` holds the package of each model, by stage."""
+    """Open the models of a pipeline. `packages` is a dict from stage names to the packages of the models."""
     with ExitStack() as opened:
         members: dict[str, PipelineMember] = {}
         for name, package in packages.items():

@@ -1,4 +1,4 @@
-"""A model of a pipeline: from pictures or sound to the answers of its task."""
+"""One model of a pipeline, which turns images or sound into answers."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,22 +43,22 @@ class PipelineMember:
         )
 
     def with_session(self, session: Session) -> "PipelineMember":
-        """Return this member with another session of its model."""
+        """Return a copy of this member that uses another session of the same model."""
         return PipelineMember(self._answerer, session, batches=self._batches)
 
     def answer(
         self, media: Iterable[tuple[Media, tuple[int, int]]], *, all_entries: bool = False
     ) -> list[Decoded]:
-        """Return the answer to each picture or piece of sound.
+        """Return the answer for each image or sound.
 
         Args:
-            media: pictures or sound, each with (x, y) of its upper left corner in the source; (0, 0) for
-                sound.
-            all_entries: whether the answers also hold entries that the task's options leave out.
+            media: Images or sounds, each with the (x, y) of its upper left corner in the source image. Use
+                (0, 0) for sounds.
+            all_entries: Whether to include entries that the task's options would leave out.
 
         Raises:
-            DataError: a sample, or an output, does not fit.
-            BackendError: the engine failed.
+            DataError: An image, a sound or an output does not fit.
+            BackendError: The engine failed.
         """
         answerer = self._whole_answerer if all_entries else self._answerer
         remaining = iter(media)
@@ -85,10 +85,10 @@ class PipelineMember:
 
 
 def open_member(name: str, package: OpenedPackage, threads: int | None = None) -> PipelineMember:
-    """Open the model of a package as the member of a pipeline; errors name the stage.
+    """Open the model of a package as the member `name` of a pipeline. Errors name the stage.
 
     Raises:
-        EdgekitError: `open_preferred` or `open_answerer` failed, or there is no task or preprocessing.
+        EdgekitError: `open_preferred` or `open_answerer` failed, or the task or preprocessing is missing.
     """
     with naming_stage(name):
         answerer = open_answerer(package)
@@ -103,7 +103,7 @@ def open_member(name: str, package: OpenedPackage, threads: int | None = None) -
 
 @contextmanager
 def naming_stage(name: str) -> Iterator[None]:
-    """Put the name of a stage in front of the messages of errors in the block."""
+    """Prefix the messages of errors raised in the block with the name of a stage."""
     try:
         yield
     except EdgekitError as error:

@@ -1,10 +1,10 @@
-"""A pipeline as one session: a picture or sound in, one answer out, as JSON in bytes.
+"""Runs a pipeline as one session. The input is an image or sound, the output is one answer as JSON bytes.
 
     image uint8 [1, H, W, 3] -> detector -> crops -> kind, one batch -> answer_json uint8 [bytes]
 
-Stages run one after the other in the thread that calls `run`, and pass pictures in memory. Each has items:
-the pictures that it ran for, with their answers. An item of a stage with crops comes from one box of an item
-of its input.
+The stages run one after the other in the thread that calls `run`, and pass images in memory. Each stage has a
+list of items, each of which holds an image and the answer for it. If a stage takes crops, each of its items
+comes from one box in the answer of its input stage.
 """
 
 import copy
@@ -53,14 +53,14 @@ class _Item:
 
 
 class PipelineSession:
-    """A pipeline as a session.
+    """A session that runs a pipeline.
 
     Attributes:
         inputs: `IMAGE` or `SOUND`.
         outputs: `ANSWER`.
-        sessions: name of each stage with a model -> its session.
-        sample_rate: of the sound, in Hz; None for pictures.
-        is_concurrent: whether `run` may be called from several threads.
+        sessions: A dict from the name of each stage with a model to its session.
+        sample_rate: The sample rate of the sound in Hz, or None for images.
+        is_concurrent: Whether several threads may call `run`.
     """
 
     def __init__(self, pipeline: Pipeline, members: Mapping[str, PipelineMember]) -> None:
@@ -110,7 +110,7 @@ class PipelineSession:
             raise BackendError(f"backend 'pipeline': the answer holds NaN or infinity: {cause}") from cause
 
     def share(self) -> "PipelineSession":
-        """Return a session of the same loaded models; `cancel_runs` of either ends only its own runs."""
+        """Return a session of the same loaded models. `cancel_runs` of one does not affect the other."""
         shared = copy.copy(self)
         shared._members = {
             name: member.with_session(share_session(member.session)) for name, member in self._members.items()
@@ -118,13 +118,13 @@ class PipelineSession:
         return shared
 
     def cancel_runs(self) -> None:
-        """End the runs under way with an error; later runs work."""
+        """Make runs in progress fail. Later runs are not affected."""
         self._stops += 1
         for session in self.sessions.values():
             cancel_runs(session)
 
     def interrupt(self) -> None:
-        """End the runs under way with an error. With an engine that has `interrupt`, later runs fail, too."""
+        """Make runs in progress fail. If an engine implements `interrupt`, later runs fail as well."""
         self._stops += 1
         for session in self.sessions.values():
             interrupt: Callable[[], None] = getattr(session, "interrupt", lambda: None)

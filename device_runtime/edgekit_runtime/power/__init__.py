@@ -1,7 +1,7 @@
-"""Power and heat: sensors of the device, energy of a request, and the governor that holds a limit.
+"""Power and heat: sensors of the device, energy of requests, and the governor that enforces limits.
 
-All of it is optional: a device without sensors still serves models, with fewer metrics. It does not know
-requests, sessions or HTTP; docs/explanation/power.md describes how the service uses it. An example:
+Everything here is optional. A device without sensors still serves models, with fewer metrics. This package
+does not depend on sessions or HTTP. docs/explanation/power.md describes how the service uses it. Example:
 
     with Sampling(discover()) as sampling:  # a thread that reads the sensors once a second
         meter, loads, governor = EnergyMeter(), LoadMeter(), Governor(limits, idle_w)

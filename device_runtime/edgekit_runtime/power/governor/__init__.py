@@ -1,1 +1,1 @@
-"""The governor: chooses settings of models so that limits of power, heat and battery hold."""
+"""The governor, which chooses the settings of models to enforce limits of power, heat and battery."""

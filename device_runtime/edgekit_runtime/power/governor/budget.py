@@ -1,13 +1,13 @@
-"""Limits of temperature and battery as watts: each limit becomes a power budget, and the least one counts.
+"""Converts the temperature and battery limits to power budgets in watts.
 
-Temperature: proportional and integral control, as in the kernel's power allocator, with the integral
-held where the budget begins to bind (no wind-up). So a device that warms fast is limited before it reaches
-its limit: the budget starts to fall once it would get there within `_INTEGRAL_S`. Battery: the energy
-above the floor over the time left, computed again at every tick, so that errors do not add up.
+The temperature limit uses proportional-integral control, like the power allocator of the Linux kernel, with
+anti-windup. If the device heats up fast, the budget falls before the limit is reached. The battery budget is
+the energy above the floor divided by the remaining time. It is recomputed at every tick, so errors do not
+accumulate.
 
-Source: Documentation/driver-api/thermal/power_allocator.rst of the kernel; K. J. Astrom and R. M.
-Murray, Feedback Systems, 2nd edition, section 11.4 (integrator wind-up); H. Hoffmann, JouleGuard, SOSP
-2015 (an energy goal as a rate that is corrected by what was used).
+Source: Documentation/driver-api/thermal/power_allocator.rst of the kernel; K. J. Astrom and R. M. Murray,
+Feedback Systems, 2nd edition, section 11.4 (integrator wind-up); H. Hoffmann, JouleGuard, SOSP 2015 (an
+energy goal as a rate that is corrected by what was used).
 """
 
 from dataclasses import replace
@@ -30,10 +30,10 @@ _GAUGE_S: Final = 60.0  # time in which the gauge corrects the charge counted fr
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """State of the temperature control.
+    """The state of the temperature control.
 
     Attributes:
-        budget_w: mean power in watts that holds the temperature limit; None before the first temperature.
+        budget_w: The mean power in watts that keeps the temperature limit. None before the first reading.
     """
 
     budget_w: float | None = None
@@ -51,9 +51,9 @@ class Heat:
     ) -> "Heat":
         """Return the state after `dt_s` seconds.
 
-        Without a temperature (None) the budget stays for 30 s; then it drops below the power that held the
-        limit.
-        `range_w`: lowest and highest power of all settings. `now_s`: time on a monotonic clock.
+        After 30 s without a temperature (None), the budget drops below the power that kept the limit.
+        `range_w` holds the lowest and the highest power of all settings. `now_s` is the time of a monotonic
+        clock.
         """
         if temperature_c is None:
             return self._go_blind(range_w, now_s)
@@ -77,11 +77,12 @@ class Heat:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """State of the battery control.
+    """The state of the battery control.
 
     Attributes:
-        budget_w: mean power in watts that leaves the required charge at the end. None while the battery
-            charges or was not read yet; also while its capacity is unknown and its charge is above the floor.
+        budget_w: The mean power in watts that leaves the required charge at the end. None while the battery
+            is charging or has not been read. Also None while the capacity is unknown and the charge is above
+            the floor.
     """
 
     budget_w: float | None = None
@@ -92,8 +93,8 @@ class Charge:
     ) -> "Charge":
         """Return the state after `dt_s` seconds.
 
-        Without a reading of the battery the charge is counted from `used_w`, mean power since the last step.
-        `now_s`: time on the clock of `limit.until_s`.
+        Without a reading of the battery, the charge is estimated from `used_w`, the mean power since the last
+        step. `now_s` is the time on the clock of `limit.until_s`.
         """
         if battery is None:
             counted_j = None if self._above_j is None else self._above_j - used_w * dt_s

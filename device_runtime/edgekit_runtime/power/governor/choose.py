@@ -1,15 +1,14 @@
-"""The choice of settings: pure, so that it can be checked for every state.
+"""Chooses the settings of all models. This module does no I/O.
 
-Priorities, in this order: keep deadlines; keep the budget of watts; lose as little accuracy as possible over
-all models (`plan`); draw as little power as possible. If one plan is under the budget and the next better one
-over it, the two take turns, so that the energy drawn stays as near to the budget as possible. The swing of a
-turn is bounded, and so is the excess of any window's mean over the budget. Requests are refused only if no
-plan is under the budget.
+The priorities are, in this order: meet the deadlines, stay within the power budget, lose as little accuracy
+as possible over all models, and use as little power as possible. If one plan is below the budget and the next
+better plan is above it, they alternate, so that the mean power is close to the budget. The energy above the
+budget is limited in every window. Requests are rejected only if no plan is below the budget.
 
-Source: C. Imes et al., POET, RTAS 2015 (turns of two neighbouring settings hold a goal between them);
-H. Hoffmann, JouleGuard, SOSP 2015 (energy as the goal, traded for accuracy); R. Schreier and G. C.
-Temes, Understanding Delta-Sigma Data Converters, 2005, chapter 2 (turns whose error never adds up); Intel
-SDM vol. 3, "Package RAPL Domain" (a power limit is a mean over a window).
+Source: C. Imes et al., POET, RTAS 2015 (turns of two neighbouring settings hold a goal between them); H.
+Hoffmann, JouleGuard, SOSP 2015 (energy as the goal, traded for accuracy); R. Schreier and G. C. Temes,
+Understanding Delta-Sigma Data Converters, 2005, chapter 2 (turns whose error never adds up); Intel SDM vol.
+3, "Package RAPL Domain" (a power limit is a mean over a window).
 """
 
 import math
@@ -35,11 +34,11 @@ _REPAY_S: Final = 10.0  # time in which shedding repays overdrawn energy
 
 @dataclass(frozen=True, slots=True)
 class GovernorModel:
-    """The state of one model.
+    """The governor's state of one model.
 
     Attributes:
-        caution: share of the deadline kept in reserve because requests missed it.
-        decision: decision in force, or None before the first.
+        caution: The fraction of the deadline to keep in reserve, because requests missed the deadline.
+        decision: The current decision, or None before the first one.
     """
 
     profile: Profile
@@ -49,15 +48,16 @@ class GovernorModel:
     decision: Decision | None = None
 
     def forecasts(self) -> dict[ModelSetting, Forecast]:
-        """Return the forecast of each setting for the present load."""
+        """Return a dict from each setting to its forecast under the current load."""
         return {
             setting: self.learned.forecast(setting, self.load, self.profile) for setting in self.profile.costs
         }
 
     def is_in_time(self, setting: ModelSetting, forecast: Forecast) -> bool:
-        """Whether a setting keeps the deadline. A setting that is not in force needs 10 % to spare.
+        """Return whether a setting meets the deadline.
 
-        Without a deadline: whether the setting answers requests at least as fast as they arrive.
+        A setting that is not in use must meet it with a margin of 10 %. Without a deadline, the setting must
+        answer requests at least as fast as they arrive.
         """
         if self.profile.deadline_s is None:
             return forecast.latency_s < math.inf
@@ -71,11 +71,11 @@ class State:
     """The state of the governor.
 
     Attributes:
-        idle_w: power of the device without requests.
-        models: by name, in a fixed order.
-        credit_j: unused budget of the last window, joules; negative if overdrawn.
-        blind: share of the power limit kept in reserve because power could not be measured.
-        since_s: time of the last change of a setting, on a monotonic clock.
+        idle_w: The power of the device without requests, in watts.
+        models: A dict from model names to their states, in a fixed order.
+        credit_j: The unused energy budget of the last window in joules. Negative if more energy was used.
+        blind: The fraction of the power limit to keep in reserve, because power could not be measured.
+        since_s: The time of the last change of a setting, on a monotonic clock.
     """
 
     idle_w: float
@@ -87,24 +87,24 @@ class State:
     since_s: float = -math.inf
 
     def allowed_w(self, limits: DeviceLimits) -> float:
-        """Return the least of all power budgets, in watts; infinity without a limit."""
+        """Return the lowest of the power budgets in watts, or infinity if there is none."""
         power_w = None if limits.power_w is None else limits.power_w * (1 - self.blind)
         budgets = (power_w, self.heat.budget_w, self.charge.budget_w)
         return min((budget for budget in budgets if budget is not None), default=math.inf)
 
 
 def most_credit_j(allowed_w: float, limits: DeviceLimits) -> float:
-    """Return the joules that a plan may draw beyond `allowed_w` before a plan of less power must run.
+    """Return how many joules a plan may use above the budget before a plan of less power must run.
 
-    So the mean power of any window of `limits.window_s` is bounded. Return 0 if `allowed_w` is infinite.
+    This bounds the mean power of any window of `limits.window_s`. The result is 0 if `allowed_w` is infinite.
     """
     return MOST_SWING * limits.window_s * allowed_w if allowed_w < math.inf else 0.0
 
 
 def choose(state: State, limits: DeviceLimits, now_s: float) -> dict[str, Decision]:
-    """Return model name -> decision to put in force; `state` is not changed.
+    """Return a dict from model names to the decisions to apply. `state` is not changed.
 
-    `state` has at least one model; `now_s` is on the clock of `state.since_s`.
+    `state` must have at least one model, and `now_s` is the time on the clock of `state.since_s`.
     """
     options = {name: _list_options(model) for name, model in state.models.items()}
     frontier = make_frontier(options.values(), state.idle_w)

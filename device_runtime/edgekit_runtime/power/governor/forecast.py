@@ -1,8 +1,8 @@
-"""Forecasts the power and the latency of a setting, from its costs and from learned factors.
+"""Forecasts the power and the latency of a setting from its stated costs and from learned factors.
 
-Every setting has two factors, for energy and for running time, between its stated and its observed costs. A
-setting that was never used gets the factors of the others: causes that slow one model on a device (heat,
-clocks, other programs) slow all of them alike.
+Each setting has two factors, one for energy and one for running time. A factor is the ratio of observed to
+stated costs. A setting that was never used gets the mean factor of the others, since heat, clocks and other
+programs slow all models on a device alike.
 
 Source: C. Wan et al., ALERT: Accurate Learning for Energy and Timeliness, USENIX ATC 2020, section 3 (one
 slow-down factor for all settings); S. Asmussen, Applied Probability and Queues, 2nd edition, chapter XIII
@@ -26,11 +26,12 @@ _MOST_BUSY: Final = 0.92  # share of the time; nearer to 1, queues grow without 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The power and latency of a setting.
+    """The expected power and latency of a setting.
 
     Attributes:
-        power_w: watts above the idle power.
-        latency_s: 99th percentile of the time from arrival to answer; infinite if requests arrive too fast.
+        power_w: The power above the idle power, in watts.
+        latency_s: The 99th percentile of the time from arrival to answer. Infinite if requests arrive too
+            fast.
     """
 
     power_w: float
@@ -39,11 +40,12 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """Ratio of observed to stated cost, for each setting in use and over all of them.
+    """The ratio of observed to stated costs, for each setting that was used and for all settings together.
 
     Attributes:
-        overall: geometric mean of the ratios; it is used for settings without observations.
-        by_setting: setting -> (ratio, weight of the ratio as a number of observations).
+        overall: The geometric mean of the ratios, used for settings without observations.
+        by_setting: A dict from each setting to its ratio and the weight of that ratio, which is a number of
+            observations.
     """
 
     overall: float = 1.0
@@ -53,7 +55,7 @@ class Factor:
         return self.by_setting[setting][0] if setting in self.by_setting else self.overall
 
     def age(self, dt_s: float) -> "Factor":
-        """Return the factors after `dt_s` seconds: older observations count less."""
+        """Return the factors after `dt_s` seconds. The weight of earlier observations decreases with time."""
         retention = max(0.0, 1 - dt_s / _FORGOTTEN_S)
         return replace(
             self,
@@ -63,14 +65,14 @@ class Factor:
         )
 
     def gain(self, setting: ModelSetting, least: float = _LEAST_GAIN) -> float:
-        """Return the weight of the next observation of a setting, 0..1: at least `least`."""
+        """Return the weight of the next observation of a setting, from `least` to 1."""
         # The forecast counts as one reading: a mean at first, later a mean that forgets.
         return max(least, 1 / (self.by_setting.get(setting, (0.0, 0.0))[1] + 2))
 
     def learn(self, setting: ModelSetting, ratio: float, gain: float) -> "Factor":
         """Return the factors after one observation of a setting.
 
-        `ratio` is bounded to 0.05..20. `gain`: see the method `gain`.
+        `ratio` is limited to 0.05 to 20. `gain` is the result of the method `gain`.
         """
         ratio = min(max(ratio, _RATIO_BOUNDS[0]), _RATIO_BOUNDS[1])
         learned_factor, count = self.of(setting), self.by_setting.get(setting, (0.0, 0.0))[1]
@@ -88,15 +90,15 @@ class Learned:
     """The factors of one model on this device.
 
     Attributes:
-        energy: factor of the energy of a request.
-        run: factor of the time of a run.
+        energy: The factor for the energy of a request.
+        run: The factor for the time of a run.
     """
 
     energy: Factor = field(default_factory=Factor)
     run: Factor = field(default_factory=Factor)
 
     def forecast(self, setting: ModelSetting, load: Load, profile: Profile) -> Forecast:
-        """Return the forecast of `setting` under `load`, if all requests were accepted."""
+        """Return the forecast of `setting` under `load`, assuming that all requests are accepted."""
         run_s = self.run_s(setting, profile)
         done_hz = min(load.rate_hz, setting.batch / run_s)
         cost = profile.of(setting, _fill(setting.batch, run_s, load, profile.hold_s))
@@ -104,15 +106,15 @@ class Learned:
         return Forecast(done_hz * energy_j, run_s + _wait_s(setting.batch, run_s, load, profile.hold_s))
 
     def run_s(self, setting: ModelSetting, profile: Profile) -> float:
-        """Return the seconds of one run in `setting` with a full batch."""
+        """Return the expected time in seconds of one run with a full batch in `setting`."""
         return profile.costs[setting].latency_s * self.run.of(setting)
 
     def learn_run(
         self, setting: ModelSetting, run_s: float, fill: float | None, profile: Profile
     ) -> "Learned":
-        """Return the factors after runs that took `run_s` on average.
+        """Return the factors after runs that took `run_s` seconds on average.
 
-        `fill`: mean number of requests in a run; None if batches were full.
+        `fill` is the mean number of requests in a run, or None if all batches were full.
         """
         ratio = run_s / profile.of(setting, setting.batch if fill is None else fill).latency_s
         return replace(self, run=self.run.learn(setting, ratio, self.run.gain(setting)))
