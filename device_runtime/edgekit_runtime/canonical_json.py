@@ -1,7 +1,7 @@
-"""Canonical JSON: one byte form per value, so that signed documents can be compared byte for byte.
+"""Canonical JSON: every value has exactly one encoding, so that signed documents can be compared as bytes.
 
-UTF-8, object keys sorted by code point, no white space, no NaN or infinity, no duplicate keys; numbers as
-Python's `json` writes them. It does not implement RFC 8785 (its number form differs).
+The encoding is UTF-8 with object keys sorted by code point. There is no white space, no NaN or infinity, and
+no duplicate key. Numbers are written as by Python's `json`, so this is not RFC 8785.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ def encode_json(value: JsonValue) -> bytes:
     """Return the canonical bytes of `value`.
 
     Raises:
-        ValueError: a number is NaN or infinite, or a string holds a lone surrogate.
+        ValueError: a number is NaN or infinite, or a string contains a lone surrogate.
         TypeError: a value is not of a JSON type.
         RecursionError: the value is nested deeper than the interpreter allows.
     """
@@ -40,12 +40,12 @@ def decode_json(data: bytes, where: str, error: type[EdgekitError]) -> dict[str,
     """Return the JSON object in `data`, which must be in canonical form.
 
     Args:
-        data: the document; the caller has bounded its size.
-        where: what the error message starts with, such as `manifest.json`.
-        error: the class to raise.
+        data: the document. The caller has limited its size.
+        where: start of the error message, such as `manifest.json`.
+        error: class of the exception to raise.
 
     Raises:
-        error: not UTF-8, not JSON, not an object, too deeply nested, or not canonical.
+        error: the document is not UTF-8, not JSON, not an object, too deeply nested, or not canonical.
     """
     try:
         value = json.loads(data.decode("utf-8"))
@@ -66,14 +66,14 @@ def decode_json(data: bytes, where: str, error: type[EdgekitError]) -> dict[str,
 
 
 def name_kind(value: object) -> str:
-    """Return JSON's name for the type of a value, such as `an object` for a dict; for error messages."""
+    """Return JSON's name for the type of a value, such as `an object` for a dict, for error messages."""
     if isinstance(value, Mapping):
         return "an object"
     return _KINDS.get(type(value), "a list")  # also one that is still text, see `json_tensors`
 
 
 class Fields:
-    """The members of one JSON object: the known ones are taken out, the rest is kept as `extra`."""
+    """The members of one JSON object. A reader takes the members that it knows, and the rest remains."""
 
     __slots__ = ("_error", "_unread", "where")
 
@@ -85,10 +85,10 @@ class Fields:
         self.where = where
 
     def take(self, key: str) -> Any:
-        """Return and remove the member `key`; its type is checked by the dataclass that receives it.
+        """Return and remove the member `key`. Its type is not checked here.
 
         Raises:
-            EdgekitError: of the class given to the constructor, when the member is missing.
+            EdgekitError: the member is missing. The class of the exception was given to the constructor.
         """
         try:
             return self._unread.pop(key)
@@ -96,24 +96,24 @@ class Fields:
             raise self._error(f"{self.where}: field '{key}' is missing") from None
 
     def take_optional(self, key: str, default: JsonValue) -> Any:
-        """Return and remove the member `key`, or return `default` where it is missing."""
+        """Return and remove the member `key`, or return `default` if it is missing."""
         return self._unread.pop(key, default)
 
     def take_list(self, key: str) -> list[Any]:
         """Return and remove the member `key`, which must be a list.
 
         Raises:
-            EdgekitError: of the class given to the constructor, when it is missing or no list.
+            EdgekitError: the member is missing or not a list. The class was given to the constructor.
         """
         value: list[Any] = self.take(key)
         self.check_list(key, value)
         return value
 
     def check_list(self, key: str, value: object, most: int | None = None) -> None:
-        """Check that the value of the member `key` is a list of at most `most` items (None: no limit).
+        """Check that the value of the member `key` is a list of at most `most` items. None means no maximum.
 
         Raises:
-            EdgekitError: of the class given to the constructor, when it is not.
+            EdgekitError: the check fails. The class was given to the constructor.
         """
         if not isinstance(value, list):
             raise self._error(f"{self.where}: field '{key}' is {name_kind(value)}, expected a list")
@@ -132,12 +132,12 @@ _Record = TypeVar("_Record", bound="Record")
 
 
 class Record:
-    """Base of frozen dataclasses for objects of signed documents; each field is a member.
+    """Base of frozen dataclasses for the objects of signed documents. Each field is a member of the object.
 
-    The last field is `extra`: members that this reader does not know; they are written again. The metadata of
-    a field may hold `key` (name of the member), `optional`, `most` (limit of a list's length), and `read` (a
-    function like `from_json`, for the member or each item of its list). The dataclass itself checks types and
-    values.
+    The last field is `extra`. It contains the members that this reader does not know, which are written out
+    again. The metadata of a field may contain `key` (the name of the member), `optional`, `most` (the maximum
+    length of a list), and `read` (a function like `from_json` for the member, or for each item if it is a
+    list). Each dataclass checks its types and values itself.
     """
 
     __slots__ = ()
@@ -146,12 +146,12 @@ class Record:
 
     @classmethod
     def from_json(cls: type[_Record], value: object, where: str = "") -> _Record:
-        """Return the record that a parsed JSON object states.
+        """Return the record for a parsed JSON object.
 
-        `where`: what error messages start with; the class by default.
+        `where` is the start of the error messages, by default the name of the class.
 
         Raises:
-            EdgekitError: of the record's class, when a member is missing or wrong.
+            EdgekitError: a member is missing or wrong. Each record class has its own class of exception.
         """
         where = where or cls.__name__
         fields = Fields(value, where, cls._error)

@@ -1,6 +1,6 @@
-"""The `edgekit-device` command line: what a device does with a package on its own.
+"""The `edgekit-device` command line: what a device does with packages without a network.
 
-It uses nothing but the standard library, since a device has no more. Exit codes are those of `edgekit`, see
+It uses only the standard library, because a device has no more. The exit codes are those of `edgekit`, see
 docs/reference/exit-codes.md.
 """
 
@@ -39,10 +39,10 @@ _INTERRUPTED_EXIT_CODE: Final = 130  # 128 + SIGINT, as shells report it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. If threads still run, end the process with that code.
+    """Run one command and return its exit code. If threads are still running, end the process with that code.
 
     Args:
-        argv: the arguments after the program's name; None takes the arguments of the process.
+        argv: the arguments after the program's name, or None for the arguments of the process.
     """
     words = sys.argv[1:] if argv is None else argv
     arguments = _make_parser(words).parse_args(words)

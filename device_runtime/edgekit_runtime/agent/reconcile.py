@@ -1,7 +1,7 @@
-"""Decides the next steps from desired and actual state; pure: no files, no network, no clock.
+"""Decides the next steps from the desired and the actual state, without files, network or clock.
 
-The agent calls this a few times a second, writes the returned executions to its journal, and only then
-carries out a step. After an interruption the step is decided again from the actual state.
+The agent calls `reconcile` a few times a second, writes the returned executions to its journal, and only then
+carries out a step. After an interruption, the step is decided again from the actual state.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -36,11 +36,13 @@ class Step:
     """One thing to do for a model.
 
     Attributes:
-        action: `download` the package, `install` it into the spare slot and make it active, let the service
-            `load` it, `unload` the served version, or `remove` the model. The agent itself adds `refresh`:
-            verify the repository's metadata again, and `upload`: send samples.
-        model: its name; empty for `refresh` and `upload`.
-        desired_model: the model's entry in the desired document; None for `remove`, `refresh` and `upload`.
+        action: `download` fetches the package. `install` writes it into the spare slot and makes it active.
+            `load` makes the service load it. `unload` makes the service unload the served version. `remove`
+            removes the model. The agent itself adds `refresh`, which verifies the metadata of the repository
+            again, and `upload`, which sends samples.
+        model: name of the model, or empty for `refresh` and `upload`.
+        desired_model: the model's entry in the desired document, or None for `remove`, `refresh` and
+            `upload`.
     """
 
     action: Action
@@ -53,11 +55,11 @@ class NextSteps:
     """The steps to run next and the status to report.
 
     Attributes:
-        executions: records to write to the journal before a step begins; one per model.
+        executions: records to write to the journal before a step begins, one per model.
         superseded: executions that newer executions have replaced.
-        steps: possible steps, the most urgent first. A model may have two: `unload`, and its next step, which
-            runs even if the `unload` is refused.
-        status, because: status to report, and its reason.
+        steps: possible steps, the most urgent first. A model may have two steps: `unload`, and another step
+            that runs even if the service refuses to unload.
+        status, because: status to report and the reason for it.
     """
 
     executions: tuple[Progress, ...]
@@ -69,12 +71,15 @@ class NextSteps:
 
 
 def accept_desired(desired: Desired, previous: Desired | None, device: str) -> bool:
-    """Return whether a verified document replaces `previous`; False if they are equal.
+    """Return whether a verified document replaces the previous document. It does not if the two are equal.
 
-    `previous`: the newest document that was accepted before, or None.
+    Args:
+        desired: the verified document.
+        previous: the last accepted document, or None.
+        device: identifier of this device.
 
     Raises:
-        SignatureError: the document is for another device, or different but not newer.
+        SignatureError: the document is for another device, or differs from the previous one and is not newer.
     """
     if desired.device != device:
         raise SignatureError(f"desired: is for {desired.device!r}, this is {device!r}")
@@ -99,9 +104,9 @@ def reconcile(
     """Return the next steps.
 
     Args:
-        desired: the newest accepted document, or None.
-        executions: executions in the journal, with their present age.
-        views: model -> its state on the device.
+        desired: the last accepted document, or None.
+        executions: executions from the journal, with their current age.
+        views: a dict from model to its state on the device.
         conditions: current conditions of the device.
     """
     before = {progress.report.model: progress for progress in executions}
@@ -293,17 +298,17 @@ def _judge(
 
 
 def choose_step(steps: Sequence[Step], put_off: Collection[tuple[Action, str]]) -> Step | None:
-    """Return the most urgent step that is not put off, or None.
+    """Return the most urgent step that is not postponed, or None.
 
     Args:
         steps: see `NextSteps`.
-        put_off: (action, model) of steps that had no effect a moment ago.
+        put_off: action and model of the postponed steps, which had no effect a moment ago.
     """
     return next((step for step in steps if (step.action, step.model) not in put_off), None)
 
 
 def count_time(executions: tuple[Progress, ...], elapsed_s: float) -> tuple[Progress, ...]:
-    """Return the executions `elapsed_s` later; those that have ended do not age."""
+    """Return the executions with `elapsed_s` added to the age of those that have not ended."""
     return tuple(
         progress if progress.has_ended else replace(progress, age_s=progress.age_s + elapsed_s)
         for progress in executions

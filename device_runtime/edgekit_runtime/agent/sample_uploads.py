@@ -1,4 +1,4 @@
-"""When samples are sent, and what is reported of them."""
+"""Decides when samples are sent, and reports their state."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ _MAX_ERROR: Final = 200
 
 
 class SampleUploads:
-    """Decides on uploads; `now_s` is the time of the monotonic clock."""
+    """Decides when to upload samples. Each `now_s` is a time of the monotonic clock."""
 
     def __init__(self, folder: Path) -> None:
         """Look at the samples in the agent's folder."""
@@ -31,7 +31,7 @@ class SampleUploads:
         self._failures = 0
 
     def look(self, now_s: float) -> bool:
-        """Return whether samples wait; the folder is read every few seconds."""
+        """Return whether samples are waiting. The folder is read at most every few seconds."""
         if now_s - self._listed_s >= _LIST_S:
             self._listed_s, self._waiting = now_s, self._folder.list_samples()
         return bool(self._waiting)
@@ -43,10 +43,13 @@ class SampleUploads:
     def may_send(
         self, now_s: float, orders: Sequence[str], conditions: DeviceConditions, stated: Mapping[str, Any]
     ) -> bool:
-        """Return whether there is something to send now, and the service says that the owner allows it.
+        """Return whether a sample can be sent now and the service says that the owner allows it.
 
-        `now_s`: monotonic. `orders`: result of `list_held`. `stated`: what the service states of samples, see
-        `read_samples`.
+        Args:
+            now_s: time of the monotonic clock.
+            orders: ids of the orders that must wait, see `list_held`.
+            conditions: current conditions of the device.
+            stated: what the service says about samples, see `read_samples`.
         """
         return (
             stated.get("allowed") is True
@@ -58,7 +61,7 @@ class SampleUploads:
         )
 
     def note_end(self, result: StepResult, now_s: float) -> None:
-        """Wait longer after each upload that failed: a minute to an hour."""
+        """Record the end of an upload. After each failure the pause doubles, from a minute to an hour."""
         self._listed_s = float("-inf")
         self._failures = self._failures + 1 if result.outcome == "retry" else 0
         pause_s = min(_MAX_AGAIN_S, _AGAIN_S * 2.0 ** min(self._failures - 1, 10)) if self._failures else 0.0
@@ -67,7 +70,7 @@ class SampleUploads:
     def report(
         self, orders: Sequence[SampleOrder], stated: Mapping[str, Any], now: float
     ) -> Mapping[str, ReportedSamples]:
-        """Return order id -> state of its samples; `now` is in seconds since 1970."""
+        """Return a dict from order id to the state of its samples. `now` is in seconds since 1970."""
         counts: Counter[str] = Counter()
         sizes: Counter[str] = Counter()
         for sample in self._waiting:

@@ -1,6 +1,6 @@
-"""Documents of the fleet in signed envelopes: DSSE with one Ed25519 signature.
+"""Signed envelopes for the documents of the fleet: DSSE with one Ed25519 signature.
 
-The envelope states the kind of its document, so that one kind never passes for another.
+The envelope states the kind of its document, so that a document cannot be passed off as another kind.
 
 Source: DSSE 1.0 (secure-systems-lab/dsse, envelope.md, protocol.md); RFC 8032.
 """
@@ -29,11 +29,11 @@ _SUSPECT: Final = re.compile(r"\\u(?:0000|d[89a-f])", re.IGNORECASE)
 
 
 class UnknownKeyError(SignatureError):
-    """A document names a key that is not trusted; a newer root of the repository may name that key."""
+    """A document is signed by a key that is not trusted. A newer root of the repository may name the key."""
 
 
 def key_id(key: Ed25519PublicKey) -> str:
-    """Return the identifier of a key: the digest of its 32 bytes, in hexadecimal digits."""
+    """Return the identifier of a key: the SHA-256 digest of its 32 bytes, in hexadecimal."""
     return hashlib.sha256(key.public_bytes_raw()).hexdigest()
 
 
@@ -52,7 +52,7 @@ def seal(document: object, kind: Kind, key: Ed25519PrivateKey) -> bytes:
 
 
 def seal_payload(payload: bytes, kind: Kind, key: Ed25519PrivateKey) -> bytes:
-    """Return the envelope of a document that is JSON already, see `seal`."""
+    """Return the signed envelope of a document that is already encoded as JSON, see `seal`."""
     signature = key.sign(_encode_signed(kind, payload))
     envelope = b'{"payload":"%b","payloadType":"%b","signatures":[{"keyid":"%b","sig":"%b"}]}' % (
         base64.b64encode(payload),
@@ -66,10 +66,10 @@ def seal_payload(payload: bytes, kind: Kind, key: Ed25519PrivateKey) -> bytes:
 
 
 def seal_report(reported: Reported, key: Ed25519PrivateKey) -> bytes:
-    """Return the envelope of a report; if it is too large, the least important parts are left out.
+    """Return the signed envelope of a report, without the least important parts if it is too large.
 
-    If the figures of all models do not fit, successive reports send them in turn. The manager keeps the last
-    figures of each model.
+    If the figures of all models do not fit, successive reports send different parts of them. The manager
+    stores the last figures of each model.
     """
     figures, brief = reported.figures, tuple(replace(model, because="") for model in reported.models)
     first = reported.sequence % max(len(figures), 1)
@@ -92,20 +92,20 @@ def unseal(
     keys: Mapping[str, Ed25519PublicKey],
     where: str,
 ) -> Document:
-    """Return the document in an envelope, after its signature is verified.
+    """Verify the signature of an envelope, and return its document.
 
-    Unknown fields are left out: fleets and devices have different versions for months.
+    Unknown fields are ignored, because the versions of fleets and devices can differ for months.
 
     Args:
         data: the envelope, not trusted.
         kind: required kind of the document.
-        document: its dataclass.
-        keys: id of a trusted key -> the key.
+        document: dataclass of the document.
+        keys: a dict from the id of each trusted key to the key.
         where: start of each error message.
 
     Raises:
-        UnknownKeyError: the envelope names a key that is not trusted.
-        SignatureError: the envelope is too large, malformed, of another kind, or the signature is wrong.
+        UnknownKeyError: the envelope is signed by a key that is not trusted.
+        SignatureError: the envelope is too large, malformed, or of another kind, or the signature is wrong.
     """
     if len(data) > MAX_DOCUMENT_BYTES:
         raise SignatureError(f"{where}: has {len(data)} bytes, at most {MAX_DOCUMENT_BYTES} are allowed")

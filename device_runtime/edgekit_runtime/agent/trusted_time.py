@@ -1,20 +1,22 @@
-"""The time, as far as this device can know it: its clock, and a lower bound that somebody has signed.
+"""The time, as far as this device can know it: its clock, and a lower bound from signed sources.
 
-A board without a battery for its clock starts in 1970, or at the time when it was switched off. The bound is
-the first of these that is there, and the time that has passed on the monotonic clock since it was read:
+A board without a battery for its clock starts in 1970, or at the time at which it was switched off. Therefore
+this module computes a lower bound of the time. The bound is the first available time of this list, plus the
+time that has passed since then on the monotonic clock:
 
-    issued_at of the manager's newest document     the journal stores it with the document, see `agent`
-    `FIELD` of the timestamp of TUF's metadata that was verified last
+    issued_at of the manager's newest document (stored in the journal)
+    `FIELD` of the last verified TUF timestamp metadata
     begin of this device's certificate
 
-It is never below `RELEASED_S`. For example, with the clock at 1970, a document of 28 November and two days of
-work since, it is at least 30 November: a certificate that ended on the 29th is refused.
+The bound is never before `RELEASED_S`. For example, the clock shows 1970, the newest document is from 28
+November, and two days have passed since it was read. Then it is at least 30 November, and a certificate that
+expired on 29 November is refused.
 
-The bound goes back only by the word of the key that has stated it: a newer document of a manager whose clock
-was ahead, or a root that names another key of the manager. A thief of the manager's key can state a time that
-is ahead of all else by `MAX_LEAD_S` at most; all metadata is refused by it, until the key is exchanged. A
-clock that is ahead cannot be told from time that has passed: all ends by it, nothing of it is stored, and all
-counts again once it is right.
+The bound moves back only if the manager corrects it: by a newer document with an earlier time, or by a root
+that names another manager key. With a stolen manager key, a thief can move the bound at most `MAX_LEAD_S`
+ahead of all other times. All metadata is then expired until the key is replaced. A clock that is ahead cannot
+be detected. Everything expires by this clock, but its time is not stored, and everything is valid again once
+the clock is right.
 """
 
 import json
@@ -41,7 +43,7 @@ _LONG_YEAR: Final = 14  # digits of a time with four of them for the year
 
 
 class TrustedTime:
-    """The time by this device's clock, but never earlier than a bound that others have signed."""
+    """The time of this device's clock, but never earlier than a lower bound from signed sources."""
 
     def __init__(
         self,
@@ -64,37 +66,40 @@ class TrustedTime:
         self.note(0.0)
 
     def note(self, issued_s: float) -> None:
-        """Set the time of the manager's newest document (seconds since 1970); 0 without a valid one.
+        """Set the time of the manager's newest document in seconds since 1970. Set 0 if there is none.
 
-        It also reads the repository's timestamp again.
+        This also reads the timestamp of the repository again.
         """
         self._issued_s, self._noted_s = issued_s, self._monotonic()
         self._signed_s = _read_signed(self._timestamp)
 
     @property
     def now_s(self) -> float:
-        """The clock, or the bound if that is later."""
+        """The time of the clock, or the lower bound if it is later."""
         return max(self._clock(), self.least_s)
 
     @property
     def least_s(self) -> float:
-        """The bound, in seconds since 1970."""
+        """The lower bound of the time, in seconds since 1970."""
         return max(RELEASED_S, self.stated_s or self._begin_s + self._passed_s)
 
     @property
     def stated_s(self) -> float:
-        """The bound by a document or metadata only, in seconds since 1970; 0 without both."""
+        """The lower bound from a document or metadata, in seconds since 1970, or 0 if there is neither."""
         limit_s = max(RELEASED_S, self._clock(), self._begin_s) + MAX_LEAD_S
         stated_s = min(self._issued_s or self._signed_s, limit_s)
         return stated_s + self._passed_s if stated_s else 0.0
 
     @property
     def is_clock_behind(self) -> bool:
-        """Whether the clock is certainly wrong: more than `TOLERATED_S` behind the bound."""
+        """Whether the clock is over `TOLERATED_S` behind the lower bound, and so certainly wrong."""
         return self._clock() < self.least_s - TOLERATED_S
 
     def outgrows(self, stored_s: float) -> bool:
-        """Return whether the clock is behind, and the bound an hour later than the journal's `stored_s`."""
+        """Return whether the clock is behind, and the bound is an hour later than `stored_s`.
+
+        `stored_s` is the time in the journal.
+        """
         return self.is_clock_behind and self.stated_s > stored_s + TOLERATED_S
 
     @property
@@ -102,7 +107,7 @@ class TrustedTime:
         return self._monotonic() - self._noted_s
 
     def explain(self) -> str:
-        """Return what is wrong with the clock, in words; empty if nothing is."""
+        """Return a text that says what is wrong with the clock, empty if nothing is wrong."""
         if not self.is_clock_behind:
             return ""
         return (
@@ -112,12 +117,12 @@ class TrustedTime:
 
 
 def read_validity(certificate: bytes) -> tuple[float, float]:
-    """Return begin and end of a certificate in DER, in seconds since 1970.
+    """Return the begin and the end of the validity of a DER certificate, in seconds since 1970.
 
-    A full parser would take megabytes of memory.
+    This avoids a full parser, which would take megabytes of memory.
 
     Raises:
-        ValueError: it is no certificate.
+        ValueError: `certificate` is not a certificate.
 
     Source: RFC 5280, section 4.1.2.5.
     """
@@ -146,5 +151,5 @@ def _read_signed(timestamp: Path | None) -> float:
 
 
 def format_utc(at: float) -> str:
-    """Return `at`, in seconds since 1970, as text such as `2026-11-28 12:00:00 UTC`."""
+    """Return a time in seconds since 1970 as text, such as `2026-11-28 12:00:00 UTC`."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))

@@ -1,7 +1,8 @@
 """Times settings of a package side by side in several fresh processes.
 
-The speed of a setting depends on the place of the process's threads and memory, and does not change within
-one process. So each process counts once, with the lower quartile of its turns.
+The speed of a setting depends on where the operating system places the threads and memory of the process, and
+this placement does not change within a process. Therefore each process contributes one value per setting: the
+lower quartile of its measurements.
 """
 
 import time
@@ -33,10 +34,10 @@ class RunSetting:
     """One way to run a package.
 
     Attributes:
-        chain_index: position of the backend in the variant's chain.
-        options: (name, value) of the backend's options that differ from the package's.
-        instances: number of runs at once.
-        batch: rows of a run.
+        chain_index: position of the backend in the variant's chain of backends.
+        options: name and value of each backend option that differs from the package's.
+        instances: number of runs at the same time.
+        batch: number of rows in a run.
     """
 
     variant: str = DEFAULT_VARIANT
@@ -47,14 +48,14 @@ class RunSetting:
 
     @property
     def name(self) -> str:
-        """Name for people: the differences from the package's own setting, or `as packaged`."""
+        """Name to display: the differences from the package's own setting, or `as packaged`."""
         parts = [f"{name} {_format(value)}" for name, value in self.options]
         parts += [f"{self.instances} instances"] * (self.instances > 1)
         parts += [f"batch {self.batch}"] * (self.batch > 1)
         return ", ".join(parts) or "as packaged"
 
     def find_choice(self, manifest: Manifest) -> BackendChoice:
-        """Return the backend with its options and without its fallbacks."""
+        """Return the backend with the options of this setting and without its fallbacks."""
         choice = manifest.select(self.variant).backend.chain[self.chain_index]
         return replace(choice, options={**choice.options, **dict(self.options)}, fallback=None)
 
@@ -65,15 +66,15 @@ def _format(value: JsonValue) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureOrder:
-    """An order to one process to measure settings.
+    """Tells a process which settings to measure.
 
     Attributes:
         package: absolute path of the package.
         manifest_sha256: digest of the verified package, which must not have changed.
         keys: folder of the trusted keys.
-        threads: threads of one inference, or None for the number in the options.
+        threads: number of threads of one inference, or None for the number in the options.
         end_s: time on the monotonic clock after which no round starts, except the first.
-        seed: seed of the random orders.
+        seed: seed of the random order of the settings in each round.
     """
 
     package: str
@@ -109,8 +110,10 @@ class Measure(Protocol):
 def measure_afresh(package: OpenedPackage, keys: Path, threads: int | None = None) -> Measure:
     """Return a function that measures settings of `package`, in a new process at each call.
 
-    `keys`: folder of the trusted keys. `threads`: threads of one inference, or None for the number in the
-    options.
+    Args:
+        package: the package.
+        keys: folder of the trusted keys.
+        threads: number of threads of one inference, or None for the number in the options.
     """
     digest = package.manifest.sha256
 
@@ -169,10 +172,11 @@ class ContestLimits:
     """Limits of a contest.
 
     Attributes:
-        fewest: least number of processes, unless the time is over.
-        most: greatest number of processes.
-        rounds: limit of rounds in each process.
-        end_s: time on the contest's clock. A process starts if half the time of the last process is left.
+        fewest: minimum number of processes, unless the time is over.
+        most: maximum number of processes.
+        rounds: maximum number of rounds in each process.
+        end_s: end of the contest on its clock. A new process starts only if at least half of the last
+            process's duration remains.
     """
 
     fewest: int
@@ -190,20 +194,24 @@ def hold_contest(
     is_decided: Callable[[Mapping[RunSetting, Latency]], bool] = lambda _: False,
     report: Callable[[str], None] = lambda _: None,
 ) -> dict[RunSetting, Latency | str]:
-    """Return setting -> seconds per row, one value for each process, or why it has none.
+    """Measure settings in several processes.
 
-    A setting that crashes its process is identified, and left out of later processes.
+    A setting that crashes its process is identified, and excluded from later processes.
 
     Args:
         measure: measures settings in one process.
         settings: settings to measure, at least one.
-        limits: when to end; there is at least one process.
-        clock: seconds since any moment.
-        is_decided: returns whether the results so far are enough.
-        report: called with lines on the progress.
+        limits: limits of the contest, which runs at least one process.
+        clock: returns a monotonic time in seconds.
+        is_decided: returns whether the results so far are sufficient.
+        report: called with lines about the progress.
+
+    Returns:
+        A dict from each setting to its seconds per row, one value for each process, or to the reason why the
+            setting could not be measured.
 
     Raises:
-        BackendError: a process with several settings died or hung, though each setting runs alone.
+        BackendError: a process with several settings died or hung, although each setting runs alone.
         PackageError: the package has changed.
     """
     medians: dict[RunSetting, list[float]] = {setting: [] for setting in settings}
@@ -281,7 +289,8 @@ def _find_culprits(
 def rank(times: Mapping[RunSetting, float], manifest: Manifest) -> list[RunSetting]:
     """Return the settings, best first.
 
-    Settings within 2 % of the fastest come first, the fewest threads first; the others follow by time.
+    Settings within 2 % of the fastest come first, ordered by their number of threads. The others follow,
+    ordered by time.
 
     Args:
         times: time of each setting in any unit. Equally good settings keep their order.

@@ -1,4 +1,4 @@
-"""One process of a contest (`python -m edgekit_runtime.autotune.contest_child`): order in, times out."""
+"""One process of a contest: `python -m edgekit_runtime.autotune.contest_child`."""
 
 import json
 import sys
@@ -32,17 +32,21 @@ _SLOWER: Final = 20  # the fewest runs that count take together at most this mul
 def measure(
     package: OpenedPackage, order: MeasureOrder, announce: Callable[[float], None]
 ) -> list[float | str]:
-    """Return for each setting of the order its time in seconds per row, or why it has none.
+    """Return for each setting its time in seconds per row, or the reason why it could not be measured.
 
-    A time is the lower quartile of the setting's turns, since other work on the machine only adds time.
+    The time is the lower quartile of the measurements, because other work on the machine can only add time.
 
     Each setting must first reproduce the golden outputs of its variant. All settings are timed on the golden
     inputs of the default variant.
 
-    `announce`: called with the longest silence to expect, in seconds; the parent process waits no longer.
+    Args:
+        package: the package.
+        order: the settings to measure.
+        announce: called with the longest time, in seconds, until the next message to the parent process. The
+            parent process waits no longer.
 
     Raises:
-        BackendError: an engine failed between its turns.
+        BackendError: an engine failed during the measurement.
     """
     inputs = read_golden_inputs(package)
     opened: dict[RunSetting, tuple[Session, ...] | BackendError] = {}
@@ -127,7 +131,7 @@ def main() -> None:
 
 
 def run() -> None:
-    """Do as `main`; on an error, exit with a code and a last line on stderr that the parent reads."""
+    """Call `main`. After an error, exit with a code and a last line on stderr for the parent process."""
     try:
         main()
     except PackageError as error:

@@ -1,6 +1,7 @@
-"""Loaded models that are timed in turns in one process, one at a time.
+"""Times several loaded models in one process, in turn.
 
-The result is valid only for this process: another one has its threads and memory elsewhere, see `contest`.
+The results are valid only for this process, because another process has its threads and memory elsewhere, see
+`contest`.
 """
 
 import math
@@ -26,11 +27,11 @@ _PAUSE_S: Final = 2e-3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runner:
-    """Sessions that are timed in turns with others.
+    """Sessions of one model that are timed in turn with those of other models.
 
     Attributes:
-        sessions: sessions of one model, which run at once; at least one.
-        inputs: input name -> array, for each run.
+        sessions: sessions that run at the same time, at least one.
+        inputs: a dict from input name to array, used for each run.
         rows: number of rows in one run of all sessions together.
     """
 
@@ -46,12 +47,19 @@ def take_turns(
     clock: Callable[[], float] = time.perf_counter,
     seed: int = 0,
 ) -> dict[str, Latency]:
-    """Return name -> seconds per row, one value for each round.
+    """Time the runners in turn.
 
-    A round runs all runners in a random order. A pause precedes each turn. A turn repeats a short run, after
-    one run that does not count.
+    A round times all runners in a random order, each after a short pause. A runner with a short run repeats
+    it, after one run that is not timed.
 
-    `runners`: name -> runner to time, at least one. `clock`: seconds since any moment.
+    Args:
+        runners: a dict from name to runner, at least one.
+        limits: limits of the measurement.
+        clock: returns a monotonic time in seconds.
+        seed: seed of the random orders.
+
+    Returns:
+        A dict from name to seconds per row, one value for each round.
 
     Raises:
         DataError: the inputs do not fit.

@@ -1,7 +1,7 @@
 """The tournament: all engines of a package run the same inputs in turn, and the fastest one wins.
 
-Every variant of a package takes part with each of its backends that reproduces the variant's golden outputs.
-It measures latency of one inference at a time, not throughput, memory or energy.
+Every variant of a package takes part with each of its backends that reproduces the golden outputs of the
+variant. The tournament measures the latency of single inferences, and not throughput, memory or energy.
 """
 
 import time
@@ -37,10 +37,10 @@ class Entrant:
 
     Attributes:
         name: backend and artifact, unique within the package.
-        setting: its variant and place in the variant's chain of backends.
+        setting: the variant, and the position of the backend in its chain of backends.
         choice: the backend, without its fallbacks.
-        latency: seconds of one inference, one value per process, or None if it did not take part.
-        reason: why it did not take part, or None.
+        latency: seconds of one inference, one value per process, or None if the backend did not take part.
+        reason: why the backend did not take part, or None.
     """
 
     name: str
@@ -56,9 +56,10 @@ class Tournament:
 
     Attributes:
         entrants: entrants in the order of the package.
-        winner: the entrant to keep: within 2 % of the fastest, the entrant with the fewest threads. If its
-            backend is as fast with even fewer threads, that entrant wins. None if no entrant took part.
-        as_fast: names of the entrants that differ from the fastest by at most 2 %, or only by chance.
+        winner: the entrant to use, or None if no entrant took part. Of the entrants within 2 % of the
+            fastest, it is the one with the fewest threads. If the same backend and options are as fast with
+            even fewer threads, those win.
+        as_fast: names of the entrants that are at most 2 % slower than the fastest, or slower only by chance.
     """
 
     entrants: tuple[Entrant, ...]
@@ -77,15 +78,19 @@ def hold_tournament(
 ) -> Tournament:
     """Measure each backend of each variant that this machine can run, on the package's golden inputs.
 
-    The tournament ends early if a backend is ahead of all others by 10 % in each of three processes. TensorRT
-    first builds its engine, which can take minutes.
+    The tournament ends early if a backend is at least 10 % faster than all others in each of three processes.
+    TensorRT first builds its engine, which can take minutes.
 
-    `keys`: folder of the trusted keys. `threads`: None for each backend's own number.
-    `seconds`: approximate limit: a process that has begun goes on to its end. `measure`: measures in a
-    process, by default a new one at each call. `report`: called with lines on the progress.
+    Args:
+        package: the package.
+        keys: folder of the trusted keys.
+        threads: number of threads, or None for each backend's own number.
+        seconds: approximate duration. A process that has begun runs to its end.
+        measure: measures settings in a process, by default a new process at each call.
+        report: called with lines about the progress.
 
     Raises:
-        BackendError: a process with several backends died or hung, though each runs alone.
+        BackendError: a process with several backends died or hung, although each backend runs alone.
         PackageError: the package has changed.
     """
     entrants = tuple(_enter(package))

@@ -1,9 +1,10 @@
-"""Tuning: a small grid of options, measured in turn on this machine and halved round by round.
+"""Tuning: measures a small grid of options on this machine, and drops the slower half again and again.
 
-A few samples are enough to drop the slowest half; the better half continues with twice as many, each time in
-several fresh processes. The winner is then measured against the package's own options in fresh processes, and
-kept only if it is better beyond chance: the winner of many may look good by luck. Energy is not measured:
-spinning threads cost some, so they must win by more.
+A few measurements are enough to drop the slower half. The faster half is measured again with twice as many,
+each time in several fresh processes. At the end, the last option set is compared with the package's own
+options in fresh processes. It is used only if it is significantly faster, because the best of many can look
+good by luck. Energy is not measured. Spinning threads use more energy, so options with spinning must be
+faster by a larger margin.
 
 Source: K. Jamieson, A. Talwalkar, Non-stochastic Best Arm Identification, AISTATS 2016 (successive halving).
 """
@@ -54,11 +55,12 @@ class SettingResult:
     """The result of one setting.
 
     Attributes:
-        latency: seconds per row, one value for each process of the setting's last contest, see
-            `hold_contest`; None if it failed or was not measured.
-        ratio: ratio of `latency` to the package's own setting in that contest; None if either is missing.
-        processes: number of processes of all contests.
-        reason: why it failed, or None.
+        latency: seconds per row, one value for each process of the last contest with this setting, or None if
+            it failed or was not measured. See `hold_contest`.
+        ratio: `latency` divided by the latency of the package's own setting in that contest, or None if
+            either is missing.
+        processes: number of processes in all contests.
+        reason: why the setting failed, or None.
     """
 
     setting: RunSetting
@@ -73,10 +75,10 @@ class Tuning:
     """The result of a search.
 
     Attributes:
-        trials: all settings, the package's own first.
-        best: the setting to use; the package's own if no other is better beyond chance.
-        interval: 95 % interval of the time of `best` as a share of the time of the package's own setting; 1
-            to 1 if that is `best`.
+        trials: results of all settings, the package's own first.
+        best: the setting to use. It is the package's own setting if no other is significantly better.
+        interval: 95 % confidence interval of the time of `best` divided by the time of the package's own
+            setting. It is (1, 1) if `best` is the package's own setting.
         is_complete: whether there was time for all settings.
     """
 
@@ -92,8 +94,11 @@ def list_settings(
 ) -> list[RunSetting]:
     """Return the settings to try, the package's own first.
 
-    `choice`: the backend, with its options in the package. `processors`: number of processors to use.
-    `may_batch`: whether rows are independent. If so, a search for throughput also tries batches.
+    Args:
+        choice: the backend, with its options in the package.
+        objective: `latency` or `throughput`.
+        processors: number of processors to use.
+        may_batch: whether rows are independent. If so, a search for throughput also tries batches.
     """
     most = min(processors, MAX_THREADS)
     counts = sorted({1, *(1 << power for power in range(most.bit_length())), most})
@@ -120,15 +125,16 @@ def tune(
     seconds: float = 60.0,
     report: Callable[[str], None] = lambda _: None,
 ) -> Tuning:
-    """Search for the options with which a backend of a package runs best here.
+    """Search for the options with which a backend of a package runs best on this machine.
 
     Args:
-        package: verified.
-        own: the package's own setting: variant and place of the backend.
+        package: the verified package.
+        own: the package's own setting, which names the variant and the backend.
         keys: folder of the trusted keys.
-        objective: `latency`: time of a run alone; `throughput`: rows a second with all processors.
-        seconds: time limit, kept approximately: a process that has begun goes on to its end.
-        report: called with lines on the progress.
+        objective: `latency` minimizes the time of a single run, `throughput` maximizes the rows per second
+            with all processors.
+        seconds: approximate duration. A process that has begun runs to its end.
+        report: called with lines about the progress.
 
     Raises:
         BackendError: the backend does not run the package as it is, or every process dies or hangs.
@@ -158,7 +164,9 @@ def search(
     clock: Callable[[], float] = time.monotonic,
     report: Callable[[str], None] = lambda _: None,
 ) -> Tuning:
-    """Measure `settings`, the package's own first, until about `end_s` on `clock`; return the results.
+    """Measure settings until about `end_s` on `clock`, and return the results.
+
+    The first of `settings` is the package's own.
 
     Raises:
         BackendError: the package's own setting does not run, or every process dies or hangs.

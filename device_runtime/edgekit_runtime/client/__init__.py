@@ -1,6 +1,6 @@
-"""A small synchronous client of the inference service, or of any that speaks the Open Inference Protocol.
+"""A small synchronous client of the inference service, or of any Open Inference Protocol server.
 
-It imports no engine and nothing of the service; both encode and decode with `protocol/`.
+It imports no engine and no module of the service. Client and service share the code in `protocol/`.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""The client: inference, and asking what a service has."""
+"""The client: runs inference, and asks a service for its models."""
 
 import contextlib
 import functools
@@ -33,12 +33,12 @@ _LEAST_TIMEOUT_S: Final = 1e-3
 
 
 class Client:
-    """Talks to one service over one connection; for one thread at a time.
+    """A client of one service over one connection. It is not thread-safe.
 
-    A call raises `RequestError` if the service refuses it (`ready` returns False), and `TransportError` if
-    the service cannot be reached or does not answer in time.
+    A call raises `RequestError` if the service refuses the request, and `TransportError` if the service
+    cannot be reached or does not answer in time. `ready` returns False in place of a `RequestError`.
 
-    If the service closed the connection while it was idle, the client connects again.
+    If the service has closed an idle connection, the client connects again.
     """
 
     def __init__(
@@ -87,21 +87,20 @@ class Client:
         timeout_s: float | None = None,
         sequence: SequenceStep | None = None,
     ) -> dict[str, Array]:
-        """Let a model run on `inputs`; return output name -> array.
+        """Run a model on `inputs`, and return a dict from output name to array.
 
-        Arrays from `shared` travel in shared memory, in place; all others as binary data.
+        Arrays from `shared` are passed in shared memory, without a copy. All others are sent as binary data.
 
         Args:
             name: name of the model.
-            inputs: input name -> array.
-            version: version of the model; by default the one that the service prefers.
-            outputs: output name -> array from `shared` to write it to; only these outputs are returned. By
-                default all are returned as arrays of their own.
-            priority: 1 is the highest, 0 the model's default.
-            timeout_s: time limit for the answer; the service refuses the request if it cannot begin within
-                that time.
-            sequence: place of the request in a sequence, for a model with states. `inputs` need not hold
-                states, and outputs that are states are not returned.
+            inputs: a dict from input name to array.
+            version: version of the model, by default the version that the service prefers.
+            outputs: a dict from output name to an array from `shared` that receives the output. Only these
+                outputs are returned. By default all outputs are returned as new arrays.
+            priority: priority of the request. 1 is the highest, and 0 means the default of the model.
+            timeout_s: time limit for the answer. The service refuses the request if it cannot begin in time.
+            sequence: position of the request in a sequence, for a model with states. `inputs` need not
+                contain states, and outputs that are states are not returned.
 
         Raises:
             DataError: an array cannot be sent, an output is not from `shared` or has another dtype there, or
@@ -130,13 +129,14 @@ class Client:
         Args:
             name: name of the model.
             file: content of the file, or raw pixels or samples.
-            media_type: such as `image/jpeg`, `audio/wav` or `video/x-raw; format=RGB; width=640; height=480`.
-            version: version of the model; by default the one that the service prefers.
+            media_type: media type of `file`, such as `image/jpeg`, `audio/wav` or `video/x-raw; format=RGB;
+                width=640; height=480`.
+            version: version of the model, by default the version that the service prefers.
             options: options of the task for this answer, such as `{"min_score": 0.5}`.
             timeout_s: time limit for the answer.
 
         Raises:
-            DataError: an option or the media type holds characters that a request may not have.
+            DataError: an option or the media type contains characters that a request may not have.
         """
         query = "&".join(f"{key}={value}" for key, value in (options or {}).items())
         path = f"{self._link.address.prefix}{model_path(name, version)}/answer"
@@ -158,15 +158,16 @@ class Client:
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> Callable[[], dict[str, Array]]:
-        """Return a function that sends `inputs` with the values that they have at the time of the call.
+        """Return a function that runs a model on the values that `inputs` have at the time of each call.
 
-        The function returns and raises what `infer` does. It is for loops: the request is prepared once.
+        The request is prepared only once, which makes calls in a loop faster. The function returns and raises
+        what `infer` does.
 
-        The arguments are those of `infer`; each array in `inputs` must be C-contiguous.
+        The arguments are those of `infer`. Each array in `inputs` must be C-contiguous.
 
         Raises:
-            DataError: an array cannot be sent or has gaps, an output is not from `shared`, or `timeout_s` is
-                out of range.
+            DataError: an array cannot be sent or is not contiguous, an output is not from `shared`, or
+                `timeout_s` is out of range.
         """
         check_arrays(inputs, outputs)
         if gaps := [key for key, array in inputs.items() if not array.flags.c_contiguous]:
@@ -175,14 +176,14 @@ class Client:
         return functools.partial(self._infer, template, parts, outputs, timeout_s)
 
     def shared(self, shape: Sequence[int], dtype: Any = np.float32) -> Array:
-        """Return an array of zeros in memory that the service reads and writes in place; Unix socket only.
+        """Return an array of zeros in memory that is shared with the service. This requires a Unix socket.
 
-        It stays shared until `release` or `close`. The first call that uses it registers it with the service,
-        and fails if the service refuses it.
+        The memory stays shared until `release` or `close`. The first call that uses the array registers the
+        memory with the service, and fails if the service refuses it.
 
         Raises:
-            TransportError: the client is not connected over a Unix socket, or there is no memory for it.
-            DataError: no tensor has such a shape or dtype.
+            TransportError: the client is not connected over a Unix socket, or there is not enough memory.
+            DataError: no tensor can have this shape or dtype.
         """
         if self._link.address.path is None:
             raise TransportError("shared memory needs a Unix socket; connect to the path of one")
@@ -191,12 +192,12 @@ class Client:
         return memory.array
 
     def release(self, array: Array) -> None:
-        """Unregister the memory of an array from `shared`, which makes room for others in the service.
+        """Unregister the memory of an array from `shared`, so that the service has room for other memory.
 
-        The array keeps its values and is no longer shared. Functions that `bind` returned for it fail.
+        The array keeps its values and is no longer shared. Functions from `bind` that use the array fail.
 
         Raises:
-            DataError: the array is not from `shared`, or was released.
+            DataError: the array is not from `shared`, or was already released.
         """
         region_slice = self._place(array)
         if region_slice is None:
@@ -212,12 +213,12 @@ class Client:
                 self._call("POST", region_path(memory.name, "unregister"))
 
     def metadata(self, name: str | None = None, version: str | None = None) -> dict[str, Any]:
-        """Return the metadata of a model or, without `name`, of the service."""
+        """Return the metadata of a model, or of the service if `name` is None."""
         document: dict[str, Any] = self._call("GET", "/v2" if name is None else model_path(name, version))
         return document
 
     def ready(self, name: str | None = None, version: str | None = None) -> bool:
-        """Return whether a model or, without `name`, the service with all models is ready."""
+        """Return whether a model is ready, or the service with all its models if `name` is None."""
         path = "/v2/health/ready" if name is None else f"{model_path(name, version)}/ready"
         try:
             self._call("GET", path)
@@ -231,7 +232,7 @@ class Client:
         return lines
 
     def load(self, name: str) -> None:
-        """Make the service load the installed versions of a model in place of the served versions."""
+        """Make the service load the installed versions of a model, which replace the served versions."""
         self._call("POST", repository_path(name, "load"))
 
     def unload(self, name: str) -> None:
@@ -239,7 +240,7 @@ class Client:
         self._call("POST", repository_path(name, "unload"))
 
     def close(self) -> None:
-        """Disconnect; the service forgets the shared memory of this client."""
+        """Disconnect. The service then unregisters the shared memory of this client."""
         self._link.close()
         for memory in self._shared.values():
             memory.close()

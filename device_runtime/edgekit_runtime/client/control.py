@@ -1,7 +1,7 @@
-"""Requests of commands to the running service: read its index or metrics, load another version.
+"""Requests of commands to the running service, for example to read its metrics or load another version.
 
-A device without a running service needs none of this: the service opens what is installed when it starts. It
-imports no numpy, unlike the client: the agent of a fleet uses it, and stays small.
+Without a running service these requests are not needed, because the service loads the installed versions when
+it starts. This module does not import numpy, unlike the client, so that the agent of a fleet stays small.
 """
 
 import contextlib
@@ -34,12 +34,12 @@ _OK: Final = 200
 
 
 def load_installed(socket_path: Path, model: str, rollout: str | None = None) -> bool:
-    """Make the service load the installed versions of `model`; return False if no service listens.
+    """Make the service load the installed versions of `model`. Return False if no service is listening.
 
     Args:
         socket_path: socket of the service.
         model: a valid name of a model.
-        rollout: `swap`, `canary` or `shadow` for this time; None as the service is configured.
+        rollout: `swap`, `canary` or `shadow` for this load, or None for the configuration of the service.
 
     Raises:
         SlotError: the service refused or did not answer. It loads the versions at its next start.
@@ -49,7 +49,7 @@ def load_installed(socket_path: Path, model: str, rollout: str | None = None) ->
 
 
 def unload_model(socket_path: Path, model: str) -> bool:
-    """Make the service stop serving a model; return False if no service listens.
+    """Make the service stop serving a model. Return False if no service is listening.
 
     Raises:
         SlotError: the service refused or did not answer.
@@ -58,7 +58,7 @@ def unload_model(socket_path: Path, model: str) -> bool:
 
 
 def is_listening(socket_path: Path) -> bool:
-    """Return whether a service listens, also one that is too busy to answer."""
+    """Return whether a service is listening, even if it is too busy to answer."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_TIMEOUT_S)
         try:
@@ -86,10 +86,10 @@ def _change(socket_path: Path, model: str, action: Literal["load", "unload"], bo
 
 
 def read_index(socket_path: Path) -> dict[str, list[dict[str, str]]] | None:
-    """Return the index of a running service, or None without an answer in time.
+    """Return the index of a running service, or None if it does not answer in time.
 
     Returns:
-        model -> an entry for each version, with `version`, `state` and `reason`.
+        A dict from model to a list with the `version`, `state` and `reason` of each version.
     """
     models: dict[str, list[dict[str, str]]] = {}
     try:
@@ -105,10 +105,10 @@ def read_index(socket_path: Path) -> dict[str, list[dict[str, str]]] | None:
 
 
 def read_metrics(socket_path: Path, *, timeout_s: float = _TIMEOUT_S) -> str:
-    """Return the metrics of a running service, in Prometheus' text format.
+    """Return the metrics of a running service in Prometheus' text format.
 
     Raises:
-        TransportError: it does not answer, or not with metrics.
+        TransportError: the service does not answer, or does not answer with metrics.
     """
     status, body = _request(socket_path, "GET", "/metrics", timeout_s)
     if status != _OK:
@@ -117,27 +117,34 @@ def read_metrics(socket_path: Path, *, timeout_s: float = _TIMEOUT_S) -> str:
 
 
 def read_fleet_streams(socket_path: Path) -> dict[str, Any]:
-    """Return name -> JSON of `ReportedStream` of the fleet's streams; empty without an answer within 5 s."""
+    """Return a dict from name to state of the fleet's streams, empty if there is no answer within 5 s.
+
+    Each state contains the fields of `ReportedStream` as JSON.
+    """
     stated = _read_own(socket_path, STREAMS).get("fleet", {})
     return stated if isinstance(stated, dict) else {}
 
 
 def read_service_settings(socket_path: Path) -> dict[str, str]:
-    """Return key -> why a fleet setting has no effect in the service, or ''; empty without an answer."""
+    """Return a dict from each fleet setting to the reason why it has no effect in the service.
+
+    The reason is empty if the setting has an effect. The dict is empty if there is no answer.
+    """
     stated = _read_own(socket_path, FLEET_SETTINGS).get("settings", {})
     return {str(key): str(problem) for key, problem in stated.items()} if isinstance(stated, dict) else {}
 
 
 def read_service_log(socket_path: Path, count: int) -> list[str]:
-    """Return the last lines of the service's log; empty without an answer in time."""
+    """Return the last `count` lines of the service's log, empty if there is no answer in time."""
     stated = _read_own(socket_path, FLEET_LOG).get("lines", [])
     return [str(line) for line in stated][-count:] if isinstance(stated, list) else []
 
 
 def read_samples(socket_path: Path) -> dict[str, Any]:
-    """Return what the service states of samples; empty without an answer within 5 s.
+    """Return what the service says about samples, empty if there is no answer within 5 s.
 
-    Its keys: `allowed`, whether the owner allows samples; `orders`, id -> fields of `ReportedSamples`.
+    `allowed` says whether the owner allows samples. `orders` is a dict from order id to the fields of
+    `ReportedSamples`.
     """
     return _read_own(socket_path, SAMPLES)
 
@@ -153,13 +160,14 @@ def _read_own(socket_path: Path, path: str) -> dict[str, Any]:
 
 
 def read_stream(socket_path: Path, order: Mapping[str, Any]) -> Iterator[bytes]:
-    """Run a stream in the service until the iteration ends; yield lines of JSON.
+    """Run a stream in the service until the iteration ends, and yield lines of JSON.
 
-    A line with `frame` is an answer, and one with `sinks` holds the counts at the end. Any other line is a
-    state of the stream. `order`: `StreamOptions.to_json()`, and optionally `name`: name of the stream.
+    A line with `frame` is an answer, and a line with `sinks` contains the counts at the end. Any other line
+    is a state of the stream. `order` is the result of `StreamOptions.to_json()`, and may also contain the
+    `name` of the stream.
 
     Raises:
-        TransportError: the service refuses, or ends.
+        TransportError: the service refuses the stream, or ends.
     """
     with _connected(socket_path, _TIMEOUT_S) as connection:
         connected = connection.sock  # the response takes it

@@ -1,4 +1,4 @@
-"""One connection to a service: a request out, its response in, and a new connection after one that closed."""
+"""One connection to a service. It sends requests, receives responses, and reconnects when needed."""
 
 import contextlib
 import queue
@@ -39,10 +39,11 @@ class Address:
 
     Attributes:
         path: path of a Unix socket, or None.
-        prefix: what stands before the path of each request, such as `/edge` for a proxy; or empty.
-        host, port: where it listens over TCP; empty and 0 with `path`.
-        is_tls: whether it speaks TLS there.
-        ca_file: PEM file of the authority that signed the service's certificate; None for the system's.
+        prefix: prefix of the path of each request, such as `/edge` behind a proxy, or empty.
+        host, port: TCP address, or empty and 0 for a Unix socket.
+        is_tls: whether the service speaks TLS at this address.
+        ca_file: PEM file of the authority that signed the service's certificate, or None for the authorities
+            of the system.
     """
 
     path: str | None = None
@@ -62,15 +63,16 @@ class Address:
         insecure: bool = False,
         allows_prefix: bool = False,
     ) -> "Address":
-        """Return the parsed address.
+        """Parse an address.
 
         Args:
             text: a path, `unix:PATH`, `host:port`, or a URL of HTTP or HTTPS.
             ca_file: PEM file of the authority that signed the service's certificate.
             has_token: whether requests carry a token. If so, plain HTTP to another machine is never allowed.
-            insecure: whether plain HTTP to another machine is allowed, although everybody on the way can read
+            insecure: whether plain HTTP to another machine is allowed. Anybody in the network can then read
                 the data and forge answers.
-            allows_prefix: whether a URL may have a path, which then begins the path of each request.
+            allows_prefix: whether a URL may have a path, which then becomes the prefix of each request's
+                path.
 
         Raises:
             TransportError: `text` has another form.
@@ -114,9 +116,9 @@ class Address:
 
     @property
     def authority(self) -> str:
-        """Value of the `Host` field in requests; `localhost` for a Unix socket.
+        """Value of the `Host` field in requests, `localhost` for a Unix socket.
 
-        It has no port if that is the default of the scheme, and never the zone of an IPv6 address.
+        The value omits the default port of the scheme and the zone of an IPv6 address.
 
         Source: RFC 9110, sections 4.2.3 and 7.2; RFC 3986, section 3.2.2; RFC 6874, section 4.
         """
@@ -146,12 +148,11 @@ def _is_port(text: str) -> bool:
 
 
 class Link:
-    """A connection that is made when it is needed.
+    """A connection that is opened when it is first needed.
 
     Attributes:
-        connection: number of the open connection, from 1; a new one gets the next number. 0 while none is
-            open.
-        memory: buffer into which responses are received if they fit.
+        connection: number of the open connection, counted from 1, or 0 while no connection is open.
+        memory: buffer for responses. Larger responses are received elsewhere.
         first_read: monotonic time and number of bytes of the first read of the last response.
     """
 
@@ -179,7 +180,7 @@ class Link:
         self.first_read = (0.0, 0)
 
     def connect(self, timeout_s: float) -> None:
-        """Connect unless that is done."""
+        """Connect if there is no connection."""
         if self._socket is None:
             self._socket = open_connection(self.address, timeout_s)
             self._was_used = False
@@ -194,7 +195,7 @@ class Link:
             self.connection = 0
 
     def abort(self) -> None:
-        """Make the request that is under way fail; may be called from any thread."""
+        """Make the current request fail. This may be called from any thread."""
         connected = self._socket
         if connected is not None:
             with contextlib.suppress(OSError):  # it has ended by itself
@@ -204,9 +205,9 @@ class Link:
                 socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
     def drop_leftovers(self) -> None:
-        """Disconnect if unrequested bytes came: the next request would take them for its response.
+        """Disconnect if unrequested bytes have arrived, which the next request would take for its response.
 
-        Call it between two requests only. It also closes an idle connection that the service has closed.
+        Call this only between two requests. It also closes an idle connection that the service has closed.
         """
         connected = self._socket
         if connected is None:
@@ -217,7 +218,7 @@ class Link:
             self.close()
 
     def read_tcp_info(self) -> bytes | None:
-        """Return `tcp_info`, or None if the system or the connection has none; callable from any thread."""
+        """Return `tcp_info`, or None if it is not available. This may be called from any thread."""
         connected = self._socket
         if connected is None or self.address.path is not None:
             return None
@@ -239,10 +240,10 @@ class Link:
         Args:
             parts: parts of the request, C-contiguous.
             size_bytes: size of all parts together.
-            timeout_s: time limit of connecting, sending and receiving together, kept within 10 %.
-            previous_layout: layout of the expected response. If the response has this layout, the layout is
-                returned in place of a `Response`, and the bytes lie in `memory`.
-            ancillary: data that go with the first byte, as for `sendmsg`; not over TLS.
+            timeout_s: time limit for connecting, sending and receiving together, accurate to 10 %.
+            previous_layout: expected layout of the response. If the response has this layout, the layout
+                itself is returned, and `memory` contains the bytes.
+            ancillary: ancillary data to send with the first byte, as for `sendmsg`. Not supported over TLS.
 
         Raises:
             TransportError: the service cannot be reached, takes too long, or does not speak HTTP.
@@ -285,18 +286,18 @@ class Link:
             raise
 
     def pass_descriptor(self, head: bytes, body: bytes, descriptor: int, timeout_s: float) -> Response | None:
-        """Send a request whose body carries a file descriptor; return its response, or None as `ask` does.
+        """Send a request whose body carries a file descriptor, and return the same as `ask`.
 
-        The descriptor must not be sent before the service has read the head, since a plain read drops it.
+        The descriptor is sent after the service has read the head, because a plain read would drop it.
 
         Args:
             head: head with `Expect: 100-continue`.
             body: body of the request.
-            descriptor: the descriptor that goes with the first byte of the body.
+            descriptor: descriptor to send with the first byte of the body.
             timeout_s: time limit for the response.
 
         Raises:
-            TransportError: under the same conditions as in `ask`.
+            TransportError: see `ask`.
         """
         first: Response | None = self.ask((head,), len(head), timeout_s)
         if first is None or first[0].status != _CONTINUE:
@@ -376,7 +377,7 @@ class Link:
 def open_connection(address: Address, timeout_s: float) -> socket.socket:
     """Return a connection to a service.
 
-    `timeout_s`: time limit of name resolution, all attempts to connect and TLS together.
+    `timeout_s` limits the total time of name resolution, all connection attempts and the TLS handshake.
 
     Raises:
         TransportError: the service cannot be reached.
