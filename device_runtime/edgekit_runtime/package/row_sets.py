@@ -2,8 +2,9 @@
 
 The output of `NonZero`, or of a detector that drops overlapping boxes, has as many rows as there are results.
 Rounding errors near a threshold can add, remove and reorder rows. Each row is therefore compared with the
-nearest row of the reference, instead of the row at the same position. For example, [[0, 0, 9, 9], [5, 5, 7,
-7]] and [[5, 5, 7, 7.1]] have one pair of rows, and one row is missing.
+nearest row of the reference, not with the row at the same position. For example:
+
+    [[0, 0, 9, 9], [5, 5, 7, 7]] and [[5, 5, 7, 7.1]]    one pair of rows, and one row is missing
 """
 
 import math
@@ -92,9 +93,9 @@ def align_rows(outputs: Arrays, reference: Arrays, axes: Mapping[str, int]) -> A
 def row_similarity(outputs: Arrays, reference: Arrays, axes: Mapping[str, int]) -> dict[str, float]:
     """Return a dict from output names to the similarity of their rows to the reference, 0 to 1.
 
-    The similarity is the mean score of the rows, or NaN if neither side has rows. A row of floats scores 1 -
-    |difference| / |row of the reference| with Euclidean norms, at least 0. A row of integers scores 1 if it
-    is equal, else 0. A row without a counterpart on the other side scores 0. The arguments are those of
+    The similarity is the mean score of the rows, or NaN if neither side has rows. For floats, a row scores
+    1 - |difference| / |row of the reference| with Euclidean norms, at least 0. A row of integers scores 1 if
+    it is equal, else 0. A row without a counterpart on the other side scores 0. The arguments are those of
     `align_rows`.
     """
     aligned = align_rows(outputs, reference, axes)

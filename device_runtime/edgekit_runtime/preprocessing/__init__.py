@@ -1,1 +1,1 @@
-"""From photographs and recordings to inputs of a model."""
+"""Converts images and sound to the inputs of a model."""

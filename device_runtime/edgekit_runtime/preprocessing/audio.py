@@ -1,4 +1,4 @@
-"""Brings recordings into a model's form: its sample rate, length, features and values."""
+"""Converts recordings to the sample rate, length, features and values that a model needs."""
 
 from pathlib import Path
 from typing import Annotated, Final
@@ -22,17 +22,18 @@ class AudioRules:
     """The preprocessing of a recording.
 
     Attributes:
-        sample_rate: sample rate in Hz, which each recording must have, unless `resample` is set.
-        samples: length of the sound in samples: the end of a longer recording is cut off, a shorter one is
-            padded with zeros. None leaves the length.
-        hop: how many of the `samples` are new in each step of a sequence; the rest repeats earlier steps, or
-            is zeros in the first step. None: all are new.
-        scale, mean, std: a value becomes (value * scale - mean) / std. It is an amplitude -1..1 or a feature.
-        channel_axis: position of an axis of size 1 in the result; None adds no axis.
-        resample: whether recordings of other rates are resampled.
-        features: features of the sound, or None for amplitudes.
-        is_transposed: whether features are [values, frames], not [frames, values].
-        is_flat: whether features have one axis, with the frames one after the other.
+        sample_rate: The sample rate in Hz. Recordings must have this rate, unless `resample` is set.
+        samples: The length in samples. Longer recordings are cut at the end, shorter ones are padded with
+            zeros. None keeps the length.
+        hop: The number of new samples in each step of a sequence. The other samples are those of earlier
+            steps, or zeros in the first step. None means that all samples are new.
+        scale, mean, std: Each value becomes (value * scale - mean) / std. A value is an amplitude from -1 to
+            1, or a feature.
+        channel_axis: The position of an additional axis of size 1, or None.
+        resample: Whether to resample recordings with other rates.
+        features: The features to compute, or None to use the amplitudes.
+        is_transposed: Whether features have the shape [values, frames] instead of [frames, values].
+        is_flat: Whether features have a single axis, frame by frame.
     """
 
     sample_rate: Annotated[int, Range(1, 1 << 20)]
@@ -63,7 +64,7 @@ class AudioRules:
 
     @property
     def duration_s(self) -> float | None:
-        """Seconds of sound in each result; None for any length."""
+        """The duration of each result in seconds, or None for any duration."""
         return None if self.samples is None else self.samples / self.sample_rate
 
     @property
@@ -74,8 +75,8 @@ class AudioRules:
         """Read a WAV file, average its channels, and return the result of `fit`.
 
         Raises:
-            DataError: no WAV file, damaged, empty or too short for features; or its rate differs and
-                `resample` is not set.
+            DataError: The file is not a WAV file, or is damaged, empty or too short for features, or its rate
+                differs and `resample` is not set.
         """
         amplitudes, rate = read_wav(file, self._needed_s)
         try:
@@ -84,9 +85,14 @@ class AudioRules:
             raise DataError(f"{file if isinstance(file, Path) else 'the recording'}: {error}") from error
 
     def fit(self, amplitudes: Floats, rate: int) -> Floats:
-        """Return amplitudes [T] of `samples` values at `sample_rate`, or their features [frames, values].
+        """Resample the sound and adjust its length, then compute the features if there are any.
 
-        Input and result are float32; amplitudes are -1..1. `rate` is in Hz.
+        Args:
+            amplitudes: The amplitudes from -1 to 1, float32 [samples].
+            rate: The sample rate of `amplitudes` in Hz.
+
+        Returns:
+            The amplitudes, float32 [samples], or the features, float32 [frames, values].
 
         Raises:
             DataError: `rate` differs and `resample` is not set, or the sound is too short for features.
@@ -107,7 +113,7 @@ class AudioRules:
         return amplitudes if self.features is None else self.features.compute(amplitudes, self.sample_rate)
 
     def finish(self, loaded: Array) -> Array:
-        """Return the model's input for a result of `load` or `fit`; integers are rounded and clipped."""
+        """Return the model's input for a result of `load` or `fit`. Integers are rounded and clipped."""
         exact = (loaded.astype(np.float64) * self.scale - self.mean) / self.std
         dtype = DTYPES[self.dtype]
         if dtype.kind != "f":

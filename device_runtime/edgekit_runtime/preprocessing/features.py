@@ -1,7 +1,7 @@
-"""Features of sound over time: energies of mel bands, and their cepstrum (MFCC).
+"""Features of sound: log-mel spectrograms, and their cepstral coefficients (MFCC).
 
-They are those of TensorFlow's `tf.signal`: stft, linear_to_mel_weight_matrix and
-mfccs_from_log_mel_spectrograms, as the keyword spotting of MLPerf Tiny uses them:
+The results match TensorFlow's `tf.signal` (stft, linear_to_mel_weight_matrix and
+mfccs_from_log_mel_spectrograms), which the keyword spotting of MLPerf Tiny uses:
 
     samples [16000] -> frames [49, 480] -> spectrum [49, 257] -> mel bands [49, 40] -> MFCC [49, 10]
 """
@@ -24,16 +24,16 @@ _BLOCK: Final = 256  # frames whose spectra are in memory at once
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureRules:
-    """Features of sound.
+    """The parameters of sound features.
 
     Attributes:
-        kind: `log-mel` for the logarithms of mel bands, `mfcc` for their cepstrum.
-        frame, hop: samples in a frame, and between the starts of two frames. Samples at the end that do not
-            fill a frame are left out.
-        mel_bins: number of mel bands (HTK's scale) between `low_hz` and `high_hz`.
-        coefficients: number of MFCC coefficients, counted from coefficient 0.
-        power: 1 for magnitudes of the spectrum, 2 for energies.
-        floor: is added before the logarithm.
+        kind: `log-mel` for the logarithms of the mel bands, or `mfcc` for their cepstral coefficients.
+        frame: The length of a frame in samples. Samples at the end that do not fill a frame are ignored.
+        hop: The number of samples between the starts of two frames.
+        mel_bins: The number of mel bands (HTK scale) between `low_hz` and `high_hz`.
+        coefficients: The number of MFCC coefficients, counted from coefficient 0.
+        power: 1 for the magnitude spectrum, 2 for the power spectrum.
+        floor: A constant that is added before the logarithm.
     """
 
     kind: Literal["log-mel", "mfcc"]
@@ -54,17 +54,17 @@ class FeatureRules:
 
     @property
     def width(self) -> int:
-        """Number of values of a frame."""
+        """The number of values in a frame."""
         return self.coefficients if self.kind == "mfcc" else self.mel_bins
 
     def count_frames(self, samples: int) -> int:
         return max(0, (samples - self.frame) // self.hop + 1)
 
     def compute(self, amplitudes: Floats, sample_rate: int) -> Floats:
-        """Return the features of amplitudes [T], float32 [frames, width].
+        """Return the features of the amplitudes, float32 [frames, width].
 
         Raises:
-            DataError: the recording is shorter than a frame.
+            DataError: The recording is shorter than a frame.
         """
         count = self.count_frames(len(amplitudes))
         if not count:

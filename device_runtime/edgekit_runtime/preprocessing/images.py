@@ -1,7 +1,7 @@
-"""Decodes photographs with Pillow and brings them into a model's form.
+"""Decodes images with Pillow and converts them to the form that a model needs.
 
-The steps and their results are those of torchvision's transforms for PIL images: Resize (antialiased),
-CenterCrop, ToTensor, Normalize. Unlike torchvision's loader it turns a photograph upright by its EXIF data.
+The steps and results are those of torchvision's transforms for PIL images: Resize (antialiased), CenterCrop,
+ToTensor, Normalize. Unlike torchvision's loader, it rotates an image upright according to its EXIF data.
 """
 
 import contextlib
@@ -35,24 +35,24 @@ Side: TypeAlias = Annotated[int, Range(1, _MAX_SIDE)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRules:
-    """The preprocessing of a photograph, in this order.
+    """The preprocessing steps of an image, in order.
 
     Attributes:
-        resize: height and width in pixels, or the length of the shorter side alone; None leaves the size.
-        interpolation: of the resize.
-        center_crop: (height, width) in pixels, or None. A smaller image gets black borders.
-        letterbox: (height, width) in pixels into which the whole image is fitted, or None; then neither
-            `resize` nor `center_crop` is set.
-        fill: value 0..255 of the borders of a letterbox.
-        align: where the image lies in its letterbox; a corner is the upper left one.
-        colour: the channels in their order; `L` is grey.
-        scale: a pixel 0..255 becomes (pixel * scale - mean) / std.
-        mean, std: one value for all channels, or one for each channel.
-        layout: order of the axes of the result.
-        dtype: dtype of the result; integers are rounded.
+        resize: (height, width) in pixels, (length of the shorter side,), or None to keep the size.
+        interpolation: The interpolation of the resize.
+        center_crop: (height, width) in pixels, or None. Smaller images get black borders.
+        letterbox: (height, width) in pixels to fit the whole image into, or None. Cannot be combined with
+            `resize` or `center_crop`.
+        fill: The value of the letterbox borders, 0 to 255.
+        align: The position of the image in the letterbox. `corner` is the upper left corner.
+        colour: The channels in order. `L` is grey.
+        scale: Each pixel, 0 to 255, becomes (pixel * scale - mean) / std.
+        mean, std: One value for all channels, or one value for each channel.
+        layout: The order of the axes of the result.
+        dtype: The dtype of the result. Integers are rounded.
 
     Raises:
-        ValueError: a field is out of its range, or the dtype cannot hold the values.
+        ValueError: A field is out of range, or the dtype cannot hold the values.
     """
 
     resize: tuple[Side, ...] | None = None
@@ -83,17 +83,19 @@ class ImageRules:
         _make_table(self)  # refuses values that the dtype cannot hold, before any file is read
 
     def load(self, path: Path) -> Array:
-        """Return the pixels of a file after resize and crop, uint8 [height, width, channels].
+        """Return the pixels of an image file after resize and crop, uint8 [height, width, channels].
 
         Raises:
-            DataError: the file is no image, damaged or too large, or Pillow is not installed.
+            DataError: The file is not an image, is damaged or too large, or Pillow is not installed.
         """
         return self.fit(decode_image(path))[0]
 
     def fit(self, image: "Image.Image") -> tuple[Array, Placement]:
-        """Return the pixels of an image after resize and crop, and the placement of the image in them.
+        """Resize and crop an image.
 
-        Pixels are uint8 [height, width, channels] in the order of `colour`; `finish` takes them.
+        Returns:
+            The pixels, uint8 [height, width, channels] with the channels of `colour`, and the placement of
+            the image in them.
         """
         image = _convert(image, "L" if self.colour == "L" else "RGB")
         placement = Placement.of(image.width, image.height)
@@ -106,7 +108,7 @@ class ImageRules:
         return pixels[:, :, ::-1] if self.colour == "BGR" else pixels, placement
 
     def finish(self, loaded: Array) -> Array:
-        """Return the sample for `load`'s pixels: [channels, height, width] or [height, width, channels]."""
+        """Return the model's input for pixels from `load` or `fit`, with the axes of `layout`."""
         table = _make_table(self)
         planes = loaded.transpose(2, 0, 1) if self.layout == "NCHW" else loaded
         if (table == np.arange(256)).all():
@@ -213,14 +215,14 @@ def _crop_start(size: int, crop: int) -> int:
 
 
 def decode_image(file: Path | bytes, *, max_pixels: int | None = None) -> "Image.Image":
-    """Return an image in RGB, upright by its EXIF data.
+    """Return an image as RGB, rotated upright according to its EXIF data.
 
     Args:
-        file: path or content of a JPEG, PNG, BMP or WebP file.
-        max_pixels: size limit, checked before the image is decoded; None is Pillow's limit, 89 million.
+        file: The path or the content of a JPEG, PNG, BMP or WebP file.
+        max_pixels: The size limit, which is checked before decoding. None means Pillow's limit of 89 million.
 
     Raises:
-        DataError: the file is no image, damaged or too large, or Pillow is not installed.
+        DataError: The file is not an image, is damaged or too large, or Pillow is not installed.
     """
     where = file if isinstance(file, Path) else "the image"
     try:
@@ -249,9 +251,10 @@ def decode_image(file: Path | bytes, *, max_pixels: int | None = None) -> "Image
 
 
 def take_image(pixels: Array) -> "Image.Image":
-    """Return raw pixels as an image, without a copy.
+    """Return raw pixels as an image without copying them.
 
-    `pixels`: uint8 [height, width, 3] in RGB, or [height, width, 1] in grey.
+    Args:
+        pixels: uint8 [height, width, 3] in RGB, or [height, width, 1] in grey.
 
     Raises:
         DataError: Pillow is not installed.

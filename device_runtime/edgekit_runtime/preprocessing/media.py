@@ -1,11 +1,11 @@
-"""Photographs and sound as they arrive: a media type with the bytes, decoded for a model's rules.
+"""Images and sound as received: bytes with a media type, which are decoded for the rules of a model.
 
     MediaType.parse("image/jpeg")                                       a JPEG, PNG, WebP or BMP file
     MediaType.parse("audio/wav")                                        a WAV file
     MediaType.parse("video/x-raw; format=RGB; width=640; height=480")   pixels of one frame, row by row
-    MediaType.parse("audio/x-raw; format=S16LE; rate=16000; channels=1") samples, those of a moment together
+    MediaType.parse("audio/x-raw; format=S16LE; rate=16000; channels=1") samples with interleaved channels
 
-Source of the raw forms: GStreamer's media types.
+Source of the raw formats: GStreamer's media types.
 """
 
 from collections.abc import Mapping
@@ -35,10 +35,10 @@ _MAX_RATE: Final = 999_999
 
 @dataclass(frozen=True, slots=True)
 class MediaType:
-    """A media type with its parameters. Names are in lower case; values are as they were sent.
+    """A media type with its parameters. Names are in lower case, values are unchanged.
 
     Raises:
-        RequestError: 415, this type is not supported.
+        RequestError: The type is not supported (415).
     """
 
     name: str
@@ -51,10 +51,10 @@ class MediaType:
 
     @classmethod
     def parse(cls, text: str) -> "MediaType":
-        """Return the type in a `Content-Type`.
+        """Parse the value of a `Content-Type` header.
 
         Raises:
-            RequestError: 415, unsupported.
+            RequestError: The type is not supported (415).
         """
         name, *parts = (part.strip() for part in text.split(";"))
         pairs = (part.partition("=") for part in parts)
@@ -67,13 +67,15 @@ class MediaType:
         return self.name in _IMAGE_FILES or self.name == _RAW_FRAME
 
     def read_image(self, data: "bytes | memoryview", max_pixels: int) -> "Image.Image":
-        """Return the image in a file or in a raw frame.
+        """Decode an image file or a raw frame.
 
-        The image of a file is RGB, upright by its EXIF data; that of a raw frame is RGB or grey.
+        An image file gives RGB, rotated upright according to its EXIF data. A raw frame gives RGB or grey.
 
         Raises:
-            DataError: the file is damaged, of another format or has over `max_pixels`, or Pillow is missing.
-            RequestError: a raw frame does not fit its stated size, or has over `max_pixels` (413).
+            DataError: The file is damaged, has another format or more than `max_pixels`, or Pillow is
+                missing.
+            RequestError: The raw frame does not have the stated size (400), or has more than `max_pixels`
+                (413).
         """
         from edgekit_runtime.preprocessing.images import decode_image, take_image
 
@@ -94,22 +96,25 @@ class MediaType:
         return take_image(pixels[:, :, ::-1].copy() if form == "BGR" else pixels)
 
     def read_sound(self, data: "bytes | memoryview", rules: "AudioRules") -> "Array":
-        """Return the result of `rules.fit` for the sound in a file or in raw samples.
+        """Decode an audio file or raw samples and return the result of `rules.fit`.
 
         Raises:
-            DataError: the file is damaged, has a NaN, is too short, or has a rate that `rules` refuse.
-            RequestError: the bytes are no samples of the stated kind.
+            DataError: The file is damaged, contains a NaN, is too short, or has a rate that `rules` refuses.
+            RequestError: The bytes are not samples in the stated format.
         """
         if self.name != _RAW_SOUND:
             return rules.load(bytes(data))
         return rules.fit(*self.read_amplitudes(data))
 
     def read_amplitudes(self, data: "bytes | memoryview") -> "tuple[Floats, int]":
-        """Return the amplitudes of a file or of raw samples, -1..1, float32 [frames], and the rate in Hz.
+        """Decode an audio file or raw samples, and average the channels.
+
+        Returns:
+            The amplitudes from -1 to 1, float32 [frames], and the sample rate in Hz.
 
         Raises:
-            DataError: the file is damaged or empty, or holds a NaN or infinity.
-            RequestError: the bytes are no samples of the stated kind.
+            DataError: The file is damaged or empty, or contains NaN or infinity.
+            RequestError: The bytes are not samples in the stated format.
         """
         from edgekit_runtime.preprocessing.wav import average_channels, read_wav
 

@@ -1,4 +1,4 @@
-"""Where a picture lies in a model's input, so that an answer can be given in the picture's own pixels."""
+"""The position of an image in a model's input, which is needed to convert results to pixels of the image."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,15 +14,16 @@ _CHANNELS: Final = (1, 3)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """A picture that was scaled and moved into a model's input.
+    """The position and scale of an image in a model's input.
 
     Attributes:
-        width, height: size of the picture in pixels.
-        input_width, input_height: size of the input in pixels.
-        scale_x, scale_y: pixels of the input for each pixel of the picture.
-        left, top: position of the picture's upper left corner in the input, in pixels; negative after a crop.
-        origin: (x, y) of the picture's upper left corner in the source that it was cut from, in pixels.
-            Answers state positions in that source.
+        width, height: The size of the image in pixels.
+        input_width, input_height: The size of the input in pixels.
+        scale_x, scale_y: The number of input pixels for each image pixel.
+        left, top: The position of the image's upper left corner in the input, in pixels. Negative after a
+            crop.
+        origin: The (x, y) of the image's upper left corner in the source image that it was cropped from, in
+            pixels. Answers give positions in that source image.
     """
 
     width: int
@@ -37,23 +38,23 @@ class Placement:
 
     @classmethod
     def of(cls, width: int, height: int) -> "Placement":
-        """Return the placement of a picture that has the size of the input."""
+        """Return the placement of an image that has the size of the input."""
         return cls(width=width, height=height, input_width=width, input_height=height)
 
     @classmethod
     def of_input(cls, shape: Sequence[int]) -> "Placement | None":
-        """Return the placement of a picture that fills an NCHW or NHWC input; None if that is no picture."""
+        """Return the placement of an image that fills an NCHW or NHWC input, or None for other inputs."""
         if len(shape) == 4 and shape[1] in _CHANNELS:
             return cls.of(shape[3], shape[2])
         return cls.of(shape[2], shape[1]) if len(shape) == 4 and shape[3] in _CHANNELS else None
 
     @property
     def input_size(self) -> tuple[int, int]:
-        """Height and width of the input in pixels."""
+        """The height and the width of the input in pixels."""
         return self.input_height, self.input_width
 
     def scaled_to(self, width: int, height: int) -> "Placement":
-        """Return the placement after the whole picture was resized to this size in pixels."""
+        """Return the placement after the whole image was resized to this size in pixels."""
         return replace(
             self,
             input_width=width,
@@ -63,15 +64,15 @@ class Placement:
         )
 
     def moved(self, left: int, top: int, width: int, height: int) -> "Placement":
-        """Return the placement on a canvas of this size, on which the picture begins at (left, top)."""
+        """Return the placement on a canvas of this size, with the image's top left corner at (left, top)."""
         return replace(
             self, left=self.left + left, top=self.top + top, input_width=width, input_height=height
         )
 
     def to_picture(self, corners: Floats) -> Floats:
-        """Return points of the input as points of the picture, clipped to it and moved by `origin`.
+        """Convert points of the input to points of the image, clipped to the image and shifted by `origin`.
 
-        `corners`: float [..., 2 n], x and y in turns, in pixels of the input.
+        `corners` is a float array [..., 2 n] of alternating x and y, in pixels of the input.
         """
         pairs = corners.reshape(*corners.shape[:-1], corners.shape[-1] // 2, 2)
         unclipped = (pairs - self._start) / self._scale
@@ -80,7 +81,7 @@ class Placement:
         return points
 
     def to_input(self, corners: Floats) -> Floats:
-        """Return points of the picture, as from `to_picture`, as points of the input, without clipping."""
+        """Convert points in the form that `to_picture` returns to points of the input, without clipping."""
         pairs = corners.reshape(*corners.shape[:-1], corners.shape[-1] // 2, 2)
         within = pairs - np.array(self.origin, np.float32)
         points: Floats = (within * self._scale + self._start).reshape(corners.shape)

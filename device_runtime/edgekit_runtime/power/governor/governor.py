@@ -1,7 +1,7 @@
-"""The governor: learns from measurements, keeps account of the budget, and applies `choose`.
+"""The governor: learns from measurements, tracks the power budget, and calls `choose`.
 
-One governor holds the limits of a device for all governed models. `tick` is called once a second, always on
-the same thread; it reads neither a clock nor a sensor.
+One governor enforces the limits of a device for all of its models. `tick` must be called once a second,
+always on the same thread. It reads no clock and no sensor itself.
 """
 
 import logging
@@ -43,11 +43,11 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Governor:
-    """Chooses the settings of all models so that the limits of the device are kept.
+    """Chooses the settings of all models so that the device stays within its limits.
 
     Attributes:
-        limits: may be replaced between two ticks.
-        idle_w: first estimate of the power without requests, in watts.
+        limits: The limits. They may be replaced between two ticks.
+        idle_w: The initial estimate of the power without requests, in watts.
     """
 
     limits: DeviceLimits
@@ -65,14 +65,17 @@ class Governor:
         self.state = State(idle_w=self.idle_w)
 
     def tick(self, now_s: float, readings: Readings, observations: Mapping[str, Seen]) -> dict[str, Decision]:
-        """Learn from the readings, decide, and return model -> decision for those decisions that change.
+        """Update `state` from the readings and return the decisions that changed.
 
-        It updates `state`, and logs when the limits cease to hold or hold again.
+        Also logs when the limits can no longer be kept, and when they can be kept again.
 
         Args:
-            now_s: time on the clock of `readings.at_s`.
-            readings: the latest; readings older than some seconds count as missing.
-            observations: name of each governed model -> what it did since the last tick.
+            now_s: The time on the clock of `readings.at_s`.
+            readings: The latest readings. If they are more than a few seconds old, they count as missing.
+            observations: A dict from the name of each governed model to what it did since the last tick.
+
+        Returns:
+            A dict from model names to new decisions.
         """
         dt_s = 0.0 if self._at_s is None else max(0.0, now_s - self._at_s)
         self._at_s = now_s
@@ -94,7 +97,7 @@ class Governor:
 
     @property
     def power_w(self) -> float:
-        """Power of the device in watts: measured if the reading is plausible, else forecast."""
+        """The power of the device in watts. Forecast if there is no plausible reading."""
         expected_w = self._expected_w()
         measured_w = self._power.latest(expected_w)
         return expected_w if measured_w is None else measured_w

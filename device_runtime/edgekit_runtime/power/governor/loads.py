@@ -1,4 +1,4 @@
-"""The load of a model from counters that only grow, so that a request's path gets no extra work."""
+"""Measures the load of a model from counters that already exist, so that requests need no extra work."""
 
 from collections import deque
 from statistics import fmean, pvariance
@@ -12,14 +12,14 @@ _MOST_BURSTY: Final = 4.0  # a step of the load looks like a burst until it is `
 
 
 class LoadMeter:
-    """Turns counters into a `Load`.
+    """Converts counters to a `Load`.
 
-    The burstiness is computed from counts. For many kinds of arrivals, the variance of the arrivals in a
-    second, divided by their mean, approaches the squared coefficient of variation of the times between
+    The burstiness is estimated from counts. For many arrival processes, the variance of the arrivals per
+    second, divided by their mean, approaches the squared coefficient of variation of the time between
     arrivals.
 
     Source: D. R. Cox and P. A. W. Lewis, The Statistical Analysis of Series of Events, 1966, section 4.5
-        (index of dispersion of counts).
+    (index of dispersion of counts).
     """
 
     def __init__(self) -> None:
@@ -37,15 +37,15 @@ class LoadMeter:
         run_s: float | None = None,
         fill: float | None = None,
     ) -> Load:
-        """Return the load since the last call; the first call returns an empty one.
+        """Return the load since the last call. The first call returns an empty load.
 
         Args:
-            now_s: time on a monotonic clock.
-            arrived: requests since the start, refused ones too.
-            answered: requests since the start that got outputs.
-            late: requests since the start that missed their deadline.
-            run_s: mean time of the runs since the last call, if there were any.
-            fill: mean number of requests in one of these runs.
+            now_s: The time of a monotonic clock.
+            arrived: The number of requests since the start, including rejected ones.
+            answered: The number of requests since the start that were answered with outputs.
+            late: The number of requests since the start that missed their deadline.
+            run_s: The mean time of the runs since the last call, or None if there were none.
+            fill: The mean number of requests in these runs.
         """
         seconds = 0.0 if self._at_s is None else now_s - self._at_s
         new, done, missed = arrived - self._arrived, answered - self._answered, late - self._late

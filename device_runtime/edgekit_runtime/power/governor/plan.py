@@ -1,12 +1,11 @@
-"""One plan for all governed models: the settings that together lose least accuracy at each power.
+"""Finds one plan for all governed models: the settings that lose the least accuracy at each power.
 
-A model that loses 10 % of its accuracy counts as much as a hundred that lose 1 %: the plan minimises the sum
-of the squared losses. So no model is starved for another, and no watts are spent on the last per mille of
-one.
+The plan minimises the sum of the squared losses. A model that loses 10 % of its accuracy therefore counts as
+much as a hundred models that lose 1 %, so no model is sacrificed for another.
 
-The search is exact. Power and loss are sums over the models. So of two choices for some of the models, the
-one with more power and no less loss is never part of a best plan, for any choice of the others. Models are
-added one by one, and only choices that nothing beats are kept.
+The search is exact. Power and loss are sums over the models, so a partial plan with more power and no less
+loss than another is never part of a best plan. Models are added one by one, and only the partial plans that
+no other dominates are kept.
 
 Source: H. Kellerer, U. Pferschy and D. Pisinger, Knapsack Problems, 2004, section 3.4 (dynamic programming
 with lists, dominance).
@@ -24,8 +23,8 @@ class Option:
     """One setting of one model.
 
     Attributes:
-        power_w: power above the idle power.
-        loss: share of its accuracy that the model loses; over 1 if it misses its deadline.
+        power_w: The power above the idle power, in watts.
+        loss: The fraction of the accuracy that the model loses, or more than 1 if it misses its deadline.
     """
 
     setting: ModelSetting
@@ -38,9 +37,9 @@ class Plan:
     """A setting for each model.
 
     Attributes:
-        power_w: power of the device with all models.
-        loss: sum of the squared losses of the models.
-        settings: settings in the order of the models.
+        power_w: The power of the device with all models, in watts.
+        loss: The sum of the squared losses of the models.
+        settings: The settings, in the order of the models.
     """
 
     power_w: float
@@ -48,7 +47,7 @@ class Plan:
     settings: tuple[ModelSetting, ...] = ()
 
     def add(self, option: Option) -> "Plan":
-        """Return the plan with one more model."""
+        """Return this plan extended by a setting of one more model."""
         return Plan(
             self.power_w + option.power_w, self.loss + option.loss**2, (*self.settings, option.setting)
         )
@@ -58,11 +57,11 @@ Choice = TypeVar("Choice", Option, Plan)
 
 
 def make_frontier(models: Iterable[Sequence[Option]], idle_w: float) -> list[Plan]:
-    """Return the Pareto front of power and loss, from the least power to the least loss.
+    """Return the Pareto front of power and loss, from the lowest power to the lowest loss.
 
     Args:
-        models: options of each model, at least one.
-        idle_w: power of the device without requests.
+        models: The options of each model, at least one each.
+        idle_w: The power of the device without requests, in watts.
     """
     front = [Plan(idle_w)]
     for options in models:
@@ -74,16 +73,16 @@ def make_frontier(models: Iterable[Sequence[Option]], idle_w: float) -> list[Pla
 def choose_turns(
     frontier: Sequence[Plan], allowed_w: float, most_w: float
 ) -> tuple[Plan | None, Plan | None]:
-    """Return two plans that take turns, so that the mean power is `allowed_w` and the loss is least.
+    """Return two plans that should alternate so that the mean power is `allowed_w` and the loss is lowest.
 
     Args:
-        frontier: see `make_frontier`.
-        allowed_w: mean power.
-        most_w: no plan of more power is returned.
+        frontier: The result of `make_frontier`.
+        allowed_w: The mean power.
+        most_w: The highest power of a plan.
 
     Returns:
-        A plan of at most `allowed_w`, and a plan of more power. The first is None if every plan needs more.
-        The second is None if no plan from `allowed_w` to `most_w` has less loss.
+        A plan of at most `allowed_w`, or None if every plan needs more power. Then a plan between `allowed_w`
+        and `most_w`, or None if there is no such plan with less loss.
     """
     hull: list[Plan] = []
     for plan in frontier:

@@ -1,7 +1,7 @@
-"""Filters the readings of a sensor: single spikes are replaced, and a stuck sensor is detected.
+"""Filters the readings of a sensor: replaces single spikes, and detects a stuck sensor.
 
-A reading that repeats to the last digit proves nothing by itself: zones step by a degree, and an idle
-board is steady. A sensor is stuck if its reading stays although the expected power has moved.
+A repeated reading alone is no fault, since temperatures change in steps of a degree and an idle board is
+steady. A sensor is stuck if its reading stays the same although the expected power has changed.
 """
 
 from dataclasses import replace
@@ -16,13 +16,13 @@ _READINGS: Final = 5  # number of readings
 
 @dataclass(frozen=True, slots=True)
 class SensorFilter:
-    """The last readings of one sensor.
+    """The latest readings of one sensor.
 
     Attributes:
-        patience: equal readings before a sensor may be called stuck.
-        recent: the last five readings; their median holds even if two are wrong.
-        repeats: how often the last reading was repeated.
-        least_w, most_w: lowest and highest power that was expected while the reading repeated.
+        patience: The number of repeated readings after which a sensor may be considered stuck.
+        recent: The last five readings. Their median is correct even if two of them are wrong.
+        repeats: How many times the last reading was repeated.
+        least_w, most_w: The lowest and the highest power that was expected during the repetitions.
     """
 
     patience: int
@@ -32,10 +32,9 @@ class SensorFilter:
     most_w: float = 0.0
 
     def see(self, value: float | None, expected_w: float) -> "SensorFilter":
-        """Return the state after a reading.
+        """Return the state after a reading. A failed reading (None) discards the readings before it.
 
-        After a failed reading (None) the filter begins again. `expected_w`: power that the device is expected
-        to draw at the reading.
+        `expected_w` is the power that the device is expected to use at the time of the reading.
         """
         if value is None:
             return replace(self, recent=())
@@ -57,8 +56,9 @@ class SensorFilter:
     def latest(self, expected: float) -> float | None:
         """Return the last reading, or the median if the last reading looks wrong.
 
-        It looks wrong if it differs by more than a factor of two from both the median and `expected`. None
-        without readings or if the sensor is stuck. A change shows at once, unlike in `value`.
+        A reading looks wrong if it differs by more than a factor of two from both the median and `expected`.
+        The result is None without readings or if the sensor is stuck. Changes appear here sooner than in
+        `value`.
         """
         middle = self.value
         if middle is None:

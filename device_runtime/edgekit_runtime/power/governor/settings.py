@@ -1,4 +1,4 @@
-"""Plain values between the service and the governor: settings, their costs, limits, loads and decisions."""
+"""The values that the service and the governor exchange: settings, costs, limits, loads and decisions."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ class ModelSetting:
     """One way to run a model.
 
     Attributes:
-        batch: most requests in one run.
+        batch: The maximum number of requests in one run.
     """
 
     variant: str
@@ -21,14 +21,14 @@ class ModelSetting:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The costs of a setting, before anything is learned here.
+    """The costs of a setting before the governor learns from measurements.
 
     Attributes:
-        latency_s: mean latency of one run with a full batch.
-        energy_j: energy of one request, above the idle power. A guess may be off by a constant factor, which
-            the governor learns; the order of the settings should be right.
-        accuracy: 0..1.
-        status: origin of latency and energy.
+        latency_s: The mean latency of one run with a full batch.
+        energy_j: The energy of one request above the idle power. It may be wrong by a constant factor, which
+            the governor learns, but the order of the settings should be right.
+        accuracy: The accuracy, 0 to 1.
+        status: Where latency and energy come from.
     """
 
     latency_s: float
@@ -43,13 +43,12 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The settings that a governor may choose for one model, and the deadline that the model must keep.
+    """The settings that a governor may choose for one model, and the model's deadline.
 
     Attributes:
-        costs: costs of all settings, at least one.
-        deadline_s: time limit from a request's arrival to its answer, for 99 of 100 requests; None: no such
-            limit.
-        hold_s: how long a request waits at most for its batch to fill.
+        costs: A dict from each setting to its costs. At least one entry.
+        deadline_s: The time from arrival to answer that 99 of 100 requests must meet, or None.
+        hold_s: The longest time that a request waits for its batch to fill.
     """
 
     costs: Mapping[ModelSetting, Cost]
@@ -65,10 +64,10 @@ class Profile:
             raise ValueError(f"expected hold_s >= 0, got {self.hold_s}")
 
     def of(self, setting: ModelSetting, fill: float) -> Cost:
-        """Return the cost of a run with `fill` requests; its energy is per request.
+        """Return the cost of a run with `fill` requests. Its energy is that of one request.
 
-        It is interpolated between the cost of a full batch and the cost of the same setting with batch 1. If
-        `costs` lacks a setting with batch 1, every run costs as much as a full batch.
+        The cost is interpolated between a full batch and the same setting with batch 1. If `costs` has no
+        setting with batch 1, every run costs as much as a full batch.
         """
         full, alone = self.costs[setting], self.costs.get(replace(setting, batch=1))
         if alone is None or fill >= setting.batch:
@@ -81,11 +80,11 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class BatteryLimit:
-    """The charge that the battery must still have at `until_s`, and from then on.
+    """The charge that the battery must have at `until_s` and later.
 
     Attributes:
-        floor: the required charge, 0..1.
-        until_s: time on the governor's clock.
+        floor: The required charge, 0 to 1.
+        until_s: The time on the governor's clock.
     """
 
     floor: float
@@ -98,13 +97,13 @@ class BatteryLimit:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """The limits of the device, for all models; None is no limit.
+    """The limits of the device for all models together. None means no limit.
 
     Attributes:
-        power_w: mean power over any `window_s`, watts.
-        temperature_c: temperature of the hottest zone.
-        window_s: time over which `power_w` is averaged, as in a processor's own power limit. With 0, the
-            expected power of every chosen setting is within `power_w`.
+        power_w: The highest mean power over any period of `window_s`, in watts.
+        temperature_c: The highest temperature of any zone.
+        window_s: The period over which the power is averaged. If 0, the expected power of every chosen
+            setting is at most `power_w`.
     """
 
     power_w: float | None = None
@@ -124,12 +123,12 @@ class Load:
     """The load of one model since the last tick.
 
     Attributes:
-        rate_hz: requests that arrived, refused ones included.
-        run_s: mean time of one run in the current setting, without waiting; None without runs.
-        burstiness: squared coefficient of variation of the times between arrivals: 0 for a camera, 1 for
+        rate_hz: The number of requests that arrived per second, including rejected ones.
+        run_s: The mean time of one run in the current setting, without waiting. None without runs.
+        burstiness: The squared coefficient of variation of the time between arrivals: 0 for a camera, 1 for
             Poisson arrivals.
-        missed: share of the answered requests that missed the deadline, 0..1.
-        fill: mean number of requests in one run; None if batches are full, or if it is not known.
+        missed: The fraction of the answered requests that missed the deadline.
+        fill: The mean number of requests in one run. None if batches are full or the number is unknown.
     """
 
     rate_hz: float = 0.0
@@ -141,11 +140,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The input of the governor for one model at a tick.
+    """The governor's input for one model at a tick.
 
     Attributes:
-        running: the setting that ran since the last tick. A decision takes effect with a delay; None means
-            that the decided setting ran.
+        running: The setting that was used since the last tick, which may differ from the decision because of
+            a delay. None means that the decided setting was used.
     """
 
     profile: Profile
@@ -155,11 +154,11 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The output of the governor for one model.
+    """The governor's output for one model.
 
     Attributes:
-        admit: share of the requests to accept, 0..1; the rest is refused at once (503 with Retry-After).
-        holds: whether every limit is expected to hold with all requests accepted.
+        admit: The fraction of the requests to accept. The others are rejected with 503 and Retry-After.
+        holds: Whether all limits are expected to hold if all requests are accepted.
     """
 
     setting: ModelSetting

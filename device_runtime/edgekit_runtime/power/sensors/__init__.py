@@ -1,1 +1,1 @@
-"""Sensors of power, heat, battery and clock: one kind of sensor a file."""
+"""Sensors of power, heat, battery and clock. Each file implements one kind of sensor."""

@@ -1,4 +1,4 @@
-"""The battery of the device, through the kernel's power_supply class. Batteries of mice are left out.
+"""The battery of the device, read through the kernel's power_supply class. Ignores batteries of peripherals.
 
 Source: Documentation/ABI/testing/sysfs-class-power of the kernel (micro-units; fields are optional).
 """
@@ -17,7 +17,7 @@ _PICO: Final = 1e-12  # microamperes times microvolts are picowatts
 
 
 def find_sensors(sysfs: Sysfs) -> Family:
-    """Return probes of the first battery's charge and, where the kernel has them, discharge and capacity."""
+    """Return probes for the charge of the first battery and, if available, its discharge and capacity."""
     for folder in sysfs.find("class/power_supply/*"):
         is_battery = read_label(folder / "type", "") == "Battery"
         if is_battery and read_label(folder / "scope", "System") != "Device":
@@ -26,9 +26,9 @@ def find_sensors(sysfs: Sysfs) -> Family:
 
 
 def read_battery() -> tuple[float | None, bool]:
-    """Return the battery's charge, 0 to 1 or None, and whether it charges.
+    """Return the battery's charge, 0 to 1 or None if unknown, and whether it is charging.
 
-    Every state that can be read, except `Discharging`, counts as charging.
+    Every known state except `Discharging` counts as charging.
     """
     sysfs = Sysfs()
     charges = [probe for probe in find_sensors(sysfs).probes if probe.quantity == "charge"]

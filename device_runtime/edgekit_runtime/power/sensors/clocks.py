@@ -1,4 +1,4 @@
-"""The cap of the CPU's clock, set by the kernel or the firmware, as a share of its highest clock.
+"""The limit that the kernel or the firmware sets on the CPU clock, as a fraction of the highest clock.
 
 Source: Documentation/admin-guide/pm/cpufreq.rst of the kernel (kilohertz).
 """
@@ -12,7 +12,7 @@ from edgekit_runtime.power.sensors.sysfs import Sysfs, read_number
 
 
 def find_sensors(sysfs: Sysfs) -> Family:
-    """Return a probe per cluster of cores: the cap of its clock as a share of its highest clock."""
+    """Return a probe for each CPU cluster that reads its clock limit as a fraction of its highest clock."""
     probes = tuple(
         Probe(f"cpufreq/{policy.name}", "clock_share", partial(_read, policy))
         for policy in sysfs.find("devices/system/cpu/cpufreq/policy*")

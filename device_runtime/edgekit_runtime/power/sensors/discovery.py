@@ -1,9 +1,7 @@
-"""Finding the sensors of this device, and reading them all at once.
+"""Finds the sensors of this device, and reads them all at once.
 
-Each module of this folder with a function `find_sensors` finds those of one family: a new one is a new file.
-
-Reading takes a few hundred microseconds to milliseconds (an INA3221 sits on a slow bus): `sampling` does
-it on a thread of its own.
+Each module of this folder that has a function `find_sensors` finds one family of sensors. To add a family,
+add a file. Reading takes up to some milliseconds, so `sampling` does it on a separate thread.
 """
 
 import shutil
@@ -24,8 +22,8 @@ class Sensors:
     """The sensors of power, heat and battery of a device.
 
     Attributes:
-        families: all kinds of sensors that were searched for; each states what is missing, and why.
-        source: source of power and energy, or None if nothing measures them.
+        families: All families that were searched for. Each says what is missing and why.
+        source: The source of power and energy, or None if there is none.
     """
 
     families: tuple[Family, ...]
@@ -33,9 +31,9 @@ class Sensors:
     source: PowerSource | None
 
     def read(self, now_s: float) -> Readings:
-        """Return a reading of each sensor, None for one that fails; raises nothing.
+        """Read all sensors. A sensor that fails gives None. Raises no errors.
 
-        `now_s`: time on a monotonic clock; not before the time of the last call.
+        `now_s` is the time of a monotonic clock. It must not decrease between calls.
         """
         values = {probe.name: probe.read(now_s) for probe in self.probes}
 
@@ -62,7 +60,7 @@ class Sensors:
 
 
 def discover(sysfs: Sysfs | None = None) -> Sensors:
-    """Return the sensors of `sysfs`; by default those of `/sys`, with `vcgencmd` if it is installed."""
+    """Return the sensors of `sysfs`. The default is `/sys`, with `vcgencmd` if it is installed."""
     if sysfs is None:
         sysfs = Sysfs(vcgencmd=shutil.which("vcgencmd"))
     finders = [getattr(module, "find_sensors", None) for module in import_modules(sensors)]

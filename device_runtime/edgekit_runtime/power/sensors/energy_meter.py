@@ -1,9 +1,9 @@
-"""Measured energy of a request, by a fixed rule of division.
+"""Measures the energy of a request by a fixed rule.
 
-The rule: the energy above idle power while models run belongs to the models, and is divided among them by
-the time for which their engines ran; a request's energy is its model's share over its requests. It is
-known once power and the idle power were both measured here, and is never estimated by a model of the
-device. It includes the work of other programs at the same time: the rule cannot tell them apart.
+The energy above the idle power is divided among the models in proportion to the time for which their engines
+ran. The energy of a request is the energy of its model divided by the number of requests. It is known only
+after power and idle power were measured on this device, and is never estimated. It includes the energy of
+other programs that ran at the same time.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _IDLE_SAMPLES: Final = 5  # idle intervals before the idle power counts as measu
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The work of a model since the last tick: time for which its engine ran, and requests it answered."""
+    """The work of a model since the last tick: the time its engine ran, and the number of answered requests."""
 
     busy_s: float
     requests: int
@@ -31,7 +31,7 @@ class EnergyShare:
     """A model's share of the energy above idle in one interval.
 
     Attributes:
-        requests: at least 1.
+        requests: The number of requests, at least 1.
     """
 
     joules: float
@@ -39,16 +39,16 @@ class EnergyShare:
 
     @property
     def per_request_j(self) -> float:
-        """Mean energy of a request, joules."""
+        """The mean energy of a request, in joules."""
         return self.joules / self.requests
 
 
 @dataclass(slots=True, kw_only=True)
 class EnergyMeter:
-    """Divides measured energy among models.
+    """Divides the measured energy among the models.
 
     Attributes:
-        idle_w: watts without work, or None if not measured yet.
+        idle_w: The power without work in watts, or None if it was not measured yet.
     """
 
     idle_w: float | None = None
@@ -59,15 +59,15 @@ class EnergyMeter:
     _requests: dict[str, int] = field(default_factory=dict)
 
     def add(self, readings: Readings, work: Mapping[str, Work]) -> dict[str, EnergyShare]:
-        """Count work; a new reading ends an interval.
+        """Add work. A new reading ends the current interval.
 
         Args:
-            readings: the latest readings; repeated ones only add work to the current interval.
-            work: model -> its work since the last call.
+            readings: The latest readings. If they are the same as before, only the work is added.
+            work: A dict from model names to their work since the last call.
 
         Returns:
-            model -> its share of the interval that ended, for models with requests; empty if no interval
-            ended, the device was idle, or its energy or idle power are not measured.
+            A dict from each model with requests to its share of the interval that ended. Empty if no interval
+            ended, the device was idle, or its energy or idle power was not measured.
         """
         for name, model_work in work.items():
             before = self._pending.get(name, Work(0.0, 0))
@@ -102,7 +102,7 @@ class EnergyMeter:
         }
 
     def request_j(self, model: str) -> float | None:
-        """Return the mean energy above idle of a request to `model`, joules, so far; None if not measured."""
+        """Return the mean energy above idle of all requests to `model` in joules, or None if not measured."""
         requests = self._requests.get(model, 0)
         return self._joules[model] / requests if requests else None
 

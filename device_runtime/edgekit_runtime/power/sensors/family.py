@@ -1,4 +1,4 @@
-"""The sensors of one kind, as a module of this folder finds them with its function `find_sensors`."""
+"""The sensors of one kind, which a module of this folder finds with its function `find_sensors`."""
 
 from edgekit_runtime.power.sensors.power_source import PowerSource
 from edgekit_runtime.power.sensors.probe import Probe
@@ -10,11 +10,11 @@ class Family:
     """The sensors of one kind that were found.
 
     Attributes:
-        probes: the found probes; may be empty.
-        missing: what is missing, why, and the remedy; empty if nothing is missing.
-        sources: sources of the device's power, made of the probes. Ranks so far: 0 a rail at the board's
-            input, 1 all rails, 2 and 3 counters of the platform and of the processor, 4 a power chip, 5 a
-            battery.
+        probes: The probes that were found.
+        missing: A text that says what is missing, why, and how to fix it. Empty if nothing is missing.
+        sources: Power sources made of the probes. Their ranks are 0 for a rail at the board's input, 1 for
+            all rails, 2 for the platform's counters, 3 for the processor's counters, 4 for a power chip, 5
+            for a battery.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""Power rails that an INA3221 measures: every Jetson board, and add-on boards.
+"""Power rails measured by an INA3221, which every Jetson board and some add-on boards have.
 
-Two drivers exist: the kernel's (JetPack 5 and later; below `class/hwmon`, or below the I2C driver if a
-container hides that), and NVIDIA's older one (JetPack 4; `ina3221x`, below `iio:device*`).
+There are two drivers. The kernel's driver (JetPack 5 and later) is below `class/hwmon`, or below the I2C
+driver if a container hides that folder. NVIDIA's older driver `ina3221x` (JetPack 4) is below `iio:device*`.
 
 Source: Documentation/hwmon/ina3221.rst of the kernel; rail names: NVIDIA Jetson Linux Developer Guide,
 "Platform Power and Performance", tables of INA3221 channels.
@@ -23,7 +23,7 @@ _CHANNELS: Final = (1, 2, 3)  # 4 to 7 are shunt voltages and their sum
 
 
 def find_sensors(sysfs: Sysfs) -> Family:
-    """Return a probe of watts for each connected rail."""
+    """Return a probe for each connected rail, in watts."""
     rails = [*_hwmon_rails(sysfs), *_iio_rails(sysfs)]
     if not rails:
         return Family(name="ina3221", missing="no INA3221 (they are on Jetson boards)")

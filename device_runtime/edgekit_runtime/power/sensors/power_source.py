@@ -1,4 +1,4 @@
-"""A source of power: probes that together measure the device, and its energy between readings."""
+"""A power source: probes that together measure the device, and the energy between readings."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -12,7 +12,7 @@ _MAX_GAP_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Power and energy between two readings; None if unknown."""
+    """The power and energy between two readings, or None if unknown."""
 
     seconds: float
     power_w: float | None
@@ -21,13 +21,13 @@ class Interval:
 
 @dataclass(slots=True, kw_only=True)
 class PowerSource:
-    """Adds up probes that together measure the device, or as much of it as can be measured.
+    """Adds up probes that together measure the device or a part of it.
 
     Attributes:
-        scope: the part of the device that the probes measure, for messages.
-        counts: whether the probes count joules; else they measure watts, which are interpolated.
-        rank: the source with the lowest rank is used.
-        is_whole: whether the probes cover the whole device.
+        scope: The part of the device that the probes measure, for messages.
+        counts: Whether the probes count joules. Otherwise they measure watts, which are interpolated.
+        rank: The preference of this source. The source with the lowest rank is used.
+        is_whole: Whether the probes measure the whole device.
     """
 
     scope: str
@@ -39,13 +39,14 @@ class PowerSource:
     _last: float | None = None
 
     def measure(self, values: Mapping[str, float | None], now_s: float) -> Interval:
-        """Return the power and energy since the last call; the first call returns no energy.
+        """Return the power and the energy since the last call. The first call returns no energy.
 
-        The power of counters is the mean since the last call; that of other probes is the sum of `values`.
+        For probes that count joules, the power is the mean since the last call. For others it is the sum of
+        `values`.
 
         Args:
-            values: probe name -> number; with one missing, power and energy are unknown.
-            now_s: time on a monotonic clock.
+            values: A dict from probe names to numbers. If one is missing, power and energy are unknown.
+            now_s: The time of a monotonic clock.
         """
         numbers = [values.get(name) for name in self.names]
         readings = [number for number in numbers if number is not None]

@@ -1,8 +1,8 @@
-"""The one interface of all sensors: a probe returns one number, or None with a reason.
+"""The common interface of all sensors: a probe returns a number, or None with a reason.
 
-A fault never leaves `Probe.read`: sensors on boards fail in every way (EIO of an I2C bus, EAGAIN of a
-power domain that sleeps, -256 degrees, a file that vanishes with its driver), and none of that may stop
-the service.
+`Probe.read` never raises, since sensors fail in many ways and none of them may stop the service. Examples are
+EIO of an I2C bus, EAGAIN of a sleeping power domain, a temperature of -256 degrees, and a file that
+disappears with its driver.
 """
 
 import logging
@@ -42,14 +42,14 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Probe:
-    """One number of a sensor; faults of the sensor are logged, never raised.
+    """One number of a sensor. Faults of the sensor are logged, never raised.
 
     Attributes:
-        name: unique on the device, such as `ina3221/VDD_IN`.
-        quantity: meaning and unit of the number.
-        ask: function that returns the number; takes the time on a monotonic clock, seconds. Raises OSError or
+        name: A name that is unique on the device, such as `ina3221/VDD_IN`.
+        quantity: The meaning and unit of the number.
+        ask: A function from the time of a monotonic clock, in seconds, to the number. It may raise OSError or
             ValueError.
-        fault: why the last reading failed, or None.
+        fault: Why the last reading failed, or None.
     """
 
     name: str
@@ -59,9 +59,9 @@ class Probe:
     _is_logged: bool = field(default=False, repr=False)
 
     def read(self, now_s: float) -> float | None:
-        """Return the number; if the sensor fails or the number is impossible, set `fault` and return None.
+        """Return the number, or None if the sensor failed or the number is impossible.
 
-        It raises nothing, and logs the first fault.
+        A failure sets `fault`. Only the first one is logged.
         """
         low, high = _BOUNDS[self.quantity]
         try:

@@ -1,7 +1,7 @@
-"""Energy counters of x86 processors (RAPL), through the kernel's powercap tree.
+"""Energy counters of x86 processors (RAPL), read through the kernel's powercap tree.
 
-They count the processor (and its memory, if it has that domain), not the device: they do not include a disk,
-a screen or a power supply, unless the board has the domain `psys`.
+The counters cover the processor and, if available, the memory. They cover disks, screens and power supplies
+only if the board has the domain `psys`.
 
 Source: Documentation/power/powercap/powercap.rst of the kernel.
 """
@@ -26,10 +26,10 @@ _READ_PROTECTED: Final = (
 
 @dataclass(slots=True)
 class EnergyCounter:
-    """Joules since the first reading, from a counter of microjoules that wraps at its range.
+    """Joules since the first reading, from a counter of microjoules that wraps around at its range.
 
-    If it wraps more than once between two readings, whole ranges are lost unnoticed. At one reading per
-    second, only a power of tens of kilowatts wraps it so fast: a range is tens of kilojoules or more.
+    More than one wrap-around between two readings is not noticed. A range is tens of kilojoules or more, so
+    with one reading per second this needs a power of tens of kilowatts.
     """
 
     range_uj: int
@@ -37,12 +37,10 @@ class EnergyCounter:
     total_uj: int = 0
 
     def add(self, counted_uj: int) -> float:
-        """Return the joules so far, after a reading.
-
-        `counted_uj`: reading of the counter, 0..range.
+        """Return the joules since the first reading, after a reading of the counter.
 
         Raises:
-            ValueError: the reading is outside the range.
+            ValueError: `counted_uj` is negative or larger than the range.
         """
         if not 0 <= counted_uj <= self.range_uj:
             raise ValueError(f"{counted_uj} uJ, expected 0 to {self.range_uj}")
@@ -53,7 +51,7 @@ class EnergyCounter:
 
 
 def find_sensors(sysfs: Sysfs) -> Family:
-    """Return a probe of joules per domain (`psys`, packages, memory), and the power sources made of them."""
+    """Return a probe of joules for each domain (`psys`, packages, memory), and power sources made of them."""
     zones = [
         *sysfs.find("class/powercap/intel-rapl:*"),
         *sysfs.find("class/powercap/intel-rapl:*/intel-rapl:*"),

@@ -1,8 +1,8 @@
-"""A Raspberry Pi's throttling bits, and the power that the Pi 5's power chip measures.
+"""The throttling bits of a Raspberry Pi, and the power measured by the power chip of the Pi 5.
 
-The bits come from sysfs if the kernel has them, else from `vcgencmd`; the Pi 5's power only from
-`vcgencmd`. That costs a process, so it runs only every few seconds, on the sampling thread. No Pi was
-available: the formats are those of its documentation and of users' listings.
+The bits are read from sysfs if the kernel provides them, else from `vcgencmd`. The power is read only from
+`vcgencmd`. Since this starts a process, it runs only every few seconds, on the sampling thread. This module
+was not tested on a Pi. The formats come from the documentation and from outputs that users posted.
 
 Source: raspberrypi.com/documentation/computers/os.html, `get_throttled` and `pmic_read_adc`; the kernel's
 drivers/firmware/raspberrypi.c (`get_throttled` in hexadecimal).
@@ -46,10 +46,10 @@ _ADC: Final = re.compile(r"^\s*(\S+)_([AV]) \w+\(\d+\)=([0-9.]+)[AV]\s*$", re.MU
 
 @dataclass(slots=True)
 class Vcgencmd:
-    """Runs `vcgencmd`, and keeps its answer for some seconds.
+    """Runs `vcgencmd` and caches its output for 5 s.
 
     Attributes:
-        words: argument of the command, such as `get_throttled`.
+        words: The argument of the command, such as `get_throttled`.
     """
 
     program: str
@@ -58,10 +58,10 @@ class Vcgencmd:
     until_s: float = float("-inf")
 
     def ask(self, now_s: float) -> str:
-        """Return the output of `vcgencmd`, from a run at most 5 s ago.
+        """Return the output of `vcgencmd`, at most 5 s old.
 
         Raises:
-            OSError: the run, or one in the last 5 s, could not be started, failed or took too long.
+            OSError: The command could not be started, failed or took too long, now or in the last 5 s.
         """
         if now_s >= self.until_s:
             self.until_s = now_s + _ASK_EVERY_S
@@ -79,7 +79,7 @@ class Vcgencmd:
 
 
 def find_sensors(sysfs: Sysfs) -> Family:
-    """Return the probe of the throttling bits and, on a Pi 5, of watts; runs `vcgencmd`."""
+    """Return a probe of the throttling bits and, on a Pi 5, a probe of watts. Runs `vcgencmd`."""
     vcgencmd = sysfs.vcgencmd
     path = next((path for pattern in _PATTERNS for path in sysfs.find(pattern)), None)
     probes: list[Probe] = []
@@ -114,10 +114,10 @@ def _read_bits(path: Path, _now_s: float) -> float:
 
 
 def parse_bits(text: str) -> float:
-    """Return the bits in `50005`, `0x50005` or `throttled=0x50005` as one number.
+    """Return the hexadecimal number in `50005`, `0x50005` or `throttled=0x50005`.
 
     Raises:
-        ValueError: the text is no hexadecimal number of 32 bits.
+        ValueError: The text is not a hexadecimal number of up to 32 bits.
     """
     digits = text.strip().removeprefix("throttled=").removeprefix("0x")
     if not re.fullmatch("[0-9a-fA-F]{1,8}", digits):
@@ -126,12 +126,12 @@ def parse_bits(text: str) -> float:
 
 
 def parse_pmic(text: str) -> float:
-    """Return the watts of all rails for which `pmic_read_adc` gives volts and amperes.
+    """Return the total watts of the rails for which `pmic_read_adc` prints volts and amperes.
 
-    The board draws more: this does not include USB devices and the losses of the power chip.
+    USB devices and the losses of the power chip are not included.
 
     Raises:
-        ValueError: no rail has volts and amperes.
+        ValueError: No rail has volts and amperes.
     """
     values: dict[str, dict[str, float]] = {}
     for rail, unit, number in _ADC.findall(text):

@@ -1,4 +1,4 @@
-"""The readings of a device at one moment: plain values, or None."""
+"""The readings of a device at one point in time."""
 
 from collections.abc import Mapping
 from dataclasses import field
@@ -8,12 +8,12 @@ from edgekit_runtime.records import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Battery:
-    """A battery.
+    """The state of a battery.
 
     Attributes:
-        charge: 0..1.
-        discharge_w: power that it delivers, watts; negative while it is charged, None if unknown.
-        capacity_j: energy when full, joules, or None if unknown.
+        charge: The charge, 0 to 1.
+        discharge_w: The power that the battery delivers, in watts. Negative while charging, None if unknown.
+        capacity_j: The energy of the full battery in joules, or None if unknown.
     """
 
     charge: float
@@ -23,17 +23,17 @@ class Battery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readings:
-    """The readings of all sensors; None for what is not measured or could not be read.
+    """The readings of all sensors. None for values that are not measured or could not be read.
 
     Attributes:
-        at_s: time of the readings, on a monotonic clock.
-        power_w: present power of the device (counters: mean since the last reading), watts.
-        interval_j: joules since the reading before.
-        interval_s: seconds since the reading before; 0 for the first.
-        temperature_c: temperature of the hottest zone where a model computes.
-        throttle_bits: throttling bits of a Raspberry Pi, see `raspberry`.
-        clock_share: the lowest cap of a CPU cluster, as a share of its highest clock.
-        values: probe name -> its number.
+        at_s: The time of the readings, on a monotonic clock.
+        power_w: The current power of the device in watts. For counters, the mean since the previous readings.
+        interval_j: The energy since the previous readings, in joules.
+        interval_s: The time since the previous readings, in seconds. 0 for the first.
+        temperature_c: The highest temperature of the zones where models compute.
+        throttle_bits: The throttling bits of a Raspberry Pi, see `raspberry`.
+        clock_share: The lowest clock limit of all CPU clusters, as a fraction of the highest clock.
+        values: A dict from probe names to their numbers.
     """
 
     at_s: float

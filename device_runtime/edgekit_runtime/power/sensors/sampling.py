@@ -1,6 +1,6 @@
-"""Reads the sensors once a second on a separate thread, away from requests.
+"""Reads the sensors once a second on a separate thread.
 
-A sensor whose bus hangs blocks only this thread: the last readings grow old, which their `at_s` shows.
+If the bus of a sensor hangs, only this thread is blocked. The readings then become old, which `at_s` shows.
 """
 
 import threading
@@ -14,10 +14,10 @@ DEFAULT_PERIOD_S: Final = 1.0
 
 
 class Sampling:
-    """Reads the sensors every `period_s` seconds, on a thread.
+    """Reads the sensors every `period_s` seconds on a thread.
 
     Attributes:
-        latest: the last readings, empty at first; any thread may read it.
+        latest: The latest readings, empty at first. Any thread may read this attribute.
     """
 
     def __init__(self, sensors: Sensors, period_s: float = DEFAULT_PERIOD_S) -> None:
@@ -31,7 +31,7 @@ class Sampling:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread; waits one period at most."""
+        """Stop the thread. Waits at most one period."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(timeout=self._period_s)

@@ -1,4 +1,4 @@
-"""Reads attributes below `/sys`, with bounds. It interprets nothing."""
+"""Reads attributes below `/sys`, limited in size."""
 
 import os
 from pathlib import Path
@@ -12,17 +12,17 @@ _MAX_BYTES: Final = 4096  # one page, the largest attribute of sysfs
 
 @dataclass(frozen=True, slots=True)
 class Sysfs:
-    """A tree of attributes below `root`, which need not be the system's own.
+    """A tree of attributes below `root`, which may be another folder in tests.
 
     Attributes:
-        vcgencmd: path of a Raspberry Pi's tool, or None if there is none.
+        vcgencmd: The path of the Raspberry Pi's `vcgencmd`, or None.
     """
 
     root: Path = SYSFS_ROOT
     vcgencmd: str | None = None
 
     def find(self, pattern: str) -> tuple[Path, ...]:
-        """Return the matching paths below `root`, in natural order; none if a folder cannot be read."""
+        """Return the matching paths below `root` in natural order, or none if a folder cannot be read."""
         try:
             return tuple(sorted(self.root.glob(pattern), key=lambda path: (len(str(path)), str(path))))
         except OSError:
@@ -30,11 +30,11 @@ class Sysfs:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of an attribute, at most 4,096 bytes, without the white space around it.
+    """Return the text of an attribute, at most 4,096 bytes, without surrounding white space.
 
     Raises:
-        OSError: the attribute cannot be read, or its driver failed (EIO, EAGAIN of a device that sleeps).
-        ValueError: it is not text.
+        OSError: The attribute cannot be read, or its driver failed (EIO, or EAGAIN of a sleeping device).
+        ValueError: The content is not text.
     """
     # Without O_NONBLOCK a pipe instead of an attribute would block the sampling thread for ever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -45,11 +45,11 @@ def read_text(path: Path) -> str:
 
 
 def read_number(path: Path) -> int:
-    """Return the whole number that an attribute holds.
+    """Return the integer in an attribute.
 
     Raises:
-        OSError: as in `read_text`.
-        ValueError: the attribute holds something else.
+        OSError: As for `read_text`.
+        ValueError: The attribute is not an integer.
     """
     text = read_text(path)
     digits = text.removeprefix("-")
