@@ -1,7 +1,7 @@
-"""Dataclasses as plain values that JSON or TOML can hold, and back, with each value checked.
+"""Converts dataclasses to plain values for JSON or TOML and back, and checks each value.
 
-The rule of a single value is its type, the unit in its name, or the `Range` of its field, so that no
-dataclass forgets it. A dataclass itself checks narrower rules, and rules across fields.
+The type of a field, the unit in its name, or its `Range` determines which values it accepts. A dataclass
+itself checks narrower rules, and rules across fields.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers that a field accepts; a field declares it as `Annotated[int, Range(1, 64)]`.
+    """The range of numbers that a field accepts. A field declares it as `Annotated[int, Range(1, 64)]`.
 
     Attributes:
         least, most: bounds, both included.
@@ -65,9 +65,9 @@ _RANGE_OF_REST: Final = Range(0, (1 << 31) - 1)  # counts and shares
 
 
 def to_plain(record: Any) -> Any:
-    """Return the dataclass `record` as a dict that JSON can hold: each field by name, sequences as lists.
+    """Return a dataclass as a dict of plain values. Sequences become lists.
 
-    `record` and its fields may be None, bool, int, float, str, a list, tuple, mapping or such a dataclass.
+    `record` and its fields may be None, bool, int, float, str, list, tuple, mapping or such a dataclass.
 
     Raises:
         TypeError: a value is of another type.
@@ -86,14 +86,14 @@ def to_plain(record: Any) -> Any:
 def from_plain(
     kind: type[Record], plain: object, where: str = "", error: type[EdgekitError] = ConfigError
 ) -> Record:
-    """Return a `kind` with the values of a TOML table or JSON object, and defaults for the rest.
+    """Return an instance of `kind` with the values of a TOML table or JSON object, and defaults for the rest.
 
     Args:
-        kind: dataclass with fields of the types bool, int, float, str, literal, dataclass, tuple or mapping,
-            with or without None; numbers may have a `Range` in `Annotated`.
+        kind: dataclass with fields of the types bool, int, float, str, literal, dataclass, tuple or mapping.
+            Fields may also be None, and numbers may have a `Range` in `Annotated`.
         plain: the table or object.
         where: name of `plain` in error messages.
-        error: the class to raise.
+        error: class of the exception to raise.
 
     Raises:
         error: a field is unknown, of a wrong type or out of its range, or `kind` refuses a value.
@@ -126,7 +126,10 @@ def from_json(
     *,
     hint: str = "",
 ) -> Record:
-    """Return a `kind` from a JSON document, see `from_plain`; `hint`: advice if it is no JSON."""
+    """Return an instance of `kind` from a JSON document, see `from_plain`.
+
+    `hint` is advice to add to the error message if the document is not JSON.
+    """
     try:
         plain = json.loads(data)
     except (ValueError, RecursionError) as cause:
@@ -135,7 +138,10 @@ def from_json(
 
 
 def keep_known(kind: type[Any], plain: object) -> object:
-    """Return parsed JSON without the fields that `kind` lacks, at any depth: newer releases write more."""
+    """Return parsed JSON without the fields that `kind` does not have, at any depth.
+
+    Newer releases may write such fields.
+    """
     if not isinstance(plain, dict):
         return plain
     shapes = _read_shapes(kind)  # type: ignore[arg-type]
@@ -303,7 +309,7 @@ def _find_fault(
 
 @functools.lru_cache(1024)  # a document may have any names
 def range_of_unit(name: str) -> Range:
-    """Return the default range of a number by the unit that ends its name; 0 to 2^31 - 1 without a unit."""
+    """Return the default range of a number for the unit at the end of its name, or 0 to 2^31 - 1 if none."""
     return next((bounds for unit, bounds in _RANGES_OF_UNITS.items() if name.endswith(unit)), _RANGE_OF_REST)
 
 
@@ -314,8 +320,8 @@ class Setting:
     Attributes:
         kind: type of the field, or of its items: bool, int, float or str.
         is_list: whether the field is a list.
-        default: `dataclasses.MISSING` if the field has no default, or a factory.
-        values: allowed values, such as `1 to 64`.
+        default: default value, or `dataclasses.MISSING` if the field has none or has a factory.
+        values: allowed values as text, such as `1 to 64`.
         meaning: text of the field in the docstring of the dataclass.
     """
 
@@ -329,17 +335,17 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """The command's option: `--min-score`, or `--sink` for one of several `sinks`."""
+        """The option of a command: `--min-score`, or `--sink` for an item of the list `sinks`."""
         return "--" + (self.name.removesuffix("s") if self.is_list else self.name).replace("_", "-")
 
     @property
     def help(self) -> str:
-        """Help of the option: the meaning and, of a number, the range."""
+        """Help text of the option: the meaning, and for a number also its range."""
         return f"{self.meaning} ({self.values})" if self.kind in (int, float) else self.meaning
 
 
 def list_settings(kind: type[Any]) -> list[Setting]:
-    """Return the settings of a dataclass whose fields are plain values or lists of them."""
+    """Return the settings of a dataclass whose fields are plain values or lists of plain values."""
     shapes, meanings = _read_shapes(kind), describe_fields(kind)  # type: ignore[arg-type]
     _, needed = _list_fields(kind)  # type: ignore[arg-type]
     settings = []
@@ -365,7 +371,10 @@ def list_settings(kind: type[Any]) -> list[Setting]:
 
 
 def describe_fields(kind: type[Any]) -> dict[str, str]:
-    """Return field -> its text in the docstring of `kind` or its base; fields of one entry share a text."""
+    """Return a dict from field to its text in the docstring of `kind` or its base class.
+
+    Fields that share one entry have the same text.
+    """
     import inspect
     import re
 

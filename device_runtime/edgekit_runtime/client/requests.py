@@ -1,4 +1,4 @@
-"""Inference requests as bytes: the part before the binary data is made once for all equal requests."""
+"""Inference requests as bytes. The part before the binary data is encoded once for all equal requests."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
@@ -27,10 +27,10 @@ class RequestTemplate:
     """A request without its binary data.
 
     Attributes:
-        start: its head and JSON.
+        start: head and JSON of the request.
         size_bytes: size of the whole request, with the binary data.
-        regions: regions of shared memory that it names; the service must know them.
-        layout: layout of its last response, or None.
+        regions: names of the shared memory regions in the request. They must be registered with the service.
+        layout: layout of the last response to this request, or None.
     """
 
     start: bytes
@@ -40,13 +40,13 @@ class RequestTemplate:
 
 
 class InferOptions(NamedTuple):
-    """The model of an inference request, its priority, its time limit and its place in a sequence.
+    """The model of an inference request, its priority, its time limit and its position in a sequence.
 
     Attributes:
-        version: None for the one that the service prefers.
-        priority: 1 is the highest, 0 the model's default.
-        timeout_s: time limit in which the call must begin, or None.
-        sequence: see `SequenceStep`; None for a call of its own.
+        version: version of the model, or None for the version that the service prefers.
+        priority: priority of the request. 1 is the highest, and 0 means the default of the model.
+        timeout_s: time within which the request must begin, or None.
+        sequence: see `SequenceStep`, or None for a request outside a sequence.
     """
 
     name: str
@@ -57,7 +57,10 @@ class InferOptions(NamedTuple):
 
 
 def make_request_head(method: str, path: str, fields: str, body_bytes: int = 0) -> bytes:
-    """Return the head of a request, with the empty line; `fields` are whole lines."""
+    """Return the head of a request, including the empty line at its end.
+
+    `fields` contains complete header lines with line ends.
+    """
     return f"{method} {path} HTTP/1.1\r\n{fields}Content-Length: {body_bytes}\r\n\r\n".encode("latin-1")
 
 
@@ -73,15 +76,15 @@ def make_template(
     """Return a request without its binary data.
 
     Args:
-        options: which model to run, and when.
-        inputs: input name -> array.
-        shared_places: place of each input in shared memory; None for an input that is sent.
-        outputs: the outputs that go to shared memory; if empty, all outputs come as binary data.
-        fields: header lines that every request has.
-        prefix: what stands before the path.
+        options: the model to run and the options of the request.
+        inputs: a dict from input name to array.
+        shared_places: location of each input in shared memory, or None for an input that is sent.
+        outputs: outputs to write to shared memory. If empty, all outputs are sent as binary data.
+        fields: header lines of every request.
+        prefix: prefix of the path.
 
     Raises:
-        DataError: an array has a dtype that the protocol does not have, or `timeout_s` is out of range.
+        DataError: an array has a dtype that the protocol does not support, or `timeout_s` is out of range.
     """
     if options.timeout_s is not None:
         check_timeout(options.timeout_s)
@@ -105,10 +108,10 @@ def make_template(
 
 
 def token_line(token: str | None) -> str:
-    """Return the line `Authorization: Bearer TOKEN` with its line end; empty without a token.
+    """Return the header line `Authorization: Bearer TOKEN` with its line end, empty without a token.
 
     Raises:
-        DataError: it holds a character that no header may have.
+        DataError: the token contains a character that no header may have.
     """
     if not token:
         return ""
@@ -124,17 +127,17 @@ def check_timeout(timeout_s: float) -> None:
     """Check that `timeout_s` is a possible time limit.
 
     Raises:
-        DataError: it is negative, not finite, or longer than sockets can wait.
+        DataError: `timeout_s` is negative, not finite, or longer than sockets can wait.
     """
     if not 0 <= timeout_s <= MAX_TIMEOUT_S:  # NaN is neither
         raise DataError(f"timeout_s is {timeout_s}, expected seconds from 0 to {MAX_TIMEOUT_S:g}, 11 days")
 
 
 def check_arrays(inputs: object, outputs: object) -> None:
-    """Check that both are mappings of names to numpy arrays; `outputs` may be None.
+    """Check that both arguments are mappings from names to numpy arrays. `outputs` may be None.
 
     Raises:
-        DataError: they are not.
+        DataError: an argument is something else.
     """
     for role, arrays in (("input", inputs), ("output", {} if outputs is None else outputs)):
         if not isinstance(arrays, Mapping):

@@ -1,7 +1,7 @@
 """Responses of the service: heads, errors, and the arrays of an inference.
 
-A service repeats its responses except for the values, so the client keeps where the values of the last one
-stood.
+Successive responses of a service often differ only in the values of the outputs. The client therefore
+remembers where the values are in the last response.
 """
 
 import functools
@@ -48,10 +48,11 @@ Response: TypeAlias = tuple[ResponseHead, memoryview]
 
 
 def parse_head(data: bytes, max_body_bytes: int) -> ResponseHead:
-    """Return the parsed head of a response.
+    """Parse the head of a response.
 
     Raises:
-        ValueError: it is no HTTP, or its body is longer than `max_body_bytes` or of unknown length.
+        ValueError: the response is not HTTP, or its body is longer than `max_body_bytes` or of unknown
+            length.
     """
     lines = data.decode("latin-1").split("\r\n")
     words = lines[0].split(" ", 2)
@@ -83,7 +84,7 @@ class Layout:
     """Positions of the outputs in responses that have the same head and JSON.
 
     Attributes:
-        start: the response's head and JSON.
+        start: head and JSON of the response.
         size_bytes: size of the whole response.
     """
 
@@ -109,10 +110,11 @@ class Layout:
         ]
 
     def read(self, targets: Mapping[str, Array] | None) -> dict[str, Array]:
-        """Return output name -> array of the response that is now in the memory.
+        """Return a dict from output name to array for the response that is now in the memory.
 
         Args:
-            targets: output name -> array in shared memory to return in place of a copy; None without any.
+            targets: a dict from output name to array in shared memory, or None. These arrays are returned for
+                the outputs in shared memory.
         """
         arrays = {}
         for name, shape, view in self._outputs:
@@ -126,13 +128,18 @@ class Layout:
 def read_response(
     head: ResponseHead, body: memoryview, targets: Mapping[str, Array] | None, memory: bytearray
 ) -> tuple[dict[str, Array], Layout | None]:
-    """Return output name -> array of a response, and its layout, or None if no later response can use it.
+    """Return a dict from output name to array, and the layout of the response.
 
-    `targets`: output name -> array in shared memory that the service wrote to; None without any.
-    `memory`: buffer for the next response. A response that does not fit into it has no layout.
+    The layout is None if no later response can use it.
+
+    Args:
+        head: head of the response.
+        body: body of the response.
+        targets: a dict from output name to the array in shared memory that the service wrote to, or None.
+        memory: buffer for the next response. A response that is larger than this buffer has no layout.
 
     Raises:
-        TransportError: it is no response of the protocol, or shorter than it states.
+        TransportError: the response does not follow the protocol, or is shorter than it states.
         DataError: an array in shared memory has another dtype than its output.
     """
     json_bytes = len(body) if head.json_bytes is None else head.json_bytes
@@ -192,7 +199,7 @@ def _reshape(target: Array, shape: tuple[int, ...]) -> Array:
 
 
 def make_error(head: ResponseHead, body: memoryview) -> RequestError:
-    """Return the error that a response states."""
+    """Return the error for a response that reports an error."""
     message = decode_error(bytes(body)) or f"the service answered with status {head.status} and no reason"
     if head.status in _NO_SERVER and not decode_error(bytes(body)):
         message += ", as a proxy does where no server is left"

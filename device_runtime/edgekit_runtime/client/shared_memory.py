@@ -22,12 +22,12 @@ _NEVER: Final = -1  # no connection has this number
 
 
 class SharedMemory:
-    """A sealed memfd with one array in it.
+    """A sealed memfd that contains one array.
 
     Attributes:
-        descriptor: the memfd; -1 once closed.
-        array: array of the caller's dtype and shape, zeros at first.
-        connection: `Link.connection` at its last registration with the service; -1 before.
+        descriptor: file descriptor of the memfd, or -1 once it is closed.
+        array: array with the dtype and shape from the caller. It is initially zero.
+        connection: value of `Link.connection` at the last registration with the service, or -1 before.
     """
 
     __slots__ = ("_end", "_start", "array", "connection", "descriptor", "name", "size_bytes")
@@ -60,21 +60,27 @@ class SharedMemory:
         self._end = self._start + self.size_bytes
 
     def offset_of(self, array: Array) -> int | None:
-        """Return the offset in bytes of `array` in this memory; None if it lies elsewhere or has gaps."""
+        """Return the offset of `array` in this memory, in bytes.
+
+        Return None if `array` is elsewhere or not contiguous.
+        """
         address: int = array.__array_interface__["data"][0]
         is_inside = self._start <= address and address + array.nbytes <= self._end
         return address - self._start if is_inside and array.flags.c_contiguous else None
 
     def register(self, link: Link, fields: str, timeout_s: float) -> bool:
-        """Register this memory with the service; that is needed again on each new connection.
+        """Register this memory with the service, which is necessary on each new connection.
 
-        `fields`: header lines of every request, with line ends. `timeout_s`: time limit for the answer.
+        Args:
+            link: connection to the service.
+            fields: header lines of every request, with line ends.
+            timeout_s: time limit for the answer.
 
         Returns:
-            Whether the service answered; False if it had closed an idle connection.
+            True if the service answered, False if it had closed an idle connection.
 
         Raises:
-            TransportError: as from `Link.ask`, also when time is up.
+            TransportError: see `Link.ask`.
             RequestError: the service refuses.
         """
         link.connect(timeout_s)
@@ -91,6 +97,6 @@ class SharedMemory:
         return True
 
     def close(self) -> None:
-        """Close the descriptor; arrays of the memory stay valid."""
+        """Close the descriptor. Arrays in the memory remain valid."""
         os.close(self.descriptor)
         self.descriptor = self.connection = _NEVER

@@ -1,1 +1,1 @@
-"""Codecs for sending data to a server: compression of bodies, and media. The libraries are optional."""
+"""Codecs for data that is sent to a server: compression and media. The libraries are optional."""

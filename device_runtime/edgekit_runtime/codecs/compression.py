@@ -1,7 +1,7 @@
-"""Compression of HTTP bodies: zstd both ways, and gzip and deflate to read what other clients send.
+"""Compression of HTTP bodies: zstd for both directions, gzip and deflate only to read.
 
-Received data may be hostile: the decompressed size is checked before the memory is taken, and a body must be
-complete frames (of gzip: members) with nothing behind them.
+Received data may be hostile. The decompressed size is checked before memory is allocated, and a body must
+consist of complete frames (or gzip members) without trailing bytes.
 
 Source: RFC 8878 (zstd), RFC 9659 (its window in HTTP), RFC 9110, section 8.4.1 (gzip, deflate), RFC 1952,
     section 2.2 (members of gzip).
@@ -32,30 +32,30 @@ _OUTPUT_BYTES: Final = 256 << 10
 
 
 def list_codings() -> tuple[str, ...]:
-    """Return the content codings that can be read here, the best first."""
+    """Return the content codings that can be read on this machine, the best first."""
     return (ZSTD, *_WINDOW_BITS) if find_zstd() is not None else tuple(_WINDOW_BITS)
 
 
 def has_zstd() -> bool:
-    """Whether zstd can be written and read here."""
+    """Whether zstd is available on this machine."""
     return find_zstd() is not None
 
 
 def compress(data: "bytes | memoryview") -> bytes:
-    """Return `data` as one zstd frame that states its size, at level 1.
+    """Return `data` as one zstd frame that states its size, compressed at level 1.
 
     Raises:
-        BackendError: zstandard is not installed; send the data as they are.
+        BackendError: zstandard is not installed. Send the data uncompressed.
     """
     frame: bytes = _need_zstd().ZstdCompressor(level=_LEVEL).compress(data)
     return frame
 
 
 def read_size(data: "bytes | memoryview", coding: str) -> int | None:
-    """Return the decompressed size that the beginning of `data` states, or None; it may be wrong.
+    """Return the decompressed size that `data` states, or None if it states none. The size may be wrong.
 
     Raises:
-        RequestError: 400, `data` do not begin as the coding requires; 415, the coding is unknown.
+        RequestError: with status 400, the beginning of `data` is invalid, or with 415, the coding is unknown.
     """
     if coding in _WINDOW_BITS:
         return None
@@ -70,16 +70,17 @@ def read_size(data: "bytes | memoryview", coding: str) -> int | None:
 
 
 def decompress(data: "bytes | memoryview", coding: str, *, max_bytes: int) -> bytes:
-    """Return the content of a body.
+    """Return the content of a compressed body.
 
     Args:
         data: the whole body.
         coding: `zstd`, `gzip` or `deflate`, in lower case.
-        max_bytes: limit of the content, and of the memory for it, whatever size the body states.
+        max_bytes: maximum size of the content, and of the memory for it, whatever size the body states.
 
     Raises:
-        RequestError: 400, malformed, cut off, of another size than stated, or with bytes behind it; 413,
-            larger than `max_bytes`; 415, the coding is unknown.
+        RequestError: status 400 means that the body is malformed, cut off, of another size than it states, or
+            followed by other bytes. Status 413 means that the content is larger than `max_bytes`. Status 415
+            means that the coding is unknown.
         BackendError: zstandard is not installed.
     """
     size_bytes = read_size(data, coding)
@@ -99,8 +100,8 @@ def decompress(data: "bytes | memoryview", coding: str, *, max_bytes: int) -> by
 def decompress_frame(data: "bytes | memoryview", coding: str, *, max_bytes: int) -> bytes | None:
     """Return the content of a body that is one valid frame, or None for any other body.
 
-    It never expands more than `max_bytes`. Larger content gives None, and so does a zstd frame that states no
-    size. It raises what `read_size` does.
+    The result is also None if the content is larger than `max_bytes`, or if a zstd frame states no size. The
+    errors are those of `read_size`.
     """
     size_bytes = read_size(data, coding)
     if coding == ZSTD:

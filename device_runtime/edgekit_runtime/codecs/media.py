@@ -1,9 +1,9 @@
-"""Photographs as JPEG or WebP and sound as Opus, for tensors that a device sends whole.
+"""Encodes and decodes photographs as JPEG or WebP, and sound as Opus, for tensors that a device sends.
 
-Cut tables name a codec by one string: `jpeg:90`, `webp:80` (quality 1 to 100) or `opus:24@16000` (kbit/s,
-then the samples per second, 16,000 if left out). Files to decode may be hostile: the size is checked before
-the memory is taken. Decoders are libraries in C, so a server that is open to strangers runs such models
-isolated.
+Cut tables name a codec by a string: `jpeg:90` or `webp:80` with the quality 1 to 100, or `opus:24@16000` with
+the bit rate in kbit/s and the sample rate in Hz, which is 16,000 by default. Files to decode may be hostile,
+so the size is checked before memory is allocated. The decoders are C libraries. A server that is open to
+strangers therefore runs such models in an isolated process.
 """
 
 import importlib
@@ -37,8 +37,8 @@ class MediaCodec:
     """A codec with its quality.
 
     Attributes:
-        quality: 1 to 100 for a photograph; 6 to 256 kbit/s for sound.
-        rate_hz: samples per second of sound.
+        quality: quality of a photograph, 1 to 100, or bit rate of sound, 6 to 256 kbit/s.
+        rate_hz: sample rate of sound, in Hz.
 
     Raises:
         DataError: a value is out of range.
@@ -57,12 +57,12 @@ class MediaCodec:
 
     @classmethod
     def parse(cls, text: str) -> "MediaCodec":
-        """Return the codec that a string such as `jpeg:90` or `opus:24@16000` names.
+        """Parse the name of a codec, such as `jpeg:90` or `opus:24@16000`.
 
-        Defaults: `jpeg:90`, `webp:80`, `opus:24@16000`.
+        If the name has no quality or rate, the defaults are `jpeg:90`, `webp:80` and `opus:24@16000`.
 
         Raises:
-            DataError: the string names no codec.
+            DataError: `text` is not the name of a codec.
         """
         match = _CODEC.fullmatch(text)
         if match is None or (match["rate"] and match["name"] != "opus"):
@@ -72,7 +72,7 @@ class MediaCodec:
 
     @property
     def rank(self) -> int:
-        """The number of dimensions of its arrays: 3 for a photograph, 1 for sound."""
+        """The number of dimensions of the arrays: 3 for a photograph, 1 for sound."""
         return 1 if self.name == "opus" else 3
 
     @property
@@ -81,16 +81,16 @@ class MediaCodec:
 
 
 def encode_media(codec: MediaCodec, array: Array) -> bytes:
-    """Return a photograph or sound as a file.
+    """Encode a photograph or sound, and return the content of the file.
 
     Args:
         codec: codec of the file.
-        array: a photograph as uint8 [H, W, 3] in RGB or [H, W, 1] in grey, or one channel of sound as
-            int16 [T] or float32 [T] in -1..1.
+        array: a photograph as uint8 [H, W, 3] in RGB or [H, W, 1] in grey, or one channel of sound as int16
+            [T] or float32 [T] in -1..1.
 
     Raises:
         DataError: the array has another dtype or shape.
-        BackendError: the library is not installed, or cannot write the array.
+        BackendError: the library is not installed, or cannot encode the array.
     """
     if codec.name == "opus":
         return _encode_sound(codec, array)
@@ -116,18 +116,18 @@ def decode_media(
     max_bytes: int = _MAX_DATA_BYTES,
     channels: int = 3,
 ) -> Array:
-    """Return a photograph as [H, W, channels], or sound as [T].
+    """Decode a photograph to [H, W, channels], or sound to [T].
 
     Args:
-        codec: codec of the file; its quality does not matter.
-        data: a whole file.
+        codec: codec of the file. Its quality is ignored.
+        data: the whole file.
         dtype: `uint8` for a photograph, `int16` or `float32` for sound.
-        max_bytes: size limit of the array, and of the file.
-        channels: channels of a photograph: 3 in RGB, or 1 in grey.
+        max_bytes: maximum size of the array, and of the file.
+        channels: channels of a photograph: 3 for RGB, or 1 for grey.
 
     Raises:
         DataError: the file is malformed, cut off, larger than `max_bytes`, of another format or neither RGB
-            nor grey; or the codec does not have `dtype`.
+            nor grey, or the codec does not support `dtype`.
         BackendError: the library is not installed.
     """
     if len(data) > max_bytes + (1 << 16):

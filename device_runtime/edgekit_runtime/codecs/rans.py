@@ -1,18 +1,21 @@
-"""Decodes bytes that are mostly small, near their entropy: adaptive tables and interleaved rANS, with numpy.
+"""Decodes bytes that are mostly small, at nearly their entropy, with adaptive tables and interleaved rANS.
 
-A lane is a state x between 2^16 and 2^32. Its low 14 bits, the slot, say the next symbol: that with the slots
-c ... c + f - 1, where f is its frequency, of 2^14 in all, and c that of all smaller symbols. Then
+A lane is one decoder with a state x between 2^16 and 2^32. The low 14 bits of x are called the slot. Each
+symbol owns the slots c to c + f - 1, where f is the frequency of the symbol, and c is the sum of the
+frequencies of all smaller symbols. All frequencies add up to 2^14. The slot therefore determines the next
+symbol. The decoder then updates the state:
 
     x = f * (x >> 14) + slot - c;  if x < 2^16:  x = x << 16 | next word of 16 bits
 
-If the symbol 0 has half of all slots, f = 2^13 and c = 0, the state 0x10005 with slot 5 says 0 and becomes
-2^13 * 4 + 5 = 0x8005: it has lost one bit. With the next word 0xABCD it is 0x8005ABCD. All lanes do this
-together, with numpy; where several need a word, the first lane reads first.
+For example, the symbol 0 owns half of all slots, so f = 2^13 and c = 0. The state 0x10005 has the slot 5,
+decodes to 0, and becomes 2^13 * 4 + 5 = 0x8005. This is less than 2^16, so with the next word 0xABCD it
+becomes 0x8005ABCD. All lanes do this at the same time, with numpy. If several lanes need a word, they read
+one after the other.
 
-Each lane decodes its own stretch of a chunk. Sixteen tables of frequencies are for as many levels of the
-mean of the bytes before, each 1.4 times the last. They begin with geometric distributions, count what is
-decoded, and are rebuilt whenever that has grown by an eighth. All numbers are integers: every machine decodes
-the same bytes.
+Each lane decodes its own part of a chunk. There are 16 tables of frequencies. The mean of the preceding bytes
+selects the table, and the means of successive tables grow by a factor of 1.4. The tables begin with geometric
+distributions, count the decoded bytes, and are rebuilt whenever the number of decoded bytes has grown by an
+eighth. All arithmetic is in integers, so every machine decodes the same bytes.
 
 Source: Duda, "Asymmetric numeral systems" (arXiv:1311.2540); docs/reference/fleet-deltas.md.
 """
@@ -43,15 +46,15 @@ _INPUT_BYTES: Final = 64 << 10
 
 
 def count_lanes(total: int) -> int:
-    """Return the number of lanes for `total` symbols, 4 to 512: a lane costs 4 bytes, and saves time."""
+    """Return the number of lanes for `total` symbols, 4 to 512. Each lane saves time and costs 4 bytes."""
     lanes = 1 << max(0, (total // _SYMBOLS_PER_LANE).bit_length() - 1)
     return min(_MAX_LANES, max(_MIN_LANES, lanes))
 
 
 def split(total: int) -> Iterator[tuple[int, list[slice]]]:
-    """Yield (number of symbols, slices of the steps) for each chunk of `total` symbols.
+    """Yield the number of symbols and the slices of the steps for each chunk of `total` symbols.
 
-    In a step, each lane codes one symbol. After each slice, the tables are rebuilt.
+    In a step, each lane decodes one symbol. The tables are rebuilt after each slice.
     """
     lanes, done = count_lanes(total), 0
     for begin in range(0, total, CHUNK):
@@ -68,11 +71,12 @@ def split(total: int) -> Iterator[tuple[int, list[slice]]]:
 class Tables:
     """Frequencies of the symbols 0 ... `size` - 1, one table for each level (see `Levels`).
 
-    A key is level · `size` + symbol.
+    The key of a symbol is level · `size` + symbol.
 
     Attributes:
-        frequencies: int64 [levels · size], by key; each table adds up to 2^14.
-        begins: int64 [levels · size], by key: sum of the frequencies of all smaller symbols in the table.
+        frequencies: int64 [levels · size], indexed by key. Each table adds up to 2^14.
+        begins: int64 [levels · size], indexed by key: the sum of the frequencies of all smaller symbols in
+            the same table.
     """
 
     def __init__(self, size: int) -> None:
@@ -82,7 +86,7 @@ class Tables:
         self.count(np.zeros(0, np.int64))
 
     def count(self, keys: NDArray[np.integer]) -> None:
-        """Count coded symbols by their keys, an array of any shape, and rebuild the tables."""
+        """Count coded symbols and rebuild the tables. `keys` are the keys of the symbols, in any shape."""
         self._counts += np.bincount(keys.ravel(), minlength=self._counts.size).reshape(self._counts.shape)
         weights = self._prior + (self._counts << 6)
         free = (1 << PRECISION_BITS) - self.size
@@ -106,7 +110,7 @@ _PRIOR: Final = np.array([_list_prior(level, mean) for level, mean in enumerate(
 
 
 class Levels:
-    """The level of each lane, 0 to 15: the larger its last 16 symbols or so, the higher the level."""
+    """The level of each lane, 0 to 15. It rises with the mean of about the last 16 symbols of the lane."""
 
     def __init__(self, lanes: int) -> None:
         self._sums = np.full(lanes, FIRST_SUM, np.int64)
@@ -119,7 +123,7 @@ class Levels:
 
 
 class RansDecoder:
-    """Decodes one stream, a chunk at a time.
+    """Decodes one stream, one chunk at a time.
 
     Raises:
         ValueError: the stream ends before its head is complete.
@@ -142,7 +146,11 @@ class RansDecoder:
             self._states = states.astype(np.int64)
 
     def read(self, count: int) -> bytes:
-        """Return the next `count` symbols, a byte each; raise ValueError if the stream has fewer."""
+        """Return the next `count` symbols as bytes.
+
+        Raises:
+            ValueError: the stream has fewer symbols.
+        """
         pieces = []
         while count:
             if not self._decoded:

@@ -85,7 +85,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Run until told to stop; with `--print-unit` only return a systemd unit."""
+    """Run until told to stop. With `--print-unit`, only return a systemd unit."""
     if arguments.print_unit:
         unit = _UNIT.format(command=Path(sys.executable).parent / "edgekit-device")
         return Outcome({"unit": unit}, unit.splitlines())
@@ -137,10 +137,13 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 
 def renew_certificate(config: Path, is_refused: bool, stated_s: float) -> "Renewal":
-    """Fetch and store a new certificate if it is time.
+    """Fetch and store a new certificate if a renewal is due.
 
-    `is_refused`: whether the broker refuses this device; then the web server is asked at any time.
-    `stated_s`: see `TrustedTime`.
+    Args:
+        config: configuration folder.
+        is_refused: whether the broker refuses this device. If so, the web server is asked even if no renewal
+            is due.
+        stated_s: see `TrustedTime`.
     """
     from edgekit_runtime.agent.link_watch import Renewal
     from edgekit_runtime.system.child_process import ChildProcess

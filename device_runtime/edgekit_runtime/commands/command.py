@@ -1,4 +1,4 @@
-"""The interface of a command of `edgekit-device`, and checks of arguments that commands share."""
+"""The interface of a command of `edgekit-device`, and checks of arguments for several commands."""
 
 import argparse
 import sys
@@ -18,7 +18,7 @@ class Outcome:
     Attributes:
         document: the result as one object, for `--json`.
         lines: the result as text.
-        has_ended: whether all threads have ended; if not, the process ends without waiting for them.
+        has_ended: whether all threads have ended. If not, the process ends without waiting for them.
     """
 
     document: dict[str, Any]
@@ -28,24 +28,25 @@ class Outcome:
 
 
 class Command(Protocol):
-    """A module of this package."""
+    """A command, which is a module of this package."""
 
     def add_parser(self, commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-        """Add the command's parser; its default `run` is the function that takes the arguments.
+        """Add the parser of the command, and set its default `run` to the function that runs the command.
 
-        That function returns an `Outcome`, and raises an `EdgekitError` where it fails.
+        That function takes the parsed arguments and returns an `Outcome`. It raises an `EdgekitError` if it
+        fails.
         """
 
 
 def count(text: str) -> int:
-    """Return `text` as a whole number of at least 1, for `type=` of an argument."""
+    """Parse a whole number of at least 1, for `type=` of an argument."""
     if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number of at least 1")
     return int(text)
 
 
 def seconds(text: str) -> float:
-    """Return the seconds in `text`, over 0 and at most a day, for `type=` of an argument."""
+    """Parse a number of seconds, more than 0 and at most a day, for `type=` of an argument."""
     try:
         number = float(text)
     except ValueError:
@@ -56,7 +57,7 @@ def seconds(text: str) -> float:
 
 
 def positive(text: str) -> float:
-    """Return the number in `text`, over 0 and at most 10^12, for `type=` of an argument."""
+    """Parse a number, more than 0 and at most 10^12, for `type=` of an argument."""
     try:
         number = float(text)
     except ValueError:
@@ -67,5 +68,5 @@ def positive(text: str) -> float:
 
 
 def report(line: str) -> None:
-    """Print a line on a command's progress to standard error."""
+    """Print a line about the progress of a command to standard error."""
     print(f"edgekit-device: {clean_line(line)}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Arguments and slots of the commands on installed models."""
+"""Arguments and slots for the commands that work on installed models."""
 
 import argparse
 from pathlib import Path
@@ -15,7 +15,7 @@ from edgekit_runtime.system.paths import (
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, switches: bool = True) -> None:
-    """Add `--state`, `--keys` and `--json`, and with `switches` the `--socket` of the service."""
+    """Add `--state`, `--keys` and `--json`, and if `switches`, also the `--socket` of the service."""
     parser.add_argument(
         "--state", type=Path, metavar="FOLDER", help="where models are installed (default: $EDGEKIT_STATE)"
     )
@@ -31,12 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser, *, switches: bool = True) -> 
 
 
 def find_keys(arguments: argparse.Namespace) -> Path:
-    """Return the folder that `--keys` names, else the user's own."""
+    """Return the folder that `--keys` names, or else the user's own folder of keys."""
     return find_keys_folder() if arguments.keys is None else Path(arguments.keys)
 
 
 def open_slots(arguments: argparse.Namespace) -> Slots:
-    """Return the slots that `--state` names, else the default ones."""
+    """Return the slots that `--state` names, or else the default slots."""
     from edgekit_runtime.trust.trust_store import TrustStore  # with libraries that the agent does without
 
     folder = find_state_folder() if arguments.state is None else arguments.state
@@ -44,10 +44,10 @@ def open_slots(arguments: argparse.Namespace) -> Slots:
 
 
 def switch(arguments: argparse.Namespace, slots: Slots, model: str) -> bool:
-    """Let the running service open the active version of `model`; return whether a service runs.
+    """Make the running service load the active version of `model`, and return whether a service runs.
 
     Raises:
-        SlotError: the version failed, and the previous one runs again; or the service did not answer.
+        SlotError: the version failed and the previous version runs again, or the service did not answer.
     """
     before = slots.load(model).state
     socket_path: Path | None = arguments.socket

@@ -1,4 +1,4 @@
-"""`edgekit-device keys`: the keys whose packages are trusted on this device, and its own."""
+"""`edgekit-device keys`: the keys whose packages are trusted on this device, and the device's own key."""
 
 import argparse
 import sys
@@ -75,7 +75,7 @@ def run_remove(arguments: argparse.Namespace) -> Outcome:
 
 
 def run_device(arguments: argparse.Namespace) -> Outcome:
-    """Return the public key of this device; make it at the first call."""
+    """Return the public key of this device. The first call creates the key."""
     from edgekit_runtime.encryption.device_key import make_device_key
 
     key = make_device_key(holder=arguments.holder or "")

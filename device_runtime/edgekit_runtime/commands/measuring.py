@@ -15,7 +15,7 @@ _logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that say what is measured, and for how long."""
+    """Add the arguments that say what to measure, and for how long."""
     parser.add_argument(
         "package",
         metavar="PACKAGE",
@@ -28,11 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def open_package(arguments: argparse.Namespace) -> OpenedPackage:
-    """Return the verified package that the arguments name; the caller closes it.
+    """Return the verified package that the arguments name. The caller closes it.
 
     Raises:
-        PackageError: the file is refused; the subclass says why.
-        SlotError: there is neither a file nor an installed model of that name.
+        PackageError: the file is refused. The subclass says why.
+        SlotError: there is neither a file nor an installed model with this name.
     """
     named: str = arguments.package
     if Path(named).name != named or named.endswith(".edgepkg") or Path(named).is_file():
@@ -41,7 +41,7 @@ def open_package(arguments: argparse.Namespace) -> OpenedPackage:
 
 
 def keep(write: Callable[[], Path]) -> str | None:
-    """Return the path of the result that `write` stored; log a failure and return None."""
+    """Store a result with `write`, and return its path. After an error, log the error and return None."""
     try:
         return str(write())
     except OutputError as cause:

@@ -1,4 +1,4 @@
-"""`edgekit-device offload`: what the offload planner asks of a device."""
+"""`edgekit-device offload`: measures models for the offload planner, and configures the server."""
 
 import argparse
 import sys
@@ -51,7 +51,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run_measure(_: argparse.Namespace) -> Outcome:
-    """Measure the job on the standard input."""
+    """Measure the job that is read from the standard input."""
     from edgekit_runtime.dataclass_json import to_plain
     from edgekit_runtime.offload.measurement.job import read_job
     from edgekit_runtime.offload.measurement.job_runner import measure
@@ -80,7 +80,7 @@ def run_server(arguments: argparse.Namespace) -> Outcome:
 
 
 def run_off(_: argparse.Namespace) -> Outcome:
-    """Remove the server; models run here from their next start."""
+    """Remove the server. Models run on this device from their next start."""
     from edgekit_runtime.offload.offload_options import write_offload_options
 
     path = write_offload_options(None)
@@ -88,7 +88,7 @@ def run_off(_: argparse.Namespace) -> Outcome:
 
 
 def run_status(_: argparse.Namespace) -> Outcome:
-    """Return the sessions that offload, and the server."""
+    """Return the sessions that offload, and the configured server."""
     from edgekit_runtime.offload.offload_options import read_offload_options
     from edgekit_runtime.offload.offload_status import read_statuses
 

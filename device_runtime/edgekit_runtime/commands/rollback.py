@@ -20,7 +20,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Roll the model back, and let a running service switch."""
+    """Roll the model back, and make a running service switch."""
     slots = open_slots(arguments)
     state = slots.rollback(arguments.model)
     version = None if state.current is None else state.current.version

@@ -1,4 +1,4 @@
-"""`edgekit-device samples`: the samples that wait for the fleet, and its orders."""
+"""`edgekit-device samples`: the samples that are waiting to be sent to the fleet, and the fleet's orders."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`edgekit-device stream`: a camera, a model, and answers as lines of JSON."""
+"""`edgekit-device stream`: runs a model on the frames of a camera, and prints answers as lines of JSON."""
 
 import argparse
 import json
@@ -52,7 +52,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Run the stream and print its answers; return how many there were, and how many each sink got."""
+    """Run the stream and print its answers. Return the number of answers in total and for each sink."""
     socket_path: Path | None = arguments.socket or find_running_service()
     if socket_path is None:
         raise TransportError("no service runs here; start it with: edgekit-device serve")
