@@ -1,20 +1,20 @@
-"""The error tree. Each class carries the exit code with which the command line ends.
+"""The error classes. Each class has the exit code that the command line returns for it.
 
-A message says what, expected, got, where, and what to do next. Foreign exceptions are translated once, where
-the foreign library is called.
+A message says what happened, what was expected, what was found, where, and what to do next. Exceptions of
+other libraries are converted once, where the library is called.
 """
 
 from typing import ClassVar
 
 
 class EdgekitError(Exception):
-    """An error that edgekit explains; the command line prints it without a traceback."""
+    """Base class of all errors of edgekit. The command line prints them without a traceback."""
 
     exit_code: ClassVar[int] = 1
 
 
 class ModelError(EdgekitError):
-    """The source model cannot be used: not a model, truncated, unsupported, unsafe or with NaN weights."""
+    """The source model cannot be used, for example because it is truncated, unsafe or has NaN weights."""
 
     exit_code = 3
 
@@ -29,10 +29,10 @@ class BudgetError(EdgekitError):
     """No candidate meets all limits at once.
 
     Attributes:
-        binding: names of the limits that stand in the way.
-        closest: id of the candidate that exceeds its limits least, where there is one.
-        needed: what would have to change, where that is known.
-        report: path of the report as JSON, where one was written.
+        binding: names of the limits that cannot be met.
+        closest: id of the candidate that exceeds its limits least, or None.
+        needed: what would have to change, or None if unknown.
+        report: path of the report as JSON, or None if no report was written.
     """
 
     exit_code = 5
@@ -70,11 +70,11 @@ class ManifestError(PackageError):
 
 
 class DigestError(PackageError):
-    """Content does not have the size or digest that was signed."""
+    """Content does not have the signed size or digest."""
 
 
 class SignatureError(PackageError):
-    """The signature is missing, malformed, wrong, or by a key that is not trusted.
+    """The signature is missing, malformed, wrong, or made with a key that is not trusted.
 
     Attributes:
         key_id: id of the key that the envelope names, or None if there is none.
@@ -88,35 +88,35 @@ class SignatureError(PackageError):
 
 
 class BackendError(EdgekitError):
-    """An inference engine is missing or refused a model or an input."""
+    """An inference engine is missing, or has refused a model or an input."""
 
     exit_code = 9
 
 
 class RefusedInputError(BackendError):
-    """An engine refused the inputs of one call: sizes that do not go together, indices beyond the end.
+    """An engine refused the inputs of one call, such as sizes that do not fit together or invalid indices.
 
-    The specs of the model allow them; only running it shows that they do not work.
+    The specs of the model allow these inputs. The error shows only when the model runs.
     """
 
 
 class OutputError(EdgekitError):
-    """A result cannot be written: no permission, no space, not a folder."""
+    """A result cannot be written, for example because of missing permissions or a full disk."""
 
     exit_code = 10
 
 
 class RecipeError(EdgekitError):
-    """A recipe is malformed, of another model, or cannot be repeated with these tool versions."""
+    """A recipe is malformed, belongs to another model, or cannot be repeated with these tool versions."""
 
     exit_code = 11
 
 
 class UnavailableError(EdgekitError):
-    """The service cannot take a call now, and may later; 503 over HTTP.
+    """The service cannot handle a call now, but may later. Over HTTP the status is 503.
 
     Attributes:
-        retry_after_s: when to try again, in seconds, or None if unknown.
+        retry_after_s: time after which to try again, in seconds, or None if unknown.
     """
 
     exit_code = 12
@@ -127,15 +127,15 @@ class UnavailableError(EdgekitError):
 
 
 class SlowOpeningError(UnavailableError):
-    """A package was not opened and tested in time: a busy machine, or an engine that hangs."""
+    """A package was not opened and tested in time, because the machine is busy or an engine hangs."""
 
 
 class OverloadedError(UnavailableError):
-    """More calls wait for a model than its queue holds."""
+    """More calls are waiting for a model than its queue can hold."""
 
 
 class DeadlineError(EdgekitError):
-    """A call had not begun by its deadline, and was not run; 504 over HTTP."""
+    """A call had not begun by its deadline, and was not run. Over HTTP the status is 504."""
 
     exit_code = 13
 
@@ -147,10 +147,10 @@ class SlotError(EdgekitError):
 
 
 class RequestError(EdgekitError):
-    """A service refused a request: the inference service, or the fleet's HTTP interface.
+    """A service refused a request. It is the inference service or the fleet's HTTP interface.
 
     Attributes:
-        retry_after_s: seconds after which to try again, or None if unknown.
+        retry_after_s: time after which to try again, in seconds, or None if unknown.
     """
 
     exit_code = 15
@@ -162,44 +162,44 @@ class RequestError(EdgekitError):
 
 
 class TransportError(EdgekitError):
-    """A service cannot be reached, or broke the connection off."""
+    """A service cannot be reached, or the connection broke off."""
 
     exit_code = 16
 
 
 class ConfigError(EdgekitError):
-    """A configuration file is malformed, or asks for what is unsafe."""
+    """A configuration file is malformed, or asks for something unsafe."""
 
     exit_code = 17
 
 
 class CutError(EdgekitError):
-    """A graph cannot be split as asked, or no split keeps the limits."""
+    """A graph cannot be split as requested, or no split meets the limits."""
 
     exit_code = 18
 
 
 class FleetError(EdgekitError):
-    """A fleet cannot do what is asked: an unknown device or release, a malformed selector."""
+    """A fleet cannot do what was requested, for example because a device or release is unknown."""
 
     exit_code = 19
 
 
 class NotFoundError(FleetError):
-    """A fleet has nothing of that name; 404 over HTTP."""
+    """A fleet has nothing with this name. Over HTTP the status is 404."""
 
 
 class BenchError(EdgekitError):
-    """A bench cannot be used as asked: a malformed environment file, in use, broken, a failed command."""
+    """A bench cannot be used as requested, for example because it is in use or a command failed."""
 
     exit_code = 20
 
 
 class BenchUnavailableError(BenchError):
-    """A bench cannot be used here now: no root, an unreachable device, another architecture."""
+    """A bench cannot be used here now, for example without root or with an unreachable device."""
 
 
 class ProvisioningError(EdgekitError):
-    """A device cannot be set up: unknown host key, no rights, another architecture, too little disk."""
+    """A device cannot be set up, for example because its host key is unknown or its disk is too small."""
 
     exit_code = 21

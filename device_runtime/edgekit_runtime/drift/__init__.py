@@ -1,1 +1,1 @@
-"""Drift statistics: distance of a model's inputs and outputs from the calibration's, without labels."""
+"""Drift statistics: how far a model's inputs and outputs are from the calibration data, without labels."""

@@ -1,6 +1,7 @@
-"""Whether the first output of a model holds class scores, by its shape or by a field of its manifest.
+"""Decides whether the first output of a model contains class scores, by its shape or by the manifest.
 
-The shape alone proves nothing: a regression, a time series and an embedding may have the same shape.
+The shape alone is not sufficient, because the output of a regression, a time series model or an embedding may
+have the same shape.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,22 +12,27 @@ from edgekit_runtime.tensors import DTYPES, TensorSpec
 
 
 def class_output(outputs: Sequence[TensorSpec]) -> TensorSpec | None:
-    """Return the first output if it is shaped like class scores, [samples, classes >= 2]; else None."""
+    """Return the first output if it has the shape of class scores, [samples, classes >= 2], else None."""
     first = outputs[0]
     is_scores = len(first.shape) == 2 and DTYPES[first.dtype].kind == "f" and class_count(first) >= 2
     return first if is_scores else None
 
 
 def class_count(spec: TensorSpec) -> int:
-    """Return the size of the last axis; 0 if it is free, or there is no axis."""
+    """Return the size of the last axis, or 0 if the axis is dynamic or there is no axis."""
     count = spec.shape[-1] if spec.shape else 0
     return count if isinstance(count, int) else 0
 
 
 def find_statement(figures: Mapping[str, JsonValue], output: str) -> str | None:
-    """Return the field, such as `figures.class_output`, that declares an output as class scores, or None.
+    """Return the field of the manifest that declares an output as class scores, or None.
 
-    `figures`: figures in the manifest. `output`: name of the first output.
+    Args:
+        figures: figures of the manifest.
+        output: name of the first output.
+
+    Returns:
+        The name of the field, such as `figures.class_output`.
     """
     if figures.get("class_output") == output:
         return "figures.class_output"

@@ -1,6 +1,6 @@
-"""Drift statistics of one version: inputs against calibration, confidence and classes, all without labels.
+"""Drift statistics of one version: the distributions of inputs and outputs, without labels.
 
-Some values of each call are counted. The statistics are of recent calls: older ones lose weight.
+Only some values of each call are counted. Recent calls have more weight than older calls.
 """
 
 import json
@@ -25,7 +25,7 @@ class Drift:
     """Statistics of the inputs and outputs of one version.
 
     Attributes:
-        looked_at: number of counted calls, of which earlier ones weigh less.
+        looked_at: number of counted calls, where earlier calls have less weight.
         looks: number of counted calls, all with the same weight.
         not_finite: number of counted calls with NaN or infinity in the answer but not in the inputs.
     """
@@ -73,18 +73,18 @@ class Drift:
         self.not_finite = 0
 
     def pick_inputs(self, inputs: Mapping[str, Array], phase: float = 0.0) -> list[tuple[str, Array]]:
-        """Return name and some values, see `pick`, of each counted input that is not empty."""
+        """Return the name and some values of each counted input that is not empty, see `pick`."""
         return [(name, pick(inputs[name], phase)) for name in self._inputs if inputs[name].size]
 
     def judge(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
-        """Count the answer to a call if it has NaN or infinity, although its inputs have none."""
+        """Count the answer to a call if it contains NaN or infinity although its inputs do not."""
         if not _are_finite(outputs.values()) and _are_finite(inputs.values()):
             self.not_finite += 1
 
     def add(
         self, picked: Sequence[tuple[str, Array]], outputs: Mapping[str, Array], phase: float = 0.0
     ) -> None:
-        """Count the result of `pick_inputs`, and overwrite it; count some values of the outputs."""
+        """Count the result of `pick_inputs`, which is overwritten, and some values of the outputs."""
         for name, values in picked:
             self._inputs[name].add(values)
         for name, sketch in self._outputs.items():
@@ -104,9 +104,10 @@ class Drift:
                 answers.halve()
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return at most `MAX_DOCUMENT_BYTES` of JSON; tensors that do not fit are left out.
+        """Return the statistics as JSON, without the tensors that do not fit into `MAX_DOCUMENT_BYTES`.
 
-        Its keys: `looked_at`, `looks`, `not_finite`, and `inputs` and `outputs`: name -> sketch as JSON.
+        The keys are `looked_at`, `looks` and `not_finite`, and `inputs` and `outputs`, which map names to
+        sketches.
         """
         inputs: dict[str, JsonValue] = {name: sketch.to_json() for name, sketch in self._inputs.items()}
         outputs: dict[str, JsonValue] = {name: sketch.to_json() for name, sketch in self._classes.items()}
@@ -128,11 +129,11 @@ def _are_finite(arrays: Iterable[Array]) -> bool:
 
 
 def pick(array: Array, phase: float) -> Array:
-    """Return up to `VALUES` values of an array as float32 [values], a copy, evenly spread.
+    """Return a copy of up to `VALUES` evenly spread values of an array, as float32 [values].
 
     Args:
         array: array of numbers, not empty.
-        phase: 0..1, offset of the first value as a share of the step between two values.
+        phase: offset of the first value as a share of the step between two values, 0..1.
     """
     step = -(-array.size // VALUES)
     with np.errstate(over="ignore"):  # of float64; a sketch counts infinity separately

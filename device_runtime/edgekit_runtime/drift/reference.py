@@ -1,6 +1,6 @@
-"""The reference of drift statistics: `figures.reference` of a manifest.
+"""The reference of the drift statistics, `figures.reference` in a manifest.
 
-The toolkit writes it from the samples that calibrated the package; `sketches` compares later values with it.
+The toolkit computes it from the calibration samples of the package. `sketches` compares later values with it.
 """
 
 import math
@@ -24,8 +24,8 @@ class ValueReference:
 
     Attributes:
         low, high: smallest and largest value.
-        edges: edges between bins, ascending. For the outer edges see `bounds`.
-        shares: share of the values in each bin; there is one more bin than edges.
+        edges: inner edges of the bins, ascending. For the outer edges see `bounds`.
+        shares: share of the values in each bin. There is one more bin than inner edges.
 
     Raises:
         ManifestError: a field has the wrong type or value.
@@ -49,13 +49,13 @@ class ValueReference:
 
     @property
     def bounds(self) -> tuple[float, ...]:
-        """All edges: `edges`, one edge a little below `low`, and one a little above `high`."""
+        """All edges of the bins: slightly below `low`, the inner edges, and slightly above `high`."""
         margin = MARGIN * (self.high - self.low) or 1e-6 * max(1.0, abs(self.high))
         return (self.low - margin, *self.edges, self.high + margin)
 
     @classmethod
     def from_json(cls, value: object, where: str) -> "ValueReference":
-        """Return the reference that a parsed JSON object states; other fields are ignored."""
+        """Return the reference for a parsed JSON object. Other fields are ignored."""
         fields = Fields(value, where, ManifestError)
         low, high = fields.take("low"), fields.take("high")
         return cls(low, high, tuple(fields.take_list("edges")), tuple(fields.take_list("shares")))
@@ -66,9 +66,10 @@ class ClassReference:
     """The distribution of a classifier's outputs when the package was made.
 
     Attributes:
-        is_probabilities: whether its outputs are probabilities; otherwise they are logits.
-        confidence: shares of outputs by the probability of the best class, `CONFIDENCES` bins of equal width.
-        classes: shares of outputs by best class, folded: class number modulo `CLASSES`.
+        is_probabilities: True if the outputs are probabilities, False if they are logits.
+        confidence: share of the outputs in each of `CONFIDENCES` equal bins of the best class's probability.
+        classes: share of the outputs for each best class. Classes with the same number modulo `CLASSES` share
+            a value.
 
     Raises:
         ManifestError: a field has the wrong type or value.
@@ -90,7 +91,7 @@ class ClassReference:
 
     @classmethod
     def from_json(cls, value: object, where: str) -> "ClassReference":
-        """Return the reference that a parsed JSON object states; other fields are ignored."""
+        """Return the reference for a parsed JSON object. Other fields are ignored."""
         fields = Fields(value, where, ManifestError)
         is_probabilities = fields.take("probabilities") is True
         return cls(
@@ -101,7 +102,9 @@ class ClassReference:
 def parse_references(
     figures: Mapping[str, JsonValue],
 ) -> tuple[dict[str, ValueReference], dict[str, ValueReference | ClassReference]]:
-    """Return the references of inputs and of outputs by name; empty if the package has none.
+    """Return two dicts from name to reference, for the inputs and for the outputs.
+
+    Both are empty if the package has no references.
 
     Raises:
         ManifestError: `figures.reference` is malformed.

@@ -1,6 +1,6 @@
 """Small summaries of values and of class scores, and their distance from a reference.
 
-A summary takes a few hundred bytes for any number of values.
+A summary takes a few hundred bytes, regardless of the number of values.
 """
 
 import math
@@ -26,12 +26,12 @@ class Moments:
     """Count, mean and spread of a stream, in constant memory.
 
     Attributes:
-        count: number of values; fractions come from `halve`.
-        squares: sum of the squared distances of the values from the mean.
-        low, high: smallest and largest value; infinity and minus infinity before the first.
+        count: number of values. It may be a fraction after `halve`.
+        squares: sum of the squared differences between the values and the mean.
+        low, high: smallest and largest value. Before the first value they are infinity and minus infinity.
 
     Source: T. Chan, G. Golub, R. LeVeque, Updating formulae and a pairwise algorithm for computing sample
-    variances (1979), equation 2.1; for one value it is Welford's.
+    variances (1979), equation 2.1. For a single value it is Welford's formula.
     """
 
     count: float = 0.0
@@ -53,13 +53,13 @@ class Moments:
         self.high = max(self.high, other.high)
 
     def halve(self) -> None:
-        """Halve the weight of all values so far; the extremes stay."""
+        """Halve the weight of all values so far. The smallest and largest value stay the same."""
         self.count /= 2
         self.squares /= 2
 
     @property
     def std(self) -> float:
-        """Standard deviation of the values; 0 before the second."""
+        """Standard deviation of the values, or 0 for fewer than two values."""
         return math.sqrt(self.squares / self.count) if self.count > 1 else 0.0
 
 
@@ -68,8 +68,9 @@ class ValueSketch:
     """Summary of the values of one tensor.
 
     Attributes:
-        bins: number of values below the reference's bins, in each bin and above; empty without a reference.
-        not_finite: number of tensors with NaN or infinity; such values are not counted elsewhere.
+        bins: number of values below the bins of the reference, in each of these bins, and above them. It is
+            empty without a reference.
+        not_finite: number of tensors with NaN or infinity. Such values are not counted elsewhere.
     """
 
     reference: ValueReference | None = None
@@ -87,7 +88,7 @@ class ValueSketch:
         """Count values.
 
         Args:
-            values: float32 [count], not empty; they are overwritten.
+            values: float32 [count], not empty. The array is overwritten.
         """
         values.sort()
         if not (math.isfinite(values[-1]) and math.isfinite(values[0])):  # NaN comes last
@@ -115,8 +116,9 @@ class ValueSketch:
     def to_json(self) -> dict[str, JsonValue]:
         """Return `count`, `mean`, `std`, `low`, `high` and `not_finite`.
 
-        With a reference, add `bins`, `outside` (share of values outside its range) and `psi`, see
-        `find_distance`; None where there are no values.
+        With a reference, the result also has `bins`, `outside` and `psi`. `outside` is the share of the
+        values outside the range of the reference. For `psi` see `find_distance`. Both are None if there are
+        no values.
         """
         moments = self.moments
         stated: dict[str, JsonValue] = {
@@ -145,10 +147,12 @@ class ClassSketch:
 
     Attributes:
         count: number of classes.
-        is_probabilities: whether its outputs are probabilities; None if that is not known yet.
-        confidence: number of outputs by the probability of the best class, in `CONFIDENCES` equal bins.
-        classes: number of outputs by best class, modulo `CLASSES`.
-        entropy: moments of the outputs' entropy as a share of the largest possible; 1 is a uniform output.
+        is_probabilities: whether the outputs are probabilities, or None if this is not known yet.
+        confidence: number of outputs in each of `CONFIDENCES` equal bins of the best class's probability.
+        classes: number of outputs for each best class. Classes with the same number modulo `CLASSES` share a
+            value.
+        entropy: moments of the entropy of the outputs, divided by the largest possible entropy. A uniform
+            output has the value 1.
     """
 
     count: int
@@ -200,7 +204,7 @@ class ClassSketch:
     def to_json(self) -> dict[str, JsonValue]:
         """Return the counts `confidence` and `classes`, and the mean `entropy`.
 
-        With a reference, add `confidence_psi` and `classes_psi`, see `find_distance`.
+        With a reference, the result also has `confidence_psi` and `classes_psi`, see `find_distance`.
         """
         stated: dict[str, JsonValue] = {
             "confidence": [round(count) for count in self.confidence],
@@ -217,15 +221,16 @@ class ClassSketch:
 
 
 def are_probabilities(scores: Array) -> bool:
-    """Return whether all values of a row are at least 0 and their sum is 1, within 1 %."""
+    """Return whether all values are at least 0 and their sum is 1, within 1 %."""
     return float(scores.min()) >= 0 and abs(float(scores.sum(dtype=np.float64)) - 1) < 1e-2
 
 
 def find_distance(counts: Sequence[float], shares: Sequence[float]) -> float | None:
-    """Return the population stability index of counts against the shares of a reference; None without counts.
+    """Return the population stability index of counts compared with the shares of a reference.
 
-    0 means equal. By the usual rule, 0.1 and more is worth a look, and 0.25 and more is a change. With n
-    counts in b bins, chance alone makes about (b - 1) / n.
+    The index is 0 if the distributions are equal. As a rule of thumb, an index from 0.1 is a moderate change
+    and an index from 0.25 is a significant change. For n counts in b bins, chance alone gives an index of
+    about (b - 1) / n. The result is None without counts.
 
     Source: B. Yurdakul, Statistical properties of population stability index (2018), sections 1 and 3.
     """

@@ -1,4 +1,4 @@
-"""Encryption at rest: files that only the devices they are meant for can read, and the key of this device."""
+"""Encryption at rest: files that only certain devices can read, and the key of this device."""
 
 from pathlib import Path
 from typing import Final
@@ -14,5 +14,5 @@ DEVICE_KEY: Final = "device-key.json"
 
 
 def key_path(path: Path) -> Path:
-    """Return the path of the file with the wrapped key of the encrypted file at `path`."""
+    """Return the path of the file that contains the wrapped key of the encrypted file at `path`."""
     return path.with_name(path.name + KEY_SUFFIX)

@@ -1,12 +1,13 @@
-"""The form of an encrypted file, a pure function of content key, header and plaintext.
+"""The format of an encrypted file. It depends only on the content key, the header and the plaintext.
 
     b"EDGEENC1" | length of the header, 4 bytes, big endian | header, canonical JSON | chunks
 
-Each chunk but the last holds `chunk_bytes` of plaintext under AES-256-GCM, followed by its tag. Key and
-prefix of the nonces are HKDF-SHA256 of the content key with the header's salt and the whole head as info, so
-each file has keys of its own, and another header opens nothing. A nonce is the prefix, the number of the
-chunk and whether it is the last one: a chunk that was moved, left out or added is refused. A device that
-rebuilds the plaintext from a delta rebuilds the same file from its header.
+Each chunk contains `chunk_bytes` of plaintext, encrypted with AES-256-GCM, and the tag. The last chunk may be
+shorter. The encryption key and the nonce prefix are derived from the content key by HKDF-SHA256, with the
+salt of the header as salt and the whole head as info. Each file therefore has its own key, and a file with a
+changed header cannot be decrypted. A nonce consists of the prefix, the number of the chunk, and a flag for
+the last chunk. Therefore chunks that are moved, removed or added are detected. If a device rebuilds the
+plaintext from a delta, it can also rebuild the same encrypted file from the header.
 
 Source: Hoang, Reyhanitabar, Rogaway, Vizár, "Online Authenticated-Encryption and its Nonce-Reuse
     Misuse-Resistance", the STREAM construction; Tink, "AES-GCM-HKDF Streaming AEAD".
@@ -48,19 +49,20 @@ _SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | f
 
 
 class EncryptionError(PackageError):
-    """An encrypted file is damaged, or not for this device, or its key is missing."""
+    """An encrypted file is damaged or not for this device, or its key is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header(Record):
-    """The header of an encrypted file; it is readable without a key.
+    """The header of an encrypted file. It is readable without a key.
 
     Attributes:
         key_id: id of the content key, chosen at random.
-        salt: 32 random bytes in hexadecimal digits, different for each file.
+        salt: 32 random bytes in hexadecimal, different for each file.
         plain_bytes: size of the plaintext.
-        chunk_bytes: plaintext bytes in a chunk; the last chunk may have fewer.
-        recipients: id of a device's key -> the content key wrapped for this device, in base64.
+        chunk_bytes: number of plaintext bytes in a chunk. The last chunk may have fewer.
+        recipients: a dict from the id of a device's key to the content key wrapped for this device, in
+            base64.
 
     Raises:
         EncryptionError: a field has the wrong type or value.
@@ -98,7 +100,7 @@ class Header(Record):
 
     @property
     def head(self) -> bytes:
-        """The file before its chunks."""
+        """The content of the file before its chunks."""
         content = encode_json(self.to_json())
         _require(len(content) <= _MAX_HEADER_BYTES, f"is over {_MAX_HEADER_BYTES} bytes")
         return MAGIC + _LENGTH.pack(len(content)) + content
@@ -111,7 +113,7 @@ class Header(Record):
 
 @dataclass(frozen=True, slots=True)
 class ContentKey:
-    """A key of 32 bytes that encrypts files; its id, 32 hexadecimal digits, is public."""
+    """A key of 32 bytes that encrypts files. Its id, 32 hexadecimal digits, is public."""
 
     key_id: str
     secret: bytes = field(repr=False)
@@ -120,7 +122,7 @@ class ContentKey:
         _require(_is_hex(self.key_id, 16) and len(self.secret) == KEY_BYTES, "the content key is malformed")
 
     def to_text(self) -> str:
-        """Return `KEY_ID:SECRET`, hexadecimal, for another process of this device."""
+        """Return `KEY_ID:SECRET` in hexadecimal, for another process of this device."""
         return f"{self.key_id}:{self.secret.hex()}"
 
     @classmethod
@@ -136,7 +138,7 @@ def make_content_key() -> ContentKey:
 def make_header(
     content_key: ContentKey, plain_bytes: int, recipients: Mapping[str, str] | None = None
 ) -> Header:
-    """Return the header of a new file, with a salt of its own."""
+    """Return the header of a new file, with a new random salt."""
     return Header(
         key_id=content_key.key_id,
         salt=os.urandom(32).hex(),
@@ -146,7 +148,7 @@ def make_header(
 
 
 def is_encrypted(path: Path) -> bool:
-    """Return whether the file at `path` begins like an encrypted one; False if it cannot be read."""
+    """Return whether the file at `path` begins like an encrypted file, False if it cannot be read."""
     try:
         with open_file(path) as file:
             return file.read(len(MAGIC)) == MAGIC
@@ -159,14 +161,14 @@ def read_header(path: Path) -> Header:
 
     Raises:
         EncryptionError: the file cannot be read, is not encrypted, or differs in size from its header.
-        UnavailableError: the machine lacks descriptors or memory now.
+        UnavailableError: the machine has too few file descriptors or too little memory now.
     """
     with open_file(path) as file:
         return parse_head(file, str(path))
 
 
 def parse_head(file: BinaryIO, where: str) -> Header:
-    """Read the header at the start of `file`, up to the first chunk, and return it; see `read_header`."""
+    """Return the header at the start of `file`, which is then at its first chunk. See `read_header`."""
     start = file.read(len(MAGIC) + _LENGTH.size)
     if len(start) < len(MAGIC) + _LENGTH.size or not start.startswith(MAGIC):
         raise EncryptionError(f"{where}: is no encrypted file")
@@ -184,14 +186,14 @@ def parse_head(file: BinaryIO, where: str) -> Header:
 
 
 def encrypt(source: BinaryIO, sink: BinaryIO, content_key: ContentKey, header: Header) -> None:
-    """Write the encrypted file of `source` to `sink`; see `encrypt_chunks`."""
+    """Encrypt `source` and write the encrypted file to `sink`, see `encrypt_chunks`."""
     sink.writelines(encrypt_chunks(source.read, content_key, header))
 
 
 def encrypt_chunks(read: Callable[[int], bytes], content_key: ContentKey, header: Header) -> Iterator[bytes]:
-    """Yield the encrypted file, part by part; the same arguments give the same bytes.
+    """Yield the encrypted file in parts. The same arguments always give the same bytes.
 
-    `read`: returns the next bytes of the plaintext, fewer than asked for only at its end.
+    `read` returns the next bytes of the plaintext, and fewer than requested only at the end.
 
     Raises:
         EncryptionError: the size of the plaintext or the id of `content_key` differs from `header`.
@@ -214,13 +216,13 @@ def encrypt_chunks(read: Callable[[int], bytes], content_key: ContentKey, header
 def encrypt_file(
     source: Path, target: Path, content_key: ContentKey, recipients: Mapping[str, str] | None = None
 ) -> Header:
-    """Write the encrypted file of `source` to `target` atomically, under a salt of its own.
+    """Encrypt the file at `source` with a new random salt, and write the result to `target` atomically.
 
     Args:
         source: path of a file, such as a package.
         target: path of the file to write.
-        content_key: key to encrypt with; several files may share it.
-        recipients: see `Header`; None if devices get the wrapped key otherwise.
+        content_key: key to encrypt with. Several files may share it.
+        recipients: see `Header`, or None if the devices receive the wrapped key in another way.
 
     Raises:
         EncryptionError: `source` cannot be read, or is encrypted already.
@@ -235,13 +237,13 @@ def encrypt_file(
 
 
 def decrypt_chunks(path: Path, content_key: ContentKey) -> Iterator[bytes]:
-    """Yield the plaintext of the encrypted file at `path`, chunk by chunk, each verified.
+    """Yield the verified chunks of the plaintext of the encrypted file at `path`.
 
     Only the last chunk proves that no chunk is missing.
 
     Raises:
-        EncryptionError: it is damaged, or has another key.
-        UnavailableError: it cannot be read now.
+        EncryptionError: the file is damaged, or encrypted with another key.
+        UnavailableError: the file cannot be read now.
     """
     with open_file(path) as file:
         header = parse_head(file, str(path))
@@ -249,7 +251,7 @@ def decrypt_chunks(path: Path, content_key: ContentKey) -> Iterator[bytes]:
 
 
 def read_chunks(file: BinaryIO, header: Header, content_key: ContentKey, where: str) -> Iterator[bytes]:
-    """Yield the plaintext of `file`, open at its first chunk; see `decrypt_chunks`."""
+    """Yield the plaintext of `file`, which is at its first chunk, see `decrypt_chunks`."""
     from cryptography.exceptions import InvalidTag
 
     _check_key(content_key, header, where)
@@ -271,11 +273,12 @@ def read_chunks(file: BinaryIO, header: Header, content_key: ContentKey, where: 
 
 
 def decrypt_to_memory(path: Path, content_key: ContentKey, max_bytes: int = MAX_PLAIN_BYTES) -> int:
-    """Return the descriptor of a sealed file in memory with the plaintext of `path`; the caller closes it.
+    """Decrypt the file at `path` into a sealed memory file, and return its descriptor. The caller closes it.
 
     Raises:
-        EncryptionError: it is damaged, has another key, or more than `max_bytes` of plaintext.
-        UnavailableError: it cannot be read now, or there is too little memory.
+        EncryptionError: the file is damaged, encrypted with another key, or has more than `max_bytes` of
+            plaintext.
+        UnavailableError: the file cannot be read now, or there is too little memory.
     """
     with open_file(path) as file:
         header = parse_head(file, str(path))
@@ -285,7 +288,7 @@ def decrypt_to_memory(path: Path, content_key: ContentKey, max_bytes: int = MAX_
 def fill_memory(
     file: BinaryIO, header: Header, content_key: ContentKey, where: str, *, max_bytes: int = MAX_PLAIN_BYTES
 ) -> int:
-    """Return a descriptor as `decrypt_to_memory` does, for a `file` that is at its first chunk."""
+    """Decrypt `file`, which is at its first chunk, and return a descriptor, see `decrypt_to_memory`."""
     if header.plain_bytes > max_bytes:
         raise EncryptionError(f"{where}: holds {header.plain_bytes} bytes, the limit is {max_bytes}")
     # Who made the file is verified afterwards: it must not fill the memory before. An engine needs as much.
@@ -309,7 +312,7 @@ def fill_memory(
 
 
 def map_memory(descriptor: int) -> memoryview:
-    """Return the content of a sealed file in memory; its descriptor may then be closed."""
+    """Return the content of a sealed memory file. The descriptor may be closed afterwards."""
     size_bytes = os.fstat(descriptor).st_size
     return memoryview(mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_READ) if size_bytes else b"")
 
@@ -334,11 +337,11 @@ def _check_key(content_key: ContentKey, header: Header, where: str) -> None:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Return the regular file at `path`, open for reading.
+    """Open the regular file at `path` for reading.
 
     Raises:
         EncryptionError: there is no such file, or it cannot be read.
-        UnavailableError: the machine lacks descriptors or memory now.
+        UnavailableError: the machine has too few file descriptors or too little memory now.
     """
     try:
         # Not blocking, since opening a FIFO for reading would wait for a writer.

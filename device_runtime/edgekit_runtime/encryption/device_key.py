@@ -2,7 +2,7 @@
 
     {"format":1,"holder":"file","public":"BASE64 of an uncompressed point","stored":{...}}
 
-`holders` says who may hold the private key; the first that is available gets it.
+`holders` lists the possible holders of the private key. A new key uses the first holder that is available.
 """
 
 import base64
@@ -39,7 +39,7 @@ class DeviceKey:
 
     Attributes:
         public_key: an uncompressed point of P-256.
-        stored: what the holder needs to use the private key, as `KeyHolder.create` returned it.
+        stored: data that the holder needs to use the private key, as returned by `KeyHolder.create`.
     """
 
     holder: KeyHolder
@@ -61,7 +61,7 @@ class DeviceKey:
         """Return the content key `key_id` that was wrapped for this device.
 
         Raises:
-            EncryptionError: it was wrapped for another device, or this device's key is damaged.
+            EncryptionError: the content key was wrapped for another device, or this device's key is damaged.
             UnavailableError: the holder does not answer now.
         """
         try:
@@ -72,20 +72,26 @@ class DeviceKey:
 
 
 def name_public_key(public_key: bytes) -> str:
-    """Return the id of a device's public key (an uncompressed point): the sha256 of its DER form, in hex."""
+    """Return the id of a device's public key: the SHA-256 of its DER form, in hexadecimal.
+
+    `public_key` is an uncompressed point of P-256.
+    """
     return hashlib.sha256(_DER_PREFIX + public_key).hexdigest()
 
 
 def wrap_for(content_key: ContentKey, public_keys: Iterable[bytes]) -> dict[str, str]:
-    """Return id of a device's key -> `content_key` wrapped for it, as in `Header.recipients`."""
+    """Return a dict from the id of each device's key to the content key wrapped for this device.
+
+    The result is used as `Header.recipients`.
+    """
     return {name_public_key(point): wrap_key(content_key, point) for point in public_keys}
 
 
 def read_device_key(folder: Path | None = None) -> DeviceKey | None:
-    """Return the key of this device, or None where it has none yet.
+    """Return the key of this device, or None if it has none yet.
 
     Args:
-        folder: folder of keys; by default `find_keys_folder()`.
+        folder: folder of keys, by default `find_keys_folder()`.
 
     Raises:
         EncryptionError: the file of the key is damaged.
@@ -111,10 +117,12 @@ def read_device_key(folder: Path | None = None) -> DeviceKey | None:
 
 
 def make_device_key(folder: Path | None = None, disk: Disk = DISK, *, holder: str = "") -> DeviceKey:
-    """Return the key of this device; make it if there is none.
+    """Return the key of this device. Create the key if there is none.
 
-    `folder`: folder of keys; by default `find_keys_folder()`. `holder`: `tpm`, `keyring` or `file`, by
-    default the first that is available.
+    Args:
+        folder: folder of keys, by default `find_keys_folder()`.
+        disk: file operations.
+        holder: `tpm`, `keyring` or `file`, by default the first that is available.
 
     Raises:
         EncryptionError: the file of the key is damaged, or the holder is not available.
@@ -159,10 +167,10 @@ def _lock(folder: Path) -> Iterator[None]:
 
 
 def read_public_device_key(path: Path) -> bytes:
-    """Return the public key in a PEM file of `edgekit-device keys device`, as an uncompressed point.
+    """Read a PEM file of `edgekit-device keys device`, and return the public key as an uncompressed point.
 
     Raises:
-        EncryptionError: the file is unreadable, or holds no public key on P-256.
+        EncryptionError: the file cannot be read, or does not contain a P-256 public key.
     """
     try:
         with path.open("rb") as file:
@@ -175,10 +183,10 @@ def read_public_device_key(path: Path) -> bytes:
 
 
 def parse_public_device_key(pem: str) -> bytes:
-    """Return the uncompressed point of a public key on P-256 in PEM.
+    """Return the uncompressed point of a P-256 public key in PEM.
 
     Raises:
-        EncryptionError: the text is another kind of key, or no key.
+        EncryptionError: the text is another kind of key, or not a key.
     """
     match = re.fullmatch(r"\s*-----BEGIN PUBLIC KEY-----([^-]*)-----END PUBLIC KEY-----\s*", pem)
     try:

@@ -1,6 +1,6 @@
-"""Who holds the private key of this device: a record for each, the best one first.
+"""The possible holders of the private key of this device, the most secure first.
 
-A holder stores what it needs as one JSON object in `device-key.json`. To add one is to add a record.
+A holder stores its data as one JSON object in `device-key.json`. A new holder requires only a new record.
 """
 
 import base64
@@ -24,9 +24,9 @@ class KeyHolder:
 
     Attributes:
         name: name in `device-key.json`.
-        sentence: against whom the holder protects the key, as `status` shows it.
-        is_available: whether it can hold a key on this machine now.
-        create: makes a key; returns what to store and the public key as an uncompressed point.
+        sentence: text that `status` shows about the attackers against whom the holder protects the key.
+        is_available: returns whether the holder can store a key on this machine now.
+        create: creates a key, and returns the data to store and the public key as an uncompressed point.
         open: returns a key exchange with the stored private key. Like `create`, it raises `UnavailableError`
             if the holder does not answer now.
     """

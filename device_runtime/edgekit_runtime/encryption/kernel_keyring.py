@@ -1,8 +1,8 @@
-"""The key that the owner's boot loads into the kernel's keyring, under which the device's key lies encrypted.
+"""The key in the kernel's keyring that encrypts the device's key. The boot of the device loads it.
 
-It is a key of type `user` with 32 bytes and the name `edgekit:device`, reachable from the keyrings of this
-process or of its user. A restart empties keyrings: where the key comes from again (an initramfs, a network, a
-person) is the owner's choice, and the strength of this holder.
+The key has the type `user`, 32 bytes and the name `edgekit:device`. It must be in a keyring of this process
+or of its user. A restart empties the keyrings. The owner decides from where the boot loads the key again,
+such as an initramfs, a network or a person. The security of this holder depends on that choice.
 
 Source: keyctl(2), request_key(2), keyrings(7).
 """
@@ -28,7 +28,7 @@ _CALLS: Final = {
 
 
 def is_available() -> bool:
-    """Return whether the kernel's keyring has the key, and this user may read it."""
+    """Return whether the kernel's keyring contains the key, and this user may read it."""
     try:
         return bool(read_key())
     except EdgekitError:
@@ -40,7 +40,7 @@ def read_key() -> bytes:
 
     Raises:
         UnavailableError: the key is not loaded.
-        EncryptionError: it may not be read, or has another size.
+        EncryptionError: the key may not be read, or has another size.
     """
     serial = _find_key()
     if serial is None:

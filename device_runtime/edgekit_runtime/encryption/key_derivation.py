@@ -1,4 +1,4 @@
-"""HKDF-SHA256 of the standard library: older releases of `cryptography` lack its first half.
+"""HKDF-SHA256 with the standard library, because older releases of `cryptography` lack the extract step.
 
 Source: RFC 5869.
 """

@@ -1,7 +1,7 @@
-"""A content key wrapped for one device: HPKE in base mode, with one message.
+"""Wraps a content key for one device, with HPKE in base mode.
 
-The suite is DHKEM(P-256, HKDF-SHA256), HKDF-SHA256, AES-256-GCM. It is written here because `cryptography`
-has it only from release 47 on, and because a TPM computes the shared secret itself.
+The suite is DHKEM(P-256, HKDF-SHA256), HKDF-SHA256, AES-256-GCM. It is implemented here because
+`cryptography` supports it only from release 47, and because a TPM computes the shared secret itself.
 
 Source: RFC 9180, sections 4.1, 5.1.1 and 6.1.
 """
@@ -29,7 +29,7 @@ _HKDF_SHA256: Final = b"\x00\x01"
 
 @dataclass(frozen=True, slots=True)
 class Aead:
-    """The cipher of the message, as HPKE numbers it."""
+    """An AEAD cipher with its HPKE identifier."""
 
     id: bytes
     key_bytes: int
@@ -39,20 +39,20 @@ AES_256_GCM: Final = Aead(b"\x00\x02", 32)
 
 
 def wrap_key(content_key: ContentKey, public_key: bytes) -> str:
-    """Return `content_key`, encrypted for the device with `public_key` (an uncompressed point), in base64.
+    """Encrypt `content_key` for the device with `public_key`, and return it in base64.
 
     Raises:
-        EncryptionError: `public_key` is no point of P-256.
+        EncryptionError: `public_key` is not an uncompressed point of P-256.
     """
     sealed = seal(content_key.secret, public_key, _make_info(content_key.key_id))
     return base64.b64encode(sealed).decode("ascii")
 
 
 def unwrap_key(wrapped: str, key_id: str, exchange: Exchange, public_key: bytes) -> ContentKey:
-    """Return the content key `key_id` that `wrap_key` has wrapped for the device of `public_key`.
+    """Return the content key `key_id` that `wrap_key` has wrapped for the device with `public_key`.
 
     Raises:
-        EncryptionError: it was wrapped for another device or under another id, or is damaged.
+        EncryptionError: the content key was wrapped for another device or under another id, or is damaged.
     """
     try:
         sealed = base64.b64decode(wrapped, validate=True)
@@ -65,10 +65,12 @@ def unwrap_key(wrapped: str, key_id: str, exchange: Exchange, public_key: bytes)
 
 
 def seal(message: bytes, public_key: bytes, info: bytes) -> bytes:
-    """Return `message` encrypted for the owner of `public_key`: the encapsulated key, then the ciphertext.
+    """Encrypt `message` for the owner of `public_key`, and return the encapsulated key and the ciphertext.
 
-    `public_key`: uncompressed point of P-256, 65 bytes. `info`: public text to which the message is bound,
-    such as its purpose; `unseal` needs the same text.
+    Args:
+        message: the plaintext.
+        public_key: uncompressed point of P-256, 65 bytes.
+        info: public text that the message is bound to, such as its purpose. `unseal` needs the same text.
     """
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -87,18 +89,18 @@ def unseal(
     aead: Aead = AES_256_GCM,
     associated: bytes | None = None,
 ) -> bytes:
-    """Return the message that was sealed for the owner of `exchange` and `public_key`.
+    """Return the message that was encrypted for the owner of `exchange` and `public_key`.
 
     Args:
-        sealed: the encapsulated key, then the ciphertext.
+        sealed: the encapsulated key and the ciphertext.
         exchange: key exchange with the private key.
         public_key: uncompressed point of P-256.
-        info: as for `seal`.
+        info: the same text as for `seal`.
         aead: cipher of the message.
-        associated: data that the cipher authenticates as well, or None.
+        associated: associated data that the cipher authenticates, or None.
 
     Raises:
-        EncryptionError: it was sealed for another owner or with other `info`, or is damaged.
+        EncryptionError: the message was encrypted for another owner or with another `info`, or is damaged.
     """
     from cryptography.exceptions import InvalidTag
 
@@ -113,7 +115,7 @@ def unseal(
 
 
 def make_exchange(private: "EllipticCurvePrivateKey") -> Exchange:
-    """Return the exchange of a private key in memory; it raises `EncryptionError` for a malformed point."""
+    """Return the key exchange of a private key. It raises `EncryptionError` for an invalid point."""
 
     def exchange(point: bytes) -> bytes:
         from cryptography.hazmat.primitives.asymmetric import ec

@@ -1,12 +1,12 @@
-"""Opens an encrypted file on the device that it is for: into memory, with the key of this device.
+"""Decrypts a file into memory, with the key of this device.
 
-The content key is wrapped in the file's header, or in the file `NAME.key` beside it, which a fleet's agent
-writes:
+The content key is wrapped in the header of the file, or in the file `NAME.key` in the same folder, which the
+agent of a fleet writes:
 
     {"format":1,"key_id":"ID of the content key","wrapped":"BASE64"}
 
-Users of the plaintext get a descriptor of sealed memory, and a key for derived files on the disk, such as a
-built engine: never the content key.
+The users of the plaintext receive a descriptor of sealed memory, and a key for derived files on the disk,
+such as a built engine. They never receive the content key.
 """
 
 import os
@@ -36,7 +36,7 @@ _MAX_KEY_FILE_BYTES: Final = 4096
 
 
 class SealedMemory:
-    """Plaintext in sealed memory; `descriptor` is closed when this object is deleted."""
+    """Plaintext in sealed memory. The descriptor is closed when this object is deleted."""
 
     __slots__ = ("descriptor",)
 
@@ -52,8 +52,8 @@ class Decrypted:
     """The plaintext of a file.
 
     Attributes:
-        local_key: encrypts what this device derives from the plaintext and stores.
-        key_file: content of the file with the wrapped key; empty where the header holds it.
+        local_key: key to encrypt files that this device derives from the plaintext and stores.
+        key_file: content of the file with the wrapped key, or empty if the header contains the key.
     """
 
     memory: SealedMemory
@@ -62,11 +62,11 @@ class Decrypted:
 
 
 def decrypt_file(path: Path, max_bytes: int) -> Decrypted:
-    """Return the plaintext of an encrypted file; from then on this process writes no core dumps.
+    """Return the plaintext of an encrypted file. From this call on, the process writes no core dumps.
 
     Raises:
-        EncryptionError: it is not for this device, its key is missing, it is damaged, or larger than
-            `max_bytes`.
+        EncryptionError: the file is not for this device, is damaged, or is larger than `max_bytes`, or its
+            key is missing.
         UnavailableError: the file cannot be read now, or this device's key cannot be used now.
     """
     forbid_dumps()
@@ -79,14 +79,19 @@ def decrypt_file(path: Path, max_bytes: int) -> Decrypted:
 
 
 def write_key_file(path: Path, key_id: str, wrapped: str, disk: Disk = DISK) -> None:
-    """Write the wrapped key (base64) of the file at `path`, which need not exist, to `key_path(path)`."""
+    """Write the file with the wrapped key for the encrypted file at `path`, see `key_path`.
+
+    `wrapped` is the wrapped key in base64. The encrypted file need not exist yet.
+    """
     content = encode_json({"format": _FORMAT, "key_id": key_id, "wrapped": wrapped})
     with write_atomically(key_path(path), mode=0o600, disk=disk) as file:
         file.write(content)
 
 
 def find_content_key(path: Path, header: Header) -> tuple[ContentKey, bytes]:
-    """Return the content key of a file, and the content of its key file; empty if the header holds the key.
+    """Return the content key of a file, and the content of its key file.
+
+    The second value is empty if the header of the file contains the key.
 
     Raises:
         EncryptionError: the file is not for this device, or its key is missing or damaged.

@@ -1,7 +1,8 @@
-"""The key of this device in its TPM 2.0, through the programs of tpm2-tools.
+"""The key of this device in its TPM 2.0, which is used with the programs of tpm2-tools.
 
-The TPM derives the key from its own seed and 32 random bytes that `device-key.json` holds, and computes the
-exchange itself: the private key never leaves it. `tpm2_clear`, another board or another TPM end the key.
+The TPM derives the key from its own seed and from 32 random bytes in `device-key.json`. It computes the key
+exchange itself, so the private key never leaves the TPM. The key is lost after `tpm2_clear`, or when the
+board or the TPM is replaced.
 
 Source: TPM 2.0 Library, part 3, TPM2_CreatePrimary and TPM2_ECDH_ZGen; tpm2_createprimary(1).
 """
@@ -31,7 +32,7 @@ _COORDINATE = re.compile(r"^([xy]): ([0-9a-f]{64})\s*$", re.MULTILINE)
 
 
 def is_available() -> bool:
-    """Return whether this user reaches a TPM, and the tools are installed."""
+    """Return whether this user has access to a TPM, and tpm2-tools is installed."""
     import shutil  # which other holders do without
 
     reaches = bool(os.environ.get(_ADDRESS)) or os.access(_DEVICE, os.R_OK | os.W_OK)
@@ -47,13 +48,14 @@ def create() -> tuple[Mapping[str, Any], bytes]:
 
 
 def open_exchange(stored: Mapping[str, Any]) -> Exchange:
-    """Return a function that computes a key exchange in the TPM with the key of `stored`.
+    """Return a function that computes a key exchange in the TPM.
 
     Each call of that function loads the key again. It raises `UnavailableError` if tpm2-tools is missing, or
-    the TPM refuses or does not answer in time; and `EncryptionError` if the tools print no public key.
+    if the TPM refuses or does not answer in time. It raises `EncryptionError` if tpm2-tools prints no public
+    key.
 
     Args:
-        stored: what `create` returned: `unique`, 32 bytes in base64.
+        stored: result of `create`, with 32 bytes in base64 as `unique`.
 
     Raises:
         KeyError, TypeError, ValueError: `stored` is malformed.

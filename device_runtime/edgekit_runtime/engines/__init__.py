@@ -1,6 +1,7 @@
-"""The records of our engines, a module each; importing one registers it and imports no engine.
+"""The records of the engines, one module each.
 
-`edgekit_runtime` imports this package, so the table is complete in every process of ours.
+Importing a module registers its record, but does not import the engine. `edgekit_runtime` imports this
+package, so that every process knows all engines.
 """
 
 import sys

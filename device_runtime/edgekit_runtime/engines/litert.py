@@ -1,4 +1,4 @@
-"""LiteRT: `.tflite` models on the processor."""
+"""LiteRT: runs `.tflite` models on the CPU."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final

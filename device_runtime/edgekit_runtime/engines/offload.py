@@ -1,4 +1,4 @@
-"""The backend `offload`: a package with a cut table, on this device and a server."""
+"""The backend `offload`: runs a package with a cut table on this device and a server."""
 
 from typing import TYPE_CHECKING, Final
 

@@ -1,4 +1,4 @@
-"""OpenVINO: ONNX models on the processor."""
+"""OpenVINO: runs ONNX models on the CPU."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final

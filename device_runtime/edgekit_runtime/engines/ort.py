@@ -1,4 +1,4 @@
-"""onnxruntime: ONNX models on the processor."""
+"""onnxruntime: runs ONNX models on the CPU."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final

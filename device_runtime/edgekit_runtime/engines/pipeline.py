@@ -1,4 +1,4 @@
-"""The backend `pipeline`: a package of several models, each of which an engine of its own runs."""
+"""The backend `pipeline`: runs a package of several models, each with its own engine."""
 
 from typing import TYPE_CHECKING, Final
 

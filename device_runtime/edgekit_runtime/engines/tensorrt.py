@@ -1,4 +1,4 @@
-"""TensorRT: ONNX models on an NVIDIA GPU, built on the device."""
+"""TensorRT: runs ONNX models on an NVIDIA GPU. The engine is built on the device."""
 
 from typing import TYPE_CHECKING, Final
 
