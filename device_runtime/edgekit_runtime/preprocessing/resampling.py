@@ -1,4 +1,4 @@
-"""Changes the sample rate of a recording by a polyphase filter."""
+"""Changes the sample rate of a recording with a polyphase filter."""
 
 import functools
 import math
@@ -15,10 +15,10 @@ _MAX_GROWTH: Final = 8  # from 8 kHz to 48 kHz it is 6; more is a slip, or an at
 
 
 def resample(samples: Floats, rate: int, target_rate: int) -> Floats:
-    """Return samples [T] at another rate in Hz, float32, as `scipy.signal.resample_poly` does by default.
+    """Resample a recording [samples], float32, like `scipy.signal.resample_poly` by default. Rates are in Hz.
 
     Raises:
-        DataError: the rates have too small a common divisor for a short filter, or lie too far apart.
+        DataError: The filter would be too long for these two rates, or they are too far apart.
     """
     divisor = math.gcd(rate, target_rate)
     up, down = target_rate // divisor, rate // divisor

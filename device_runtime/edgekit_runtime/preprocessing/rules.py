@@ -1,7 +1,7 @@
-"""The preprocessing file: how a photograph or a recording becomes the input of a model.
+"""The preprocessing file: how an image or a recording becomes the input of a model.
 
-The fields are documented in docs/guide/samples.md. This module reads them and checks them against the model's
-input; `images` and `audio` apply them.
+docs/guide/samples.md documents the fields. This module parses the file and checks it against the model's
+input. `images` and `audio` apply the rules.
 """
 
 import json
@@ -39,10 +39,10 @@ _DEFAULT_RATE: Final = 16000
 
 
 def expand_preset(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a preprocessing; missing fields come from the preset that `preset` names.
+    """Return the fields of a preprocessing file, with missing fields taken from the preset named in `preset`.
 
     Raises:
-        DataError: there is no such preset.
+        DataError: There is no such preset.
     """
     fields = dict(preprocessing)
     name = fields.pop("preset", None)
@@ -54,12 +54,12 @@ def expand_preset(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_rules(preprocessing: Mapping[str, Any], spec: TensorSpec) -> MediaRules:
-    """Return the rules that a preprocessing file states for a model's only input.
+    """Parse the fields of a preprocessing file for the only input of a model.
 
-    Layout, dtype and colour come from the input if they are not stated. A preset must be expanded before.
+    Layout, dtype and colour default to those of the input. A preset must be expanded first.
 
     Raises:
-        DataError: an unknown field, a value that cannot be used, or rules that do not fit the input.
+        DataError: A field is unknown, a value is not usable, or the rules do not fit the input.
     """
     kind = preprocessing.get("type", "image")
     if kind not in ("image", "audio"):
@@ -80,7 +80,10 @@ def read_rules(preprocessing: Mapping[str, Any], spec: TensorSpec) -> MediaRules
 
 
 def example_for(inputs: Sequence[TensorSpec], kind: str) -> str | None:
-    """Return a preprocessing file for `image` or `audio`, JSON on one line; None if none fits the inputs."""
+    """Return an example preprocessing file as one line of JSON, or None if none fits the inputs.
+
+    `kind` is `image` or `audio`.
+    """
     if len(inputs) != 1:
         return None
     spec = inputs[0]

@@ -1,9 +1,9 @@
-"""Reads WAV files: whole numbers of 8 to 32 bits, and floating-point numbers, plain or extensible.
+"""Reads WAV files with integers of 8 to 32 bits or floats, in the plain or the extensible format.
 
-read_wav(path)                      # all of it
-WavFile(file, "door.wav").read(512) # the next frames of a long one
+    read_wav(path)                       # the whole file
+    WavFile(file, "door.wav").read(512)  # the next 512 frames of a long file
 
-Source: "Multiple Channel Audio Data and WAVE Files" (Microsoft); RFC 2361 has the tags of formats.
+Source: "Multiple Channel Audio Data and WAVE Files" (Microsoft), and RFC 2361 for the format tags.
 """
 
 import contextlib
@@ -35,16 +35,17 @@ class _Format(NamedTuple):
 
 
 def read_wav(source: Path | bytes, max_s: float | None = None) -> tuple[Floats, int]:
-    """Return the amplitudes of a WAV file, -1..1, float32 [frames], and the sample rate in Hz.
-
-    Channels are averaged.
+    """Read a WAV file and average its channels.
 
     Args:
-        source: path or content of the file.
-        max_s: only so many seconds are read; None reads all.
+        source: The path or the content of the file.
+        max_s: How many seconds to read, or None to read the whole file.
+
+    Returns:
+        The amplitudes from -1 to 1, float32 [frames], and the sample rate in Hz.
 
     Raises:
-        DataError: no WAV file, of another coding, damaged, or empty.
+        DataError: The file is not a WAV file, has an unsupported encoding, or is damaged or empty.
     """
     name = str(source) if isinstance(source, Path) else "the recording"
     with _naming(name):
@@ -58,7 +59,7 @@ def read_wav(source: Path | bytes, max_s: float | None = None) -> tuple[Floats, 
 
 
 def write_wav(amplitudes: Floats, rate: int) -> bytes:
-    """Return a WAV file of 16 bits with one channel; amplitudes beyond -1..1 are cut, and NaN becomes 0."""
+    """Return a 16-bit WAV file with one channel. Amplitudes are clipped to -1..1, and NaN becomes 0."""
     sound = np.rint(np.clip(np.nan_to_num(amplitudes), -1, 1) * 32767).astype("<i2").tobytes()
     form = struct.pack("<HHIIHH", _INTEGERS, 1, rate, 2 * rate, 2, 16)
     parts = (b"WAVEfmt ", struct.pack("<I", len(form)), form, b"data", struct.pack("<I", len(sound)), sound)
@@ -67,10 +68,10 @@ def write_wav(amplitudes: Floats, rate: int) -> bytes:
 
 
 class WavFile:
-    """A WAV file that is read piece by piece.
+    """A WAV file that is read in pieces.
 
     Attributes:
-        rate: the sample rate in Hz.
+        rate: The sample rate in Hz.
     """
 
     def __init__(self, file: BinaryIO, name: str) -> None:
@@ -88,10 +89,12 @@ class WavFile:
         self._states_size = size < _MIN_UNKNOWN_BYTES
 
     def read(self, frames: int | None = None) -> Floats:
-        """Return the next frames, channels averaged, float32 [frames], fewer at the end; None reads the rest.
+        """Return the next frames, averaged over the channels, float32 [frames].
+
+        At the end of the file there may be fewer frames. If `frames` is None, the rest of the file is read.
 
         Raises:
-            DataError: the file is cut short, or holds NaN, infinity or huge numbers.
+            DataError: The file is truncated, or contains NaN, infinity or huge numbers.
         """
         form = self._format
         frames = self._frames_left if frames is None else min(frames, self._frames_left)
@@ -158,10 +161,10 @@ def _parse_format(content: bytes) -> _Format:
 
 
 def average_channels(samples: Floats, channels: int) -> Floats:
-    """Return the mean of the channels, float32 [frames], of interleaved samples [frames * channels].
+    """Average interleaved samples [frames * channels] over the channels, float32 [frames].
 
     Raises:
-        DataError: a sample is NaN, infinite, or so large that later steps may overflow.
+        DataError: A sample is NaN, infinite, or so large that later steps could overflow.
     """
     if not (samples.min() >= -_MAX_AMPLITUDE and samples.max() <= _MAX_AMPLITUDE):  # NaN compares false
         raise DataError(f"holds a NaN or an amplitude that is infinite or over {_MAX_AMPLITUDE}")

@@ -1,5 +1,5 @@
-"""The Open Inference Protocol v2 over HTTP, in bytes and numpy arrays: both sides of it, without sockets.
+"""The client and server side of the Open Inference Protocol v2 over HTTP, without sockets.
 
-Source: KServe Open Inference Protocol v2 (HTTP/REST); Triton's extensions binary_tensor_data, shared_memory,
-    schedule_policy (`priority`, `timeout`) and model_repository.
+Source: KServe Open Inference Protocol v2 (HTTP/REST), and Triton's extensions binary_tensor_data,
+shared_memory, schedule_policy (`priority`, `timeout`) and model_repository.
 """

@@ -1,4 +1,4 @@
-"""BYTES tensors: arrays of byte strings, each behind its length where they travel as binary data.
+"""BYTES tensors: arrays of byte strings. In binary data, each string follows its length.
 
 Source: Triton's binary tensor data extension.
 """
@@ -15,16 +15,19 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 def serialize_strings(array: Array) -> Array:
-    """Return byte strings (dtype object) as uint8 [bytes], each after its length as uint32, little endian."""
+    """Serialize an array of byte strings (dtype object) to uint8 [bytes].
+
+    Each string follows its length, which is a little-endian uint32.
+    """
     parts = (part for string in array.reshape(-1).tolist() for part in (_LENGTH.pack(len(string)), string))
     return np.frombuffer(b"".join(parts), np.uint8)
 
 
 def take_string(data: Array, where: str) -> Array:
-    """Return the byte string in `data`, without a copy; `data` holds its length as uint32, then the string.
+    """Return the only byte string in `data` without copying it. It follows its length, a uint32.
 
     Raises:
-        RequestError: there is no string, or more than one.
+        RequestError: `data` does not hold exactly one string.
     """
     if len(data) < _LENGTH.size or _LENGTH.unpack(data[: _LENGTH.size].tobytes())[0] != len(data) - 4:
         raise RequestError(
@@ -34,7 +37,7 @@ def take_string(data: Array, where: str) -> Array:
 
 
 def size_on_wire(array: Array) -> int:
-    """Return the size of a tensor's binary data in bytes; each string counts with its length field."""
+    """Return the size of a tensor's binary data in bytes, including the length before each string."""
     if array.dtype.kind != "O":
         return array.nbytes
     return sum(_LENGTH.size + len(string) for string in array.reshape(-1).tolist())

@@ -1,4 +1,4 @@
-"""The protocol's names of datatypes, without bfloat16 (numpy lacks it) and BYTES (no model takes it)."""
+"""The datatype names of the protocol, except bfloat16 and BYTES, which numpy or models do not support."""
 
 from collections.abc import Mapping
 from typing import Final

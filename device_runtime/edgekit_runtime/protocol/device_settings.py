@@ -1,7 +1,7 @@
-"""The settings of a device that its fleet may change: a closed list, and what their values may be.
+"""The settings of a device that its fleet may change, and their allowed values.
 
-Values travel as text. The fleet refuses a wrong one, and so does the device. A setting that the device's
-owner has fixed, in the configuration of the service or on the command line of the agent, stays.
+Values are sent as text. Both the fleet and the device reject invalid values. A setting that the device's
+owner has set in the service configuration or on the agent's command line cannot be changed by the fleet.
 """
 
 import re
@@ -18,13 +18,13 @@ _MAX_SHOWN: Final = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSetting:
-    """A setting.
+    """A setting that a fleet may change.
 
     Attributes:
-        key: name in `--config KEY=VALUE`.
-        title: what it changes.
-        values: its range of numbers, its words, or None for a time of day such as `01:00-04:00`.
-        reader: the process that applies it, at once and without a restart.
+        key: The name in `--config KEY=VALUE`.
+        title: What the setting changes.
+        values: The range of numbers, the allowed words, or None for a time of day such as `01:00-04:00`.
+        reader: The process that applies the setting, without a restart.
     """
 
     key: str
@@ -96,7 +96,7 @@ SETTINGS: Final[Mapping[str, DeviceSetting]] = {
 
 
 def find_fault(key: str, value: str) -> str:
-    """Return why a setting is refused, or an empty text."""
+    """Return why a value is rejected, or an empty string if it is valid."""
     setting = SETTINGS.get(key)
     if setting is None:
         return f"there is no setting '{key[:_MAX_SHOWN]}', there are: {', '.join(SETTINGS)}"

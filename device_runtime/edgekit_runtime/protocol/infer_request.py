@@ -1,7 +1,7 @@
-"""Inference requests: conversion from JSON and back.
+"""Encodes inference requests as JSON and decodes them.
 
-This module decides all that follows from the JSON alone, so that a server can keep it for the next request
-with the same JSON. It reads only tensors in the JSON itself.
+The result depends only on the JSON, so a server can reuse it for the next request with the same JSON. The
+only tensor values that are read are those in the JSON.
 """
 
 import json
@@ -28,12 +28,12 @@ _MAX_SEQUENCE_ID: Final = 128  # characters; of a number it has 64 bits
 
 
 class SequenceStep(NamedTuple):
-    """The part of a request that says to which sequence it belongs.
+    """The position of a request in a sequence.
 
     Attributes:
-        id: chosen by the client; neither 0 nor empty, which name no sequence.
-        start: whether it is the first request of the sequence, whose states are zeros.
-        end: whether it is the last one, after which the states are dropped.
+        id: The id of the sequence, which the client chooses. Neither 0 nor empty.
+        start: Whether this is the first request of the sequence. Its states are zeros.
+        end: Whether this is the last request of the sequence. The states are discarded after it.
     """
 
     id: int | str
@@ -42,10 +42,10 @@ class SequenceStep(NamedTuple):
 
 
 class SharedPlace(NamedTuple):
-    """A place in shared memory.
+    """A part of a shared memory region.
 
     Attributes:
-        offset_bytes: offset from the start of the region.
+        offset_bytes: The offset from the start of the region.
     """
 
     region: str
@@ -53,7 +53,7 @@ class SharedPlace(NamedTuple):
     size_bytes: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return the parameters that name the place."""
+        """Return the request parameters for this part."""
         return {
             "shared_memory_region": self.region,
             "shared_memory_offset": self.offset_bytes,
@@ -63,13 +63,13 @@ class SharedPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InferTensor:
-    """One tensor of a request or a response: in binary data, in shared memory or in `values`.
+    """One tensor of a request or a response, stored in binary data, in shared memory or in `values`.
 
     Attributes:
-        start_bytes: begin of its binary data, counted from the end of the JSON.
-        values: its values from the JSON, or None; a long array is a `NumberArray` until it is read.
-        is_media: whether it is the file of a photograph or sound, for the preprocessing of the model.
-        is_string: whether the file is sent as a BYTES tensor, so that its length precedes it.
+        start_bytes: The position of the binary data, counted from the end of the JSON.
+        values: The values from the JSON, or None. A long array is a `NumberArray` until it is read.
+        is_media: Whether the tensor is an image or audio file, which the model's preprocessing decodes.
+        is_string: Whether the file is sent as a BYTES tensor, so that it follows its length.
     """
 
     name: str
@@ -83,18 +83,18 @@ class InferTensor:
 
     @property
     def binary_bytes(self) -> int:
-        """The size of its binary data, 0 if its values are elsewhere."""
+        """The size of the tensor's binary data, or 0 if the values are stored elsewhere."""
         is_elsewhere = self.shared is not None or self.values is not None
         return 0 if is_elsewhere else math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
-    """Where the response puts one output: in the JSON, behind it, or in shared memory.
+    """Where the response stores one output: in the JSON, in binary data or in shared memory.
 
     Attributes:
-        is_binary: whether its values follow the JSON.
-        classes: how many of the best classes it states instead of its values; 0 for the values.
+        is_binary: Whether the values are sent as binary data after the JSON.
+        classes: The number of best classes to return instead of the values, or 0 to return the values.
     """
 
     name: str
@@ -108,19 +108,19 @@ class InferRequest:
     """An inference request.
 
     Attributes:
-        inputs: the tensors, in the order of their binary data.
-        outputs: outputs in the order of the response; if empty, all outputs come as binary data.
-        id: identifier that the response repeats, or None.
-        priority: 1 is the highest, 0 the model's default.
-        timeout_us: the longest wait in the queue, or None.
-        media_type: media type of the input that is a file; if empty, the model's usual type.
-        sequence: its sequence and its position there, or None.
-        wants_answer: whether an output is the answer of the model's task.
-        response_heads: a server keeps the heads of its responses here, by the shapes of the outputs.
-        binary_bytes: size of all binary data.
-        shares_outputs: whether an output goes to shared memory.
-        has_json_outputs: whether the values of an output go into the JSON.
-        has_media: whether an input is a file that must be decoded.
+        inputs: The input tensors, in the order of their binary data.
+        outputs: The outputs to return, in order. If empty, all outputs are returned as binary data.
+        id: The id that the response repeats, or None.
+        priority: The priority. 1 is the highest, 0 is the model's default.
+        timeout_us: The longest wait in the queue in microseconds, or None.
+        media_type: The media type of the input that is a file. If empty, the model's usual type.
+        sequence: The position in a sequence, or None.
+        wants_answer: Whether one of the outputs is the answer of the model's task.
+        response_heads: A cache in which a server stores the heads of its responses, by output shapes.
+        binary_bytes: The size of all binary data.
+        shares_outputs: Whether an output is written to shared memory.
+        has_json_outputs: Whether the values of an output are written to the JSON.
+        has_media: Whether an input is a file that must be decoded.
     """
 
     inputs: tuple[InferTensor, ...]
@@ -147,15 +147,15 @@ class InferRequest:
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether the JSON holds no tensor values, so that a request with equal JSON has the same meaning."""
+        """Whether the JSON contains no tensor values, so that requests with equal JSON are equal."""
         return all(tensor.values is None for tensor in self.inputs)
 
 
 def encode_request(request: InferRequest) -> bytes:
-    """Return the JSON of a request alone; the caller sends the binary data after it.
+    """Return the JSON of a request. The caller must send the binary data after it.
 
     Raises:
-        DataError: the protocol has no such dtype, or JSON cannot express a value.
+        DataError: The protocol does not support a dtype, or JSON cannot express a value.
     """
     parameters: dict[str, Any] = {}
     document: dict[str, Any] = {"inputs": list(map(_encode_input, request.inputs)), "parameters": parameters}
@@ -207,20 +207,20 @@ def decode_request(
     has_answer: bool = False,
     states: Mapping[str, str] = MappingProxyType({}),
 ) -> InferRequest:
-    """Return the request in a JSON document to a model with these inputs and outputs.
+    """Decode a JSON document to a request for a model.
 
     Args:
-        document: the JSON object, maybe with a `NumberArray` instead of a list.
-        inputs: inputs of the model.
-        outputs: outputs of the model.
-        may_be_empty: inputs that may have no elements, such as a cache before the first step.
-        media_input: input that may be the file of a photograph or sound, or None.
-        has_answer: whether the output `ANSWER` may be asked for.
-        states: output -> input that gets its value in the next request of a sequence. These inputs may be
-            left out; these outputs are returned only if the request names them.
+        document: The JSON object. It may contain a `NumberArray` in place of a list.
+        inputs: The inputs of the model.
+        outputs: The outputs of the model.
+        may_be_empty: The names of inputs that may have no elements, such as a cache before the first step.
+        media_input: The name of the input that may be an image or audio file, or None.
+        has_answer: Whether the client may request the output `ANSWER`.
+        states: A dict from each state output to the input that receives its value in the next request. These
+            inputs are optional, and these outputs are returned only if the request names them.
 
     Raises:
-        RequestError: it is not a request of the protocol, or does not fit the model.
+        RequestError: The document is not a request of the protocol, or does not fit the model.
     """
     parameters = take_field(document, "parameters", "the request", dict, {})
     sequence = take_sequence(parameters)
@@ -257,10 +257,10 @@ def _find_media_type(document: Mapping[str, Any], parameters: Mapping[str, Any])
 
 
 def take_sequence(parameters: Mapping[str, Any]) -> SequenceStep | None:
-    """Return the sequence and the step in it that the parameters of a request state; None without one.
+    """Return the sequence step from the parameters of a request, or None if there is no sequence.
 
     Raises:
-        RequestError: the id is no text or whole number, or is too long; or a flag comes without an id.
+        RequestError: The id is neither text nor an integer, or is too long, or a flag is set without an id.
     """
     sequence_id = parameters.get("sequence_id", 0)
     start, end = (

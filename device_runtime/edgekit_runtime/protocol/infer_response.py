@@ -1,4 +1,4 @@
-"""Inference responses: outputs to JSON, and JSON to the places of output values."""
+"""Encodes the outputs of a model as a JSON response, and decodes such responses."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,13 @@ _dump = json.JSONEncoder(separators=(",", ":")).encode
 def encode_response(
     names: Mapping[str, str], request: InferRequest, arrays: Sequence[Array], limit_bytes: int
 ) -> Sliced[tuple[memoryview, int]]:
-    """Return the JSON of a response, and the number of bytes of binary data behind it.
+    """Return the JSON of a response, and the size of the binary data that follows it.
 
-    `names`: `model_name` and `model_version`. `arrays`: the outputs that the request names. `limit_bytes`:
-    limit of the JSON.
+    `names` holds `model_name` and `model_version`. `arrays` are the outputs that the request names.
+    `limit_bytes` limits the size of the JSON.
 
     Raises:
-        RequestError: the JSON would be longer, or cannot express a value.
+        RequestError: The JSON would exceed the limit, or cannot express a value.
     """
     text = bytearray(f'{_dump(names)[:-1]},"outputs":['.encode("ascii"))
     binary_bytes = 0
@@ -75,10 +75,10 @@ def _describe(output: RequestedOutput, array: Array) -> dict[str, Any]:
 
 
 def decode_response(text: bytes) -> list[InferTensor]:
-    """Return the outputs that the JSON of a response describes, with values if it has them.
+    """Return the outputs in the JSON of a response, with their values if the JSON contains them.
 
     Raises:
-        TransportError: the text is no response of the protocol.
+        TransportError: The text is not a response of the protocol.
     """
     outputs: list[InferTensor] = []
     start_bytes = 0

@@ -1,4 +1,4 @@
-"""The JSON of requests: documents, and fields whose types are checked."""
+"""Parses the JSON of requests, and checks the types of its fields."""
 
 import functools
 import json
@@ -22,13 +22,13 @@ Value = TypeVar("Value")
 
 
 def load_object(data: bytes, where: str, placeholders: Iterable[object] = ()) -> dict[str, Any]:
-    """Return the JSON object in `data`.
+    """Parse a JSON object. `where` is the source, for error messages.
 
-    `where`: the source, for messages.
-    `placeholders`: each replaces an `Infinity` in the text, in order; a further `Infinity` is refused.
+    Each of the `placeholders` replaces one `Infinity` in the text, in order. Any other `Infinity` is
+    rejected.
 
     Raises:
-        RequestError: `data` is not an object, not JSON, not UTF-8, contains NaN, or is nested too deeply.
+        RequestError: `data` is not an object, JSON or UTF-8, contains NaN, or is nested too deeply.
     """
     try:
         value = json.loads(
@@ -44,10 +44,10 @@ def load_object(data: bytes, where: str, placeholders: Iterable[object] = ()) ->
 
 
 def load_small(body: memoryview) -> dict[str, Any]:
-    """Return the JSON object of a request that is no inference.
+    """Parse the JSON object of a request other than an inference request.
 
     Raises:
-        RequestError: `body` is not a JSON object, or over 64 KiB, which would block the event loop.
+        RequestError: `body` is not a JSON object, or is larger than 64 KiB, which would block the event loop.
     """
     if len(body) > _MAX_SMALL_BYTES:
         raise RequestError(413, f"the body has {len(body)} bytes, the limit here is {_MAX_SMALL_BYTES}")
@@ -59,11 +59,11 @@ def take_field(
 ) -> Value:
     """Return the field `name`, or `default` if it is missing or null.
 
-    `where`: the object, for messages. `kind`: exact type of the field; an int must be at least 0.
-    A `default` of None makes the field required.
+    `where` is the object, for error messages. `kind` is the exact type of the field. An int must be at least
+    0. If `default` is None, the field is required.
 
     Raises:
-        RequestError: the field has another type, or is missing without a default.
+        RequestError: The field has another type, or is required and missing.
     """
     value = fields.get(name)
     if value is None:
@@ -77,12 +77,12 @@ def take_field(
 
 
 def explain(cause: ValueError) -> str:
-    """Return why a text is not JSON: Python's message, without its advice to raise the limit of digits."""
+    """Return Python's message on why a text is not JSON, without its advice on raising the digit limit."""
     return str(cause).partition("; use sys.")[0]
 
 
 def show(value: object) -> str:
-    """Return `value` as Python code, cut after 80 characters, for a message."""
+    """Return the first 80 characters of `repr(value)`, for a message."""
     try:
         return repr(value)[:80]
     except ValueError:  # Python prints no integers of over 4300 digits

@@ -1,8 +1,8 @@
-"""Tensors as JSON: values to arrays and back, long arrays a piece at a time.
+"""Converts tensors to JSON and back. Long arrays are converted in pieces.
 
-Python's own reader takes a document as a whole, some 30 ms per MiB. So long arrays of numbers are cut out
-first. The rest is short and goes to Python's reader, as does each piece of an array. A document with much
-other content than numbers is refused.
+Python's JSON parser needs some 30 ms per MiB and cannot be interrupted. Long arrays of numbers are therefore
+cut out of the document first and parsed in pieces. The rest of the document is parsed as a whole, and is
+rejected if it is too large.
 """
 
 import json
@@ -40,7 +40,7 @@ Sliced: TypeAlias = Generator[None, None, Result]
 
 
 def finish(work: Sliced[Result]) -> Result:
-    """Do all slices of `work` without a pause, and return its result."""
+    """Run all slices of `work` without pauses, and return the result."""
     while True:
         try:
             next(work)
@@ -50,12 +50,13 @@ def finish(work: Sliced[Result]) -> Result:
 
 
 def read_values(data: object, dtype: "np.dtype[Any]", shape: tuple[int, ...], where: str) -> Array:
-    """Return the values of a JSON array, which is flat or nested like the shape.
+    """Convert a JSON array to an array of the given dtype and shape.
 
-    The types are checked first: numpy would convert strings and booleans to numbers, and round.
+    The list may be flat, or nested like the shape. The types of the values are checked, because numpy would
+    silently convert strings and booleans to numbers, and round fractions.
 
     Raises:
-        RequestError: the array does not have that shape, or a value does not fit `dtype`.
+        RequestError: The list does not have that shape, or a value does not fit `dtype`.
     """
     count = math.prod(shape)
     flat: Any = data
@@ -93,10 +94,10 @@ def _convert(flat: list[Any], dtype: "np.dtype[Any]", where: str) -> Array:
 
 
 def write_values(array: Array) -> Iterator[bytes]:
-    """Yield the values of `array` as JSON without brackets, in pieces; the caller joins them.
+    """Yield the values of `array` as JSON in pieces without brackets. The caller must join the pieces.
 
     Raises:
-        ValueError: a value is NaN or infinite, which JSON cannot express.
+        ValueError: A value is NaN or infinite, which JSON cannot express.
     """
     flat = array.reshape(-1)
     if array.dtype.kind == "O":
@@ -117,7 +118,7 @@ def _check_range(flat: list[Any], dtype: "np.dtype[Any]") -> None:
 
 
 class NumberArray:
-    """A JSON array that is not parsed yet; only its position in the document is stored, to save time."""
+    """A JSON array that is not parsed yet. Only its position in the document is stored."""
 
     __slots__ = ("_begin", "_document", "_end")
 
@@ -129,12 +130,13 @@ class NumberArray:
         return "a list of numbers"
 
     def read(self, dtype: "np.dtype[Any]", shape: tuple[int, ...], where: str) -> Sliced[Array]:
-        """Parse the values in slices; the result is an array of `dtype` and `shape`.
+        """Parse the array in slices. The result is an array of `dtype` and `shape`.
 
-        The text is nested like `shape` or flat. `where`: name of the tensor, for messages.
+        The text may be flat, or nested like `shape`. `where` is the name of the tensor, for error messages.
 
         Raises:
-            RequestError: the text is no JSON or has another shape, or a value is not of that type.
+            RequestError: The text is not JSON, has another shape, or contains a value that does not fit
+                `dtype`.
         """
         text, start, last, count = self._document, self._begin, self._end, math.prod(shape)
         refusal = RequestError(
@@ -167,10 +169,11 @@ class NumberArray:
 
 
 def load_document(data: bytes, where: str) -> Sliced[dict[str, Any]]:
-    """Parse JSON in slices; a list of numbers that takes over 256 bytes becomes a `NumberArray`.
+    """Parse a JSON document in slices. Lists of numbers of more than 256 bytes become a `NumberArray`.
 
     Raises:
-        RequestError: `data` is no JSON object, nested too deeply, or has over 64 KiB beside such lists.
+        RequestError: `data` is not a JSON object, is nested too deeply, or has more than 64 KiB besides such
+            lists.
     """
     remainder: list[bytes] = []
     arrays: list[NumberArray] = []

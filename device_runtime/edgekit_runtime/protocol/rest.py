@@ -1,4 +1,4 @@
-"""The protocol over HTTP: paths, the header of binary data, and errors."""
+"""The HTTP part of the protocol: paths, the header for binary data, and errors."""
 
 import functools
 import json
@@ -30,7 +30,7 @@ _MAX_MESSAGE: Final = 2000  # characters: a message may quote a client's text
 
 
 def quote_segment(text: str) -> str:
-    """Return `text` as one safe segment of a path: no slash, no space, no line end."""
+    """Return `text` quoted as one segment of a URL path, without slashes, spaces and line endings."""
     return quote(text, safe="", errors="surrogatepass")
 
 
@@ -40,20 +40,20 @@ def model_path(name: str, version: str | None = None) -> str:
 
 
 def repository_path(name: str, action: str) -> str:
-    """Return the path of a model in the repository; `action` is `load` or `unload`."""
+    """Return the path to `load` or `unload` a model in the repository."""
     return f"/v2/repository/models/{quote_segment(name)}/{action}"
 
 
 def region_path(name: str, action: str) -> str:
-    """Return the path of a region of shared memory; `action` is `register`, `unregister` or `status`."""
+    """Return the path to `register` or `unregister` a shared memory region, or to get its `status`."""
     return f"/v2/systemsharedmemory/region/{quote_segment(name)}/{action}"
 
 
 @functools.lru_cache(256)
 def parse_infer_path(path: str) -> tuple[str, str | None] | None:
-    """Return the model name and version in a path of inference; None for another path.
+    """Return the model name and the version in an inference path, or None for other paths.
 
-    The version is None if the path names none. Paths end in `infer`, `answer` or `keep`.
+    Inference paths end in `infer`, `answer` or `keep`. The version is None if the path does not contain one.
     """
     match [unquote(part) for part in path.strip("/").split("/")]:
         case ["v2", "models", name, "infer" | "answer" | "keep"]:
@@ -64,7 +64,7 @@ def parse_infer_path(path: str) -> tuple[str, str | None] | None:
 
 
 def status_of(error: EdgekitError) -> int:
-    """Return the HTTP status of a response that states `error`."""
+    """Return the HTTP status of the response for `error`."""
     if isinstance(error, RequestError):
         return error.status
     if isinstance(error, UnavailableError):
@@ -77,12 +77,12 @@ def status_of(error: EdgekitError) -> int:
 
 
 def encode_error(error: EdgekitError) -> dict[str, Any]:
-    """Return the JSON document of an error response: `error` -> the message, shortened if it is long."""
+    """Return the JSON document of an error response. Long messages are truncated."""
     return {"error": str(error)[:_MAX_MESSAGE]}
 
 
 def decode_error(body: bytes) -> str | None:
-    """Return the message in the body of an error response, or None if there is none."""
+    """Return the message in the body of an error response, or None if the body has no message."""
     try:
         return str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):

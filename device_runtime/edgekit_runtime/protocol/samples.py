@@ -1,27 +1,27 @@
-"""Samples from the field: what a fleet orders, and the file of one sample.
+"""Samples from the field: the orders of a fleet, and the file format of a sample.
 
-An order says which requests of a model are kept, and how many:
+An order says how many requests of a model to keep, and which ones:
 
     SampleOrder(id="o-7", model="detector", triggers=(SampleTrigger(kind="uncertain", threshold=0.2),),
                 per_day=20.0, max_bytes=50 << 20, ends_at=..., public_key="...")
 
-A trigger that fits a request draws with a probability that was fixed before the request; with several, the
-sample has the probability 1 - (1 - p1)(1 - p2)... Its inverse is the number of requests for which the sample
-stands, so that estimates over samples are those over requests.
+A trigger draws each request that fits it with a probability p that was set before the request arrived. If
+several triggers fit, the sample has the probability 1 - (1 - p1)(1 - p2)... Its inverse is the number of
+requests that the sample represents, which makes unbiased estimates possible.
 
-    write_sample(header, input, answer)   the plain file: header, the input as it came, the answer
-    read_sample(data) -> Sample           the same, of foreign bytes
+    write_sample(sample)    returns the plain file: header, unchanged input, answer
+    read_sample(data)       parses a plain file from an untrusted source
 
-A device stores and sends the plain file sealed for the public key of the order, so that only the fleet can
-open it: `encryption.key_wrapping.seal(plain, public_key, sample_info(id))`. It is uploaded with the device's
-certificate:
+A device stores and sends the plain file encrypted with the public key of the order, so that only the fleet
+can open it: `encryption.key_wrapping.seal(plain, public_key, sample_info(id))`. It is uploaded with the
+device's certificate:
 
-    HEAD /samples/ID    204, `Upload-Offset`: bytes that the manager has; 404 before the first; 200 it has all
+    HEAD /samples/ID    204, `Upload-Offset`: bytes that the manager has; 404 if none; 200 if all
     PUT /samples/ID     body: bytes FIRST to LAST of the file, `Content-Range: bytes FIRST-LAST/SIZE`
                         201: the sample is complete and on the manager's disk, the device deletes it
-                        202, `Upload-Offset`: more is wanted from there
-                        409, `Upload-Offset`: the part begins elsewhere; go on from there
-                        403, 410, 413, 422: never wanted, the device deletes the sample; all others: later
+                        202, `Upload-Offset`: the device sends more from this offset
+                        409, `Upload-Offset`: the part starts at a wrong offset, the device resumes here
+                        403, 410, 413, 422: rejected, the device deletes the sample; others: retry later
 """
 
 import json
@@ -70,9 +70,9 @@ class SampleTrigger:
     """A reason to keep a request.
 
     Attributes:
-        kind: a key of `TRIGGERS`. A device ignores an unknown kind, and reports it.
-        threshold: for `uncertain`: a request fits if its two best scores differ by no more than this.
-        per_day: samples a day that this trigger may draw; the rate of the order by default.
+        kind: A key of `TRIGGERS`. A device ignores an unknown kind and reports it.
+        threshold: For `uncertain`, the largest difference of the two best scores of a request that fits.
+        per_day: The number of samples that this trigger may draw per day. The default is that of the order.
     """
 
     kind: str
@@ -82,17 +82,18 @@ class SampleTrigger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOrder:
-    """Samples that the fleet wants of a model.
+    """An order of the fleet for samples of a model.
 
     Attributes:
-        id: identifier of the order in the fleet: letters, digits, `_` and `-`.
-        model: name of the model.
-        per_day: samples a day and device, of all triggers together.
-        max_bytes: most bytes on the device that wait to be sent.
-        max_sample_bytes: larger requests are not kept.
-        ends_at: end of the order, in seconds since 1970; samples that wait are then still sent.
-        window: local time of day in which samples are sent, as `01:00-04:00`, or None for any time.
-        public_key: key for which samples are sealed: a point of P-256, uncompressed, in base64.
+        id: The id of the order in the fleet, made of letters, digits, `_` and `-`.
+        model: The name of the model.
+        per_day: The number of samples per day and device for all triggers together.
+        max_bytes: The maximum size of the samples on the device that wait to be sent.
+        max_sample_bytes: The maximum size of a sample. Larger requests are not kept.
+        ends_at: The end of the order, in seconds since 1970. Samples that are waiting at this time are still
+            sent.
+        window: The local time of day at which samples are sent, such as `01:00-04:00`, or None for any time.
+        public_key: The key that samples are encrypted with, an uncompressed P-256 point in base64.
     """
 
     id: str
@@ -115,10 +116,10 @@ class SampleOrder:
 
 
 def check_orders(orders: tuple[SampleOrder, ...]) -> None:
-    """Check number and identifiers of the orders of one device.
+    """Check the number and the ids of the orders of one device.
 
     Raises:
-        ValueError: there are more than `MAX_ORDERS`, or two have the same identifier.
+        ValueError: There are more than `MAX_ORDERS` orders, or two have the same id.
     """
     if len(orders) > MAX_ORDERS or len({order.id for order in orders}) < len(orders):
         raise ValueError(f"samples: {len(orders)} orders, expected at most {MAX_ORDERS}, each once")
@@ -129,8 +130,8 @@ class SampleTensor:
     """An input tensor of a request without a media type.
 
     Attributes:
-        name: name of the input.
-        dtype: such as `float32`.
+        name: The name of the input.
+        dtype: The dtype, such as `float32`.
     """
 
     name: str
@@ -140,18 +141,18 @@ class SampleTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleHeader:
-    """What is known of a sample.
+    """The metadata of a sample.
 
     Attributes:
-        id: 32 hexadecimal digits, random; the name of its file.
-        order: `id` of the order.
-        model, version, package_sha256: package that answered; the digest is that of its manifest.
-        taken_at: seconds since 1970 by the clock of the device.
-        triggers: kinds of the triggers that selected it.
-        probability: probability with which this request was selected; 1 if only `kept` selected it.
-        media_type: such as `image/jpeg`; empty for tensors.
-        tensors: the input tensors. `Sample.input` holds their values one after the other, in C order and
-            little endian.
+        id: 32 random hexadecimal digits, also used as the file name.
+        order: The id of the order.
+        model, version, package_sha256: The package that answered. The digest is that of its manifest.
+        taken_at: The time of the request by the device's clock, in seconds since 1970.
+        triggers: The kinds of the triggers that selected the request.
+        probability: The probability with which the request was selected. 1 if only `kept` selected it.
+        media_type: The media type, such as `image/jpeg`. Empty for tensors.
+        tensors: The input tensors. Their values are concatenated in `Sample.input`, in C order and
+            little-endian.
     """
 
     id: str
@@ -186,8 +187,8 @@ class Sample:
     """A request that was kept, with its answer.
 
     Attributes:
-        input: the file that the request held, such as a JPEG, or the values of `header.tensors`.
-        answer: the version's answer as plain JSON values; empty if it is not known.
+        input: The file in the request, such as a JPEG, or the values of `header.tensors`.
+        answer: The answer as plain JSON values. Empty if unknown.
     """
 
     header: SampleHeader
@@ -196,22 +197,22 @@ class Sample:
 
 
 def sample_info(sample_id: str) -> bytes:
-    """Return the `info` of HPKE, which binds a sealed file to its identifier."""
+    """Return the HPKE `info` that binds an encrypted sample to its id."""
     return b"edgekit sample 1\0" + sample_id.encode("ascii")
 
 
 def write_sample(sample: Sample) -> bytes:
-    """Return the unsealed file of a sample."""
+    """Return the plain file of a sample."""
     parts = (encode_json(to_plain(sample.header)), sample.input, encode_json(sample.answer))
     lengths = (len(part).to_bytes(width, "big") for part, width in zip(parts, _LENGTHS, strict=True))
     return b"".join((_MAGIC, *lengths, *parts))
 
 
 def read_sample(data: bytes) -> Sample:
-    """Return the sample in an unsealed file; its input is not decoded.
+    """Parse the plain file of a sample. The input is not decoded.
 
     Raises:
-        DataError: `data` hold no sample.
+        DataError: `data` is not a sample.
     """
     position, lengths = len(_MAGIC), []
     for width in _LENGTHS:

@@ -1,4 +1,4 @@
-"""The settings of a stream: its source, the model that answers, where answers go."""
+"""The settings of a stream: its source, its model and the destinations of its answers."""
 
 import math
 import re
@@ -87,7 +87,7 @@ class StreamOptions:
         return 4 * max(self.max_pixels, math.ceil(self.window_s * MAX_RATE))  # aligned for float32
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings that differ from their defaults."""
+        """Return a dict of the settings that differ from their defaults."""
         plain: dict[str, Any] = to_plain(self)
         return {
             field.name: plain[field.name]
@@ -97,10 +97,10 @@ class StreamOptions:
 
 
 def check_fleet_streams(streams: Mapping[str, StreamOptions]) -> None:
-    """Check names, texts, number and size of the streams of one device.
+    """Check the names, texts, number and size of the streams of one device.
 
     Raises:
-        ValueError: a text has bad characters, or a limit `MAX_FLEET_STREAMS*` is exceeded.
+        ValueError: A text contains invalid characters, or a limit `MAX_FLEET_STREAMS*` is exceeded.
     """
     for name, options in streams.items():
         if not _NAME.fullmatch(name):
@@ -119,5 +119,5 @@ def check_fleet_streams(streams: Mapping[str, StreamOptions]) -> None:
 
 
 def hide_password(text: str) -> str:
-    """Return a text without logins in addresses, and with passwords and tokens in queries as `...`."""
+    """Remove logins from the URLs in a text, and replace passwords and tokens in queries with `...`."""
     return _SECRET.sub(r"\1...", _LOGIN.sub("", text))

@@ -1,1 +1,1 @@
-"""Samples from the field on a device: which requests are drawn, why they fit, where they wait."""
+"""Samples on a device: which requests are drawn, which triggers they fit, and where they are stored."""

@@ -1,16 +1,17 @@
-"""Which requests of a model become samples: drawn with probabilities that are fixed before the request.
+"""Draws the requests of a model that become samples, with probabilities that are set before each request.
 
-A trigger of an order has a credit of samples, which grows evenly, up to that of a quarter of a day. Its
-probability for the next request follows from its credit and from past requests alone:
+Each trigger of an order has a credit of samples. The credit grows at a constant rate, up to the number of
+samples in a quarter of a day. The probability for the next request depends only on the credit and on past
+requests:
 
     probability = samples a second / (requests a second * share of them that fits) * credit / half of its size
 
-    20 a day of the uncertain ones, 10 requests a second, 1 % of them uncertain: 1 of 430 uncertain ones
+    example: 20 samples a day, 10 requests a second, 1 % of them uncertain -> 1 of 430 uncertain requests
 
-A request is drawn first, and only then does anybody look whether the trigger fits it: nearly all requests
-cost one subtraction. A sample states 1 - (1 - p1)(1 - p2)... over the triggers that fit, whichever drew it:
-its inverse is the number of requests for which it stands. Where there is no credit, or no room on the disk,
-a trigger draws nothing. So it never draws more than its credit and one.
+A request is drawn first. Whether the trigger fits is checked only afterwards, so most requests cost just one
+subtraction. A sample states the probability 1 - (1 - p1)(1 - p2)... over all triggers that fit, whichever of
+them drew it. Its inverse is the number of requests that the sample represents. Without credit or disk space,
+a trigger draws nothing. It exceeds its credit by at most one sample.
 """
 
 import math
@@ -34,15 +35,15 @@ _ALMOST_SURE: Final = 1 - 1e-12  # its logarithm is finite
 
 
 def draw_uniform() -> float:
-    """Return a random number, 0 to less than 1. The module `random` would take a megabyte of memory."""
+    """Return a random number in [0, 1)."""
     return int.from_bytes(os.urandom(6), "big") / (1 << 48)
 
 
 class Credit:
-    """How many samples may still be drawn.
+    """The number of samples that may still be drawn.
 
-    It holds up to a quarter of a day's samples; with `is_of_application`, a whole day's. Times are on a
-    monotonic clock.
+    The maximum is the number of samples for a quarter of a day, or for a whole day with `is_of_application`.
+    Times are those of a monotonic clock.
     """
 
     __slots__ = ("_grown_s", "_samples", "_size", "per_s")
@@ -66,7 +67,7 @@ class Credit:
 
     @property
     def level(self) -> float:
-        """The level of the credit: 2 if it is full, 1 at half, 0 once it is used up."""
+        """The credit as a multiple of half its maximum: 2 if full, 1 if half full, 0 if used up."""
         return max(0.0, 2 * self._samples / self._size)
 
 
@@ -75,11 +76,12 @@ class Line:
     """One trigger of one order.
 
     Attributes:
-        own, of_order: credit of the trigger, and of its order; a sample costs both.
-        has_room: whether its share of the disk can take another sample.
-        probability: probability that the next request is drawn.
-        looks, fits: numbers of judged requests, and of those that fit the trigger; older requests count less.
-        stored: samples that it drew.
+        own, of_order: The credits of the trigger and of its order. A sample uses both.
+        has_room: Whether there is disk space for another sample of this trigger.
+        probability: The probability that the next request is drawn.
+        looks, fits: The numbers of requests that were checked, and that fit the trigger. Older ones count
+            less.
+        stored: The number of samples that this trigger drew.
     """
 
     order: SampleOrder
@@ -98,7 +100,7 @@ class Line:
 
     @property
     def max_bytes(self) -> int:
-        """Size limit in bytes of its samples on the disk: a share that no other trigger may use."""
+        """The disk space in bytes that is reserved for the samples of this trigger."""
         return self.order.max_bytes // len(self.order.triggers)
 
     def spend(self, samples: float) -> None:
@@ -111,10 +113,10 @@ class Line:
         self.looks, self.fits = self.looks + 1, self.fits + is_fit
 
     def choose_probability(self, requests_per_s: float, now_s: float) -> float:
-        """Return the probability to draw the next request; 0 without room, and for the kind `KEPT`.
+        """Update the credits and return the probability with which to draw the next request.
 
-        It brings the credits up to `now_s`, on a monotonic clock. Before the first request was judged, all
-        count as fitting the trigger.
+        It is 0 if there is no disk space, and for the kind `KEPT`. Until the first request was checked, all
+        requests are assumed to fit the trigger. `now_s` is the time of a monotonic clock.
         """
         self.own.grow(now_s)
         self.of_order.grow(now_s)
@@ -127,12 +129,13 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A request that was drawn; it becomes a sample only if a trigger fits it.
+    """A request that was drawn. It becomes a sample only if a trigger fits it.
 
     Attributes:
-        probabilities: probability of each line when the request came.
-        hits: whether each line drew it.
-        is_pulled: whether an application chose it; it then says nothing about other requests.
+        probabilities: The probability of each line when the request arrived.
+        hits: Whether each line drew the request.
+        is_pulled: Whether an application chose the request. It is then not counted in the statistics of the
+            lines.
     """
 
     lines: tuple[Line, ...]
@@ -141,9 +144,9 @@ class Draw:
     is_pulled: bool = False
 
     def select(self, fits: Sequence[bool]) -> "list[Selection]":
-        """Return a sample for each order with a line that drew the request and fits it.
+        """Return a sample for each order that has a line that drew the request and fits it.
 
-        `fits`: for each of `lines`, whether its trigger fits the request.
+        `fits` says for each of `lines` whether its trigger fits the request.
         """
         drawn: dict[str, list[Line]] = {}
         rests: dict[str, float] = {}
@@ -157,9 +160,9 @@ class Draw:
         return [Selection(tuple(lines), 1 - rests[order]) for order, lines in drawn.items()]
 
     def settle(self, fits: Sequence[bool]) -> None:
-        """Count the lines that fit a request; a line that drew it without fitting gets its credit back.
+        """Count which lines fit the request. Lines that drew it but do not fit get their credit back.
 
-        A request that an application chose is not counted. `fits`: see `select`.
+        If an application chose the request, it is not counted. `fits` is the argument of `select`.
         """
         orders = set()
         for line, is_hit, is_fit in zip(self.lines, self.hits, fits, strict=True):
@@ -175,18 +178,18 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A sample for one order, drawn by `lines`; its bytes count in the first line's share of the disk."""
+    """A sample for one order, drawn by `lines`. It uses the disk space of the first of these lines."""
 
     lines: tuple[Line, ...]
     probability: float
 
 
 class Draws:
-    """The draws of one model; times are on a monotonic clock.
+    """Draws the samples of one model. Times are those of a monotonic clock.
 
     Attributes:
-        countdown: number of requests until the next draw; the caller subtracts 1 for each request.
-        lines: the triggers of all orders.
+        countdown: The number of requests until the next draw. The caller must subtract 1 for each request.
+        lines: The triggers of all orders.
     """
 
     __slots__ = ("_begin", "_chance", "_looked_s", "_requests", "_seconds", "countdown", "lines")
@@ -198,7 +201,7 @@ class Draws:
         self._looked_s, self._chance = now_s, chance
 
     def set_orders(self, orders: Iterable[SampleOrder], now_s: float) -> None:
-        """Draw for these orders from now on; orders that are set already continue."""
+        """Replace the orders. Orders that were already set keep their state."""
         before = {(line.order, line.trigger): line for line in self.lines}
         lines = []
         for order in orders:
@@ -214,7 +217,7 @@ class Draws:
         self.refresh(now_s)
 
     def refresh(self, now_s: float) -> None:
-        """Set the probabilities that hold until the next call, and start a new countdown with them."""
+        """Update the probabilities and restart the countdown."""
         elapsed_s = max(0.0, now_s - self._looked_s)
         memory = math.exp(-elapsed_s / _MEMORY_S)
         self._requests = self._requests * memory + self._begin - self.countdown
@@ -230,9 +233,9 @@ class Draws:
         self._begin = self.countdown
 
     def draw(self, now_s: float) -> Draw:
-        """Draw the request at which `countdown` reached 0, and start the next countdown.
+        """Draw the request for which `countdown` reached 0, and restart the countdown.
 
-        Each line that drew the request pays one sample.
+        Each line that drew the request uses one sample of its credit.
         """
         per_s = (self._requests + 1) / max(self._seconds, 1e-3)
         hits: list[bool] = []
@@ -257,12 +260,13 @@ class Draws:
 
 
 def pull_kept(lines: Sequence[Line], now_s: float) -> Draw | None:
-    """Draw a request because an application asked to keep it; return the draw, or None if no line drew it.
+    """Draw a request that an application asked to keep.
 
-    A line of the kind `KEPT` draws it if the line has room on the disk and credit for one sample. The line
-    pays that sample.
+    Each line of the kind `KEPT` that has disk space and credit draws the request, and uses one sample of its
+    credit. `now_s` is the time on the clock of the credits.
 
-    `now_s`: on the clock of the lines' credit.
+    Returns:
+        The draw, or None if no line drew the request.
     """
     hits = []
     for line in lines:

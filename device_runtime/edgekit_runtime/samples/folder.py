@@ -1,9 +1,9 @@
-"""Where samples wait until they are sent: a file each, sealed for the fleet.
+"""The folder in which samples wait to be sent. Each file holds one sample, encrypted for the fleet.
 
-    samples/MODEL/ORDER.KIND.ID     content: see `protocol.samples`; its time is that of the request
+    samples/MODEL/ORDER.KIND.ID     content: see `protocol.samples`, modification time: that of the request
 
-The device cannot read a sealed sample, so its name states what the device needs later. Files with other
-names are not samples.
+The device cannot decrypt a sample, so the file name contains what the device needs to know. Other files are
+ignored.
 """
 
 import contextlib
@@ -27,12 +27,12 @@ _OWED: Final = ("kept", "random")  # kinds that go last
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSample:
-    """A sealed sample that waits in the folder to be sent.
+    """An encrypted sample that waits to be sent.
 
     Attributes:
-        order, kind: identifier of its order, and kind of the trigger that drew it.
-        size_bytes: size of the sealed file.
-        stored_at: seconds since 1970.
+        order, kind: The id of the order, and the kind of the trigger that drew the sample.
+        size_bytes: The size of the encrypted file.
+        stored_at: The time of the request, in seconds since 1970.
     """
 
     path: Path
@@ -49,14 +49,14 @@ class StoredSample:
 
 
 class SampleFolder:
-    """The samples of all models."""
+    """The stored samples of all models."""
 
     def __init__(self, path: Path, disk: Disk = DISK) -> None:
         """Read nothing yet; the folder is made with the first sample."""
         self.path, self._disk = path, disk
 
     def list_samples(self) -> list[StoredSample]:
-        """Return all samples, the oldest first; delete temporary files of an earlier run."""
+        """Return all samples, oldest first. Also deletes temporary files left by an earlier process."""
         samples: list[StoredSample] = []
         with contextlib.suppress(OSError):
             for folder in os.scandir(self.path):
@@ -86,12 +86,10 @@ class SampleFolder:
                     )
 
     def write(self, model: str, share: tuple[str, str], sample_id: str, sealed: bytes) -> None:
-        """Store a sample; it survives a power cut.
-
-        `share`: id of its order, and kind of the trigger that drew it.
+        """Store a sample durably. `share` is the id of its order and the kind of the trigger that drew it.
 
         Raises:
-            OutputError: it cannot be written.
+            OutputError: The file cannot be written.
         """
         folder = self.path / model
         make_folders(folder, 0o700, self._disk)
@@ -99,7 +97,11 @@ class SampleFolder:
             file.write(sealed)
 
     def remove(self, sample: StoredSample) -> None:
-        """Delete a sample; raises OutputError."""
+        """Delete a sample.
+
+        Raises:
+            OutputError: The file cannot be deleted.
+        """
         try:
             self._disk.remove(sample.path)
         except OSError as cause:
@@ -108,13 +110,12 @@ class SampleFolder:
     def trim(
         self, *, oldest_at: float, max_bytes: int, shares: Mapping[tuple[str, str], int]
     ) -> list[StoredSample]:
-        """Delete samples that are too old or beyond a limit, and return the rest.
+        """Delete samples that are too old or exceed a limit, and return the others.
 
-        Only age and kind decide, never the content, so the choice of the remaining samples is still unbiased.
-        Within a share the oldest go first. Beyond `max_bytes`, samples of the kinds `random` and `kept` go
-        last; the oldest go first among them, and among the others.
-
-        `oldest_at`: seconds since 1970. `shares`: (order, kind) -> its limit in bytes, if any.
+        Only the age and the kind matter, not the content, so the remaining samples are still unbiased. Within
+        a share, the oldest samples are deleted first. If all samples exceed `max_bytes`, those of the kinds
+        `random` and `kept` are deleted last. `oldest_at` is in seconds since 1970. `shares` is a dict from
+        (order, kind) to the limit of that share in bytes.
         """
         samples = self.list_samples()
         waiting, sizes, total_bytes = [], dict(shares), 0
@@ -134,7 +135,11 @@ class SampleFolder:
         return waiting
 
     def clear(self) -> int:
-        """Delete all samples, and return how many there were; raises OutputError."""
+        """Delete all samples and return their number.
+
+        Raises:
+            OutputError: A file cannot be deleted.
+        """
         samples = self.list_samples()
         for sample in samples:
             self.remove(sample)

@@ -1,6 +1,6 @@
-"""Whether a trigger fits a request: a table of judges, one for each kind that looks at the request.
+"""Checks whether a trigger fits a request, with one function for each kind of trigger.
 
-All of it happens after the answer, on a thread of its own, and only for requests that were drawn.
+The check runs after the answer on a separate thread, and only for requests that were drawn.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,11 +24,12 @@ _MIN_OUTSIDE: Final = 0.01  # share of the values of a tensor
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Observation:
-    """A request with its answer; the answer is empty if the model has no task.
+    """A request and its answer, which is empty if the model has no task.
 
     Attributes:
-        inputs, outputs: tensors of the request, by name.
-        find_agreement: returns how similar another version's answer is, 0..1; None without another version.
+        inputs, outputs: The tensors of the request, by name.
+        find_agreement: A function that returns how similar the answer of another version is, 0 to 1, or None
+            if there is no other version.
     """
 
     manifest: Manifest

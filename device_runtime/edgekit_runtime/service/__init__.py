@@ -1,4 +1,4 @@
-"""The inference service of a device: Open Inference Protocol v2 over a Unix socket and TCP.
+"""The inference service of a device, which serves the Open Inference Protocol v2 over a Unix socket and TCP.
 
-It loads packages that are installed in slots, and imports no engine before a model needs it.
+It loads the packages that are installed in slots. Engines are imported only when a model needs them.
 """

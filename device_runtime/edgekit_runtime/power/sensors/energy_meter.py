@@ -20,7 +20,7 @@ _IDLE_SAMPLES: Final = 5  # idle intervals before the idle power counts as measu
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The work of a model since the last tick: the time its engine ran, and the number of answered requests."""
+    """The work of a model since the last tick: the time its engine ran, and how many requests it answered."""
 
     busy_s: float
     requests: int

@@ -1,1 +1,1 @@
-"""From photographs and sound to answers: decoding on threads around the call of a model."""
+"""Converts images and sound to answers. Decoding runs on threads."""

@@ -1,10 +1,10 @@
-"""A photograph or sound through the service: prepare on a thread, run the model, decode on a thread.
+"""Handles a request with an image or sound: decode the file, run the model, decode the outputs.
 
     bytes of a JPEG -> Answerer.prepare (thread) -> lane of the model -> Answerer.answer (thread) -> reply
 
-Where the model is free, one thread does all three: each change of threads takes 0.1 to 0.5 ms. Otherwise
-pictures are prepared while it runs others. Everything else happens on the thread of the event loop. If the
-version changes while a picture is prepared for a model that was busy, it is prepared again for the new one.
+If the model is free, one thread performs all three steps, since each change of threads takes 0.1 to 0.5 ms.
+If it is busy, files are decoded while the model runs other requests. Everything else runs on the event loop's
+thread. If the model's version changes while a file is being decoded, the file is decoded again.
 """
 
 import asyncio
@@ -35,9 +35,9 @@ class Answered(NamedTuple):
     """The result of a request.
 
     Attributes:
-        served: the version that accepted the request; a canary may have run it.
-        decoded: the answer of the task; empty if it was not asked for.
-        times_s: seconds of each step: `prepare`, `infer`, and `answer` if it was decoded.
+        served: The version that accepted the request. A canary may have run it.
+        decoded: The answer of the task. Empty if it was not requested.
+        times_s: The time of each step in seconds: `prepare`, `infer`, and `answer` if it was decoded.
     """
 
     served: Served
@@ -46,7 +46,7 @@ class Answered(NamedTuple):
     times_s: Mapping[str, float]
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the answer with `model_version` and `times_ms`: step -> milliseconds."""
+        """Return the answer, with `model_version` and a dict `times_ms` of the milliseconds of each step."""
         times_ms: dict[str, JsonValue] = {
             step: round(1e3 * seconds, 3) for step, seconds in self.times_s.items()
         }
@@ -55,23 +55,23 @@ class Answered(NamedTuple):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class AnswerRequest:
-    """One photograph, piece of sound or set of tensors on its way to an answer.
+    """A request with an image, a sound or tensors.
 
     Attributes:
-        find: returns the version that answers; it may raise an EdgekitError.
-        reply: called once on the loop's thread, maybe before `submit` returns.
-        data: bytes of a file, or None if `inputs` holds all inputs; valid until `reply` is called.
-        media_type: type of the file; None for the model's usual type.
-        inputs: inputs that need no preparation, such as states; after `prepare` all inputs.
-        decodes: whether the reply needs the answer of the task, not only the outputs.
-        overrides: options of the task for this answer.
-        priority: 1 is the highest, 0 the model's default.
-        deadline_s: latest start of the run, as in `Call`.
-        is_unwanted: returns whether the client has disconnected.
-        sequence: its place in a sequence, or None.
-        request_id: identifier that the client gave it, or None.
-        max_pixels, began_s, served, answerer: set by `AnswerPath`.
-        error: why the request cannot be answered, or None.
+        find: A function that returns the version that answers. It may raise an EdgekitError.
+        reply: A function that is called once on the event loop's thread, possibly before `submit` returns.
+        data: The bytes of a file, or None if `inputs` holds all inputs. Valid until `reply` is called.
+        media_type: The type of the file, or None for the model's usual type.
+        inputs: The inputs that need no decoding, such as states. After `prepare`, all inputs.
+        decodes: Whether the reply needs the answer of the task in addition to the outputs.
+        overrides: The task options for this answer.
+        priority: The priority. 1 is the highest, 0 is the model's default.
+        deadline_s: The latest start of the run, as in `Call`.
+        is_unwanted: A function that returns whether the client has disconnected.
+        sequence: The position in a sequence, or None.
+        request_id: The id that the client chose, or None.
+        max_pixels, began_s, served, answerer: Set by `AnswerPath`.
+        error: Why the request cannot be answered, or None.
     """
 
     find: Callable[[], Served]
@@ -98,14 +98,16 @@ class AnswerRequest:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all that the reply needs is computed."""
+        """Whether everything that the reply needs has been computed."""
         return self._decoded is not None or not self.decodes
 
     def run(self, run: Run) -> Answer:
-        """Make the inputs, run the model and decode its outputs; called on a thread, and raises nothing.
+        """Decode the file, run the model and decode its outputs. Called on a thread.
 
-        Return the result of `run`; if the inputs cannot be made, return the error. `error` is set if making
-        inputs or decoding failed.
+        Never raises. If decoding fails, `error` is set.
+
+        Returns:
+            The result of `run`, or an error if the file cannot be decoded.
         """
         self.prepare()
         if self.error is not None:
@@ -117,7 +119,7 @@ class AnswerRequest:
         return answer
 
     def prepare(self) -> None:
-        """Make the inputs, on a thread; raises nothing, but sets `error`."""
+        """Decode the file to inputs. Called on a thread. Never raises, but sets `error`."""
         assert self.data is not None  # noqa: S101  # for the type checker
         try:
             if self.is_unwanted():
@@ -132,13 +134,13 @@ class AnswerRequest:
         self._note("prepare")
 
     def take(self, outputs: Mapping[str, Array]) -> None:
-        """Note the outputs of the model; a second call does nothing."""
+        """Store the outputs of the model. Further calls have no effect."""
         if self._outputs is None:
             self._outputs = outputs
             self._note("infer")
 
     def decode(self) -> None:
-        """Decode the outputs if that is asked for, on a thread; raises nothing, but sets `error`."""
+        """Decode the outputs if requested. Called on a thread. Never raises, but sets `error`."""
         if self.is_whole or self._outputs is None:
             return
         try:
@@ -147,7 +149,7 @@ class AnswerRequest:
             self.error = error
 
     def finish(self) -> None:
-        """Show the request to the sampler and reply, or reply with `error`; on the loop's thread."""
+        """Pass the request to the sampler and reply, or reply with `error`. Called on the loop's thread."""
         if self.error is not None:
             self.refuse(self.error)
             return
@@ -170,7 +172,7 @@ class AnswerRequest:
             self.refuse(error)
 
     def refuse(self, error: BaseException) -> None:
-        """Reply with an error, on the loop's thread."""
+        """Reply with an error. Called on the loop's thread."""
         self.error = None  # else each keeps the other through the traceback
         self.reply(error)
 
@@ -181,7 +183,7 @@ class AnswerRequest:
 
 
 class AnswerPath:
-    """Answers requests with photographs or sound; shared by all models and streams."""
+    """Answers requests with images or sound. Shared by all models and streams."""
 
     __slots__ = ("_limits", "_loop", "_threads", "_waiting")
 
@@ -191,10 +193,10 @@ class AnswerPath:
         self._waiting = 0
 
     def submit(self, request: AnswerRequest) -> None:
-        """Answer `request` through its `reply`.
+        """Handle a request, and pass the result to its `reply`.
 
         Raises:
-            EdgekitError: it is refused; `reply` is not called.
+            EdgekitError: The request is rejected, so `reply` is not called.
         """
         served = request.find()
         if self._waiting >= self._limits.max_waiting:
@@ -204,7 +206,7 @@ class AnswerPath:
         self._begin(request, served)
 
     def close(self, timeout_s: float) -> bool:
-        """End the threads; return whether they have ended."""
+        """Stop the threads, and return whether all of them have ended."""
         return self._threads is None or self._threads.close(timeout_s)
 
     def _begin(self, request: AnswerRequest, served: Served) -> None:
