@@ -1,1 +1,1 @@
-"""Offloading: runs a model on this device, on a server, or split between both, by measurements."""
+"""Offloading: runs a model on this device, on a server, or split between both, depending on measurements."""

@@ -1,4 +1,4 @@
-"""The backend `offload`: a package with a cut table, on this device and a server."""
+"""The backend `offload`: runs a package with a cut table on this device and a server."""
 
 import logging
 
@@ -14,14 +14,14 @@ _logger = logging.getLogger(__name__)
 
 
 def open_offload(package: OpenedPackage, choice: BackendChoice, threads: int | None) -> Session:
-    """Return a session that runs the model here, on the server or on both; without a server only here.
+    """Return a session that runs the model on this device, on a server or on both.
 
-    If the offload options of this device cannot be used, the model runs here.
+    If no server is set, or the offload options of this device cannot be used, the model runs on this device.
 
     Args:
         package: the verified package.
-        choice: backend with the name `offload`; its fallback is the local backend.
-        threads: threads of one inference, or None.
+        choice: backend with the name `offload`. Its fallback is the local backend.
+        threads: number of threads of one inference, or None.
 
     Raises:
         EngineMissingError: the engine is not installed.

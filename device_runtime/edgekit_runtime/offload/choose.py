@@ -1,12 +1,12 @@
-"""Chooses the plan for the next request from a cut table and the present conditions.
+"""Chooses the plan for the next request from a cut table and the current conditions.
 
-It is pure and takes microseconds: no clock, no numpy, no I/O. It does not estimate the conditions
-(`link_estimate`).
+The choice takes microseconds and uses no clock, numpy or I/O. `link_estimate` estimates the conditions.
 
-Example: at 8 Mbit/s `local` takes 50 ms and `cut2-int8` 40 ms, so the cut runs. The link falls to 5 Mbit/s:
-50 and 52 ms. `local` is better by 4 %, a switch needs 10 %: the cut stays, with one challenge. After four
-challenges 5 % are enough, after six 3.5 %, and `local` runs. If the cut broke the limit on latency, or the
-server said that it is loaded, `local` would run at once.
+Example: at 8 Mbit/s, `local` takes 50 ms and `cut2-int8` takes 40 ms, so `cut2-int8` runs. Then the bandwidth
+falls to 5 Mbit/s, and `cut2-int8` takes 52 ms. `local` is now better by 4 %, but a switch requires 10 %, so
+`cut2-int8` stays. With each decision in which `local` is better, the required gain becomes smaller: 5 % after
+four decisions, 3.5 % after six, and then `local` runs. `local` would run at once if `cut2-int8` exceeded the
+latency limit, or if the server reported a high load.
 """
 
 import math
@@ -32,8 +32,9 @@ class Preference:
     """What a choice optimises.
 
     Attributes:
-        objective: objective, as in a cut table.
-        deadline_s: limit of the latency, for energy or capacity; None for the table's limit.
+        objective: name of the objective, as in a cut table.
+        deadline_s: limit of the latency for the objectives energy and capacity, or None for the table's
+            limit.
         plan: name of the plan to run whenever it can be used, or None to choose.
     """
 
@@ -44,11 +45,11 @@ class Preference:
 
 @dataclass(frozen=True, slots=True)
 class RunnerUp:
-    """The best plan that was not chosen.
+    """The best of the plans that were not chosen.
 
     Attributes:
         cost: see `PlanChoice`.
-        predicted_s: predicted latency of a request, infinity if the plan cannot run now.
+        predicted_s: predicted latency of a request in seconds, infinity if the plan cannot run now.
     """
 
     name: str
@@ -58,15 +59,15 @@ class RunnerUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChoice:
-    """A plan, and the reasons.
+    """The chosen plan, and the reasons for the choice.
 
     Attributes:
-        cost: (0, figure to minimise in seconds or joules), or (1, latency) if the plan misses the latency
-            limit.
-        predicted_s: predicted latency of a request, seconds.
-        limit_s: limit of the latency, for energy or capacity.
-        other: the best other plan, or None. It may be better than `plan`, but too little for a switch.
-        challenges: number of decisions in a row in which another plan was better, but too little for a
+        cost: (0, cost in seconds or joules), or (1, latency) if the plan exceeds the latency limit. Plans are
+            compared by this tuple.
+        predicted_s: predicted latency of a request, in seconds.
+        limit_s: limit of the latency for the objectives energy and capacity.
+        other: the best other plan, or None. It may be better than `plan`, but not by enough for a switch.
+        challenges: number of consecutive decisions in which another plan was better, but not by enough for a
             switch.
         cause: why no plan that needs the server was considered, or empty.
         is_forced: whether the plan was requested by name.
@@ -124,16 +125,18 @@ def choose(
 ) -> PlanChoice:
     """Return the next plan.
 
-    The least cost wins, but a plan that replaces the current plan must be better by 10 %. The longer it stays
-    better, the smaller the required gain: half after four decisions, a quarter after eight.
+    The plan with the lowest cost is chosen, but a plan that replaces the current plan must be better by 10 %.
+    The required gain becomes smaller while the other plan stays better: 5 % after four decisions, 2.5 % after
+    eight.
 
     Args:
         table: the plans.
-        conditions: the conditions under which they are compared.
+        conditions: the conditions under which the plans are compared.
         current: the previous decision, or None.
-        preference: what to optimise; by default the objective of the table.
-        usable: names of the plans whose server part answers correctly; None for all.
-        server_load: load of the server as a share of its capacity; over `LOADED` the device stays local.
+        preference: what to optimise, by default the objective of the table.
+        usable: names of the plans whose server part answers correctly, or None for all.
+        server_load: load of the server as a share of its capacity. From `LOADED` on, the model runs on the
+            device.
         cause: why no server can be used now, or empty.
     """
     preference = preference or Preference(table.objective)

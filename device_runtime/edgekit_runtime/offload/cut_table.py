@@ -1,7 +1,8 @@
-"""The cut table of a package: the few plans that can be best under some conditions, each with its costs.
+"""The cut table of a package: the few plans that may be optimal under some conditions, with their costs.
 
-A plan is one way to run the model: all of it on the device, all of it on a server, or split. The table is an
-artifact of the package, so the package's signature covers it. Nothing here chooses (`choose`) or measures.
+A plan is one way to run the model: completely on the device, completely on a server, or split. The table is
+an artifact of the package, so the package's signature covers it. This module does not choose plans (see
+`choose`) and does not measure.
 
 Source: docs/reference/package-format.md, section "Cut table".
 """
@@ -28,16 +29,17 @@ class CutTable:
     """The plans of a package.
 
     Attributes:
-        plans: at least one, with different names.
-        objective: the objective for which the plans were chosen.
-        device, server: machines that the costs were measured on, such as `Cortex-A76, 4 cores`.
-        latency_limit_s: limit of the latency of a request; for capacity, of the 99th percentile.
-        radio_w: watts of the device's radio, above idle, from the request until the reply has come. If set,
+        plans: at least one plan. All names are different.
+        objective: the objective for which the plans were selected.
+        device, server: machines on which the costs were measured, such as `Cortex-A76, 4 cores`.
+        latency_limit_s: limit of the latency of a request. For the objective capacity, it applies to the 99th
+            percentile.
+        radio_w: power of the device's radio above idle, in watts, from the request to the reply. If set,
             every plan must have `device_j`.
 
     Raises:
-        ValueError: there are no plans, too many, or two with the same name; or a field is missing that the
-            objective or `radio_w` needs.
+        ValueError: there are no plans, too many plans, or two plans with the same name, or a field is missing
+            that the objective or `radio_w` needs.
     """
 
     plans: tuple[OffloadPlan, ...]
@@ -64,12 +66,12 @@ class CutTable:
 
     @property
     def local(self) -> OffloadPlan | None:
-        """The plan that sends nothing; None if the model is too large for the device."""
+        """The plan that sends nothing, or None if the model is too large for the device."""
         return next((plan for plan in self.plans if plan.tail is None), None)
 
 
 def read_cut_table(package: OpenedPackage) -> CutTable | None:
-    """Return the cut table of a verified package with all its plans, or None if it has none.
+    """Return the cut table of a verified package with all its plans, or None if it has no table.
 
     Raises:
         CutError: the table is malformed, or names a submodel that is not in the package.

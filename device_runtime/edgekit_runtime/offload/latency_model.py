@@ -1,7 +1,8 @@
 """Costs of a request with a plan under given conditions, for each objective.
 
-The costs are seconds of latency, of the slowest stage or of server time, or joules. The model is pure: it
-measures nothing. The planner on the host and the choice on the device use the same model, so they agree.
+Depending on the objective, the cost is the latency, the time of the slowest stage or the server time, in
+seconds, or the energy in joules. The planner on the host and the device use the same model, so their results
+agree. The model measures nothing.
 """
 
 import math
@@ -29,14 +30,14 @@ _SEAL_BYTES: Final = 22  # bytes that TLS 1.3 adds to each record
 
 @dataclass(frozen=True, slots=True)
 class LinkState:
-    """A connection to a server as it is now.
+    """The current state of a connection to a server.
 
     Attributes:
-        up_bits_per_s, down_bits_per_s: bandwidth to and from the server, as seen by a large transfer over
-            TCP; 0 if the link is down.
-        rtt_s: round trip of a small message.
-        window_bytes: bytes that TCP may send before the first acknowledgement; more for a connection in use
-            than for a new one.
+        up_bits_per_s, down_bits_per_s: bandwidth of a large TCP transfer to and from the server, or 0 if the
+            link is down.
+        rtt_s: round trip time of a small message.
+        window_bytes: number of bytes that TCP may send before the first acknowledgement. It is larger for a
+            connection in use than for a new one.
     """
 
     up_bits_per_s: float
@@ -47,12 +48,12 @@ class LinkState:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """The conditions of a choice.
+    """The conditions under which a plan is chosen.
 
     Attributes:
         link: the connection, or None if the server cannot be used now.
-        device_slowdown: time of the device's kernels as a multiple of the time measured without load.
-        server_slowdown: this ratio for the server's kernels.
+        device_slowdown: current time of the device's kernels divided by their time without load.
+        server_slowdown: current time of the server's kernels divided by their time without load.
         server_wait_s: how long a request waits on the server before it runs.
     """
 
@@ -63,7 +64,7 @@ class Conditions:
 
 
 def predict_s(plan: OffloadPlan, conditions: Conditions) -> float:
-    """Return the latency of one request in seconds; infinity if the plan cannot run now."""
+    """Return the latency of one request in seconds, infinity if the plan cannot run now."""
     costs = _sent_costs(plan, conditions)
     device_s = costs.device_s * conditions.device_slowdown
     if plan.tail is None:
@@ -82,9 +83,10 @@ def predict_s(plan: OffloadPlan, conditions: Conditions) -> float:
 
 
 def slowest_stage_s(plan: OffloadPlan, conditions: Conditions) -> float:
-    """Return the seconds per request of the slowest of device, link and server, which decides the rate.
+    """Return the time per request of the slowest stage (device, link or server), in seconds.
 
-    Requests overlap, so round trips do not count. The link carries one direction at a time, as radio does.
+    This time determines the throughput. Requests overlap, so round trips do not count. As in a radio network,
+    the link carries only one direction at a time.
     """
     costs, link = _sent_costs(plan, conditions), conditions.link
     device_s = costs.device_s * conditions.device_slowdown
@@ -97,9 +99,10 @@ def slowest_stage_s(plan: OffloadPlan, conditions: Conditions) -> float:
 
 
 def energy_j(plan: OffloadPlan, conditions: Conditions, radio_w: float) -> float:
-    """Return the device's joules above idle for a request; infinity if `device_j` is None or no link is up.
+    """Return the device's energy above idle for a request, in joules.
 
-    `radio_w`: watts of the radio from the request until the reply has come.
+    The result is infinity if `device_j` is None or there is no link. `radio_w` is the power of the radio from
+    the request to the reply, in watts.
     """
     costs, slowdown = _sent_costs(plan, conditions), conditions.device_slowdown
     if costs.device_j is None:
@@ -109,11 +112,12 @@ def energy_j(plan: OffloadPlan, conditions: Conditions, radio_w: float) -> float
 
 
 def reserved_server_s(plan: OffloadPlan, conditions: Conditions, limit_s: float) -> float:
-    """Return the seconds of server time that a request needs, including idle time that keeps waits short.
+    """Return the server time that must be reserved for a request, in seconds.
 
-    If a device sends r requests per second, and 99 % of them must end within `limit_s`, one server can serve
-    1 / (r * result) devices. The result is infinity if the limit cannot be kept. The current wait on the
-    server is ignored, as it depends on the number of devices.
+    It includes idle time of the server, which keeps waits short. If a device sends r requests per second, and
+    99 % of them must end within `limit_s`, one server can serve 1 / (r * result) devices. The result is
+    infinity if the limit cannot be met. The current wait on the server is ignored, because it depends on the
+    number of devices.
     """
     alone = replace(plan, escalation=None)  # the requests of a cascade that go to the server
     share = _share(plan)
@@ -132,22 +136,22 @@ def reserved_server_s(plan: OffloadPlan, conditions: Conditions, limit_s: float)
 
 
 def served_s(costs: PlanCosts) -> float:
-    """Return the server's processor seconds for a request: the plan's, plus the time of TLS."""
+    """Return the server's processor time for a request, including TLS, in seconds."""
     return costs.server_s + _SERVED_BYTE_S * costs.upload_bytes
 
 
 def utilisation(slack: float, late: float = LATE) -> float:
     """Return the largest load of a server, 0 to 1, at which waits rarely exceed a limit.
 
-    Requests arrive at random (Poisson), each takes the same time, and they run one at a time in order
-    (M/D/1).
+    The model is an M/D/1 queue: requests arrive at random (Poisson), all take the same time, and run one
+    after the other.
 
     Args:
-        slack: the limit, as a multiple of the time that a request takes.
-        late: share of the requests that may wait longer.
+        slack: the limit of the wait, as a multiple of the time that a request takes.
+        late: share of the requests that may wait longer than the limit.
 
-    Source: A. K. Erlang, "The theory of probabilities and telephone conversations", 1909, for short waits;
-    Cramer-Lundberg's asymptotic tail of M/G/1 for longer ones, 3 % off a simulation at most.
+    Source: A. K. Erlang, "The theory of probabilities and telephone conversations", 1909, for short waits.
+    For longer waits, Cramer-Lundberg's asymptotic tail of M/G/1, which is within 3 % of a simulation.
     """
     if late >= 1:
         return 1.0
@@ -179,7 +183,7 @@ def _sent_costs(plan: OffloadPlan, conditions: Conditions) -> PlanCosts:
 def compression_pays(plan: OffloadPlan, conditions: Conditions) -> bool:
     """Return whether compression saves more time on the link than it takes on both machines.
 
-    True also if nothing is compressed, or if the link or the plain size is unknown.
+    The result is also True if nothing is compressed, or if the link or the uncompressed size is unknown.
     """
     costs, link = plan.costs, conditions.link
     if plan.compression == "identity" or costs.plain_bytes is None or link is None:
@@ -213,15 +217,15 @@ def send_plain(plan: OffloadPlan) -> OffloadPlan:
 
 
 def as_sent(plan: OffloadPlan, conditions: Conditions) -> OffloadPlan:
-    """Return a plan as its next request is sent: compressed only if that pays."""
+    """Return the plan for its next request, without compression unless that saves time."""
     return plan if compression_pays(plan, conditions) else send_plain(plan)
 
 
 def transfer_s(size_bytes: float, bits_per_s: float, rtt_s: float, window_bytes: float) -> float:
-    """Return the seconds to transfer a body over TCP, without the half round trip of its last byte.
+    """Return the time to transfer a body over TCP, in seconds.
 
-    TCP sends a window, waits a round trip for the acknowledgement, and doubles the window, until the window
-    fills the link. From then on only the bandwidth matters.
+    TCP sends a window, waits a round trip for the acknowledgement, and doubles the window until it fills the
+    link. From then on only the bandwidth matters. The half round trip of the last byte is not included.
 
     Source: Cardwell, Savage, Anderson, "Modeling TCP latency", INFOCOM 2000, without loss.
     """
@@ -237,12 +241,12 @@ def transfer_s(size_bytes: float, bits_per_s: float, rtt_s: float, window_bytes:
 
 
 def wire_bytes(message_bytes: float, *, is_tls: bool = True) -> float:
-    """Return the size of a message on the link. Divided by the bandwidth, it gives the time.
+    """Return the size of a message on the link, which gives the transfer time if divided by the bandwidth.
 
-    Bandwidth counts only the payload of full TCP segments. TLS adds bytes; the last segment has the same
-    headers for less payload.
+    The bandwidth is measured as the payload of full TCP segments. The result therefore includes the bytes
+    that TLS adds, and the headers of a last segment that is not full.
 
-    `message_bytes`: size of head and body.
+    `message_bytes` is the size of head and body.
     """
     if is_tls:
         message_bytes += _SEAL_BYTES * math.ceil(message_bytes / _RECORD_BYTES)
@@ -251,5 +255,5 @@ def wire_bytes(message_bytes: float, *, is_tls: bool = True) -> float:
 
 
 def payload_bytes(sealed_bytes: int) -> int:
-    """Return the bytes of plaintext in `sealed_bytes` of TLS records."""
+    """Return how many bytes of plaintext there are in `sealed_bytes` bytes of TLS records."""
     return sealed_bytes - _SEAL_BYTES * math.ceil(sealed_bytes / (_RECORD_BYTES + _SEAL_BYTES))

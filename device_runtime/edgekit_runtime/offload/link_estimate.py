@@ -1,9 +1,11 @@
-"""Estimates the link to a server from the requests that are sent anyway; a state machine without a clock.
+"""Estimates the link to a server from the requests of the application, without sending anything.
 
-The bandwidth follows from the time of a reply without the server's own time and the round trip. The estimate
-falls at once, or after two small replies, and rises when a second sample agrees; a probe's value counts until
-a request has measured it. A longer round trip looks like a fall: once it is measured, the fall is undone.
-This module sends nothing, and ignores how fast `send` returned: that only filled the buffers of this machine.
+The bandwidth is computed from the time between request and reply, without the server's own time and the round
+trip. A lower bandwidth is accepted at once, or after two samples if the messages are small. A much higher
+bandwidth is accepted when a second sample agrees. After a probe, its value counts until a request has
+measured the bandwidth. A longer round trip time looks like a lower bandwidth, so the estimate is restored
+once the longer round trip is measured. The duration of `send` is ignored, because `send` only fills the
+buffers of this machine. This module does not read a clock.
 
 Source: docs/explanation/offload.md.
 """
@@ -35,15 +37,15 @@ class Exchange:
     """One request with its reply.
 
     Attributes:
-        upload_bytes, download_bytes: bytes of request and reply on the link (`wire_bytes`); of an unfinished
-            request, the acknowledged bytes.
-        elapsed_s: time from the first byte sent to the last received.
+        upload_bytes, download_bytes: size of request and reply on the link, see `wire_bytes`. For an
+            unfinished request, only the acknowledged bytes.
+        elapsed_s: time from the first byte sent to the last byte received.
         server_s: the server's own time.
         window_bytes: TCP's send window afterwards, or None without TCP.
-        rest_bytes: bytes of the reply that came after the first read.
-        rest_s: time from the first read to the last.
-        acked_s: time until all sent bytes were acknowledged, by the kernel's clock; None if the kernel does
-            not tell.
+        rest_bytes: number of bytes of the reply that came after the first read.
+        rest_s: time from the first read to the last read.
+        acked_s: time until all sent bytes were acknowledged, from the kernel, or None if the kernel does not
+            provide it.
     """
 
     upload_bytes: float
@@ -57,15 +59,17 @@ class Exchange:
 
 
 class LinkEstimate:
-    """The estimate of a link; all times are on the same monotonic clock.
+    """The estimate of a link. All times are from the same monotonic clock.
 
     Attributes:
-        up_bits_per_s: estimated bandwidth to the server; None before the first sample.
-        down_bits_per_s: estimated bandwidth from the server; None until a reply was long enough to measure.
-        is_bound: whether the estimate of the bandwidth to the server is only a lower bound.
-        is_claimed: whether a probe raised the bandwidth to the server, and no request has confirmed it since.
-        rtt_s: the round trip of the network; None before the first sample.
-        overhead_s: time of a small exchange beyond the round trip of the network: both machines' work.
+        up_bits_per_s: estimated bandwidth to the server, or None before the first sample.
+        down_bits_per_s: estimated bandwidth from the server, or None until a reply was long enough to measure
+            it.
+        is_bound: whether `up_bits_per_s` is only a lower bound.
+        is_claimed: whether a probe has raised `up_bits_per_s`, and no request has confirmed it since.
+        rtt_s: round trip time of the network, or None before the first sample.
+        overhead_s: time of a small exchange in addition to the round trip of the network, which is the work
+            of both machines.
     """
 
     def __init__(self) -> None:
@@ -81,16 +85,19 @@ class LinkEstimate:
 
     @property
     def down_bits_per_s(self) -> float | None:
-        """Bandwidth from the server, by the last long replies; None before the first."""
+        """Estimated bandwidth from the server, from the last long replies, or None before the first."""
         return statistics.harmonic_mean(self._downs) if self._downs else None
 
     @property
     def is_suspect(self) -> bool:
-        """Whether the bandwidth fell, or seems to, and no round trip was measured since."""
+        """Whether the bandwidth seems to have fallen, and no round trip has been measured since."""
         return self._before_fall is not None
 
     def note_round_trip(self, rtt_s: float, *, is_beside: bool = False) -> None:
-        """Note a round trip; one measured beside large bodies (`is_beside`) counts only if it is shorter."""
+        """Record a round trip time.
+
+        If large bodies were sent at the same time (`is_beside`), only a shorter time is used.
+        """
         if rtt_s <= 0 or (self.rtt_s is not None and rtt_s > self.rtt_s and is_beside):
             return
         before, self._before_fall = self._before_fall, None
@@ -100,12 +107,12 @@ class LinkEstimate:
         self.rtt_s = rtt_s
 
     def note(self, now_s: float, exchange: Exchange) -> None:
-        """Note a request whose bodies may show the bandwidth."""
+        """Record a request, whose size and time may show the bandwidth."""
         self.is_claimed = False
         self._note_exchange(now_s, exchange)
 
     def note_probe(self, now_s: float, exchange: Exchange) -> None:
-        """Note a probe. A higher bandwidth counts at once; a much higher one sets `is_claimed`."""
+        """Record a probe. A higher bandwidth is accepted at once, and a much higher one sets `is_claimed`."""
         before = self.up_bits_per_s
         if exchange.acked_s is not None:  # a busy device notices a reply late, its kernel does not
             exchange = replace(exchange, elapsed_s=min(exchange.elapsed_s, exchange.acked_s))
@@ -140,7 +147,7 @@ class LinkEstimate:
         self._note_rate(bits_per_s, is_small=size_bytes < _SMALL_BYTES)
 
     def note_cut_off(self, exchange: Exchange) -> None:
-        """Note a request that was aborted while it was sent; its `upload_bytes` have arrived."""
+        """Record a request that was aborted while it was being sent. Its `upload_bytes` have arrived."""
         self.is_claimed = False
         moving_s = max(exchange.elapsed_s - (self.rtt_s or 0.0), exchange.elapsed_s / 2, 1e-6)
         bits_per_s = max(exchange.upload_bytes * _BITS / moving_s, _LEAST_BITS_PER_S)
@@ -150,7 +157,7 @@ class LinkEstimate:
             self._note_rate(bits_per_s, is_small=False)
 
     def state(self, now_s: float) -> LinkState | None:
-        """Return the estimated link, or None before it was measured."""
+        """Return the estimated state of the link, or None if it has not been measured."""
         rate, rtt_s = self.up_bits_per_s, self.rtt_s
         if rate is None or rtt_s is None:
             return None

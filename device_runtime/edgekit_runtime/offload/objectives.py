@@ -1,7 +1,8 @@
-"""The objectives of a choice between plans, a row each; planner, packages, commands and device ask the row.
+"""The objectives by which plans are compared, one record each.
 
-The solver minimises sums over kernels and sent tensors, which `stages` weighs; where plans are compared,
-`score` knows what no sum does, such as TCP's slow start.
+The planner, packages, commands and devices all use these records. The solver minimises sums over kernels and
+sent tensors with the weights from `stages`. When plans are compared, `score` also includes effects that no
+sum can express, such as TCP's slow start.
 """
 
 import math
@@ -15,9 +16,9 @@ from edgekit_runtime.records import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Weights of the seconds on device, link and server and of waiting, in a sum of costs.
+    """Weights of the seconds on the device, link and server and of waiting, in a sum of costs.
 
-    A request waits for a round trip, or in the queue of the server.
+    Waiting is the time of a round trip or in the queue of the server.
     """
 
     device: float = 0.0
@@ -32,25 +33,27 @@ SERVER_SECONDS: Final = Weights(server=1.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """How plans are compared; one row of `OBJECTIVES`.
+    """How plans are compared.
 
     Attributes:
-        goal: name for people.
-        unit: unit of its scores.
-        figure: template of the compared figure in words; `{cost}` is in ms or mJ, `{duration}` a time.
+        goal: name to display.
+        unit: unit of the scores.
+        figure: template for the compared figure. `{cost}` is in ms or mJ, and `{duration}` is a time.
         ribbon: sentence about the best candidates in the planner's chart.
-        stages: (watts of the computing device, watts of its radio) -> weights of the solver's sums; the
-            largest sum counts.
+        stages: function from the power of the computing device and of its radio, in watts, to the weights of
+            the solver's sums. The largest sum counts.
         solver_unit: unit of the sums.
-        score: (plan, conditions, latency limit in seconds, watts of the radio) -> seconds or joules to
-            minimise; infinity if the limit cannot be kept. None scores by latency.
-        needs: fields of a cut table that must be given.
-        keeps_limit: whether the latency of a plan must keep a limit.
-        tie: weight of the latency, which decides between plans of equal scores.
-        waits: waits on the server that a search tries, as multiples of a request's time there.
-        counts_devices: whether the planner says how many devices a server carries.
+        score: function of plan, conditions, latency limit in seconds and power of the radio in watts, which
+            returns the seconds or joules to minimise, or infinity if the limit cannot be met. None means the
+            latency.
+        needs: fields of a cut table that must be set.
+        keeps_limit: whether the latency of a plan must meet a limit.
+        tie: weight of the latency, which decides between plans with equal scores.
+        waits: waiting times on the server that a search tries, as multiples of the time of a request on the
+            server.
+        counts_devices: whether the planner states how many devices a server can serve.
         spans_tiers: whether kernels may be placed on three machines.
-        warning: warning about every result; empty if there is none.
+        warning: warning to show with every result, or empty.
     """
 
     goal: str
@@ -71,7 +74,7 @@ class Objective:
     def cost(
         self, plan: OffloadPlan, conditions: Conditions, *, predicted_s: float, limit_s: float, radio_w: float
     ) -> float:
-        """Return the score of a plan in seconds or joules; infinity if it exceeds a limit on latency."""
+        """Return the score of a plan in seconds or joules, infinity if the plan exceeds a latency limit."""
         if self.keeps_limit and predicted_s > limit_s:
             return math.inf
         return predicted_s if self.score is None else self.score(plan, conditions, limit_s, radio_w)

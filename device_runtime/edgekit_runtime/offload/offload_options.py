@@ -1,4 +1,4 @@
-"""The server that this device may use, and its objective: a file in the configuration folder."""
+"""The server that this device may use, and its objective, stored in the configuration folder."""
 
 import json
 from pathlib import Path
@@ -22,16 +22,19 @@ class OffloadOptions:
     Attributes:
         server: address of the server, such as `https://edge-box:8443`.
         token_file: file with the token that the server requires, or None.
-        ca_file: PEM file of the authority that signed the server's certificate, or None for the system's.
-        prefer: `latency` or `energy`; None for the package's objective.
-        deadline_s: limit of the latency, for energy or capacity; None for the package's limit.
-        hedge_share: limit of the time of hedges (local runs begun because a reply is late), as a share of the
-            time of requests on this device; four hedges are free.
-        timeout_s: limit of one request if the model cannot run here, or if a plan is requested by name.
-        probe_bytes_per_hour: limit of the bytes that probes send over a metered link; None for only the limit
-            of their schedule.
-        plan: name of the plan to run whenever the server can, for debugging; None to choose.
-        insecure: whether the application's data may go to another machine over plain HTTP.
+        ca_file: PEM file of the authority that signed the server's certificate, or None for the authorities
+            of the system.
+        prefer: `latency` or `energy`, or None for the package's objective.
+        deadline_s: limit of the latency for the objectives energy and capacity, or None for the package's
+            limit.
+        hedge_share: maximum time of hedges as a share of the time of requests on this device. A hedge is a
+            local run that begins because a reply is late. Four hedges are always allowed.
+        timeout_s: time limit of a request if the model cannot run on this device, or if a plan is requested
+            by name.
+        probe_bytes_per_hour: maximum number of bytes per hour that probes send over a metered link. None
+            means that only their schedule limits them.
+        plan: name of the plan to run whenever the server allows it, for debugging, or None to choose.
+        insecure: whether the application's data may be sent to another machine over plain HTTP.
 
     Raises:
         TransportError: the address is malformed.
@@ -58,16 +61,16 @@ class OffloadOptions:
         return Address.parse(self.server, self.ca_file, has_token=has_token, insecure=self.insecure)
 
     def read_token(self) -> str | None:
-        """Return the token in `token_file`, or None without such a file.
+        """Return the token in `token_file`, or None if no token file is set.
 
         Raises:
-            ConfigError: the file of the token cannot be read, or is empty.
+            ConfigError: the token file cannot be read, or is empty.
         """
         return None if self.token_file is None else read_token(Path(self.token_file))
 
 
 def read_token(path: Path) -> str:
-    """Return the token in the file at `path`, without white space around it.
+    """Return the token in the file at `path`, without surrounding white space.
 
     Raises:
         ConfigError: the file cannot be read, or is empty.
@@ -89,7 +92,7 @@ def read_offload_options() -> OffloadOptions | None:
     """Return the options of this device, or None if no server is set.
 
     Raises:
-        ConfigError: the file is malformed; set the server again.
+        ConfigError: the file is malformed. Set the server again.
     """
     path = find_options_file()
     try:
@@ -105,7 +108,7 @@ def read_offload_options() -> OffloadOptions | None:
 
 
 def write_offload_options(options: OffloadOptions | None) -> Path:
-    """Store the options, None to remove them; return the path."""
+    """Store the options, or remove them if None, and return the path of the file."""
     path = find_options_file()
     if options is None:
         path.unlink(missing_ok=True)

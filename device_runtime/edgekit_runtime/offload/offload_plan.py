@@ -18,18 +18,19 @@ _Value: TypeAlias = Annotated[float, Range(-1e39, 1e39)]  # a float32
 
 @dataclass(frozen=True, slots=True)
 class PlanCosts:
-    """Costs of one request with a plan, without the link; measured for one row on unloaded machines.
+    """Costs of one request with a plan, without the link, for one row on machines without other load.
 
     Attributes:
-        device_s: time on the device: kernels, and coding of sent and received tensors.
+        device_s: time on the device: kernels, and encoding and decoding of tensors.
         server_s: time on the server: kernels and decoding.
-        upload_bytes, download_bytes: bytes of request and response on the link, with heads, TLS and the
-            headers of packets (`wire_bytes`); means over the samples.
-        request_s, server_request_s: the rest of `device_s` and of `server_s`, without kernels and coding.
-        device_j: energy of the device in `device_s`, above idle; None if unknown.
-        is_measured: whether the plan was run as it is; otherwise its times are sums over kernels.
-        plain_bytes: bytes of the request without compression; None if it is not compressed, or unknown.
-        compress_s, decompress_s: parts of `device_s` and of `server_s` for compression.
+        upload_bytes, download_bytes: size of request and response on the link, with heads, TLS and packet
+            headers (`wire_bytes`), as the mean over the samples.
+        request_s, server_request_s: the parts of `device_s` and `server_s` that are neither kernels nor
+            coding.
+        device_j: energy of the device during `device_s`, above idle, or None if unknown.
+        is_measured: True if the plan was measured as a whole, False if its times are sums over kernels.
+        plain_bytes: size of the request without compression, or None if it is not compressed or unknown.
+        compress_s, decompress_s: the parts of `device_s` and `server_s` for compression.
     """
 
     device_s: Seconds
@@ -47,12 +48,12 @@ class PlanCosts:
 
 @dataclass(frozen=True, slots=True)
 class Escalation:
-    """When a cascade sends a request to the server: if its small model is not sure.
+    """The rule by which a cascade sends a request to the server: if its small model is not sure.
 
     Attributes:
-        output: the output of the head that holds scores of classes in its last axis.
-        least_margin: least difference of the two highest scores at which the head's answer is used.
-        share: share of the calibration samples that go to the server.
+        output: output of the head whose last axis contains class scores.
+        least_margin: minimum difference of the two highest scores at which the head's answer is used.
+        share: share of the calibration samples that are sent to the server.
     """
 
     output: str
@@ -62,14 +63,14 @@ class Escalation:
 
 @dataclass(frozen=True, slots=True)
 class InputCodes:
-    """Values that a head can code: integers at equal steps, with one range for each channel or for all.
+    """The values that a head can encode: equally spaced, with one range for all channels or for each channel.
 
-    Values beyond that range would be clipped, so a request with such values uses another plan.
+    Values outside the range would be clipped, so a request with such values uses another plan.
 
     Attributes:
         lowest, highest: values of the first and the last code.
         step: distance between the values of two adjacent codes.
-        is_grid: whether values between two codes count as beyond the range; otherwise they are rounded.
+        is_grid: whether values between two codes count as outside the range. If not, they are rounded.
         axis: axis of the channels.
 
     Raises:
@@ -92,19 +93,23 @@ class OffloadPlan:
     """One way to run the model.
 
     Attributes:
-        name: name, unique in the table; `local` runs the whole model on the device.
-        head: the submodel that runs on the device first; None if the inputs are sent as they are.
-        tail: the name of the model on the server; None if nothing is sent.
-        media: sent tensor -> codec and quality, such as `jpeg:90`. The tail takes the coded bytes.
-        compression: compression of the request's body, used if it pays at the moment
-            (`latency_model.as_sent`).
-        escalation: rule of a cascade: if `head` is sure, its answer is used; None for other plans.
-        codes: input of the model -> values that the head can code; inputs that are not named have no limit.
-        decoder: the submodel that restores outputs on the device from the codes in a reply; None if outputs
-            come as they are.
-        answers_changed: share of the samples whose answer is not that of the whole model; None if unknown.
-        leakage_db: lower bound of how well an attacker recovers the input from the sent tensors, as PSNR;
-            None if unknown, if nothing is sent, or if an input itself is sent, with or without a coding.
+        name: name, unique in the table. `local` runs the whole model on the device.
+        head: submodel that runs on the device first, or None if the inputs are sent unchanged.
+        tail: name of the model on the server, or None if nothing is sent.
+        media: a dict from each tensor that is sent as a file to codec and quality, such as `jpeg:90`. The
+            tail receives the encoded bytes.
+        compression: compression of the request's body. It is used only while it saves time, see
+            `latency_model.as_sent`.
+        escalation: rule of a cascade, which uses the answer of `head` if `head` is sure. None for other
+            plans.
+        codes: a dict from each input of the model to the values that the head can encode. Inputs that are not
+            in the dict have no limit.
+        decoder: submodel that restores the outputs on the device from the codes in a reply, or None if
+            outputs are sent unchanged.
+        answers_changed: share of the samples whose answer differs from that of the whole model, or None if
+            unknown.
+        leakage_db: lower bound of the quality, as PSNR, with which an attacker can recover the input from the
+            sent tensors. None if unknown, if nothing is sent, or if an input itself is sent, encoded or not.
 
     Raises:
         ValueError: the fields contradict each other.

@@ -1,6 +1,6 @@
-"""A server that computes the rest of a plan: warm connections, requests, and replies that are not trusted.
+"""A server that computes the tail of a plan: warm connections, requests, and checks of the replies.
 
-A reply counts only if status, names, dtypes, shapes, sizes in bytes and values are as from a correct server.
+A reply is used only if its status, names, dtypes, shapes, sizes and values are those of a correct server.
 This module neither chooses plans nor runs models.
 """
 
@@ -49,20 +49,20 @@ _logger = logging.getLogger(__name__)
 
 
 class ReplyError(TransportError):
-    """A server sent a reply that no correct server sends."""
+    """A server sent a reply that a correct server does not send."""
 
 
 class NonFiniteError(ReplyError):
-    """An output holds NaN or infinity: either the model computes that, or the server is broken."""
+    """An output contains NaN or infinity. Either the model computes them, or the server is broken."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTimes:
-    """A server's times and load, as stated in a reply.
+    """The times and the load that a server states in a reply.
 
     Attributes:
-        queue_s, compute_s: time in the server's queue, and time of the model; None if not stated.
-        load: load as a share of its capacity, None if not stated.
+        queue_s, compute_s: time in the server's queue and time of the model, or None if not stated.
+        load: load of the server as a share of its capacity, or None if not stated.
     """
 
     queue_s: float | None = None
@@ -76,7 +76,7 @@ class TailRequest:
 
     Attributes:
         parts: head and body, as bytes and arrays.
-        id: id that a reply repeats; a reply with another id answers another request.
+        id: id that the reply repeats. A reply with another id belongs to another request.
     """
 
     parts: Sequence[Any]
@@ -90,8 +90,8 @@ class Reply:
     """The result of a request: outputs or an error.
 
     Attributes:
-        outputs, error: one of the two; the other is None.
-        exchange: sizes and times; its `server_s` is 0, whatever `times` states.
+        outputs, error: one of them is None.
+        exchange: sizes and times. Its `server_s` is always 0, see `times`.
         is_cut_off: whether this device aborted the request while its body was being sent.
     """
 
@@ -115,15 +115,16 @@ def make_tail_request(
 
     Args:
         model: name of the model on the server.
-        tensors: input name -> array.
-        expected: the outputs that a reply must have.
-        compression: compression of the body; a body that would grow is sent plain.
+        tensors: a dict from input name to array.
+        expected: outputs that the reply must have.
+        compression: compression of the body. If compression would make the body larger, it is sent
+            uncompressed.
         fields: further header lines, each with its line end.
-        version: version of the model; None for the one that the server prefers.
+        version: version of the model, or None for the version that the server prefers.
 
     Raises:
-        DataError: the protocol has no such dtype.
-        BackendError: zstd is not installed here.
+        DataError: the protocol does not support a dtype.
+        BackendError: zstd is not installed on this machine.
     """
     entries = tuple(InferTensor(name, array.dtype, array.shape) for name, array in tensors.items())
     request_id = next(_ids)
@@ -142,21 +143,24 @@ def make_tail_request(
 
 
 def make_upload_probe(size_bytes: int, fields: str, tail: str | None) -> TailRequest:
-    """Return a request with random bytes for a model that no server has; the answer is 404.
+    """Return a request with random bytes for a model that no server has. The answer is 404.
 
     The request names `tail` as the version, so that an edgekit server states the load of `tail`.
 
-    `size_bytes`: size of the body. `fields`: further header lines, each with its line end.
+    Args:
+        size_bytes: size of the random bytes.
+        fields: further header lines, each with its line end.
+        tail: name of a model on the server, or None.
     """
     body = np.random.default_rng(0).integers(0, 256, size_bytes, np.uint8)
     return make_tail_request(NO_MODEL, {"x": body}, (), "identity", fields, version=tail)
 
 
 class WarmConnection:
-    """A connection that stays open. It has its own thread, so that the caller can stop waiting at any time.
+    """A connection that stays open. Its own thread does the work, so the caller can stop waiting at any time.
 
     Attributes:
-        connect_s: seconds that it took to connect, with TLS; 0 before that.
+        connect_s: time to open the connection, including TLS, in seconds, or 0 before that.
     """
 
     def __init__(self, address: Address) -> None:
@@ -166,11 +170,11 @@ class WarmConnection:
         self._thread.start()
 
     def do(self, work: Callable[[], None] | None) -> None:
-        """Queue `work`, which must not raise, for the thread; None ends the thread."""
+        """Queue `work` for the thread. `work` must not raise an error. None ends the thread."""
         self._work.put(work)
 
     def connect(self, timeout_s: float) -> None:
-        """Connect unless it is connected.
+        """Connect if there is no open connection.
 
         Raises:
             TransportError: the server cannot be reached.
@@ -181,7 +185,10 @@ class WarmConnection:
             self.connect_s = time.monotonic() - began_s
 
     def check_open(self) -> bool:
-        """Return whether the connection is open; close it if the server closed it or sent unasked data."""
+        """Return whether the connection is usable.
+
+        If the server has closed it or sent unrequested data, close the connection.
+        """
         self.link.drop_leftovers()
         return self.link.connection > 0
 
@@ -193,10 +200,10 @@ class WarmConnection:
 
 
 class Pending:
-    """A request that is under way.
+    """A request that is in progress.
 
     Attributes:
-        done: set once there is a `reply`, which is None until then.
+        done: event that is set once there is a `reply`, which is None until then.
         is_connected: whether the request has a connection on which it can be sent.
     """
 
@@ -224,7 +231,7 @@ class Pending:
 
     @property
     def sent_bytes(self) -> int | None:
-        """Bytes of the request that the server's machine has acknowledged; None if unknown."""
+        """Number of bytes of the request that the server's machine has acknowledged, or None if unknown."""
         if self._sent_bytes is not None:
             return self._sent_bytes
         base, link = self._base, self._connection.link
@@ -241,34 +248,34 @@ class Pending:
 
     @property
     def acked_s(self) -> float | None:
-        """Seconds until all sent bytes of the request were acknowledged; None if unknown."""
+        """Time until all sent bytes of the request were acknowledged, in seconds, or None if unknown."""
         busy_us = _read_counter(self._connection.link, _BUSY_AT)
         if self._base is None or busy_us is None or busy_us <= self._base[1]:
             return None
         return (busy_us - self._base[1]) * 1e-6
 
     def abort(self) -> None:
-        """End the request with an error as its reply; without effect once it has a reply."""
+        """Abort the request, so that its reply is an error. This has no effect after a reply."""
         with self._lock:
             if not self._is_over:
                 self.is_aborted, self._sent_bytes = True, self.sent_bytes
                 self._connection.link.abort()
 
     def publish(self, reply: Reply) -> None:
-        """Give the reply to the caller that waits; a second call has no effect."""
+        """Pass the reply to the waiting caller. A second call has no effect."""
         if not self.done.is_set():
             self.reply = reply
             self.done.set()
 
     def run(self, timeout_s: float) -> Reply:
-        """Send the request and return its reply; call it once, on the thread of the connection."""
+        """Send the request and return its reply. Call this once, on the thread of the connection."""
         reply = _exchange(self._connection.link, self._request, timeout_s, self)
         with self._lock:
             self._is_over = True
         return reply
 
     def connect(self, timeout_s: float) -> None:
-        """Connect if necessary, so that later times exclude the connection.
+        """Connect if necessary, so that later times do not include the connection.
 
         Raises:
             TransportError: the server cannot be reached, or the request was aborted meanwhile.
@@ -285,7 +292,7 @@ class Pending:
 
 
 class OffloadServer:
-    """A server, and the warm connections to it; safe for many threads."""
+    """A server, and the warm connections to it. It is thread-safe."""
 
     def __init__(self, address: Address, token: str | None = None) -> None:
         self._address = address
@@ -303,7 +310,7 @@ class OffloadServer:
     def send(
         self, request: TailRequest, timeout_s: float, finish: Callable[[Pending, Reply], None]
     ) -> Pending:
-        """Begin a request; `finish` is called on another thread before `done` is set.
+        """Begin a request. `finish` is called on another thread before `done` is set.
 
         `finish` may call `Pending.publish` itself, to do more work once the caller has the reply.
         """
@@ -327,14 +334,14 @@ class OffloadServer:
         return pending
 
     def find_connect_s(self) -> float:
-        """Return the seconds that the last connection took to open; 0 if an open connection is idle."""
+        """Return the time that the last connection took to open, in seconds, or 0 if an open one is idle."""
         with self._lock:
             return 0.0 if self._idle and self._idle[-1].check_open() else self._connect_s
 
     def forget_slow_link(self) -> bool:
-        """Close idle connections whose TCP window a slow link has made small; return whether there were any.
+        """Close idle connections whose TCP window a slow link has reduced, and return whether there were any.
 
-        After a link rose from 2 to 20 Mbit/s, 12 KiB took 60 ms on such a connection, 26 ms on a new one.
+        When a link rose from 2 to 20 Mbit/s, 12 KiB took 60 ms on such a connection and 26 ms on a new one.
         """
         with self._lock:
             slow = [connection for connection in self._idle if _has_left_slow_start(connection.link)]
@@ -344,9 +351,10 @@ class OffloadServer:
         return bool(slow)
 
     def measure_round_trip(self, timeout_s: float) -> tuple[float, float]:
-        """Return the seconds of the network's round trip, and of a small request on an open connection.
+        """Return the round trip time of the network, and the time of a small request, in seconds.
 
-        It waits for three replies, at most `timeout_s` for each.
+        The connection is already open when the time is measured. The method waits for three replies, at most
+        `timeout_s` for each.
 
         Raises:
             TransportError: the server cannot be reached, or does not speak the protocol.
@@ -448,13 +456,13 @@ def _exchange(link: Link, request: TailRequest, timeout_s: float, pending: Pendi
 
 
 def check_reply(head: ResponseHead, body: memoryview, request: TailRequest) -> dict[str, Array]:
-    """Return output name -> array of a reply, after checking that all are as `request` expects.
+    """Return a dict from output name to array, after checking that the reply is as `request` expects.
 
     Raises:
         RequestError: the server refuses.
         ReplyError: names, dtypes, shapes or sizes are not those of a correct server.
-        NonFiniteError: an output holds NaN or infinity.
-        TransportError: the reply is no response of the protocol.
+        NonFiniteError: an output contains NaN or infinity.
+        TransportError: the reply does not follow the protocol.
     """
     if head.status != 200:
         raise make_error(head, body)
@@ -484,7 +492,7 @@ def check_reply(head: ResponseHead, body: memoryview, request: TailRequest) -> d
 
 
 def read_times(head: ResponseHead) -> ServerTimes:
-    """Return the times in the headers of a reply; unreadable values count as missing.
+    """Return the times in the headers of a reply. Unreadable values count as missing.
 
     Source: W3C Server Timing; ORCA, the `TEXT` form of `endpoint-load-metrics`.
     """
@@ -579,5 +587,5 @@ def _read_window(link: Link) -> float | None:
 
 
 def is_overload(error: EdgekitError) -> bool:
-    """Return whether a server refused for lack of capacity, which is no fault."""
+    """Return whether a server refused for lack of capacity, which is not a failure of the server."""
     return isinstance(error, RequestError) and error.status in (429, 503, 504)

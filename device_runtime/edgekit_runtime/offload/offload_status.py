@@ -1,4 +1,4 @@
-"""The state of sessions that offload: a small file per process and session, written on changes."""
+"""The state of sessions that offload: a small file per process and session, written after changes."""
 
 import contextlib
 import json
@@ -24,14 +24,15 @@ _PAUSE_S: Final = 1.0  # least time between two writes, which cost a slow device
 
 @dataclass(slots=True)
 class Counts:
-    """Numbers of requests by how they were answered.
+    """Number of requests by how they were answered.
 
     Attributes:
-        local: by this device alone, as planned.
-        remote: by the server in time.
-        hedged: with a local run that began because the reply was late.
-        failed: by the device, because the server's part failed.
-        uncoded: requests among all these that the usual plan could not code, so that another plan ran.
+        local: requests that this device answered alone, as planned.
+        remote: requests that the server answered in time.
+        hedged: requests with a local run that began because the reply was late.
+        failed: requests that this device answered because the server's part failed.
+        uncoded: requests that the usual plan could not encode, so that another plan ran. They are also
+            counted above.
     """
 
     local: int = 0
@@ -48,12 +49,12 @@ class OffloadStatus:
     Attributes:
         model: name of the package.
         process: id of the process.
-        plan: the plan that it runs now.
+        plan: name of the plan that the session runs now.
         reason: why that plan runs, in one sentence.
-        up_bits_per_s, down_bits_per_s, rtt_s: the link, None before it was measured.
-        device: a note if the costs were measured on another machine, else empty.
+        up_bits_per_s, down_bits_per_s, rtt_s: the estimated link, or None before the first measurement.
+        device: a note if the costs were measured on another machine, otherwise empty.
         counts: how requests were answered.
-        switches: the last changes of the plan, the oldest first: plan and reason.
+        switches: plan and reason of the last changes of the plan, the oldest first.
     """
 
     model: str
@@ -70,7 +71,7 @@ class OffloadStatus:
 
 
 class StatusFile:
-    """The file of one session; it is removed at `close`."""
+    """The status file of one session. `close` removes it."""
 
     def __init__(self, key: int) -> None:
         """Name the file, and remove files of dead processes; `key` identifies the session in its process."""
@@ -84,7 +85,7 @@ class StatusFile:
         self._next_s = float("-inf")
 
     def write(self, status: OffloadStatus) -> None:
-        """Write the status if it changed, at most once a second; ignore a folder that cannot be written."""
+        """Write the status if it has changed, at most once a second. Ignore errors of the file system."""
         now_s = time.monotonic()
         if now_s < self._next_s or (document := to_plain(status)) == self._last:
             return
@@ -100,7 +101,10 @@ class StatusFile:
 
 
 def read_statuses() -> list[dict[str, Any]]:
-    """Return `OffloadStatus` as a dict for each session that runs, of this user or the system's service."""
+    """Return the `OffloadStatus` of each running session as a dict.
+
+    These are the sessions of this user and of the system's service.
+    """
     status_files, paths = [], list[Path]()
     for cache in dict.fromkeys((find_cache_folder(), SYSTEM_CACHE)):
         with contextlib.suppress(OSError):  # of another user

@@ -1,1 +1,1 @@
-"""Measures a device, its server and the link between them, for plans."""
+"""Measures a device, its server and the link between them, for the planner."""

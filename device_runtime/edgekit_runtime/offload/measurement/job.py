@@ -1,6 +1,6 @@
-"""A measurement job as a device gets it, a line of JSON and blobs, and its result, one JSON object.
+"""The format of a measurement job and its result.
 
-This module runs nothing (`job_runner` does).
+A job is a line of JSON followed by blobs. The result is one JSON object. `job_runner` runs the job.
 """
 
 from collections.abc import Mapping, Sequence  # noqa: F401  # `from_plain` looks up names of JsonValue here
@@ -25,11 +25,11 @@ _Seconds: TypeAlias = Annotated[float, Range(0, 86400)]
 
 @dataclass(frozen=True, slots=True)
 class JobInput:
-    """One input of a graph; its values are in a blob.
+    """One input of a graph. Its values are in a blob.
 
     Attributes:
         dtype: one of `tensors.DTYPES`.
-        blob: number of the blob.
+        blob: index of the blob.
     """
 
     name: str
@@ -40,12 +40,14 @@ class JobInput:
 
 @dataclass(frozen=True, slots=True)
 class TransferCoding:
-    """How one half of a model codes the tensors that cross the link, outside of its graph.
+    """How one part of a split model encodes or decodes the tensors that cross the link.
+
+    This happens outside of its graph.
 
     Attributes:
-        tensors: names of the sent tensors: outputs or inputs of a head, or inputs of a tail.
-        does: `encode` for a head, after its run; `decode` for a tail, before its run.
-        media: tensor that is sent as a file -> its codec.
+        tensors: names of the tensors that are sent: outputs or inputs of a head, or inputs of a tail.
+        does: `encode` for a head, after its run, or `decode` for a tail, before its run.
+        media: a dict from each tensor that is sent as a file to its codec.
         compression: compression of the body.
     """
 
@@ -60,11 +62,11 @@ class JobGraph:
     """A graph to run.
 
     Attributes:
-        model: number of the blob with the model; None for a head that only codes its inputs.
+        model: index of the blob with the model, or None for a head that only encodes its inputs.
         options: `OrtOptions` that differ from their defaults.
-        weights: location of external data -> number of the blob.
-        inputs: inputs of the run; if they are empty, values are generated, and free dimensions are 1.
-        coding: coding that is timed with the graph; None for the graph alone.
+        weights: a dict from the location of external data to the index of the blob.
+        inputs: inputs of the run. If there are none, values are generated, and dynamic dimensions are 1.
+        coding: encoding or decoding that is timed together with the graph, or None for the graph alone.
     """
 
     model: int | None
@@ -79,15 +81,16 @@ class Job:
     """A measurement job.
 
     Attributes:
-        kind: `profile`: measure the kernels of the one graph. `time`: measure whole runs with a pause before
-            each; the graphs take turns. `batch`: measure consecutive runs without pauses, also in turns.
-        seconds: time limit of the runs that count, kept approximately. Runs at an unusual speed of the
-            processor do not count; all runs take at most three times as long.
-        engine: what runs the graphs. Jobs of the kind `batch` may use LiteRT, for `.tflite` files. Their
-            graphs have no options, inputs or weights, and run in sessions as packages have them.
-        quota: processor time that the sender grants, in cores; None for the system's figure.
-        usual_s: `MachineFacts.usual_s` of an earlier job, whose times are to be compared. If the processor
-            rarely has that speed, runs at another speed count.
+        kind: `profile` measures the kernels of one graph. `time` measures whole runs of the graphs in turn,
+            with a pause before each run. `batch` measures consecutive runs of the graphs in turn, without
+            pauses.
+        seconds: approximate time limit of the runs that count. Runs at an unusual processor speed do not
+            count. All runs together take at most three times as long.
+        engine: engine that runs the graphs. Jobs of the kind `batch` may use LiteRT for `.tflite` files.
+            Their graphs have no options, inputs or weights, and run in the same sessions as packages.
+        quota: processor time that the sender grants, in cores, or None for the limit of the system.
+        usual_s: `MachineFacts.usual_s` of an earlier job whose times are to be compared with this one. If the
+            processor rarely has that speed, runs at another speed count.
     """
 
     kind: JobKind
@@ -101,13 +104,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Time of one run, after a pause of 20 ms unless the run is part of a batch.
+    """Time of one run. There is a pause of 20 ms before the run, unless it is part of a batch.
 
     Attributes:
-        seconds: mean of the middle half of the runs at one speed of the processor. It is the mean of all runs
-            if the kernel makes runs wait for a quota.
+        seconds: mean of the middle half of the runs at one processor speed. If the kernel makes runs wait for
+            a quota, it is the mean of all runs.
         spread: distance between the quartiles, as a share of the median.
-        usual_s: `MachineFacts.usual_s` during these runs; None for a node.
+        usual_s: `MachineFacts.usual_s` during these runs, or None for a node.
     """
 
     seconds: _Seconds
@@ -122,7 +125,7 @@ class NodeTiming:
 
     Attributes:
         name: name of the node in onnxruntime.
-        op: its operator.
+        op: operator of the node.
     """
 
     name: str
@@ -138,9 +141,9 @@ class JobResult:
     Attributes:
         timings: one timing for each graph.
         nodes: nodes of a profile, in the order in which they ran.
-        graph: the optimised graph without large weights, an ONNX model in base64.
-        obstacle: why there are no nodes; empty if there are.
-        request: for a profile, the costs of a request beside the model.
+        graph: the optimised graph without large weights, as an ONNX model in base64.
+        obstacle: why the nodes could not be measured, or empty.
+        request: for a profile, the costs of a request in addition to the model.
     """
 
     machine: MachineFacts
@@ -152,7 +155,7 @@ class JobResult:
 
 
 def read_job(stream: IO[bytes]) -> tuple[Job, list[memoryview]]:
-    """Return the job on a stream, and its blobs.
+    """Read a job and its blobs from a stream.
 
     Raises:
         CutError: the job is malformed, too large, or ends too soon.

@@ -1,7 +1,7 @@
-"""Measures models on this machine for the planner: the program behind `edgekit-device offload measure`.
+"""Measures models on this machine for the planner, for `edgekit-device offload measure`.
 
-It runs one job (`job`) and ends; it is no server. It needs numpy and onnxruntime, and knows nothing about
-ONNX: the host interprets the kernels (`edgekit_offload.profiling`).
+It runs one job and ends. It needs numpy and onnxruntime, but not the package onnx. The host interprets the
+kernels, see `edgekit_offload.profiling`.
 """
 
 import contextlib
@@ -74,11 +74,11 @@ _TRUNCATED_S: Final = 0.5e-6  # onnxruntime cuts times to whole microseconds: ha
 
 
 def measure(job: Job, blobs: Sequence[memoryview]) -> JobResult:
-    """Return the measurements of a job.
+    """Run a job, and return its measurements.
 
     Raises:
-        CutError: an input does not fit its blob, or a tensor to be coded is missing.
-        BackendError: onnxruntime is missing or refused a graph or its inputs.
+        CutError: an input does not fit its blob, or a tensor to encode or decode is missing.
+        BackendError: onnxruntime is missing, or refused a graph or its inputs.
         TransportError: this machine cannot connect to itself.
     """
     if job.kind == "batch":
@@ -339,9 +339,10 @@ def _make_values(dtype: str, shape: Sequence[object], values: np.random.Generato
 
 
 def make_inputs(session: "onnxruntime.InferenceSession") -> dict[str, Array]:
-    """Return name -> generated input of a session: floats in 0..1; integers are 0, as they may be indices.
+    """Return a dict from name to generated input of a session: floats in 0..1, or 0 for integers.
 
-    Free dimensions are 1, and the values are the same at each call.
+    Integers are 0 because they may be indices. Dynamic dimensions are 1. The values are the same at each
+    call.
 
     Raises:
         BackendError: an input is not a plain tensor.

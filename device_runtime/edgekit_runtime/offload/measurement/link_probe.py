@@ -1,18 +1,19 @@
-"""Measures the link to a server of the Open Inference Protocol: round trip, and bandwidth both ways.
+"""Measures the link to an Open Inference Protocol server: round trip time, and bandwidth in both directions.
 
 It sends only ordinary requests over one connection, so it works with any such server:
 
-- Round trip: the least that TCP saw, which is the network's alone; the costs of a plan contain the work of
-  both machines. If the system does not tell, the median of `GET /v2/health/live`.
+- Round trip: the minimum that TCP has measured, which is the time of the network alone. The work of both
+  machines is part of the plan's costs. If the system does not provide this minimum, the median time of `GET
+  /v2/health/live` is used.
 - Upload: inference requests with a large body for a model that no server has. The server must read the body
-  before it answers 404. Two sizes take turns; bandwidth is the difference of their bytes divided by the
-  difference of their times until the reply, so that round trip and work of the server drop out. The time at
-  which a call to send returns says nothing: the call only filled the buffers of this machine.
-- Download: the protocol has no large reply without a model. So several requests for the server's longest page
-  are sent at once, and two numbers of requests are compared in the same way. This includes the server's work,
-  so it is a lower bound.
+  before it answers 404. Two body sizes are sent in turn. The bandwidth is the difference of their bytes
+  divided by the difference of their times, which cancels the round trip and the work of the server. The
+  duration of `send` is not used, because `send` only fills the buffers of this machine.
+- Download: the protocol has no large reply without a model. Therefore several requests for the server's
+  longest page are sent at once, and two numbers of requests are compared in the same way. The result includes
+  the work of the server, so it is a lower bound.
 
-It does not estimate from the traffic of an application (`link_estimate`).
+To estimate the link from the traffic of an application, see `link_estimate`.
 """
 
 import contextlib
@@ -60,10 +61,10 @@ class LinkProbe:
     """Measurements of a link.
 
     Attributes:
-        rtt_s: round trip of the network.
-        rtt_spread: distance between the quartiles of small requests, as a share of the median.
+        rtt_s: round trip time of the network.
+        rtt_spread: distance between the quartiles of the times of small requests, as a share of the median.
         up_bits_per_s: bandwidth to the server.
-        down_bits_per_s: bandwidth from the server, a lower bound; None if the server does not accept
+        down_bits_per_s: lower bound of the bandwidth from the server, or None if the server does not accept
             several requests at once.
         sent_bytes: size of the larger of the two uploads that were compared.
     """
@@ -77,7 +78,7 @@ class LinkProbe:
 
     @property
     def state(self) -> LinkState:
-        """The link for a prediction; a download that was not measured equals the upload."""
+        """The link for predictions. An unmeasured bandwidth from the server equals that to the server."""
         down_bits_per_s = self.up_bits_per_s if self.down_bits_per_s is None else self.down_bits_per_s
         return LinkState(self.up_bits_per_s, down_bits_per_s, self.rtt_s)
 
@@ -90,21 +91,21 @@ def probe_link(
     insecure: bool = False,
     seconds: float = 5.0,
 ) -> LinkProbe:
-    """Return measurements of the link to a server.
+    """Measure the link to a server.
 
-    It sends at most 100 MB, on slow links far less.
+    The measurement sends at most 100 MB, and far less on slow links.
 
     Args:
         server: `host:port`, `http://host:port` or `https://host:port`.
         token: token for servers that require one.
         ca_file: PEM file of the authority that signed the server's certificate.
-        insecure: whether plain HTTP to another machine is allowed; with a token, it is never allowed.
-        seconds: time limit of the probe and of each reply; the last transfer may exceed it.
+        insecure: whether plain HTTP to another machine is allowed. With a token, it is never allowed.
+        seconds: time limit of the measurement and of each reply. The last transfer may exceed it.
 
     Raises:
         TransportError: the server cannot be reached, does not answer in time, refuses the token, or answers
             before it has read a request.
-        DataError: the token holds a character that no header may have.
+        DataError: the token contains a character that no header may have.
         ConfigError: `server` is plain HTTP to another machine, which is not allowed.
     """
     address = Address.parse(server, ca_file, has_token=bool(token), insecure=insecure)

@@ -1,4 +1,4 @@
-"""Facts and state of a machine that measures."""
+"""Facts about a machine on which measurements run, and its state."""
 
 import contextlib
 import os
@@ -17,16 +17,17 @@ from edgekit_runtime.system.processor_speed import find_cpu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
-    """The machine, and its state while it measured.
+    """The machine, and its state during the measurement.
 
     Attributes:
         system: operating system and architecture.
-        quota: processor time that the process may use, in cores; None without a limit.
-        load: load average of the last minute before the measurement; None if the system has none.
+        quota: processor time that the process may use, in cores, or None without a limit.
+        load: load average of the last minute before the measurement, or None if the system has none.
         engine: name and release of the engine.
         date: date and time in UTC, in ISO 8601.
-        gpu: GPU that ran the graphs, such as `NVIDIA L4 by CUDA`; empty for the processor.
-        usual_s: speed of the processor, as seconds of a fixed piece of work (`SpeedGate`); None if unknown.
+        gpu: GPU that ran the graphs, such as `NVIDIA L4 by CUDA`, or empty if the processor ran them.
+        usual_s: time in seconds of a fixed piece of work, which shows the processor speed (`SpeedGate`), or
+            None if unknown.
     """
 
     cpu: str
@@ -41,11 +42,11 @@ class MachineFacts:
 
 
 def describe_machine(quota: float | None = None, engine: str = "ort") -> MachineFacts:
-    """Return the facts about this machine, without `usual_s` and `gpu`, which a measurement fills in.
+    """Return the facts about this machine, without `usual_s` and `gpu`, which the measurement sets.
 
     Args:
-        quota: processor time of this process in cores; None for the system's figure.
-        engine: engine to name.
+        quota: processor time of this process in cores, or None for the limit of the system.
+        engine: name of the engine to describe.
 
     Raises:
         BackendError: the engine is not installed.
@@ -62,17 +63,17 @@ def describe_machine(quota: float | None = None, engine: str = "ort") -> Machine
 
 
 def read_load_average() -> float | None:
-    """Return the load average of the last minute; None if the system has none."""
+    """Return the load average of the last minute, or None if the system has none."""
     with contextlib.suppress(OSError, AttributeError):
         return os.getloadavg()[0]
     return None
 
 
 def describe_engine(engine: str) -> str:
-    """Return the name and release of an engine of this machine, such as `onnxruntime 1.24.4`.
+    """Return the name and release of an engine on this machine, such as `onnxruntime 1.24.4`.
 
     Raises:
-        BackendError: it is not installed.
+        BackendError: the engine is not installed.
     """
     try:
         return " ".join(find_engine(engine).installation.find_release())

@@ -1,6 +1,7 @@
-"""Measures the time of a request beside the link and the models.
+"""Measures the time that a request takes in addition to the link and the models.
 
-That is a session's choice and checks, encoding, threads, HTTP, and learning from the reply.
+This is the time to choose a plan, check and encode the tensors, switch threads, handle HTTP, and evaluate the
+reply.
 """
 
 import contextlib
@@ -82,17 +83,17 @@ class RequestCost:
 
 
 def measure_request(pause_s: float, seconds: float, gate: SpeedGate, share: float = 1.0) -> RequestCost:
-    """Return the time of a request on this machine, sent to a responder here that computes nothing.
+    """Measure the time of a request to a server on this machine that computes nothing.
 
-    It goes through a `RemoteSession` over TLS, and the reply comes `pause_s` later: in such a pause, other
-    programs use a device's caches, and its processor may sleep.
+    The request goes through a `RemoteSession` over TLS. The reply comes after `pause_s`, because in such a
+    pause other programs use the caches of a device, and its processor may sleep.
 
     Args:
         pause_s: pause before each request, and before its reply.
-        seconds: time limit of the requests that count; all requests take at most three times as long. They
-            end earlier once their times are known within 1 % or 20 µs.
-        gate: tells which requests count.
-        share: share of a processor that this process gets.
+        seconds: time limit of the requests that count. All requests together take at most three times as
+            long. The measurement ends earlier once the times are known within 1 % or 20 µs.
+        gate: decides which requests count.
+        share: share of a processor that this process receives.
 
     Raises:
         TransportError: this machine cannot connect to itself.
@@ -131,17 +132,21 @@ def measure_request(pause_s: float, seconds: float, gate: SpeedGate, share: floa
 
 
 def average_middle(values: Sequence[float]) -> float:
-    """Return the mean of the middle half: as robust as a median, and finer for rounded values."""
+    """Return the mean of the middle half of the values.
+
+    It is as robust as a median, and has a finer resolution for rounded values.
+    """
     cut = len(values) // 4
     return statistics.fmean(sorted(values)[cut : len(values) - cut])
 
 
 def is_precise(values: Sequence[float], within: float = 0.0) -> bool:
-    """Return whether the standard error of `average_middle(values)` is small.
+    """Return whether the standard error of `average_middle(values)` is at most 1 % of the median.
 
-    Its limit is 1 % of the median, or `within` if that is larger; `within` has the unit of `values`. Fewer
-    than 20 values are not precise. The quartiles of normal values are 1.35 standard deviations apart; the
-    mean of the middle half of n values varies by 1.09 standard deviations / sqrt(n).
+    If `within` is larger than 1 % of the median, it is the limit. It has the unit of `values`. Fewer than 20
+    values are never precise. For normally distributed values, the quartiles are 1.35 standard deviations
+    apart, and the mean of the middle half of n values has a standard error of 1.09 standard deviations /
+    sqrt(n).
     """
     if len(values) < _LEAST_PRECISE:
         return False
