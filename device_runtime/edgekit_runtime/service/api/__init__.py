@@ -1,1 +1,1 @@
-"""The endpoints of the service: which URL does what."""
+"""The HTTP endpoints of the service."""

@@ -1,4 +1,4 @@
-"""`POST /v2/models/NAME/answer`: a photograph or sound as the body, the answer of the task as JSON."""
+"""`POST /v2/models/NAME/answer`: takes an image or sound as the body, returns the task's answer as JSON."""
 
 import functools
 import json
@@ -25,12 +25,12 @@ class AnswerHandler:
     def handle_request(
         self, name: str, version: str | None, connection: Connection, head: RequestHead, body: memoryview
     ) -> None:
-        """Respond later to a request with a photograph or sound.
+        """Handle a request with an image or sound. The response is sent later.
 
-        `body` must stay valid until the response.
+        `body` must stay valid until the response is sent.
 
         Raises:
-            EdgekitError: the response is this error.
+            EdgekitError: The error to respond with.
         """
 
         def reply(answered: Answered | BaseException) -> None:
@@ -59,10 +59,10 @@ class AnswerHandler:
 
 
 def parse_overrides(query: str) -> dict[str, JsonValue]:
-    """Return a task's options in a URL's query, such as `min_score=0.5&top=3`; values are JSON or text.
+    """Parse task options from a URL query such as `min_score=0.5&top=3`. Values are JSON or plain text.
 
     Raises:
-        RequestError: it is no list of names and values.
+        RequestError: The query is not a list of NAME=VALUE pairs.
     """
     overrides: dict[str, JsonValue] = {}
     for part in filter(None, query.split("&")):

@@ -1,8 +1,8 @@
-"""Requests whose bodies are compressed: `Content-Encoding: zstd`, `gzip` or `deflate`.
+"""Decompresses request bodies with `Content-Encoding: zstd`, `gzip` or `deflate`.
 
-A body that is one short frame is decompressed at once, and any other one on a thread, since the loop serves
-others meanwhile. Only one long body is decompressed at a time, and the others wait compressed. So bombs take
-the memory of one of them, however many clients send one. Clients that wait take turns.
+A short body of one frame is decompressed immediately. All others are decompressed on a thread, one at a time,
+so that the event loop can serve other requests. Bodies wait for the thread in compressed form, so several
+decompression bombs need no more memory than one. Waiting clients take turns.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _Action: TypeAlias = Callable[[Connection, RequestHead, memoryview], None]
 
 
 class CompressedBodies:
-    """Decompresses bodies on their way to an action."""
+    """Decompresses request bodies before their handlers run."""
 
     __slots__ = ("_held_bytes", "_limits", "_loop", "_threads", "_waiting")
 
@@ -42,11 +42,11 @@ class CompressedBodies:
         self._threads: Threads | None = None  # made with the first long body: most services get none
 
     def decode(self, action: _Action) -> _Action:
-        """Return an action that decompresses the body for `action`, or responds with an error."""
+        """Wrap `action` so that it receives the decompressed body. On failure, respond with an error."""
         return functools.partial(self._handle, action)
 
     def close(self, timeout_s: float) -> bool:
-        """End the thread; return whether it has ended."""
+        """Stop the thread, and return whether it has ended."""
         return self._threads is None or self._threads.close(timeout_s)
 
     def _handle(self, action: _Action, connection: Connection, head: RequestHead, body: memoryview) -> None:

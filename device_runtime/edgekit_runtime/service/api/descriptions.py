@@ -1,4 +1,4 @@
-"""What models say of themselves: their metadata and their statistics, as JSON."""
+"""Describes models as JSON: their metadata and statistics."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from edgekit_runtime.tensors import TensorSpec
 
 
 def describe_model(served: Served) -> dict[str, Any]:
-    """Return `platform`, `inputs`, `outputs` and any `states` for the metadata of a model."""
+    """Return `platform`, `inputs`, `outputs` and, if the model has any, `states` for its metadata."""
     return {
         "platform": served.loaded.platform,
         "inputs": [_describe_tensor(spec) for spec in served.codec.inputs],
@@ -20,7 +20,7 @@ def describe_model(served: Served) -> dict[str, Any]:
 
 
 def describe_versions(served: Sequence[Served]) -> dict[str, Any]:
-    """Return Triton's statistics, a list under `model_stats`, with our own figures."""
+    """Return Triton's statistics, extended by figures of this project, as a list under `model_stats`."""
     document = describe_statistics(version.metrics for version in served)
     for entry, version in zip(document["model_stats"], served, strict=True):
         entry.update(version.to_json())

@@ -1,7 +1,7 @@
-"""The settings that the fleet wants of the service, and the last lines of its log: for the agent alone.
+"""The endpoints for the fleet's agent: the fleet's settings of the service, and the latest log lines.
 
-The agent writes the settings into a file, and the service follows it, as it does with the fleet's streams.
-What the configuration states is the owner's, and stays.
+The agent writes the settings to a file, which the service watches. The fleet cannot change what the service's
+configuration sets.
 """
 
 import dataclasses
@@ -34,10 +34,11 @@ class _SettingsFile:
 
 
 class FleetHandler:
-    """Follows the fleet's settings in a file that the agent writes, and answers the agent.
+    """Applies the fleet's settings from the agent's file, and handles the agent's requests.
 
     Attributes:
-        problems: key of each setting of the file -> why it has no effect; empty if it takes effect.
+        problems: A dict from the key of each setting in the file to why it has no effect, or to an empty
+            string.
     """
 
     def __init__(self, path: Path, config: ServiceConfig, limit_power: Callable[[Power], None]) -> None:
@@ -51,7 +52,10 @@ class FleetHandler:
         self._default_level = logging.getLogger("edgekit_runtime").level
 
     def look(self) -> None:
-        """Apply the settings file if it changed, or the configuration if there is none. Sets `problems`."""
+        """Apply the settings file if it changed, and set `problems`.
+
+        Without a file, the settings of the configuration apply.
+        """
         stamp = read_stamp(self._path)
         if stamp == self._stamp:
             return
@@ -88,7 +92,7 @@ class FleetHandler:
         return ""
 
     def find(self, parts: list[str]) -> tuple[tuple[str, ...], Any] | None:
-        """Return the allowed methods and the action for the segments of a path; None for other paths."""
+        """Return the allowed methods and the action for the segments of a path, or None for other paths."""
         match parts:
             case ["v2", "fleet", "settings"]:
                 return ("GET",), self._respond_settings

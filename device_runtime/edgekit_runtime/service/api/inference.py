@@ -1,4 +1,4 @@
-"""Inference requests: from a body to a call, and from the outputs to a response."""
+"""Handles inference requests: decodes the body, calls the model and encodes the response."""
 
 import functools
 import time
@@ -30,17 +30,17 @@ _TIMES_JSON: Final = 4  # tensors may take so many times the memory of their JSO
 
 
 class Responder(Protocol):
-    """The receiver of a response: a connection, or a wrapper that adds headers."""
+    """Something that can send a response: a connection, or a wrapper that adds headers."""
 
     @property
     def is_open(self) -> bool:
-        """Whether the client is still there."""
+        """Whether the client is still connected."""
 
     def respond(self, *parts: Buffer) -> None:
-        """Send the response, see `Connection.respond`."""
+        """Send the response, as `Connection.respond` does."""
 
     def respond_error(self, error: BaseException, fields: Mapping[str, str] | None = None) -> None:
-        """Respond with `error`; `fields` are further headers."""
+        """Respond with `error`. `fields` holds additional headers."""
 
 
 class InferenceHandler:
@@ -66,10 +66,10 @@ class InferenceHandler:
     def handle_request(
         self, name: str, version: str | None, connection: Connection, head: RequestHead, body: memoryview
     ) -> None:
-        """Respond to a request for inference, now or later.
+        """Handle an inference request. The response may be sent later.
 
         Raises:
-            EdgekitError: the response is this error.
+            EdgekitError: The error to respond with.
         """
         try:
             served = self._models.find(name, version)
@@ -230,7 +230,10 @@ def _note(
 
 
 def find_deadline(request: InferRequest, connection: Connection) -> float | None:
-    """Return the latest start of the run that a request allows, on `time.monotonic`, or None."""
+    """Return the latest time at which the run of a request may start, or None.
+
+    The time is that of `time.monotonic`.
+    """
     if request.timeout_us is None:
         return connection.deadline_s
     deadline_s = time.monotonic() + request.timeout_us / 1e6

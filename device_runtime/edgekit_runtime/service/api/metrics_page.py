@@ -1,4 +1,4 @@
-"""The page that Prometheus reads: all families of metrics, gathered at each request."""
+"""The metrics page for Prometheus, computed for each request."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -23,14 +23,14 @@ def write_metrics(
     errors: Mapping[int, int],
     further: Sequence[MetricFamily],
 ) -> str:
-    """Return all metrics in Prometheus' text format.
+    """Return all metrics in the Prometheus text format.
 
     Args:
-        served: all versions that accept calls.
-        service: metrics of the whole service.
-        connections: number of connections that are open now, to the service or to its workers.
-        errors: HTTP status -> number of error responses of this process.
-        further: other families, such as restarts of workers.
+        served: All versions that accept calls.
+        service: The metrics of the whole service.
+        connections: The number of open connections to the service or to its workers.
+        errors: A dict from HTTP status to the number of error responses of this process.
+        further: Further metric families, such as restarts of workers.
     """
     trials = [
         version.trial

@@ -1,7 +1,7 @@
-"""The router: which request goes where, and the requests about server, models and repository.
+"""Routes requests to their handlers, and handles requests about the server, models and the repository.
 
-Source: KServe Open Inference Protocol v2 (HTTP/REST); Triton's extensions model_repository, statistics and
-    shared_memory.
+Source: KServe Open Inference Protocol v2 (HTTP/REST), and Triton's extensions model_repository, statistics
+and shared_memory.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class Router:
     """Passes each request to its handler.
 
     Attributes:
-        bodies: decompresses the bodies of requests.
+        bodies: Decompresses request bodies.
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class Router:
         self._tasks = Tasks()
 
     def handle_request(self, connection: Connection, head: RequestHead, body: memoryview) -> None:
-        """Handle the first request with this head; `head.route` handles further ones.
+        """Handle the first request with this head, and set `head.route` to handle further ones.
 
         Raises:
-            EdgekitError: the response is this error.
+            EdgekitError: The error to respond with.
         """
         parts = [unquote(part) for part in head.path.strip("/").split("/")]
         route = self._find(parts)
@@ -102,12 +102,12 @@ class Router:
         action(connection, head, body)
 
     def close(self, timeout_s: float) -> bool:
-        """End the threads that decompress bodies and store samples; return whether they have ended."""
+        """Stop the threads that decompress bodies and store samples, and return whether they have ended."""
         has_stored = self._samples is None or self._samples.close()
         return self.bodies.close(timeout_s) and has_stored
 
     def follow_samples(self) -> None:
-        """Read the fleet's orders of samples if they have changed, and follow them; called once a second."""
+        """Apply the fleet's orders for samples if they have changed. Called once a second."""
         file = self._sample_options.file
         if self._samples is not None or (file and os.path.exists(file)):  # noqa: PTH110  # each second
             self._find_samples().look()

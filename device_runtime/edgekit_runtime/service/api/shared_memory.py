@@ -1,4 +1,4 @@
-"""The endpoints of shared memory: clients register regions, list them and unregister them.
+"""The endpoints with which clients register, list and unregister shared memory regions.
 
 Source: Triton's extension shared_memory.
 """
@@ -33,7 +33,10 @@ class _OwnedRegions:
 
 
 class SharedMemoryHandler:
-    """Handles requests about regions; a memfd ends with the connection that registered it."""
+    """Handles requests about shared memory regions.
+
+    A memfd is unregistered when the connection that registered it ends.
+    """
 
     __slots__ = ("_regions",)
 
@@ -42,11 +45,14 @@ class SharedMemoryHandler:
 
     @property
     def allows_posix(self) -> bool:
-        """Whether segments may be registered by their name alone."""
+        """Whether POSIX segments may be registered, for which clients need to know only the name."""
         return self._regions.allows_posix
 
     def register(self, name: str, connection: Connection, _head: RequestHead, body: memoryview) -> None:
-        """Register a POSIX segment, or a memfd that came with the body; a memfd ends with the connection."""
+        """Register a POSIX segment, or a memfd that was sent with the request.
+
+        A memfd is unregistered when the connection ends.
+        """
         stated = load_small(body)
         key = stated.get("key")
         if not isinstance(key, str) or not 1 <= len(name) <= 256:
@@ -80,7 +86,7 @@ class SharedMemoryHandler:
     def respond_status(
         self, name: str | None, connection: Connection, _head: RequestHead, _body: memoryview
     ) -> None:
-        """Respond with the registration of one region, or of all that this client can use."""
+        """Respond with the registration of the region `name`, or of all regions that this client can use."""
         is_local = connection.is_local
         regions = self._regions.of(is_local=is_local)
         selected = regions if name is None else [self._regions.find(name, is_local=is_local)]
@@ -91,11 +97,11 @@ class SharedMemoryHandler:
     ) -> None:
         """Unregister the region `name`, and respond.
 
-        With None, unregister all POSIX segments that this client can use, and the memfds of this connection.
-        A POSIX segment has no owner: any connection may register and unregister it.
+        If `name` is None, unregister all POSIX segments that this client can use, and the memfds of this
+        connection. POSIX segments have no owner, so any connection may unregister them.
 
         Raises:
-            RequestError: the region is a memfd that another process passed.
+            RequestError: The region is a memfd that another process registered.
         """
         owned = connection.on_close.regions if isinstance(connection.on_close, _OwnedRegions) else ()
         for region in self._regions.of(is_local=connection.is_local):

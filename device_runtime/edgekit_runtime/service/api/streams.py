@@ -1,4 +1,4 @@
-"""Streams over HTTP: their list, their answers, a stream while a client reads, the live page."""
+"""The endpoints for streams: their list, their answers, streams for a single client, and the live page."""
 
 import base64
 import functools
@@ -44,7 +44,7 @@ class StreamsHandler:
             self._fleet.look()
 
     def find(self, parts: list[str]) -> tuple[tuple[str, ...], Action] | None:
-        """Return the allowed methods and the action for the segments of a path; None for other paths."""
+        """Return the allowed methods and the action for the segments of a path, or None for other paths."""
         match parts:
             case ["v2", "streams"]:
                 return ("GET", "HEAD", "POST"), self._respond_streams
@@ -124,7 +124,7 @@ class StreamsHandler:
 def open_streams(
     config: ServiceConfig, answers: AnswerPath, registry: Registry, http: HttpServer
 ) -> StreamsHandler:
-    """Return the handler of a service's streams; no stream is open yet."""
+    """Return the handler for the streams of a service. No stream is opened yet."""
     live = config.live
     is_live = not config.listen.is_beyond_loopback if live.enabled is None else live.enabled
     calls = ModelCalls(answers, registry, http)

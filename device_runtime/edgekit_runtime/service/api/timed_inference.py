@@ -1,4 +1,4 @@
-"""Inference whose responses state how long the call took and how loaded the service is."""
+"""Inference with response headers that state the duration of the call and the load of the service."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -22,14 +22,14 @@ from edgekit_runtime.service.serving.served_version import Served
 def make_inference_handler(
     models: Catalogue, when_loaded: WhenLoaded, slicer: Slicer, answers: AnswerPath, times: RunTimes | None
 ) -> InferenceHandler:
-    """Return a handler whose responses state `times`, or an `InferenceHandler` if `times` is None."""
+    """Return a `TimedInferenceHandler`, or an `InferenceHandler` if `times` is None."""
     if times is None:
         return InferenceHandler(models, when_loaded, slicer, answers)
     return TimedInferenceHandler(models, when_loaded, slicer, answers, times)
 
 
 class TimedInferenceHandler(InferenceHandler):
-    """Handles inference requests, and states times and load in the responses."""
+    """Handles inference requests, and adds times and load to the response headers."""
 
     __slots__ = ("_machine", "_meters", "_times")
 
@@ -50,10 +50,10 @@ class TimedInferenceHandler(InferenceHandler):
     def handle_request(
         self, name: str, version: str | None, connection: Connection, head: RequestHead, body: memoryview
     ) -> None:
-        """Respond to a request for a model, now or later; an error states the load, too.
+        """Handle an inference request. The response may be sent later. Errors also state the load.
 
-        A device probes the link with a version that no server has. That version may be the name of a model;
-        the error then states the load of this model, so the device learns whether to come back.
+        To probe the link, a device requests a version that no server has. If that version is the name of a
+        model, the error states the load of this model, so the device learns whether to use the server again.
         """
         try:
             super().handle_request(name, version, connection, head, body)

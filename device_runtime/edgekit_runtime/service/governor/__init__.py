@@ -1,1 +1,1 @@
-"""How the service obeys the power governor."""
+"""Applies the decisions of the power governor to the service."""

@@ -1,7 +1,7 @@
 """The lane of a governed model, which switches between several settings.
 
-All settings are loaded and warm before the first call: a switch is one assignment, and no call waits for it.
-Calls that an earlier setting accepted are answered by its lane.
+All settings are loaded and warmed up before the first call, so a switch is one assignment and delays no call.
+Calls that were accepted under an earlier setting are still answered by the lane of that setting.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,11 +22,11 @@ _RETRY_S = 1.0  # a governor decides once a second
 
 
 class GovernedLane(Lane):
-    """Sends calls to the lane of the setting in force, and refuses a share of them if a limit requires it.
+    """Passes calls to the lane of the current setting, and rejects a share of them if a limit requires it.
 
     Attributes:
-        admit: share of the calls that are accepted, 0..1.
-        changes: changes of the setting, since the start.
+        admit: The fraction of the calls that are accepted.
+        changes: The number of changes of the setting since the start.
     """
 
     __slots__ = ("_lanes", "_metrics", "_now", "_phase", "_reason", "admit", "changes", "setting")
@@ -45,7 +45,7 @@ class GovernedLane(Lane):
         self._now = self._choose(first)
 
     def submit(self, call: Call) -> None:
-        """Accept or refuse `call`, and answer it through its `reply`; raises nothing."""
+        """Accept or reject `call`, and answer it through its `reply`. Never raises."""
         if self.admit < 1.0:
             self._phase = (self._phase + GOLDEN) % 1.0  # evenly among all clients
             if self._phase >= self.admit:
@@ -59,11 +59,11 @@ class GovernedLane(Lane):
         self._now.submit(call)
 
     def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":
-        """Return the answer if `admit` is 1 and the lane in use can compute it at once; else None."""
+        """Return the answer if `admit` is 1 and the current lane can compute it immediately, else None."""
         return self._now.attempt(inputs) if self.admit >= 1.0 else None
 
     def follow(self, decision: Decision) -> None:
-        """Apply a decision of the governor, from the next call on."""
+        """Apply a decision of the governor to all following calls."""
         self.admit, self._reason = decision.admit, decision.reason
         if decision.setting != self.setting:
             self.setting = decision.setting
@@ -72,11 +72,11 @@ class GovernedLane(Lane):
 
     @property
     def is_idle(self) -> bool:
-        """Whether the lanes of all settings are idle, not only that of the present setting."""
+        """Whether the lanes of all settings are idle, including those not in use."""
         return all(lane.is_idle for lane in self._lanes.values())
 
     def drain(self, done: Callable[[], None]) -> None:
-        """Accept no more calls, and call `done` once all accepted calls are answered."""
+        """Accept no more calls, and call `done` when all accepted calls have been answered."""
         open_count = len(self._lanes)
 
         def count() -> None:
@@ -89,7 +89,7 @@ class GovernedLane(Lane):
             lane.drain(count)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the setting in force, for the `/v2` statistics."""
+        """Return the current setting for the statistics."""
         return {
             "variant": self.setting.variant,
             "batch": self.setting.batch,

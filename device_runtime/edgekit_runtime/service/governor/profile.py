@@ -1,6 +1,6 @@
-"""Describes a loaded model to the governor: its profile once, its load every second.
+"""Describes a loaded model to the governor: its profile once, and its load every second.
 
-The governor itself, one for all models, is in `edgekit_runtime.power`.
+The governor itself is in `edgekit_runtime.power`.
 """
 
 from bisect import bisect_left
@@ -23,10 +23,11 @@ _NO_SCORE: Final = 0.5
 def make_profile(
     loaded_settings: tuple[LoadedSetting, ...], options: GovernorOptions, scheduling: SchedulingLimits
 ) -> Profile:
-    """Return the loaded settings with their costs, each with every allowed size of batch.
+    """Return the loaded settings with their costs for each allowed batch size.
 
-    Running times were measured on loading. Energy is taken as proportional to the time of the engine's
-    threads: a governor learns the factor. Accuracy is the score in the package.
+    The running times were measured when the model was loaded. The energy is assumed to be proportional to the
+    time of the engine's threads, with a factor that the governor learns. The accuracy is the score in the
+    package.
     """
     costs = {}
     for loaded in loaded_settings:
@@ -53,7 +54,7 @@ def _score(figures: Mapping[str, JsonValue]) -> float:
 
 
 class GovernedModel:
-    """One loaded version under a governor; `lane` applies its decisions."""
+    """A loaded version that is controlled by a governor. `lane` applies the governor's decisions."""
 
     __slots__ = ("_counted", "_loads", "_metrics", "_profile", "lane")
 
@@ -63,9 +64,9 @@ class GovernedModel:
         self._counted = (0.0, 0, 0)
 
     def see(self, now_s: float) -> Seen:
-        """Return the load since the last call, and the setting in force.
+        """Return the load since the last call, and the current setting.
 
-        `now_s`: `time.monotonic()`.
+        `now_s` is the time of `time.monotonic()`.
         """
         metrics = self._metrics
         answered = metrics.succeeded + metrics.failed

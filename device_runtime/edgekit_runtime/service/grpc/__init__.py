@@ -1,1 +1,1 @@
-"""The Open Inference Protocol over gRPC, on an HTTP/2 of our own; see docs/adr/0037-grpc.md."""
+"""The Open Inference Protocol over gRPC, on our own HTTP/2 implementation (docs/adr/0037-grpc.md)."""

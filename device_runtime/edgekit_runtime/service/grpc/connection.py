@@ -1,7 +1,8 @@
-"""One connection of a gRPC client: its socket, its RPCs, its progress.
+"""The connection of a gRPC client: its socket, its RPCs and its timeouts.
 
-The event loop calls it when the socket is ready; `Http2` makes events of the bytes, and RPCs make messages
-of the events. It is counted, timed and drained by the server of HTTP, beside the connections of HTTP.
+The event loop calls the connection when the socket is ready. `Http2` parses the bytes into events, and `Rpc`
+assembles the events into messages. The HTTP server counts, times and drains gRPC connections together with
+HTTP connections.
 """
 
 import logging
@@ -35,12 +36,13 @@ _logger = logging.getLogger(__name__)
 
 
 class GrpcConnection:
-    """A client's connection, from when it is accepted until it is closed.
+    """A client's connection, from accept to close.
 
     Attributes:
-        is_local, client, peer_pid, deadline_tick: see `Connection`.
-        on_admit: called once the first RPC has passed the check of access; None from then on.
-        ahead: RPCs whose messages wait until the client reads, or until other connections had their turn.
+        is_local, client, peer_pid, deadline_tick: As in `Connection`.
+        on_admit: Called once when the first RPC has passed the access check, then set to None.
+        ahead: The RPCs whose messages wait until the client has read more, or until other connections were
+            served.
     """
 
     def __init__(
@@ -156,7 +158,7 @@ class GrpcConnection:
     # Sending
 
     def flush(self) -> None:
-        """Send as much as flow control allows; close if nothing is left and the connection is to end."""
+        """Send as much as flow control allows. If the connection is ending and nothing is left, close it."""
         if self._is_advancing or not self.is_open:
             return
         while self._send_buffer is None and (parts := self.http2.data_to_send(_SEND_BYTES)):
@@ -215,7 +217,7 @@ class GrpcConnection:
         self.deadline_tick = self.server.tick + ticks(after_s)
 
     def on_timeout(self) -> None:
-        """Close a connection whose client sends or reads too slowly, or that is idle."""
+        """Close the connection if it is idle, or if the client sends or reads too slowly."""
         limits, http2 = self.server.limits, self.http2
         if self._is_lingering or self.on_admit is not None:
             self.close()
@@ -276,7 +278,7 @@ class GrpcConnection:
             self.close()
 
     def close_when_idle(self) -> None:
-        """Begin no further RPCs (GOAWAY), and close once no RPC is under way; idle streams end."""
+        """Accept no further RPCs (GOAWAY), end idle streams, and close when no RPC is in progress."""
         if self.is_open and not self.http2.is_closing:
             self.http2.close(ErrorCode.NO_ERROR)
             for rpc in [stream for stream in self.rpcs if stream.is_idle_stream]:
@@ -284,7 +286,7 @@ class GrpcConnection:
             self.flush()
 
     def close(self) -> None:
-        """End the connection at once; a second call does nothing."""
+        """Close the connection immediately. Further calls have no effect."""
         if not self.is_open:
             return
         self.is_open = False

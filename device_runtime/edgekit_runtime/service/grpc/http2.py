@@ -1,16 +1,17 @@
-"""One HTTP/2 connection of a server, without I/O: bytes go in, events and bytes come out, as in h11.
+"""The server side of one HTTP/2 connection without I/O. As in h11, bytes go in, events and bytes come out.
 
     http2.receive_data(received)
     while (event := http2.next_event()) is not None:
         ...  # a handler may answer: http2.respond(event.stream, ...)
     parts = http2.data_to_send(64 << 10)
 
-`Http2.KINDS` has the rules of each type of frame. DATA is passed on before its frame is complete, so nothing
-but heads is collected here. What a stream sends waits for the windows of the client, and streams take turns
-frame by frame. Of responses no field enters the client's dynamic table, so a response has the same bytes in
-every connection.
+`Http2.KINDS` defines the rules for each frame type. DATA is passed on before its frame is complete, so only
+heads are buffered. Data to send waits for the client's flow control windows, and streams take turns frame by
+frame. Responses add nothing to the client's dynamic table, so a response has the same bytes on every
+connection.
 
-Source: RFC 9113 (HTTP/2), whose names of frames, flags and errors these are; RFC 7541 (HPACK), by `hpack`.
+Source: RFC 9113 (HTTP/2), from which the names of frames, flags and errors are taken, and RFC 7541 (HPACK),
+implemented by `hpack`.
 """
 
 import struct
@@ -51,7 +52,7 @@ Fields: TypeAlias = "list[tuple[bytes, bytes]]"
 
 
 class ErrorCode(IntEnum):
-    """Why a stream or a connection ends (RFC 9113, section 7)."""
+    """The reason why a stream or a connection ends (RFC 9113, section 7)."""
 
     NO_ERROR = 0x0
     PROTOCOL_ERROR = 0x1
@@ -65,7 +66,7 @@ class ErrorCode(IntEnum):
 
 
 class Http2Error(Exception):
-    """The connection cannot go on: `Http2.close` tells the client with GOAWAY."""
+    """A connection error. `Http2.close` reports it to the client with GOAWAY."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -73,19 +74,19 @@ class Http2Error(Exception):
 
 
 class MalformedHeadError(Exception):
-    """A request whose fields HTTP/2 forbids; its stream is reset."""
+    """A request has header fields that HTTP/2 forbids. Its stream is reset."""
 
 
 class Http2Stream:
-    """One request with its response. Stream 0 holds the windows of the whole connection.
+    """One request and its response. Stream 0 holds the flow control windows of the whole connection.
 
     Attributes:
-        context: the owner's object for this stream; None once nobody handles its events.
-        send_window, receive_window: bytes that may still be sent and received.
-        consumed_bytes: bytes that the owner has consumed, and for which no WINDOW_UPDATE was sent yet.
-        is_remote_open: whether the client may still send.
-        queue: DATA to be sent, in order.
-        trailers: the field block to send after `queue`, or None while it is not known.
+        context: The owner's object for this stream, or None if events are no longer handled.
+        send_window, receive_window: The number of bytes that may still be sent and received.
+        consumed_bytes: The number of consumed bytes for which no WINDOW_UPDATE was sent yet.
+        is_remote_open: Whether the client may still send.
+        queue: The DATA to send, in order.
+        trailers: The field block to send after `queue`, or None if it is not known yet.
     """
 
     __slots__ = (
@@ -111,16 +112,16 @@ class Http2Stream:
 
 
 class HeadersReceived(NamedTuple):
-    """A request has begun with `head`; `stream.is_remote_open` says whether a body follows."""
+    """A request has started with `head`. A body follows if `stream.is_remote_open` is True."""
 
     stream: Http2Stream
     head: Any
 
 
 class DataReceived(NamedTuple):
-    """A piece of a request's body, the last one if `ends_stream`.
+    """A part of a request's body. It is the last part if `ends_stream` is True.
 
-    The owner calls `Http2.consume` once it has used the data.
+    The owner must call `Http2.consume` after it has used the data.
     """
 
     stream: Http2Stream
@@ -129,7 +130,7 @@ class DataReceived(NamedTuple):
 
 
 class StreamReset(NamedTuple):
-    """The client wants no response."""
+    """The client has cancelled the request."""
 
     stream: Http2Stream
 
@@ -191,11 +192,11 @@ class Http2:
     """The state of one connection.
 
     Attributes:
-        streams: number -> open stream.
-        queued_bytes: bytes of DATA of all streams still to be sent.
-        received_bytes, sent_bytes: bytes of DATA so far.
-        frames: number of complete frames received.
-        is_closing: whether GOAWAY was sent; no further stream is opened.
+        streams: A dict from stream numbers to open streams.
+        queued_bytes: The number of DATA bytes of all streams that wait to be sent.
+        received_bytes, sent_bytes: The number of DATA bytes so far.
+        frames: The number of complete frames that were received.
+        is_closing: Whether GOAWAY was sent, after which no stream is opened.
     """
 
     def __init__(
@@ -243,7 +244,7 @@ class Http2:
 
     @property
     def is_in_frame(self) -> bool:
-        """Whether only a part of a frame, or of the preface, has arrived."""
+        """Whether a frame or the connection preface is incomplete."""
         is_partial = len(self._unread) > self._at or self._unread_data is not None
         return is_partial or self._block_id is not None or not self._has_settings
 
@@ -255,7 +256,7 @@ class Http2:
         """Return the next event, or None if more bytes are needed.
 
         Raises:
-            Http2Error: the connection cannot go on.
+            Http2Error: The connection must be closed.
         """
         if not self._has_preface and not self._read_preface():
             return None
@@ -287,7 +288,7 @@ class Http2:
                 return event
 
     def consume(self, stream: Http2Stream, size_bytes: int) -> None:
-        """Let the client send `size_bytes` more on a stream (flow control)."""
+        """Allow the client to send `size_bytes` more on a stream."""
         stream.consumed_bytes += size_bytes
         if stream.is_remote_open and stream.consumed_bytes > STREAM_WINDOW_BYTES // 2:
             credit = _WORD.pack(stream.consumed_bytes)
@@ -471,13 +472,14 @@ class Http2:
     def respond(
         self, stream: Http2Stream, head: bytes, parts: Sequence[Buffer], trailers: bytes | None
     ) -> None:
-        """Queue a response, or a further part of a response.
+        """Queue a response or the next part of a response.
 
         Args:
-            stream: the stream of the request.
-            head: the field block that begins the response; empty if it has begun or has only trailers.
-            parts: the body; not to be changed until they are sent.
-            trailers: the field block that ends it, or None if more follows.
+            stream: The stream of the request.
+            head: The field block that starts the response. Empty if the response has started or has only
+                trailers.
+            parts: The body. It must not change until it has been sent.
+            trailers: The field block that ends the response, or None if more parts follow.
         """
         if head:
             self._control.append(_frame(_HEADERS, _END_HEADERS, stream.stream_id, head))
@@ -497,11 +499,11 @@ class Http2:
         self._ready[stream.stream_id] = stream
 
     def ping(self) -> None:
-        """Send a PING, which a living client acknowledges."""
+        """Send a PING, which the client must acknowledge."""
         self._control.append(_frame(_PING, 0, 0, bytes(8)))
 
     def close(self, code: ErrorCode, message: str = "") -> None:
-        """Accept no further stream (GOAWAY); with an error, end all streams too."""
+        """Send GOAWAY, after which no stream is opened. An error code also ends all streams."""
         payload = _WORD.pack(self._last_stream_id) + _WORD.pack(code) + message.encode()[:256]
         self._control.append(_frame(_GOAWAY, 0, 0, payload))
         self.is_closing = True
@@ -510,7 +512,7 @@ class Http2:
                 self._end_stream(stream)
 
     def data_to_send(self, max_bytes: int) -> list[Buffer]:
-        """Return the bytes to send now in parts, about `max_bytes` at most; empty if there are none."""
+        """Return the bytes to send now, in parts of about `max_bytes` in total, or an empty list."""
         output, self._control = self._control, []
         while self._ready and max_bytes > 0:
             stream = self._ready.pop(next(iter(self._ready)))

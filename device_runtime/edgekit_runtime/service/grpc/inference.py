@@ -1,7 +1,7 @@
-"""Inference over gRPC: a message becomes the request over HTTP that means the same, its response a message.
+"""Inference over gRPC. Each message is converted to the equivalent HTTP request, and each response back.
 
-So one code decides, and two protocols carry it. Clients repeat all of a message but its `raw_input_contents`,
-and the service all of a response but its tensors: the last few of both are kept as they were translated.
+Both protocols therefore share one implementation. Requests of a client usually differ only in
+`raw_input_contents`, and responses only in the tensors. The last few conversions of the rest are cached.
 """
 
 import contextlib
@@ -74,7 +74,7 @@ class _ResponseHead(NamedTuple):
 
 
 class InferMethod(Method):
-    """`ModelInfer`, and `ModelStreamInfer` as a stream."""
+    """The methods `ModelInfer` and, with `is_stream`, `ModelStreamInfer`."""
 
     def __init__(
         self, handler: InferenceHandler, registry: Registry, limits: Inference, *, is_stream: bool
@@ -218,7 +218,7 @@ def _describe_request(message: Mapping[str, Any], sizes: Sequence[int]) -> dict[
 
 
 def read_parameters(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a message as name -> plain value, without parameters that only HTTP has."""
+    """Return a dict from names to plain values of a message's parameters, without HTTP-only parameters."""
     parameters = {name: next(iter(choice.values()), None) for name, choice in message["parameters"].items()}
     for name in ("binary_data", "binary_data_size"):  # of HTTP: here all tensors are
         parameters.pop(name, None)

@@ -1,7 +1,7 @@
-"""The messages of the protocol over gRPC: a table of their fields, with a reader and a writer of protobuf.
+"""The messages of the protocol over gRPC: a table of their fields, and a reader and writer for protobuf.
 
-A message is a dict from field names to values, as in JSON. Missing scalars are their defaults, missing
-messages are left out, unknown fields are skipped.
+A message is a dict from field names to values, as in JSON. Missing scalars have their default value, missing
+messages are left out, and unknown fields are skipped.
 
 Source: KServe and Triton's `grpc_service.proto`; protobuf's encoding (protobuf.dev).
 """
@@ -120,10 +120,10 @@ _CONTAINERS: Final[Mapping[str, Callable[[], Any]]] = {"repeated": list, "map": 
 
 
 def read_message(message: str, data: "bytes | memoryview") -> dict[str, Any]:
-    """Return the fields of a message, such as `ModelInferRequest`, by name.
+    """Parse a message, such as `ModelInferRequest`, to a dict from field names to values.
 
     Raises:
-        RequestError: `data` are no such message, or have too many fields.
+        RequestError: `data` is not such a message, or has too many fields.
     """
     return _read_message(message, memoryview(data), iter(range(_MAX_FIELDS)))
 
@@ -182,9 +182,9 @@ def _read_value(kind: str, data: memoryview, budget: Iterator[int]) -> Any:
 
 
 def write_message(message: str, values: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a message. Values that are None, or have no field in the message, are left out.
+    """Encode a message. Values that are None or unknown to the message are left out.
 
-    `message`: key of `MESSAGES`, such as `ModelInferResponse`.
+    `message` is a key of `MESSAGES`, such as `ModelInferResponse`.
     """
     output = bytearray()
     for field in _FIELDS[message].values():
@@ -212,15 +212,15 @@ def _write_value(number: int, kind: str, value: Any) -> bytes:
 
 
 def head_of_bytes(number: int, size_bytes: int) -> bytes:
-    """Return the tag and length that precede a field of bytes, text or a message."""
+    """Return the tag and length that precede the content of a bytes, string or message field."""
     return encode_varint(number << 3 | _LENGTH) + encode_varint(size_bytes)
 
 
 def split_raw_contents(message: memoryview) -> tuple[bytes, list[memoryview]]:
-    """Return a ModelInferRequest without its `raw_input_contents`, and views of those contents.
+    """Split a ModelInferRequest into the message without `raw_input_contents`, and views of these contents.
 
     Raises:
-        RequestError: `message` is no protobuf, or has too many fields.
+        RequestError: `message` is not valid protobuf, or has too many fields.
     """
     raw: list[memoryview] = []
     others: list[memoryview] = []
@@ -261,10 +261,10 @@ def _split_fields(data: memoryview, budget: Iterator[int]) -> Iterator[tuple[int
 
 
 def read_varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Return the varint at `at`, and the position behind it.
+    """Return the varint at `at`, and the position after it.
 
     Raises:
-        RequestError: it does not end.
+        RequestError: The varint does not end.
     """
     if at < len(data) and data[at] < 0x80:  # most are short
         return data[at], at + 1
@@ -277,7 +277,7 @@ def read_varint(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def encode_varint(number: int) -> bytes:
-    """Return the varint encoding of a number of at most 64 bits; a negative one as protobuf's int64."""
+    """Return the varint encoding of a number of at most 64 bits. Negative numbers are encoded as int64."""
     if 0 <= number < 0x80:
         return bytes((number,))
     number &= 0xFFFFFFFFFFFFFFFF
@@ -290,10 +290,10 @@ def encode_varint(number: int) -> bytes:
 
 
 def unpack_varints(data: "bytes | bytearray | memoryview") -> Array:
-    """Return the numbers of a packed field as uint64.
+    """Return the numbers of a packed field as a uint64 array.
 
     Raises:
-        RequestError: the last number does not end, or a number is too long.
+        RequestError: The last number does not end, or a number is too long.
     """
     source = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(source < 0x80) + 1

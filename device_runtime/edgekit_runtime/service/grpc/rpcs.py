@@ -1,8 +1,8 @@
-"""gRPC on streams of HTTP/2: heads of RPCs, messages with their lengths, deadlines and statuses.
+"""gRPC on HTTP/2 streams: RPC heads, length-prefixed messages, deadlines and statuses.
 
-A `Rpc` is one stream. Each message of its client has a `MessageResponder`, which the handlers of HTTP
-take for their connection. Responses have the order of the requests; an RPC that takes one message begins
-with it once the client has ended its side.
+An `Rpc` is one stream. Each message of the client has a `MessageResponder`, which HTTP handlers use in place
+of their connection. Responses are sent in the order of the requests. A method that takes a single message
+starts when the client has finished sending.
 
 Source: gRPC over HTTP/2 (github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md).
 """
@@ -55,7 +55,7 @@ _logger = logging.getLogger(__name__)
 
 
 def encode_field(name: bytes, value: bytes) -> bytes:
-    """Return a header field in HPACK that enters no dynamic table, without Huffman coding.
+    """Return a header field in HPACK, without dynamic table and Huffman coding.
 
     Source: RFC 7541, section 6.2.2.
     """
@@ -75,28 +75,28 @@ class Method:
     """A method of the service.
 
     Attributes:
-        is_stream: whether both sides send any number of messages.
+        is_stream: Whether client and server send any number of messages.
     """
 
     is_stream = False
 
     def handle(self, responder: "MessageResponder", head: "RpcHead", message: memoryview) -> None:
-        """Answer a message, now or later, as a handler of HTTP does.
+        """Handle a message. As with HTTP handlers, the response may be sent later.
 
         Raises:
-            EdgekitError: the response is this error.
+            EdgekitError: The error to respond with.
         """
         raise NotImplementedError
 
     def encode_response(self, head: bytes, *body: Buffer) -> Sequence[Buffer]:
-        """Return the gRPC message, in parts, for an HTTP response.
+        """Convert an HTTP response to a gRPC message, in parts.
 
-        `head`: HTTP/1.1 head; the JSON of an inference follows in the same bytes.
+        `head` is the HTTP/1.1 head. For inference, the JSON follows in the same bytes.
         """
         raise NotImplementedError
 
     def encode_error(self, _error: EdgekitError) -> bytes | None:
-        """Return the message that states an error; None if the RPC ends with the error's status instead."""
+        """Return a message that contains the error, or None to end the RPC with the error's status."""
         return None
 
 
@@ -104,7 +104,7 @@ _UNKNOWN: Final = Method()  # of an RPC whose method is not found yet
 
 
 class RpcOwner(Protocol):
-    """What RPCs need of their connection, see `GrpcConnection`."""
+    """The interface that RPCs need from their connection, see `GrpcConnection`."""
 
     http2: Http2
     server: HttpServer
@@ -116,18 +116,18 @@ class RpcOwner(Protocol):
     ahead: "set[Rpc]"
 
     def flush(self) -> None:
-        """Send what may be sent."""
+        """Send as much as flow control allows."""
 
 
 class RpcHead:
     """The head of an RPC.
 
     Attributes:
-        path: `/package.Service/Method`.
-        content_coding: coding of messages that are compressed.
-        timeout_s: how long the client waits, or None.
-        authorization, is_from_page, has_foreign_host, method: see `RequestHead`.
-        is_cleared: whether the client may use the service.
+        path: The path, `/package.Service/Method`.
+        content_coding: The compression of compressed messages.
+        timeout_s: The time that the client waits, in seconds, or None.
+        authorization, is_from_page, has_foreign_host, method: As in `RequestHead`.
+        is_cleared: Whether the client has passed the access check.
     """
 
     def __init__(self, fields: Fields) -> None:
@@ -165,12 +165,12 @@ class RpcHead:
 
 
 class MessageResponder:
-    """Takes the response to one message of a client; stands in for the connection in handlers of HTTP.
+    """Receives the response to one message. Takes the place of the connection in HTTP handlers.
 
     Attributes:
-        response: the response message in parts, or None before there is one.
-        on_close: called once when the client gives up, or None.
-        is_local, deadline_s, client, peer_pid: see `Connection`.
+        response: The response message in parts, or None before the response.
+        on_close: A function that is called once if the client cancels, or None.
+        is_local, deadline_s, client, peer_pid: As in `Connection`.
     """
 
     __slots__ = ("client", "deadline_s", "is_local", "on_close", "peer_pid", "response", "rpc")
@@ -191,11 +191,11 @@ class MessageResponder:
 
     @property
     def has_left(self) -> bool:
-        """Whether the client has given up."""
+        """Whether the client has cancelled the RPC."""
         return not self.rpc.is_open
 
     def respond(self, head: Buffer, *body: Buffer) -> None:
-        """Send the message for the head and body of an HTTP response; both must not change until sent."""
+        """Convert an HTTP response to a message and send it. The buffers must not change until then."""
         try:
             parts = self.rpc.method.encode_response(bytes(head), *body)
         except Exception as error:  # else the client would wait for ever
@@ -204,7 +204,7 @@ class MessageResponder:
             self.rpc.answer(self, parts)
 
     def respond_error(self, error: BaseException, _fields: Mapping[str, str] | None = None) -> None:
-        """Respond with `error`, and count it. An error that is no EdgekitError is logged and becomes 500."""
+        """Respond with `error` and count it. Errors other than EdgekitError are logged and become 500."""
         rpc = self.rpc
         if not isinstance(error, EdgekitError):
             _logger.error("an RPC of %s failed inside the service", rpc.head.path, exc_info=error)
@@ -223,9 +223,9 @@ class Rpc:
     """One RPC: a stream that carries messages.
 
     Attributes:
-        deadline_s: when the client gives up, on `time.monotonic`, or None.
-        is_open: whether it is neither answered nor cancelled.
-        received_bytes: bytes of received messages that no handler has begun.
+        deadline_s: When the client stops waiting, in the time of `time.monotonic`, or None.
+        is_open: Whether the RPC is neither finished nor cancelled.
+        received_bytes: The size of the received messages that are not handled yet.
     """
 
     __slots__ = (
@@ -271,21 +271,21 @@ class Rpc:
 
     @property
     def is_idle_stream(self) -> bool:
-        """Whether its client may send messages, and none is under way."""
+        """Whether the client may send more messages and none is in progress."""
         return self.method.is_stream and not (self.is_busy or self.is_in_message)
 
     @property
     def is_in_message(self) -> bool:
-        """Whether a message waits for more bytes, or for the end of its stream."""
+        """Whether a message is incomplete, or complete but waits for the end of its stream."""
         return len(self._prefix) > 0
 
     @property
     def is_full(self) -> bool:
-        """Whether the client has sent too far ahead of its responses, so that no more is taken from it."""
+        """Whether too many responses are pending, so that no more messages are accepted for now."""
         return len(self._responders) >= _MAX_AHEAD or self.stream.queued_bytes > STREAM_WINDOW_BYTES
 
     def receive_data(self, data: memoryview, *, ends_stream: bool) -> None:
-        """Take a piece of the client's messages; begin those that are complete."""
+        """Add received data, and handle the messages that are complete."""
         last = self._pieces[-1] if self._pieces else data
         if last is not data and len(last) < _SMALL_BYTES > len(data):  # else many would take much memory
             self._pieces[-1] = memoryview(bytes(last) + data)
@@ -296,7 +296,7 @@ class Rpc:
         self.resume()
 
     def resume(self) -> None:
-        """Continue, unless the client is too far ahead of its responses, or other connections come first."""
+        """Continue handling messages, unless too many responses are pending or other connections go first."""
         try:
             if self.is_open and not self.is_held:
                 self._advance()
@@ -399,7 +399,7 @@ class Rpc:
             responder.respond_error(error)
 
     def answer(self, responder: MessageResponder, parts: Sequence[Buffer]) -> None:
-        """Send the response to a message, once the earlier responses were sent."""
+        """Send the response to a message after all earlier responses."""
         if self.is_open and responder.response is None:
             responder.response = parts
             self._send_responses()
@@ -418,13 +418,13 @@ class Rpc:
             self._send(parts)
 
     def fail(self, error: EdgekitError) -> None:
-        """End the RPC with the status of `error`, which is counted."""
+        """End the RPC with the status of `error`, and count the error."""
         if self.is_open:
             self.owner.server.error_counts[status_of(error)] += 1
             self._finish(_encode_status(error))
 
     def refuse_content(self) -> None:
-        """Answer a request that is not gRPC with 415."""
+        """Respond with 415, since the request is not gRPC."""
         self._has_headers = True
         self._finish(_NOT_GRPC)
 
@@ -439,7 +439,7 @@ class Rpc:
         self.owner.http2.respond(self.stream, head, parts, trailers)
 
     def cancel(self) -> None:
-        """Drop an RPC that the client has given up, or that has ended."""
+        """Discard the RPC after the client has cancelled it, or after it has ended."""
         if self.is_open:
             self.is_open = False
             self.stream.context = None
