@@ -1,4 +1,4 @@
-"""Where the service listens: Unix sockets and TCP, of HTTP and gRPC, with TLS in front of TCP."""
+"""The listening sockets of the service: Unix sockets and TCP, for HTTP and gRPC, with optional TLS on TCP."""
 
 import functools
 import os
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Listening:
-    """The listening sockets of one service; the server of HTTP accepts and closes all of them."""
+    """The listening sockets of a service. The HTTP server accepts and closes all their connections."""
 
     def __init__(self, http: HttpServer, config: ServiceConfig) -> None:
         self._http, self._config = http, config
@@ -29,13 +29,16 @@ class Listening:
         self._tls: list[TlsListener] = []
 
     def open(self, router: Router, registry: Registry, *, token: bytes | None) -> list[str]:
-        """Accept connections from now on; return the addresses, HTTP over TCP last.
+        """Start to accept connections, and return the addresses. HTTP over TCP is the last one.
 
-        `router` answers over gRPC, too. `token`: what `read_token` returned; None if TCP clients need none.
+        Args:
+            router: The router for HTTP and gRPC requests.
+            registry: The registry of the models.
+            token: The result of `read_token`, or None if TCP clients need no token.
 
         Raises:
-            TransportError: an address is in use or cannot be used.
-            ConfigError: gRPC is to be served, and its package is not installed.
+            TransportError: An address is in use or not usable.
+            ConfigError: gRPC is configured, but its package is not installed.
         """
         listen, grpc = self._config.listen, self._config.grpc
         connect = functools.partial(Connection, self._http)
@@ -86,7 +89,7 @@ class Listening:
         return _name(listener)
 
     def begin_stop(self) -> None:
-        """Give up unfinished handshakes, and remove the files of the Unix sockets."""
+        """Cancel unfinished handshakes, and remove the files of the Unix sockets."""
         for tls in self._tls:
             tls.close()
         for socket_file in self._socket_files:

@@ -1,7 +1,7 @@
-"""The methods of `inference.GRPCInferenceService`: which endpoint of HTTP each one is.
+"""The methods of `inference.GRPCInferenceService`, and the HTTP endpoint for each of them.
 
-All but inference go through the router of HTTP: its JSON has the fields of the messages, so a request is
-written as JSON, and its response is read from there.
+All methods except inference use the HTTP router. Its JSON has the same fields as the messages, so requests
+and responses are converted to and from JSON.
 """
 
 import json
@@ -96,10 +96,10 @@ class GrpcService:
     """The RPC methods, and the state that all connections share.
 
     Attributes:
-        server: counts the connections, and has their limits.
-        bodies: decompresses messages.
-        token: see `check_access`.
-        max_streams: RPCs of one connection at one time.
+        server: The HTTP server, which counts the connections and enforces their limits.
+        bodies: Decompresses messages.
+        token: The expected token, as in `check_access`.
+        max_streams: The maximum number of concurrent RPCs on one connection.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class GrpcService:
         """Return the method at a path.
 
         Raises:
-            RequestError: there is none.
+            RequestError: There is no such method.
         """
         method = self._methods.get(path)
         if method is None:

@@ -1,4 +1,4 @@
-"""Access control of requests over TCP: no web pages, and the bearer token."""
+"""Access control for requests over TCP: refuses web pages, and checks the bearer token."""
 
 import base64
 import contextlib
@@ -13,7 +13,7 @@ _MIN_TOKEN_CHARACTERS: Final = 16
 
 
 class AccessHead(Protocol):
-    """The part of a request's head that decides on access, see `RequestHead`."""
+    """The fields of a request's head that decide on access, see `RequestHead`."""
 
     authorization: bytes | None
     has_foreign_host: bool
@@ -23,14 +23,14 @@ class AccessHead(Protocol):
 
 
 def check_access(head: AccessHead, token: bytes | None) -> None:
-    """Refuse a request that comes from a web page, or without the token.
+    """Refuse a request that comes from a web page or does not have the token.
 
     Args:
-        head: head of a request over TCP.
-        token: the expected header `Authorization`, as `read_token` returns it; None if no token is set.
+        head: The head of a request over TCP.
+        token: The expected `Authorization` header, as returned by `read_token`, or None if no token is set.
 
     Raises:
-        RequestError: 403 for a web page or a foreign host; 401 for a missing or wrong token. For `/live` the
+        RequestError: 403 for a web page or a foreign host, 401 for a missing or wrong token. For `/live` the
             401 is a `LoginError`.
     """
     if head.is_from_page:
@@ -58,10 +58,11 @@ def _normalize_token(head: AccessHead) -> bytes:
 
 
 def read_token(path: str) -> bytes:
-    """Return the value that the header `Authorization` must have: `Bearer` and the token in a file.
+    """Read the token in a file and return the expected `Authorization` header, which is `Bearer TOKEN`.
 
     Raises:
-        ConfigError: the file is unreadable or readable by everybody, or the token is short or has spaces.
+        ConfigError: The file is not readable, or readable by everyone, or the token is short or contains
+            spaces.
     """
     try:
         with open(path, encoding="ascii") as file:  # noqa: PTH123  # one descriptor for content and mode

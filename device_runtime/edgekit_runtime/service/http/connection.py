@@ -1,8 +1,8 @@
-"""One connection of a client: owns its socket, its deadline and its lease.
+"""The connection of an HTTP client, which owns its socket, its deadline and its lease.
 
-The event loop calls it when the socket is ready. It reads bytes, which the request parser turns into
-requests, hands these to the server's handler one at a time, and sends the responses in order; requests that a
-client sends ahead wait. It does not know what a request means.
+The event loop calls the connection when the socket is ready. The connection reads bytes, has them parsed by
+`RequestParser`, passes the requests to the server's handler one at a time, and sends the responses in order.
+Pipelined requests wait. The connection does not interpret the requests.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ Screen: TypeAlias = Callable[["Connection", RequestHead], bool]
 
 
 class ConnectionOwner(Protocol):
-    """The part of a server that all its connections share; see `HttpServer`."""
+    """The part of a server that its connections use, see `HttpServer`."""
 
     loop: AbstractEventLoop
     limits: HttpLimits
@@ -59,14 +59,14 @@ class ConnectionOwner(Protocol):
     on_response_sent: "Callable[[Connection], None] | None"
 
     def connection_made(self, connection: "Connection") -> None:
-        """Count a new connection."""
+        """Add a new connection."""
 
     def connection_lost(self, connection: "Connection") -> None:
-        """Forget a connection that was closed or released."""
+        """Remove a connection that was closed or released."""
 
 
 def ticks(seconds: float) -> int:
-    """Return after how many ticks, one each `TICK_S` (0.5 s), at least `seconds` have passed."""
+    """Return the number of ticks, one each `TICK_S` (0.5 s), that take at least `seconds`."""
     return int(seconds / TICK_S) + 2
 
 
@@ -74,18 +74,18 @@ class Connection:
     """A client's connection, from when it is accepted or handed over until it is closed or released.
 
     Attributes:
-        is_open: whether it was neither closed nor released.
-        is_local: whether the client came over the Unix socket, whose permissions say who may connect.
-        address: address of the client if the socket cannot tell it, as with TLS; else empty.
-        descriptors: descriptors that arrived with the body of the present request. A handler that keeps one
-            removes it from the list.
-        on_close: called once when the connection ends here, or None.
-        on_admit: called when the first request has passed the screen, and then set to None; may be None.
-        deadline_tick: the server's tick at which `on_timeout` is called.
-        is_busy: whether the handler has a request whose response is not sent.
-        closes: whether the connection ends after this response, so no further request is read.
-        is_lingering: whether the last response is sent; whatever the client still sends is discarded.
-        deadline_s: always None: only gRPC states when the client gives up; see `MessageResponder`.
+        is_open: Whether the connection is neither closed nor released.
+        is_local: Whether the client uses the Unix socket, whose file permissions control access.
+        address: The client's address if the socket does not know it, as with TLS. Otherwise empty.
+        descriptors: The file descriptors received with the body of the current request. A handler that keeps
+            one must remove it from the list.
+        on_close: A function that is called once when the connection is closed or released, or None.
+        on_admit: A function that is called when the first request has passed the screen, or None.
+        deadline_tick: The server tick at which `on_timeout` is called.
+        is_busy: Whether the handler has a request whose response has not been sent.
+        closes: Whether the connection ends after this response.
+        is_lingering: Whether the last response was sent, so that received data is discarded.
+        deadline_s: Always None, since only gRPC has request deadlines, see `MessageResponder`.
     """
 
     deadline_s: float | None = None
@@ -165,7 +165,11 @@ class Connection:
         owner.loop.add_reader(connected.fileno(), self._on_readable)
 
     def resume(self, unread: bytes) -> None:
-        """Continue on a connection that was handed over; `unread` are received bytes not answered yet."""
+        """Continue a connection that was handed over.
+
+        Args:
+            unread: Bytes that were received but not answered.
+        """
         if self._lease is not None:
             self._lease.states[self._lease.index] = UNDER_WAY if unread else IDLE
         self._data_received(unread)
@@ -345,14 +349,14 @@ class Connection:
     # Responding
 
     def refuse(self, error: EdgekitError) -> None:
-        """Respond with `error` and close: nobody knows where the next request begins."""
+        """Respond with `error` and close, since the start of the next request is unknown."""
         self._discard_received()
         self._head = None
         self.is_busy = self.closes = True
         self.respond_error(error)
 
     def respond_error(self, error: BaseException, fields: Mapping[str, str] | None = None) -> None:
-        """Respond with `error`, and count it. An error that is no EdgekitError is logged and becomes 500."""
+        """Respond with `error` and count it. Errors other than EdgekitError are logged and become 500."""
         if not isinstance(error, EdgekitError):
             path = "an unknown path" if self._head is None else self._head.path
             _logger.error("a request to %s failed inside the service", path, exc_info=error)
@@ -362,10 +366,11 @@ class Connection:
         self.respond(*make_error(error, fields))
 
     def respond(self, *parts: Buffer) -> None:
-        """Send the response to the present request; does nothing when the connection is gone.
+        """Send the response to the current request. Has no effect if the connection has ended.
 
-        `parts`: the head, as `make_head` returns it, and the body; C-contiguous, not to be changed until they
-        are sent.
+        Args:
+            parts: The head, as returned by `make_head`, and the body. C-contiguous. Must not change until
+                sent.
         """
         if not (self.is_busy and self.is_open):
             return
@@ -461,9 +466,9 @@ class Connection:
         self._set_deadline(self._owner.limits.read_timeout_s)
 
     def on_timeout(self) -> None:
-        """Close; a client in the middle of a request gets a response with the reason.
+        """Close the connection. If a request is incomplete, respond with the reason first.
 
-        A body or a response that makes progress gets more time.
+        If a body or a response makes progress, the deadline is extended instead.
         """
         parser, buffer = self._parser, self._send_buffer
         moved_bytes = parser.body_bytes if buffer is None else buffer.left_bytes
@@ -495,8 +500,8 @@ class Connection:
     def has_left(self) -> bool:
         """Whether the client is known to have disconnected.
 
-        Over TCP, a client that sends nothing more counts as gone: the system does not tell it from one that
-        has closed.
+        Over TCP, this is also True for a client that has only closed its sending side, since the system
+        cannot tell the difference.
         """
         if not (self.is_open and self._has_ended):
             return not self.is_open
@@ -508,49 +513,49 @@ class Connection:
 
     @property
     def peer_pid(self) -> int:
-        """The process at the other end of a Unix socket; 0 if that is not known."""
+        """The process id of the client on a Unix socket, or 0 if unknown."""
         return find_peer(self._socket) if self.is_open and self._socket.family == socket.AF_UNIX else 0
 
     @property
     def is_own_user(self) -> bool:
-        """Whether the client is on a Unix socket and runs as the service's own user, or as root.
+        """Whether the client uses the Unix socket and runs as the service's user or as root.
 
-        False for clients over TLS: their socket here leads to the TLS code of the service itself.
+        It is False for TLS clients, for which the socket belongs to the service's own TLS code.
         """
         is_unix = self._socket.family == socket.AF_UNIX
         return self.is_open and self.is_local and is_unix and is_own_user(self._socket)
 
     @property
     def client(self) -> str:
-        """Who is at the other end: the address, or the process over the Unix socket; empty if not known."""
+        """The client's address, or its process id on a Unix socket. Empty if unknown."""
         return self.address or (find_client(self._socket) if self.is_open else "")
 
     @property
     def is_between_requests(self) -> bool:
-        """Whether it can be released: no request is handled, and no body is being received."""
+        """Whether the connection can be released: no request is being handled and no body is arriving."""
         return self.is_open and not self.closes and not self.is_busy and self._parser.body_bytes is None
 
     def close_when_idle(self) -> None:
-        """Close, unless a request is under way or partly received.
+        """Close the connection, unless a request is being handled or partly received.
 
-        If a request is under way, a draining server closes the connection after its response.
+        If a request is being handled, a draining server closes the connection after the response.
         """
         if not self.is_busy and self._parser.body_bytes is None and not self._parser.unread:
             self.close()
 
     def close(self) -> None:
-        """End the connection at once; a second call does nothing."""
+        """Close the connection immediately. Further calls have no effect."""
         if self.is_open:
             self._detach()
             self._socket.close()
 
     def release(self) -> tuple[socket.socket, bytes]:
-        """Release the socket; return it with the bytes that were received and not answered.
+        """Detach the socket, and return it with the bytes that were received but not answered.
 
-        Call it in `screen`, or between requests. Nothing is closed: the caller owns the socket.
+        May be called in `screen` or between requests. The socket is not closed and belongs to the caller.
 
         Raises:
-            RequestError: the connection is closed already.
+            RequestError: The connection is already closed.
         """
         if not self.is_open:
             raise RequestError(500, "the connection is closed already")

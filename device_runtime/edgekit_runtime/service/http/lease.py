@@ -1,6 +1,6 @@
-"""The state of a connection that was lent to a worker, in memory that it shares with the service.
+"""The state of a connection that was lent to a worker, stored in memory shared with the service.
 
-It must be right whenever the worker may die, so the worker writes each state before it acts on it.
+The worker may die at any time, so it writes each state before it acts on it.
 """
 
 from typing import Final
@@ -12,11 +12,11 @@ HANDED: Final = 3  # on its way to the worker
 
 
 class Lease:
-    """The byte in shared memory to which the state of one connection is written.
+    """A byte in shared memory that holds the state of one connection.
 
     Attributes:
-        states: a byte for each connection: `IDLE`, `UNDER_WAY`, `RESPONDING` or `HANDED`; written in place,
-            since a call would double the cost.
+        states: One byte for each connection: `IDLE`, `UNDER_WAY`, `RESPONDING` or `HANDED`. Written directly,
+            since a method call would double the cost.
     """
 
     __slots__ = ("index", "states")

@@ -1,4 +1,4 @@
-"""Listening sockets: the Unix socket, TCP, and those that systemd opened beforehand."""
+"""Listening sockets: the Unix socket, TCP sockets, and sockets opened by systemd."""
 
 import contextlib
 import fcntl
@@ -24,10 +24,10 @@ _CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: process, user, group
 
 @dataclass(frozen=True, slots=True)
 class SocketFile:
-    """Identity of the file of a listening Unix socket; another file may replace it at its path.
+    """Identifies the file of a listening Unix socket, which another file may have replaced.
 
     Attributes:
-        device, inode: values of `stat`. While the socket is open, no other file gets this inode.
+        device, inode: The values of `stat`. No other file gets this inode while the socket is open.
     """
 
     path: Path
@@ -40,19 +40,19 @@ class SocketFile:
         return cls(path, status.st_dev, status.st_ino)
 
     def remove(self) -> None:
-        """Remove the file, unless another one has replaced it."""
+        """Remove the file, unless another file has replaced it."""
         with contextlib.suppress(OSError), _locked(self.path.parent):  # the folder may be gone, too
             if SocketFile.find(self.path) == self:
                 self.path.unlink()
 
 
 def find_peer(connected: socket.socket) -> int:
-    """Return the process at the other end of a Unix socket; 0 if unknown, as in a container."""
+    """Return the process id of the peer on a Unix socket, or 0 if unknown, for example in a container."""
     return _find_credentials(connected)[0]
 
 
 def is_own_user(connected: socket.socket) -> bool:
-    """Return whether the user of this process, or root, is at the other end of a Unix socket."""
+    """Return whether the peer on a Unix socket runs as the user of this process or as root."""
     return _find_credentials(connected)[1] in (0, os.geteuid())
 
 
@@ -63,7 +63,7 @@ def _find_credentials(connected: socket.socket) -> tuple[int, int]:
 
 
 def find_client(connected: socket.socket) -> str:
-    """Return a client's address, or its process over a Unix socket; empty if it has gone."""
+    """Return a client's address, or its process id on a Unix socket. Empty if it has disconnected."""
     if connected.family == socket.AF_UNIX:
         return str(find_peer(connected))
     with contextlib.suppress(OSError):
@@ -72,11 +72,11 @@ def find_client(connected: socket.socket) -> str:
 
 
 def listen_unix(path: Path) -> socket.socket:
-    """Return a socket at `path` for the service's user and group; replaces a stale one.
+    """Listen at `path`, for the service's user and group. A stale socket there is replaced.
 
     Raises:
-        TransportError: another service listens there, there is a file that is no socket, or the folder cannot
-            be written.
+        TransportError: Another service listens there, the path is a file other than a socket, or the folder
+            is not writable.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -99,10 +99,10 @@ def listen_unix(path: Path) -> socket.socket:
 
 
 def listen_tcp(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at `host` and `port`.
+    """Listen at `host` and `port`, and return the socket.
 
     Raises:
-        TransportError: the address is in use or not of this machine.
+        TransportError: The address is in use, or does not belong to this machine.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -122,7 +122,7 @@ def listen_tcp(host: str, port: int) -> socket.socket:
 
 
 def inherit_listeners() -> list[socket.socket]:
-    """Return the listening Unix sockets that systemd opened for this process; a second call returns none.
+    """Return the listening Unix sockets that systemd opened for this process. Further calls return none.
 
     Source: sd_listen_fds(3).
     """

@@ -1,7 +1,7 @@
-"""Requests over HTTP from inside the service, over socket pairs.
+"""HTTP requests from inside the service, over socket pairs.
 
-A worker takes connections, not calls. So a call of the service itself to an isolated model goes over a
-connection, too, one end of which is lent to the model's process like a client's.
+Workers accept connections, not calls. To call an isolated model, the service therefore opens a connection to
+itself and lends it to the model's process, like a client's connection.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _Pair: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Loopback:
-    """A client in the server's process; the server treats it as local, or as a client with `address`."""
+    """A client inside the server's process. The server treats it as local, or as a client with `address`."""
 
     def __init__(self, server: HttpServer, *, is_local: bool = True, address: str = "") -> None:
         self._server, self._is_local, self._address = server, is_local, address
@@ -28,18 +28,21 @@ class Loopback:
         self._open: weakref.WeakSet[asyncio.StreamWriter] = weakref.WeakSet()
 
     def close(self) -> None:
-        """Close all connections, also those in use."""
+        """Close all connections, including those in use."""
         for writer in self._open:
             writer.transport.abort()
 
     async def post(
         self, path: str, fields: Mapping[str, str], body: "bytes | memoryview"
     ) -> tuple[Mapping[str, str], bytes]:
-        """Send a request; return the response's fields, named in lower case, and its body.
+        """Send a POST request.
+
+        Returns:
+            The response's header fields, with names in lower case, and its body.
 
         Raises:
-            RequestError: the status is not 200.
-            UnavailableError: the connection ended first.
+            RequestError: The status is not 200.
+            UnavailableError: The connection ended before the response.
         """
         while self._idle:
             reader, writer = self._idle.pop()

@@ -1,4 +1,4 @@
-"""Bodies of requests that do not arrive in one piece with their heads. No sockets here.
+"""Request bodies that do not arrive together with their heads. This module does no I/O.
 
 Source: RFC 9112, section 7.1 (chunked transfer coding).
 """
@@ -17,7 +17,7 @@ _TRAILER_LINE: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x8
 
 
 class SizedBody:
-    """A body of known length, in memory that is aligned for its first tensor."""
+    """A body of known length, in memory that is aligned for the first tensor."""
 
     __slots__ = ("data", "received_bytes")
 
@@ -37,7 +37,7 @@ class SizedBody:
 
 
 class ChunkedBody:
-    """A body in chunks. Parsing is strict: if two parsers read it differently, a request can be smuggled."""
+    """A chunked body. Parsing is strict, since lenient parsers allow request smuggling."""
 
     __slots__ = ("_content", "_is_in_trailers", "_left_bytes", "_max_bytes", "_trailers", "is_whole")
 
@@ -59,10 +59,10 @@ class ChunkedBody:
         return memoryview(self._content)
 
     def receive_data(self, data: bytes) -> bytes:
-        """Receive `data`; return its unused end: part of a line, or what follows the body.
+        """Parse `data` and return the unused rest, which is an incomplete line or follows the body.
 
         Raises:
-            RequestError: malformed, or longer than allowed.
+            RequestError: The body is malformed or too long.
         """
         at = 0
         while True:

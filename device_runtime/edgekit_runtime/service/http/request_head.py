@@ -1,7 +1,6 @@
 """The head of an HTTP request: parsed by llhttp, checked against request smuggling, and cached.
 
-A client repeats the bytes of its heads, so the last few hundred different ones are kept parsed. Bodies are
-not read here.
+Clients send the same heads again and again, so the last few hundred different heads are cached.
 
 Source: RFC 9110, RFC 9112 (section 6.3 for the length of a body).
 """
@@ -31,10 +30,10 @@ _ONE_OF_A_KIND: Final = frozenset(
 
 
 def find_end(data: bytes, start: int, max_bytes: int) -> int | None:
-    """Return where the head in `data` ends, searched from `start` on, or None if its end has not arrived.
+    """Return the end of the head in `data`, searching from `start`, or None if it is incomplete.
 
     Raises:
-        RequestError: the head is too long.
+        RequestError: The head is too long.
     """
     end = data.find(b"\r\n\r\n", start) + 4
     if 4 <= end <= max_bytes:
@@ -48,26 +47,26 @@ class RequestHead:
     """The head of a request.
 
     Attributes:
-        method: `GET`, `POST`, ...
-        path: path of the target, before the question mark, as sent: percent escapes are not resolved.
-        query: the target behind the question mark, or empty.
-        content_type: the header `Content-Type`, or empty.
-        body_bytes: length of the body, or None when it comes in chunks.
-        json_bytes: `Inference-Header-Content-Length`, or None.
-        content_coding: how the body is compressed, in lower case; empty if it is not.
-        keeps_alive: whether the client wants another request on this connection.
-        expects_continue: whether the client waits for `100 Continue` before it sends the body.
-        passes_descriptor: whether the body comes with a file descriptor.
-        is_http_1_0: whether the response must state that the connection stays open.
-        authorization: the header `Authorization`, or None.
-        is_from_page: whether a web page of another origin sent it, see `is_from_page`.
-        has_foreign_host: whether the host is a public name, see `is_foreign_host`.
-        is_plain: whether a response is sent unchanged. False for HTTP 1.0, `HEAD` and a connection's last
-            request.
-        data: the bytes of the head; empty if it is too long to be remembered.
-        request_bytes: length of head and body together if a client may send both at once; else -1.
-        route: handler of all requests with this head; None until the first one was routed.
-        clearance: while it equals the server's `clearance`, requests with this head need no screening.
+        method: The method, such as `GET`.
+        path: The path of the target, before the question mark. Percent escapes are not decoded.
+        query: The part of the target after the question mark, or empty.
+        content_type: The `Content-Type` header, or empty.
+        body_bytes: The length of the body, or None if it is chunked.
+        json_bytes: The `Inference-Header-Content-Length` header, or None.
+        content_coding: The compression of the body in lower case, or empty.
+        keeps_alive: Whether the client keeps the connection open for further requests.
+        expects_continue: Whether the client waits for `100 Continue` before it sends the body.
+        passes_descriptor: Whether a file descriptor comes with the body.
+        is_http_1_0: Whether the response must state that the connection stays open.
+        authorization: The `Authorization` header, or None.
+        is_from_page: Whether a web page of another origin sent the request, see `is_from_page`.
+        has_foreign_host: Whether the host is a public name, see `is_foreign_host`.
+        is_plain: Whether a response is sent unchanged. False for HTTP 1.0, `HEAD` and the last request of a
+            connection.
+        data: The bytes of the head, or empty if it is too long to cache.
+        request_bytes: The length of head and body if a client may send both at once, else -1.
+        route: The handler for all requests with this head, or None before the first one was routed.
+        clearance: Requests with this head need no screening while this equals the server's `clearance`.
     """
 
     __slots__ = (
@@ -132,7 +131,7 @@ class RequestHead:
 
 
 class HeadCache:
-    """Parses heads and remembers the last few hundred; shared by the connections of a server."""
+    """Parses heads and caches the last few hundred of them. Shared by all connections of a server."""
 
     __slots__ = ("_heads",)
 
@@ -140,10 +139,10 @@ class HeadCache:
         self._heads: dict[bytes, RequestHead] = {}
 
     def parse(self, data: bytes) -> RequestHead:
-        """Return the head whose bytes are `data`, from the request line to the empty line, both included.
+        """Parse a head. `data` starts with the request line and ends with the empty line.
 
         Raises:
-            RequestError: the head is malformed or not supported, or leaves the length of the body ambiguous.
+            RequestError: The head is malformed or not supported, or the length of the body is ambiguous.
         """
         head = self._heads.get(data)
         if head is None:
@@ -228,10 +227,10 @@ def _read_target(url: bytes, host: bytes | None) -> tuple[bytes, bytes | None]:
 
 
 def is_from_page(fields: Mapping[bytes, bytes]) -> bool:
-    """Return whether a web page of another origin sent a request, such as by a script or for an `<img>`.
+    """Return whether a web page of another origin sent a request, for example by a script or an `<img>`.
 
-    `Origin` alone does not show it: an `<img>` sends none. A document that the user opens, by a link or its
-    address, is allowed, since no other page can read it.
+    `Origin` is not enough, since requests for an `<img>` do not have it. A document that the user opens by a
+    link or by its address is allowed, since other pages cannot read it.
     """
     is_opened = fields.get(b"sec-fetch-dest") == b"document"
     is_elsewhere = fields.get(b"sec-fetch-site") in (b"cross-site", b"same-site")
@@ -239,7 +238,7 @@ def is_from_page(fields: Mapping[bytes, bytes]) -> bool:
 
 
 def is_foreign_host(host: bytes | None) -> bool:
-    """Return whether `host` is a public name, whose owner can point it here (DNS rebinding)."""
+    """Return whether `host` is a public name, which its owner could point to this machine (DNS rebinding)."""
     if host is None:  # no browser speaks HTTP 1.0
         return False
     name = host.decode("latin-1").lower().rstrip(".")

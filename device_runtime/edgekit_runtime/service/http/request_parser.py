@@ -1,7 +1,6 @@
-"""Turns the bytes of one client into requests, without I/O: bytes go in, events come out, as in h11.
+"""Parses the bytes of one client into requests, without I/O. As in h11, bytes go in and events come out.
 
-The caller passes in the received bytes and asks for events until there is none. It knows no socket, no time
-and no meaning of a request.
+The caller passes the received bytes, and then asks for events until there are no more.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -13,7 +12,7 @@ from edgekit_runtime.service.options.http import HttpLimits
 
 
 class Request(NamedTuple):
-    """A request that has arrived completely; `body` is empty if it has none."""
+    """A completely received request. `body` is empty if there is no body."""
 
     head: RequestHead
     body: memoryview
@@ -23,12 +22,12 @@ Event: TypeAlias = RequestHead | Request
 
 
 class RequestParser:
-    """Parses the requests of one connection. Each request gives two events: its head, then the whole request.
+    """Parses the requests of one connection. Each request has two events: the head, then the whole request.
 
     Attributes:
-        unread: received bytes that are not taken yet. The call of `next_event` that returns a head leaves the
-            head here; the next call takes it.
-        is_in_head: whether the next head has arrived in part.
+        unread: The received bytes that are not processed yet. When `next_event` returns a head, the head is
+            still in `unread`. The next call removes it.
+        is_in_head: Whether the next head is incomplete.
     """
 
     __slots__ = ("_body", "_head", "_heads", "_limits", "_scanned", "is_in_head", "unread")
@@ -43,14 +42,14 @@ class RequestParser:
 
     @property
     def body_bytes(self) -> int | None:
-        """Received bytes of the present body, or None outside of a body."""
+        """The number of received bytes of the current body, or None if no body is being received."""
         return None if self._body is None else self._body.received_bytes
 
     def receive_data(self, data: bytes) -> None:
         self.unread = self.unread + data if self.unread else data
 
     def get_buffer(self) -> memoryview | None:
-        """Return the memory for the next bytes, or None if they must go to `receive_data`.
+        """Return the memory to receive into, or None if received bytes must be passed to `receive_data`.
 
         Only a body of known length has such memory, as in `asyncio.BufferedProtocol`.
         """
@@ -58,7 +57,7 @@ class RequestParser:
         return body.data[body.received_bytes :] if isinstance(body, SizedBody) else None
 
     def buffer_updated(self, count_bytes: int) -> None:
-        """Record that `count_bytes` were written to the buffer of `get_buffer`."""
+        """Record that `count_bytes` were written to the memory from `get_buffer`."""
         if isinstance(self._body, SizedBody):
             self._body.received_bytes += count_bytes
 
@@ -72,8 +71,9 @@ class RequestParser:
         """Return a head, then its request, or None if more bytes are needed.
 
         Raises:
-            RequestError: malformed, or over a limit. Where the next request begins is not known then.
-            MemoryError: there is no memory for a body.
+            RequestError: The request is malformed or exceeds a limit. The start of the next request is then
+                unknown.
+            MemoryError: There is not enough memory for a body.
         """
         head = self._head
         if head is None:

@@ -1,4 +1,4 @@
-"""Heads of responses, and the responses that are JSON or an error."""
+"""Creates response heads, JSON responses and error responses."""
 
 import json
 import time
@@ -18,9 +18,9 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 def make_head(
     status: int, content_type: str, body_bytes: int, fields: Mapping[str, str] | None = None
 ) -> bytes:
-    """Return the head of a response, with the empty line.
+    """Return the head of a response, including the empty line.
 
-    `fields`: further headers; not checked, so none may come from a client.
+    `fields` holds additional headers. They are not checked, so they must not come from a client.
     """
     lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", f"Content-Type: {content_type}"]
     lines += [f"{name}: {value}" for name, value in (fields or {}).items()]
@@ -28,23 +28,24 @@ def make_head(
 
 
 def make_date_line() -> bytes:
-    """Return the header line `Date`, with a line end before and after it.
+    """Return the `Date` header with a line ending before and after it.
 
-    Cached heads of responses lack it (RFC 9110, 6.6.1). The sender replaces their first line end by it.
+    Cached response heads do not have this header (RFC 9110, 6.6.1). When they are sent, it replaces their
+    first line ending.
     """
     return time.strftime("\r\nDate: %a, %d %b %Y %H:%M:%S GMT\r\n", time.gmtime()).encode("ascii")
 
 
 def make_json(value: Any, status: int = 200, fields: Mapping[str, str] | None = None) -> tuple[bytes, bytes]:
-    """Return head and body of a response with a JSON document; `fields`: further headers."""
+    """Return the head and body of a JSON response. `fields` holds additional headers."""
     body = json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
     return make_head(status, JSON_TYPE, len(body), fields), body
 
 
 def make_error(error: EdgekitError, further: Mapping[str, str] | None = None) -> tuple[bytes, bytes]:
-    """Return head and body of the protocol's response to `error`.
+    """Return the head and body of the protocol's response to `error`.
 
-    `further`: headers beside those that belong to the error.
+    `further` holds headers in addition to those of the error.
     """
     fields = dict(further or {})
     retry_after_s = getattr(error, "retry_after_s", None)
@@ -62,11 +63,11 @@ def make_error(error: EdgekitError, further: Mapping[str, str] | None = None) ->
 
 
 class LoginError(RequestError):
-    """A browser asked for a page without the token; this response makes the browser ask its user."""
+    """A browser requested a page without the token. The response makes the browser ask the user for it."""
 
 
 class MethodError(RequestError):
-    """The path exists and does not allow this method."""
+    """The path exists, but does not allow this method."""
 
     def __init__(self, method: str, path: str, allowed: tuple[str, ...]) -> None:
         super().__init__(405, f"{path} does not take {method}, it takes {' and '.join(allowed)}")

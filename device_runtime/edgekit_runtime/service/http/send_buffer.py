@@ -1,4 +1,4 @@
-"""The part of a response that is still to be sent."""
+"""The unsent part of a response."""
 
 import itertools
 import socket
@@ -16,7 +16,7 @@ MAX_PARTS: Final = 512  # of one sendmsg; the system takes 1,024
 
 
 class SendBuffer:
-    """The parts of a response that are still to be sent."""
+    """The unsent parts of a response."""
 
     __slots__ = ("_parts", "left_bytes")
 
@@ -27,10 +27,10 @@ class SendBuffer:
         self._drop(sent_bytes)
 
     def send(self, connected: socket.socket) -> int:
-        """Send as much as the socket accepts; return the number of bytes.
+        """Send as much as the socket accepts, and return the number of bytes.
 
         Raises:
-            OSError: it accepts nothing now, or the connection failed.
+            OSError: The socket accepts nothing at the moment, or the connection failed.
         """
         sent_bytes = connected.sendmsg(tuple(itertools.islice(self._parts, MAX_PARTS)))
         self._drop(sent_bytes)
@@ -48,7 +48,7 @@ class SendBuffer:
 
 
 def flatten(part: Buffer) -> memoryview:
-    """Return the bytes of a part, without a copy; an array must be C-contiguous."""
+    """Return the bytes of a part without copying. Arrays must be C-contiguous."""
     if isinstance(part, np.ndarray):
         return memoryview(part.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
     return memoryview(part)

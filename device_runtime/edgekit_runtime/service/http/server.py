@@ -1,6 +1,6 @@
-"""The HTTP server: listens, accepts, limits, times out and drains connections; see docs/adr/0013-service.md.
+"""The HTTP server: listens, accepts, limits, times out and drains connections (docs/adr/0013-service.md).
 
-It does not know what a request means: the handler does.
+It does not interpret requests. The handler does.
 """
 
 import asyncio
@@ -27,19 +27,19 @@ _logger = logging.getLogger(__name__)
 
 
 class ServedConnection(Protocol):
-    """What the server needs of a connection: `Connection`, or one of another protocol beside HTTP."""
+    """What the server needs from a connection, which may be a `Connection` or use another protocol."""
 
     is_local: bool
     deadline_tick: int
 
     def on_timeout(self) -> None:
-        """Close, or set another deadline."""
+        """Close the connection, or set another deadline."""
 
     def close_when_idle(self) -> None:
-        """Close once nothing is under way."""
+        """Close the connection when no request is in progress."""
 
     def close(self) -> None:
-        """Close at once."""
+        """Close the connection immediately."""
 
 
 Connect: TypeAlias = Callable[..., ServedConnection]
@@ -47,28 +47,30 @@ Connect: TypeAlias = Callable[..., ServedConnection]
 
 
 class HttpServer:
-    """Accepts connections and hands their requests to `handle_request`.
+    """Accepts connections and passes their requests to `handle_request`.
 
-    One timer checks all connections, and deadlines count its ticks. While the loop is blocked, nothing is
-    read and nothing ticks, so no client is timed out for that.
+    One timer checks all connections, and deadlines are counted in its ticks. While the event loop is
+    blocked, the timer does not tick, so a blocked loop causes no timeouts.
 
     Attributes:
-        handle_request: gets a connection, a head and the whole body; it, or what it starts, calls
-            `connection.respond` once. An `EdgekitError` that it raises becomes the response.
-        screen: gets a connection and a head before the body is read. It raises an error to refuse the
-            request, and returns True if it has released the connection. It sets `head.clearance` to the
-            server's if later requests with this head need no screening.
-        clearance: changes when heads that were cleared must be screened again.
-        heads: parsed heads of TCP connections, and those of the Unix socket, which are screened differently.
-        tick: how often the timer has fired while there were connections.
-        date_line: the header line `Date`, made at each tick.
-        idle_ticks: how many ticks a connection may be idle.
-        receiving_bytes: bytes received so far of incomplete bodies.
-        sending_bytes: size of responses that clients have not yet read.
-        error_counts: status -> responses that were errors.
-        is_draining: whether every further response is the last of its connection.
-        on_response_sent: called after each response, in place of reading the next request; or None.
-        lent: how many connections were released and will come back.
+        handle_request: A function of a connection, a head and the whole body, which calls
+            `connection.respond` once, possibly later. If it raises an `EdgekitError`, that error is the
+            response.
+        screen: A function of a connection and a head, which is called before the body is read. It raises an
+            error to refuse the request, and returns True if it has released the connection. It sets
+            `head.clearance` to the server's `clearance` if later requests with this head need no screening.
+        clearance: A number that changes when all heads must be screened again.
+        heads: One head cache for TCP and one for the Unix socket, whose requests are screened differently.
+        tick: The tick count of the timer, which runs while there are connections.
+        date_line: The `Date` header, updated at each tick.
+        idle_ticks: The number of ticks for which a connection may be idle.
+        receiving_bytes: The number of received bytes of incomplete bodies.
+        sending_bytes: The size of responses that clients have not read yet.
+        error_counts: A dict from HTTP status to the number of error responses.
+        is_draining: Whether connections are closed after their next response.
+        on_response_sent: A function that is called after each response instead of reading the next request,
+            or None.
+        lent: The number of released connections that will come back.
     """
 
     def __init__(
@@ -101,19 +103,21 @@ class HttpServer:
         return len(self._connections)
 
     def is_full(self, *, is_local: bool) -> bool:
-        """Whether the Unix socket (`is_local`) or TCP accepts no further client.
+        """Return whether the Unix socket (`is_local`) or TCP accepts no more clients.
 
-        Where both listen, a quarter of the connections is reserved for each, so that neither can lock the
-        other out.
+        If the server listens on both, a quarter of the connections is reserved for each, so that neither can
+        use up all connections.
         """
         reserved = self._max_connections // 4 if len(self._kinds) > 1 else 0
         is_over = self._counts[is_local] >= self._max_connections - reserved
         return is_over or sum(self._counts.values()) >= self._max_connections
 
     def listen(self, listener: socket.socket, on_accept: Callable[[socket.socket], None]) -> None:
-        """Accept clients from now on.
+        """Start to accept clients.
 
-        `listener`: owned by the server from now on. `on_accept`: takes each client's socket, see `serve`.
+        Args:
+            listener: The listening socket, which the server owns from now on.
+            on_accept: A function that takes the socket of each client, see `serve`.
         """
         listener.setblocking(False)
         self._listeners[listener] = on_accept
@@ -128,7 +132,7 @@ class HttpServer:
             self._timer = self.loop.call_later(TICK_S, self._look_at_deadlines)
 
     def connection_lost(self, connection: ServedConnection) -> None:
-        """Forget a connection that was closed or released."""
+        """Remove a connection that was closed or released."""
         self._connections.discard(connection)
         self._counts[connection.is_local] -= 1
         self._check_drained()
@@ -144,12 +148,12 @@ class HttpServer:
         self._timer = self.loop.call_later(TICK_S, self._look_at_deadlines) if is_needed else None
 
     def lend(self, *, is_local: bool) -> None:
-        """Count a released connection that will come back or end elsewhere."""
+        """Count a released connection, which will later come back or end elsewhere."""
         self.lent += 1
         self._counts[is_local] += 1
 
     def take_back(self, *, is_local: bool) -> None:
-        """Count a lent connection that has come back, or ended."""
+        """Stop counting a lent connection, which has come back or ended."""
         self.lent -= 1
         self._counts[is_local] -= 1
         self._check_drained()
@@ -160,7 +164,7 @@ class HttpServer:
             self._drained.set_result(None)
 
     async def drain(self, timeout_s: float) -> None:
-        """Accept nothing more, finish the requests under way, then close; for at most `timeout_s`."""
+        """Stop accepting clients, finish the requests in progress, then close. Takes at most `timeout_s`."""
         self.is_draining = True
         self._stop_listening()
         for connection in list(self._connections):
@@ -199,7 +203,7 @@ class HttpServer:
             self._listeners[listener](connected)
 
     def serve(self, connect: Connect, connected: socket.socket) -> None:
-        """Serve a client by the connection that `connect` makes, or refuse it if there are too many."""
+        """Serve a client with the connection that `connect` creates, or reject it if there are too many."""
         is_local = connected.family == socket.AF_UNIX
         if self.is_full(is_local=is_local):
             self.error_counts[_FULL.status] += 1

@@ -1,7 +1,8 @@
-"""TLS in front of the HTTP server: decrypted bytes go through a socket pair, as if a client had sent them.
+"""TLS in front of the HTTP server. Decrypted bytes pass through a socket pair, as if a client had sent them.
 
-So there is one HTTP layer, and a connection can be given to a worker whether it is encrypted or not. It costs
-a copy and two system calls each way; clients that need speed use the Unix socket.
+The HTTP server therefore needs no TLS code, and an encrypted connection can be lent to a worker like any
+other. The cost is one copy and two system calls in each direction. Clients that need speed can use the Unix
+socket.
 """
 
 import asyncio
@@ -22,15 +23,15 @@ _logger = logging.getLogger(__name__)
 
 
 def make_context(certificate: str, key: str, protocols: Sequence[str] = ()) -> ssl.SSLContext:
-    """Return the server's side of TLS 1.2 and later.
+    """Return a server context for TLS 1.2 and later.
 
     Args:
-        certificate: path of a PEM file with the certificate and its chain.
-        key: path of a PEM file with the private key, without a password.
-        protocols: what the server offers by ALPN (RFC 7301); none for HTTP/1.1.
+        certificate: The path of a PEM file with the certificate and its chain.
+        key: The path of a PEM file with the private key, without a password.
+        protocols: The protocols to offer by ALPN (RFC 7301). Empty for HTTP/1.1.
 
     Raises:
-        ConfigError: a file is missing or wrong, or they do not belong together.
+        ConfigError: A file is missing or invalid, or the two files do not belong together.
     """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     if protocols:
@@ -43,12 +44,11 @@ def make_context(certificate: str, key: str, protocols: Sequence[str] = ()) -> s
 
 
 class TlsListener:
-    """Accepts TLS connections and hands them to an HTTP server.
+    """Accepts TLS connections and passes them to an HTTP server.
 
-    TLS connections have a limit of their own, which includes unfinished handshakes: TLS clients are other
-    machines, and a connection takes three descriptors and 256 KiB. A stranger is a client that has not yet
-    sent a request with the token. Strangers cannot lock others out: if the limit is reached, the oldest
-    stranger is dropped.
+    TLS connections have their own limit, because each takes three file descriptors and 256 KiB. The limit
+    includes unfinished handshakes. If it is reached, the oldest connection that has not yet sent a request
+    with the token is closed, so that unauthorized clients cannot lock out others.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class TlsListener:
         http.listen(listener, self._accept)
 
     def close(self) -> None:
-        """Give up unfinished handshakes; established connections go on."""
+        """Cancel unfinished handshakes. Established connections continue."""
         for task in list(self._handshakes):
             task.cancel()
 

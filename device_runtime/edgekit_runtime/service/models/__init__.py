@@ -1,1 +1,1 @@
-"""The models of the service: sources, registry, lifecycle and the memory cap."""
+"""The models of the service: sources, registry, lifecycle and memory limit."""

@@ -1,6 +1,6 @@
-"""The models that are served, as requests find them; only `Registry` and its parts change what is in here.
+"""The models that are served. Requests look them up here, and only `Registry` and its parts modify them.
 
-All of it happens on the thread of the event loop.
+Everything in this module runs on the event loop's thread.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ SWAP_RETRY_S: Final = 1
 
 
 class EvictedError(UnavailableError):
-    """A model was unloaded to make room for others, or cannot be loaded yet; a request loads it."""
+    """A model was unloaded to make room for others, or cannot be loaded yet. The next request loads it."""
 
     def __init__(self, model: str, reason: str) -> None:
         super().__init__(f"model '{model}' is not loaded: {reason}", 1.0)
@@ -24,18 +24,19 @@ class EvictedError(UnavailableError):
 
 
 class ModelEntry:
-    """One model, with all its versions that accept calls.
+    """One model, with all versions that accept calls.
 
     Attributes:
-        versions: the loaded versions by name; `default` answers requests that name none.
-        state, reason: state and reason in the repository's index.
-        failed: version -> why it was rolled back.
-        is_evicted: whether the next request loads the model. True after it was unloaded for other models, or
-            if memory or descriptors were short.
-        loading: the task that loads it for waiting requests, or None.
-        waiting: how many requests wait for `loading`.
-        loaded_s: when `versions` were set, on `time.monotonic`.
-        lock: held while any of this is changed.
+        versions: A dict from version names to the loaded versions. `default` answers requests without a
+            version.
+        state, reason: The state and reason in the repository index.
+        failed: A dict from versions to the reason why they were rolled back.
+        is_evicted: Whether the next request loads the model. True after it was unloaded for other models, or
+            if memory or file descriptors ran out.
+        loading: The task that loads the model for waiting requests, or None.
+        waiting: The number of requests that wait for `loading`.
+        loaded_s: When `versions` was set, in the time of `time.monotonic`.
+        lock: A lock that is held while any of these attributes are changed.
     """
 
     def __init__(self, name: str) -> None:
@@ -53,7 +54,7 @@ class ModelEntry:
         self.lock = asyncio.Lock()
 
     def publish(self, fresh: Sequence[Served]) -> None:
-        """Let requests find `fresh`; its first version answers requests that name none."""
+        """Replace the versions that answer requests. The first one becomes the default."""
         self.versions = {served.version: served for served in fresh}
         self.default = fresh[0]
         self.is_evicted = False
@@ -62,7 +63,7 @@ class ModelEntry:
             self.failed.pop(version, None)
 
     def withdraw(self) -> list[Served]:
-        """Hide all versions from requests, and return them; a trial ends without a verdict."""
+        """Remove all versions and return them. A running trial ends without a verdict."""
         if self.trial is not None:
             self.trial.end()
             self.trial = None
@@ -71,7 +72,7 @@ class ModelEntry:
         return old
 
     def end_trial(self, trial: Trial) -> Served:
-        """Send all calls to the version in use, and return the candidate."""
+        """End a trial, so that all calls go to the current version, and return the candidate."""
         trial.end()
         self.trial = None
         self.versions.pop(trial.candidate.version, None)
@@ -80,12 +81,12 @@ class ModelEntry:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """One line of the repository's index.
+    """One line of the repository index.
 
     Attributes:
-        version: version of the model; empty in a line about the whole model.
+        version: The version of the model, or empty for a line about the whole model.
         state: `READY`, `LOADING`, `UNLOADED` or `UNAVAILABLE`.
-        reason: why it is not ready, or what is special about it, or empty.
+        reason: Why the model is not ready, a remark on it, or empty.
     """
 
     name: str
@@ -98,8 +99,8 @@ class Catalogue:
     """All models by name and version.
 
     Attributes:
-        by_name: the models; a model that failed to load or was unloaded stays.
-        is_listed: whether the installed models were listed, so that each has an entry.
+        by_name: A dict from names to models, including models that failed to load or were unloaded.
+        is_listed: Whether the installed models were listed, so that each has an entry.
     """
 
     __slots__ = ("by_name", "is_listed")
@@ -109,11 +110,11 @@ class Catalogue:
         self.is_listed = False
 
     def find(self, name: str, version: str | None) -> Served:
-        """Return a version of a model; None for the default one.
+        """Return a version of a model, or its default version if `version` is None.
 
         Raises:
-            EvictedError: it was unloaded for others; see `Registry.wait_for`.
-            RequestError: there is no such model, no such version, or it is not ready.
+            EvictedError: The model was unloaded for others, see `Registry.wait_for`.
+            RequestError: The model or version does not exist or is not ready.
         """
         model = self.by_name.get(name)
         if model is not None:
@@ -123,7 +124,7 @@ class Catalogue:
         raise self._explain(name, version)
 
     def served(self) -> list[Served]:
-        """Return all versions that are ready, the default one of each model first."""
+        """Return all versions that are ready. The default version of each model comes first."""
         versions = []
         for model in self.by_name.values():
             first = [model.default] if model.default is not None else []
@@ -139,10 +140,10 @@ class Catalogue:
         return [] if model is None else list(model.versions)
 
     def describe(self, installed: Iterable[str]) -> list[Status]:
-        """Return the state of each model that is `installed` or was loaded.
+        """Return the status lines of each model that is `installed` or was loaded.
 
         Each version that is ready or was rolled back has a line. The model itself has a line if no version is
-        ready or its last load failed.
+        ready, or if there is a reason for its state.
         """
         lines = []
         for name in sorted({*installed, *self.by_name}):
@@ -157,14 +158,14 @@ class Catalogue:
         return lines
 
     def is_ready(self) -> bool:
-        """Whether every model serves, will be loaded by its next request, or was unloaded by a request."""
+        """Return whether each model is ready, loads on its next request, or was unloaded by a request."""
         return self.is_listed and all(
             model.default is not None or model.is_evicted or model.state == "UNLOADED"
             for model in self.by_name.values()
         )
 
     def judge_trials(self) -> None:
-        """Judge all trials now; called every second, since a verdict may depend on time alone."""
+        """Judge all trials. Called every second, since a verdict may depend on time alone."""
         for model in self.by_name.values():
             if model.trial is not None:
                 model.trial.runner.look()

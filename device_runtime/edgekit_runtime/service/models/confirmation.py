@@ -1,6 +1,6 @@
-"""Confirms loaded versions in the slots, once they have served for a while.
+"""Confirms loaded versions in the slots after they have served for a while.
 
-It waits because crashes come with the first requests.
+The delay is needed because a faulty version crashes only with the first requests.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Confirmations:
-    """The versions that wait for their confirmation; on the thread of the event loop."""
+    """The versions that wait for confirmation. Used on the event loop's thread."""
 
     def __init__(self, source: Source, disk: Executor) -> None:
         self._source, self._disk = source, disk
@@ -30,24 +30,24 @@ class Confirmations:
         self._confirmed: set[tuple[str, str]] = set()  # and serving since then
 
     def schedule(self, fresh: Iterable[Served]) -> None:
-        """Confirm versions once they have served for the source's `confirm_after_s`."""
+        """Confirm versions after they have served for the source's `confirm_after_s` seconds."""
         for served in fresh:
             self._confirm_after(served.loaded.manifest.name, served.version, self._source.confirm_after_s)
 
     def postpone(self, name: str, version: str) -> None:
-        """Restart the wait before the confirmation of a version, since it has crashed."""
+        """Restart the waiting time of a version after a crash."""
         if (name, version) in self._timers:
             self._timers[name, version].cancel()
             self._confirm_after(name, version, self._source.confirm_after_s)
             self._crashed.add((name, version))
 
     def cancel(self, old: Iterable[Served]) -> None:
-        """Do not confirm versions that have stopped serving."""
+        """Cancel the confirmation of versions that have stopped serving."""
         for served in old:
             self._end_wait(served.loaded.manifest.name, served.version)
 
     def confirm_all(self) -> None:
-        """Confirm all versions that wait for confirmation, except those that crashed a moment ago."""
+        """Confirm all waiting versions now, except those that crashed while waiting."""
         for name, version in list(self._timers):
             if (name, version) in self._crashed:
                 self._end_wait(name, version)
