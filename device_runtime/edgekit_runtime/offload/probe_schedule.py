@@ -200,9 +200,10 @@ class HedgePolicy:
         self._usual = min(max(self._usual + step, 0.0), _MOST_USUAL)
 
     def allow_s(self, expected_s: float, local_s: float, spent_s: float) -> float:
-        """Return how many seconds after sending a request a local run starts if there is no reply.
+        """Return the delay in seconds between sending a request and starting a local run if no reply arrives.
 
-        A fault then costs at most 1.3 local runs, unless normal replies are slower than that.
+        A request that fails then takes at most about 1.3 times as long as a local run, unless normal replies
+        are slower than that.
 
         Args:
             expected_s: The predicted time from sending to reply.
@@ -218,7 +219,7 @@ class HedgePolicy:
 
 
 class ReplyWait:
-    """How long a request waits for its reply, extended while the link carries bytes.
+    """Decides how long a request waits for its reply, depending on whether the link carries bytes.
 
     A dead link is noticed after half of the allowed time, or when the first acknowledgement is late. A slow
     link gets more time if the reply is expected before a local run would end.

@@ -83,7 +83,7 @@ def write_package(
         path: The path of the package file. An existing file stays intact until the new file is complete.
         manifest: The manifest, with the size and digest of each artifact.
         artifacts: A dict from the path of each artifact in the manifest to its content.
-        sign: A function that takes an in-toto statement and returns the canonical DSSE envelope of it.
+        sign: A function that takes an in-toto statement and returns a canonical DSSE envelope with it.
 
     Raises:
         ManifestError: The artifacts are not those that the manifest names.
@@ -242,7 +242,7 @@ class OpenedPackage:
 
     @property
     def signed_sha256(self) -> str:
-        """Hexadecimal SHA-256 of the signed manifest, which variants, submodels and stages share."""
+        """Hexadecimal SHA-256 of the signed manifest, also for a selected variant, submodel or stage."""
         return self._signed.sha256
 
     def _show(self, manifest: Manifest, submodel: str | None) -> "OpenedPackage":

@@ -1,4 +1,4 @@
-"""The canonical ZIP form: a list of members has exactly one byte sequence.
+"""The canonical ZIP form, in which a list of members has exactly one valid byte sequence.
 
 Members are stored without compression, and their contents start at multiples of 64 bytes. Every other field
 has one permitted value, and there are no bytes between, before or after the members and the directory. The

@@ -1,8 +1,8 @@
-"""Determines whether the input values of a model can change the time and the memory of a run.
+"""Determines whether a model has fixed work, so that input values cannot change the time of a run.
 
 For example, a loop whose trip count is an input takes 20 us with the golden input, but never ends with 2**62.
-The same holds for a `Range`, `Tile` or `Reshape` whose size is an input, and for operators that process the
-rows found by `NonZero`. Such a model must not run on the event loop, and its calls must not be batched.
+Other examples are a `Range`, `Tile` or `Reshape` whose size is an input, and operators that process the rows
+found by `NonZero`. A model without fixed work must not run on the event loop, and its calls are not batched.
 
 Measurements cannot show this, and the manifest may make false claims, so the graph itself is analysed.
 Operators that run a body (loops, branches) have no fixed work, except an `If` whose condition depends only on

@@ -246,8 +246,8 @@ class GoldenOutput(Record):
         name, dtype, shape: The output that the session must return.
         path: The path of the artifact that holds the values.
         atol, rtol: The absolute and relative tolerance, at least 0.
-        every: Only every `every`-th value in C order is stored and compared, starting with the first. If
-            `axis` is set, this applies to rows instead of values.
+        every: The interval of the stored values, counted in C order from the first value. If `axis` is set,
+            the interval of the stored rows. Other values are not compared.
         axis: The axis of the rows if their number depends on the data, else None. Such rows are compared as a
             set, as `row_sets` describes.
         loose: The number of stored rows that may have no counterpart, at most half of them.
@@ -333,7 +333,7 @@ class RowsOutput(Record):
     """The expected values of one output in all additional rows.
 
     Attributes:
-        name: The name of a golden output. Each row has its dtype and shape.
+        name: The name of a golden output. Its dtype and shape apply to each row.
         path: The path of the artifact that holds the stored values, row by row.
         atol, rtol: The tolerances of each row, as in `GoldenOutput`. If `rtol` is empty, it is 0.
         every: As in `GoldenOutput`.

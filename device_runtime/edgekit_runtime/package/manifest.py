@@ -76,7 +76,8 @@ class Manifest(Record):
         budget: A dict from limit names, which include the unit, to finite numbers.
         figures: The measured figures of the default variant, by name. They are the same in every run.
         provenance: The digests of the source model and the recipe, and the versions of the tools.
-        variants: Further ways to run the model. The default variant is `backend`, `golden` and `figures`.
+        variants: Further ways to run the model. The default variant is made of `backend`, `golden` and
+            `figures`.
         submodels: The parts of the model for a device that offloads to a server.
         task: The meaning of the outputs, or None.
         states: The outputs that are inputs of the next run of a sequence.
@@ -200,7 +201,7 @@ class Manifest(Record):
 
     @property
     def needs_answerer(self) -> bool:
-        """Whether the manifest describes the meaning of inputs or outputs, which needs an `Answerer`."""
+        """Whether an `Answerer` is needed: the manifest describes the meaning of inputs or outputs."""
         return bool(self.task or self.preprocessing or self.labels)
 
     @property

@@ -36,7 +36,7 @@ def find_names_problem(names: Iterable[str]) -> str | None:
     """Return why `names` are not allowed together in one package, or None.
 
     A problem is a name that `find_name_problem` rejects, a duplicate, two names that differ only in case, or
-    a name that is also a folder of another name.
+    a name that is also the folder of another.
     """
     spellings: dict[str, str] = {}
     files: set[str] = set()

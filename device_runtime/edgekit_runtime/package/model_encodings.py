@@ -75,7 +75,7 @@ def unpack(data: memoryview, kind: str, position: int) -> int:
 
 
 def read_field(data: memoryview, table: int, number: int) -> int | None:
-    """Return the position of a field of a FlatBuffers table, or None if absent. Numbers start at 0."""
+    """Return the position of a field of a FlatBuffers table, or None if absent. Field numbers start at 0."""
     vtable = table - unpack(data, "<i", table)
     if 4 + 2 * number + 2 > unpack(data, "<H", vtable):
         return None

@@ -32,8 +32,8 @@ class AlignedRows:
 
     Attributes:
         outputs: Arrays with the shapes of the reference. A missing row is NaN, or 0 for integers.
-        missing: A dict from output names to bool arrays of shape [rows of the reference], True for each row
-            without a counterpart.
+        missing: A dict from output names to bool arrays, which are True for each row of the reference without
+            a counterpart.
         extra: A dict from output names to the number of rows that the reference does not have.
     """
 
@@ -43,10 +43,13 @@ class AlignedRows:
 
 
 def row_axes(feeds: Sequence[Arrays], runs: Sequence[Arrays]) -> dict[str, int]:
-    """Return a dict from each output whose number of rows depends on the data to the axis of its rows.
+    """Find the outputs whose number of rows depends on the data.
 
-    These are the outputs whose shape differs along exactly one axis between runs that have the input shapes
-    of the first run. `feeds` and `runs` hold the inputs and the outputs of each run.
+    The shape of these outputs differs along exactly one axis between runs with the input shapes of the first
+    run. `feeds` and `runs` hold the inputs and the outputs of each run.
+
+    Returns:
+        A dict from the names of these outputs to the axis of their rows.
     """
     axes: dict[str, int] = {}
     sizes = [[array.shape for array in feed.values()] for feed in feeds]
@@ -121,9 +124,9 @@ def row_similarity(outputs: Arrays, reference: Arrays, axes: Mapping[str, int]) 
 
 
 def compare_numbers(current: Array, candidate: Array) -> float:
-    """Return 1 - |candidate - current| / |current| with Euclidean norms, at least 0. The result is 0 for NaN.
+    """Return the similarity of two arrays of equal shape, 0 to 1.
 
-    Both arrays must have the same shape.
+    It is 1 - |candidate - current| / |current| with Euclidean norms, at least 0. With NaN, it is 0.
     """
     expected = current.reshape(-1).astype(np.float64)
     error = np.linalg.norm(candidate.reshape(-1).astype(np.float64) - expected)

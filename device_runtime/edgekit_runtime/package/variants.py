@@ -1,7 +1,7 @@
 """A variant: one way to run the model of a package, with its golden outputs and figures.
 
-All variants of a package have the same inputs and outputs and met the same budget, so they are
-interchangeable. The package `sessions` chooses the variant to run.
+All variants of a package have the same inputs and outputs, and all have met the budget, so they are
+interchangeable. The module `sessions` chooses the variant to run.
 
 Source: docs/reference/package-format.md, section "Variants".
 """

@@ -38,7 +38,7 @@ class ImageRules:
     """The preprocessing steps of an image, in order.
 
     Attributes:
-        resize: (height, width) in pixels, (length of the shorter side,), or None to keep the size.
+        resize: (height, width) in pixels, or only the length of the shorter side. None keeps the size.
         interpolation: The interpolation of the resize.
         center_crop: (height, width) in pixels, or None. Smaller images get black borders.
         letterbox: (height, width) in pixels to fit the whole image into, or None. Cannot be combined with

@@ -35,7 +35,7 @@ _MAX_RATE: Final = 999_999
 
 @dataclass(frozen=True, slots=True)
 class MediaType:
-    """A media type with its parameters. Names are in lower case, values are unchanged.
+    """A media type with its parameters. Parameter names are in lower case. Their values are unchanged.
 
     Raises:
         RequestError: The type is not supported (415).

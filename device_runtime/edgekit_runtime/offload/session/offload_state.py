@@ -53,7 +53,7 @@ class OffloadState:
 
     Attributes:
         runners: A dict from the name of each server plan to its runner.
-        counts: The number of requests for each way of answering them.
+        counts: The numbers of requests that ran locally, remotely or with a hedge, and that failed.
         sent_bytes: The total size of all requests to the server, in bytes.
         wake: An event that is set when the prober has work to do.
         lock: Protects the data about the link and the server. Local runs do not wait for it.
@@ -146,7 +146,7 @@ class OffloadState:
     def decision_among(self, names: Collection[str], rows: int) -> PlanChoice | None:
         """Choose between the local plan and the server plans in `names`, for one request.
 
-        The result is None if there is neither a local plan nor one of these server plans.
+        Returns None if there is neither a local plan nor one of these server plans.
         """
         with self.lock:
             table = self._table(rows)

@@ -109,7 +109,8 @@ class PlanRunner:
     def encode(self, inputs: Mapping[str, Array], head_outputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return a dict from the name of each input of the tail to its array.
 
-        An image or sound becomes the content of a file, a uint8 array of shape [bytes].
+        If the plan sends an input as an image or audio file, its array is the content of that file, uint8
+        [bytes].
 
         Raises:
             DataError: An input of the tail is missing, or an image or sound has more than one row.

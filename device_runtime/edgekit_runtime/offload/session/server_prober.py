@@ -43,7 +43,7 @@ class ServerProber:
     """Probes a server in the background until `stop` is called.
 
     Attributes:
-        late: The latest late request. There are no probes until it ends.
+        late: The most recent request with a late reply. There are no probes until it ends.
     """
 
     def __init__(

@@ -72,7 +72,7 @@ class Factor:
     def learn(self, setting: ModelSetting, ratio: float, gain: float) -> "Factor":
         """Return the factors after one observation of a setting.
 
-        `ratio` is limited to 0.05 to 20. `gain` is the result of the method `gain`.
+        `ratio` is limited to the range 0.05 to 20. `gain` is the result of the method `gain`.
         """
         ratio = min(max(ratio, _RATIO_BOUNDS[0]), _RATIO_BOUNDS[1])
         learned_factor, count = self.of(setting), self.by_setting.get(setting, (0.0, 0.0))[1]

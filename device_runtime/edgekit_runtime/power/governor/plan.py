@@ -81,8 +81,8 @@ def choose_turns(
         most_w: The highest power of a plan.
 
     Returns:
-        A plan of at most `allowed_w`, or None if every plan needs more power. Then a plan between `allowed_w`
-        and `most_w`, or None if there is no such plan with less loss.
+        A pair. The first plan uses at most `allowed_w`, or is None if every plan needs more power. The second
+        plan uses more, up to `most_w`, or is None if no such plan has less loss.
     """
     hull: list[Plan] = []
     for plan in frontier:

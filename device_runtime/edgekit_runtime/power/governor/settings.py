@@ -64,7 +64,7 @@ class Profile:
             raise ValueError(f"expected hold_s >= 0, got {self.hold_s}")
 
     def of(self, setting: ModelSetting, fill: float) -> Cost:
-        """Return the cost of a run with `fill` requests. Its energy is that of one request.
+        """Return the cost of a run with `fill` requests. The energy in it is that of one request.
 
         The cost is interpolated between a full batch and the same setting with batch 1. If `costs` has no
         setting with batch 1, every run costs as much as a full batch.
@@ -100,8 +100,8 @@ class DeviceLimits:
     """The limits of the device for all models together. None means no limit.
 
     Attributes:
-        power_w: The highest mean power over any period of `window_s`, in watts.
-        temperature_c: The highest temperature of any zone.
+        power_w: The limit of the mean power over any period of `window_s`, in watts.
+        temperature_c: The limit of the hottest zone, in degrees Celsius.
         window_s: The period over which the power is averaged. If 0, the expected power of every chosen
             setting is at most `power_w`.
     """

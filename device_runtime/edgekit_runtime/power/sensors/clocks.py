@@ -12,7 +12,7 @@ from edgekit_runtime.power.sensors.sysfs import Sysfs, read_number
 
 
 def find_sensors(sysfs: Sysfs) -> Family:
-    """Return a probe for each CPU cluster that reads its clock limit as a fraction of its highest clock."""
+    """Return one probe for each CPU cluster: the clock limit as a fraction of the highest clock."""
     probes = tuple(
         Probe(f"cpufreq/{policy.name}", "clock_share", partial(_read, policy))
         for policy in sysfs.find("devices/system/cpu/cpufreq/policy*")

@@ -59,7 +59,7 @@ class EnergyMeter:
     _requests: dict[str, int] = field(default_factory=dict)
 
     def add(self, readings: Readings, work: Mapping[str, Work]) -> dict[str, EnergyShare]:
-        """Add work. A new reading ends the current interval.
+        """Add the work of the models to the current interval. Each new reading ends an interval.
 
         Args:
             readings: The latest readings. If they are the same as before, only the work is added.

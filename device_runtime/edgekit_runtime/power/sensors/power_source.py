@@ -12,7 +12,7 @@ _MAX_GAP_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The power and energy between two readings, or None if unknown."""
+    """The power and energy between two readings. None for values that are unknown."""
 
     seconds: float
     power_w: float | None

@@ -47,8 +47,8 @@ class Probe:
     Attributes:
         name: A name that is unique on the device, such as `ina3221/VDD_IN`.
         quantity: The meaning and unit of the number.
-        ask: A function from the time of a monotonic clock, in seconds, to the number. It may raise OSError or
-            ValueError.
+        ask: A function that takes the time of a monotonic clock in seconds and returns the number. It may
+            raise OSError or ValueError.
         fault: Why the last reading failed, or None.
     """
 

@@ -12,7 +12,7 @@ _MAX_BYTES: Final = 4096  # one page, the largest attribute of sysfs
 
 @dataclass(frozen=True, slots=True)
 class Sysfs:
-    """A tree of attributes below `root`, which may be another folder in tests.
+    """A tree of attributes below the folder `root`, which is `/sys` by default.
 
     Attributes:
         vcgencmd: The path of the Raspberry Pi's `vcgencmd`, or None.

@@ -18,7 +18,7 @@ _ELSEWHERE: Final = ("wifi", "iwl", "bat", "charger", "pmic", "skin", "modem", "
 def find_sensors(sysfs: Sysfs) -> Family:
     """Return a probe of degrees Celsius for each zone where models compute.
 
-    If there is no such zone, all zones are returned.
+    If there is no such zone, return a probe for every zone.
     """
     zones = {
         zone: read_label(zone / "type", zone.name)
