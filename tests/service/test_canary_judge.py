@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgekit_runtime.dataclass_json import from_plain
+from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.service.options.rollout import Gates
 from edgekit_runtime.service.rollout.gates import Continue, Observations, Promote, Rollback, judge
 from edgekit_runtime.statistics.confidence_sequences import (
@@ -269,8 +271,9 @@ def test_a_histogram_finds_quantiles_within_its_buckets() -> None:
         {"error_burst": 0},
         {"max_duration_s": math.inf},
         {"max_extra_errors": math.nan},
+        {"max_extra_errors": 0.0},
     ],
 )
 def test_gates_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="expected"):
-        Gates(**wrong)
+    with pytest.raises(ConfigError, match="expected"):
+        from_plain(Gates, wrong)

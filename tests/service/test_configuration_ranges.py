@@ -125,6 +125,15 @@ def check(plain: Any, name: str = "") -> None:
         ("listen", "port", "70000", "is 70000, expected 0 to 65535"),
         ("models.a.gates", "alpha", "1", "is 1, expected more than 0 and less than 0.5"),
         ("models.a.governor", "threads", "[1, 257]", r"is \[1, 257\], expected 1 to 256"),
+        ("models.a.scheduling", "max_passes", "0", "is 0, expected 1 to"),
+        ("models.a", "load_timeout_s", "0", "is 0, expected 1e-06 to"),
+        ("models.a", "sequence_idle_s", "0", "is 0, expected 0.001 to"),
+        ("models.a.shadow", "max_pending", "0", "is 0, expected 1 to"),
+        ("http", "max_body_bytes", "0", "is 0, expected 1 to"),
+        ("http", "read_timeout_s", "0", "is 0, expected 0.001 to"),
+        ("cache", "max_bytes", "0", "is 0, expected 1 to"),
+        ("drift", "budget_s", "0", "is 0, expected 1e-09 to"),
+        ("power", "battery_hours", "0", "is 0, expected 0.001 to"),
     ],
 )
 def test_refusal_says_what_is_expected(

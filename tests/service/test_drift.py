@@ -10,7 +10,6 @@ from tests.service.canary_fakes import Client, FakeLane, fail
 from edgekit_runtime.drift.monitor import MAX_DOCUMENT_BYTES, Drift, pick
 from edgekit_runtime.drift.sketches import ClassSketch, Moments, ValueSketch, find_distance
 from edgekit_runtime.errors import ManifestError
-from edgekit_runtime.service.options.resources import DriftLimits
 from edgekit_runtime.service.scheduling.call import Answer, Call
 from edgekit_runtime.service.scheduling.drift_lane import DriftLane
 from edgekit_runtime.service.scheduling.golden_ratio import GOLDEN
@@ -301,8 +300,3 @@ def test_the_distance_of_equal_shares_is_nothing() -> None:
 def test_a_malformed_reference_is_refused(broken: Any) -> None:
     with pytest.raises(ManifestError, match=r"figures\.reference"):
         Drift([IMAGE], [LOGITS], {"reference": broken})
-
-
-def test_limits_out_of_range_are_refused() -> None:
-    with pytest.raises(ValueError, match="budget_s > 0"):
-        DriftLimits(budget_s=0.0)

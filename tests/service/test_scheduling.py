@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from tests.service.scheduling_parts import Bench, FakeSession
 
+from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import (
     BackendError,
+    ConfigError,
     DataError,
     DeadlineError,
     OverloadedError,
@@ -687,5 +689,5 @@ def test_times_and_counts_are_those_of_the_clock() -> None:
     [{"max_batch": 0}, {"default_level": 4}, {"max_delay_s": -1.0}, {"short_s": float("nan")}],
 )
 def test_limits_out_of_range_are_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="expected"):
-        SchedulingLimits(**fields)
+    with pytest.raises(ConfigError, match="expected"):
+        from_plain(SchedulingLimits, fields)

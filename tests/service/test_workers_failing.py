@@ -29,6 +29,8 @@ from tests.service.wiring_parts import load
 from tests.service.worker_parts import OTHER, ask_again, find_model, find_pids, kill, running_isolated
 from tests.waiting import is_running, wait_for
 
+from edgekit_runtime.dataclass_json import from_plain
+from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.protocol.rest import parse_infer_path
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
@@ -68,8 +70,8 @@ def test_path_of_an_inference_names_its_model(path: str, target: object) -> None
     "wrong", [{"niceness": 20}, {"hang_s": 0.0}, {"max_crashes": 0}, {"max_data_bytes": -1}]
 )
 def test_isolation_out_of_range_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="expected"):
-        Isolation(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="expected"):
+        from_plain(Isolation, wrong)
 
 
 def test_worker_that_sends_garbage_is_ended_and_nothing_else(

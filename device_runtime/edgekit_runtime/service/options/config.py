@@ -93,7 +93,7 @@ class Listen:
 
     unix_socket: str = field(default_factory=_find_socket)
     host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
+    port: Annotated[int, Range(0, 65_535)] = DEFAULT_PORT
     tls_certificate: str | None = None
     tls_key: str | None = None
     token_file: str | None = None
@@ -103,8 +103,6 @@ class Listen:
             raise ValueError("neither unix_socket nor host is set, so nobody can reach the service")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key belong together, only one of them is set")
-        if not 0 <= self.port <= 65_535:
-            raise ValueError(f"port is {self.port}, expected 0 to 65535")
         self.check_host(self.host)
 
     def check_host(self, host: str) -> None:

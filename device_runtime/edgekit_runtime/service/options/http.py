@@ -1,10 +1,13 @@
 """Options of the HTTP layer, of its page `/live`, and of gRPC beside it."""
 
-from dataclasses import fields
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.records import dataclass
+
+_Bytes: TypeAlias = Annotated[int, Range(1, 1 << 50)]
+_Seconds: TypeAlias = Annotated[float, Range(0.001, 10**9)]
+_Port: TypeAlias = Annotated[int | None, Range(0, 65_535)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,26 +31,18 @@ class HttpLimits:
         min_bytes_per_s: a client that sends or receives more slowly is disconnected.
         server_timing: whether responses to inference requests state their times (`Server-Timing`) and the
             load of the service (`Endpoint-Load-Metrics`).
-
-    Raises:
-        ValueError: a limit is 0 or less.
     """
 
-    max_head_bytes: int = 16 << 10
-    max_body_bytes: int = 64 << 20
-    max_receiving_bytes: int = 256 << 20
-    max_sending_bytes: int = 256 << 20
+    max_head_bytes: _Bytes = 16 << 10
+    max_body_bytes: _Bytes = 64 << 20
+    max_receiving_bytes: _Bytes = 256 << 20
+    max_sending_bytes: _Bytes = 256 << 20
     max_connections: Annotated[int, Range(1, 1 << 20)] = 16_384
     max_tls_connections: Annotated[int, Range(1, 1 << 20)] = 256
-    idle_timeout_s: float = 75.0
-    read_timeout_s: float = 10.0
-    min_bytes_per_s: int = 64 << 10
+    idle_timeout_s: _Seconds = 75.0
+    read_timeout_s: _Seconds = 10.0
+    min_bytes_per_s: _Bytes = 64 << 10
     server_timing: bool = False
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            if field.name != "server_timing" and not getattr(self, field.name) > 0:
-                raise ValueError(f"{field.name} is {getattr(self, field.name)!r}, expected more than 0")
 
     @property
     def step_bytes(self) -> float:
@@ -64,19 +59,12 @@ class GrpcOptions:
         host: address to listen on over TCP.
         port: port of TCP, 0 for any; None for no TCP.
         max_streams: calls at one time on one connection; further ones are refused.
-
-    Raises:
-        ValueError: the port is out of range.
     """
 
     unix_socket: str = ""
     host: str = "127.0.0.1"
-    port: int | None = None
+    port: _Port = None
     max_streams: Annotated[int, Range(1, 1 << 16)] = 128
-
-    def __post_init__(self) -> None:
-        if self.port is not None and not 0 <= self.port <= 65_535:
-            raise ValueError(f"port is {self.port}, expected 0 to 65535")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,5 @@
 """Options of one model."""
 
-import math
 from dataclasses import field
 from typing import Annotated, Final, Literal, TypeAlias
 
@@ -11,12 +10,14 @@ from edgekit_runtime.system.engines import MAX_THREADS
 
 MAX_BATCH: Final = 4096
 """Rows of one run. The warm-up runs all powers of two up to the configured number."""
-MAX_PROCESSES: Final = 64  # of one model
 
 SwapOrder: TypeAlias = Literal["auto", "availability", "resource"]
 """Order of a swap: load the new version first, or unload the old one first."""
 Rollout: TypeAlias = Literal["swap", "canary", "shadow"]
 """How a new version takes over, see `ModelOptions`."""
+
+_Count: TypeAlias = Annotated[int, Range(1, (1 << 31) - 1)]
+_Seconds: TypeAlias = Annotated[float, Range(0.001, 10**9)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class SchedulingLimits:
             and its calls are refused.
 
     Raises:
-        ValueError: a field is out of range.
+        ValueError: `default_level` is no level.
     """
 
     max_batch: Annotated[int, Range(1, MAX_BATCH)] = 1
@@ -45,17 +46,13 @@ class SchedulingLimits:
     max_waiting: Annotated[int, Range(1, 1 << 20)] = 128
     levels: Annotated[int, Range(1, 256)] = 3
     default_level: int = 2
-    max_passes: int = 8
+    max_passes: _Count = 8
     short_s: float = 200e-6
     max_run_s: float = 30.0
 
     def __post_init__(self) -> None:
-        if min(self.max_batch, self.max_waiting, self.levels, self.max_passes) < 1:
-            raise ValueError(f"expected counts of at least 1, got {self}")
         if not 1 <= self.default_level <= self.levels:
             raise ValueError(f"expected default_level within 1..levels, got {self}")
-        if not all(0 <= seconds < math.inf for seconds in (self.max_delay_s, self.short_s, self.max_run_s)):
-            raise ValueError(f"expected finite times of at least 0, got {self}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,32 +71,18 @@ class Isolation:
             error or crashes.
         niceness: niceness of the workers, 0 to 19.
         oom_score: 0 to 1000; the kernel kills processes with a higher score first if memory runs out.
-
-    Raises:
-        ValueError: a value is out of range.
     """
 
-    processes: int = 1
+    processes: Annotated[int, Range(1, 64)] = 1
     standby: bool = False
-    hang_s: float = 30.0
-    start_timeout_s: float = 120.0
-    max_crashes: int = 5
-    healthy_s: float = 60.0
-    max_delay_s: float = 30.0
-    max_data_bytes: int | None = None
-    niceness: int = 0
-    oom_score: int = 200
-
-    def __post_init__(self) -> None:
-        times = (self.hang_s, self.start_timeout_s, self.healthy_s, self.max_delay_s)
-        if not all(0 < seconds < math.inf for seconds in times) or self.max_crashes < 1:
-            raise ValueError(f"expected finite times over 0 and max_crashes of at least 1, got {self}")
-        if not 1 <= self.processes <= MAX_PROCESSES:
-            raise ValueError(f"expected processes 1 to {MAX_PROCESSES}, got {self}")
-        if self.max_data_bytes is not None and self.max_data_bytes <= 0:
-            raise ValueError(f"expected max_data_bytes over 0, got {self}")
-        if not 0 <= self.niceness <= 19 or not 0 <= self.oom_score <= 1000:
-            raise ValueError(f"expected niceness 0 to 19 and oom_score 0 to 1000, got {self}")
+    hang_s: _Seconds = 30.0
+    start_timeout_s: _Seconds = 120.0
+    max_crashes: _Count = 5
+    healthy_s: _Seconds = 60.0
+    max_delay_s: _Seconds = 30.0
+    max_data_bytes: Annotated[int | None, Range(1, 1 << 50)] = None
+    niceness: Annotated[int, Range(0, 19)] = 0
+    oom_score: Annotated[int, Range(0, 1000)] = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,19 +96,17 @@ class GovernorOptions:
         batches: batch sizes that it may choose, each at most `scheduling.max_batch`.
 
     Raises:
-        ValueError: a value is out of range.
+        ValueError: `batches` is empty.
     """
 
-    deadline_ms: float | None = None
+    deadline_ms: Annotated[float | None, Range(0.001, 10**9)] = None
     variants: tuple[str, ...] = ()
     threads: Annotated[tuple[int, ...], Range(1, MAX_THREADS)] = ()
     batches: Annotated[tuple[int, ...], Range(1, MAX_BATCH)] = (1,)
 
     def __post_init__(self) -> None:
-        if not self.batches or min((*self.batches, *self.threads)) < 1:
-            raise ValueError(f"expected batches and threads of at least 1, got {self}")
-        if self.deadline_ms is not None and not 0 < self.deadline_ms < math.inf:
-            raise ValueError(f"deadline_ms is {self.deadline_ms}, expected more than 0")
+        if not self.batches:
+            raise ValueError("batches is empty, expected one size or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +146,7 @@ class ModelOptions:
     specific: tuple[str, ...] = ()
     swap: SwapOrder = "auto"
     threads: Annotated[int | None, Range(1, MAX_THREADS)] = None
-    load_timeout_s: float | None = None
+    load_timeout_s: Annotated[float | None, Range(1e-6, 10**9)] = None
     instances: Annotated[int, Range(1, MAX_THREADS)] = 1
     isolated: bool | None = None
     cache: bool = False
@@ -179,7 +160,7 @@ class ModelOptions:
     isolation: Isolation = field(default_factory=Isolation)
     governor: GovernorOptions | None = None
     max_sequences: Annotated[int, Range(1, 1 << 20)] = 1024
-    sequence_idle_s: float = 60.0
+    sequence_idle_s: _Seconds = 60.0
 
     @property
     def trial(self) -> CanaryOptions | ShadowOptions:
@@ -192,10 +173,6 @@ class ModelOptions:
                 f"rollout = {self.rollout!r} compares the newest version with the previous one, so"
                 " latest and specific must not be set"
             )
-        if self.load_timeout_s == 0:
-            raise ValueError("load_timeout_s is 0, expected more than 0")
-        if not 0 < self.sequence_idle_s < math.inf:
-            raise ValueError(f"sequence_idle_s is {self.sequence_idle_s}, expected more than 0")
         needs_one = self.rollout != "swap" or self.governor is not None
         if self.isolated and self.isolation.processes > 1 and needs_one:
             raise ValueError(

@@ -30,24 +30,11 @@ class ModelMemory:
         max_bytes: limit of the estimated memory of all loaded models; None for no cap.
         load_wait_s: how long a request may wait while its unloaded model is loaded again. Then it gets a 503.
         max_waiting: most requests that wait for such loads; further ones get a 503.
-
-    Raises:
-        ValueError: a value is out of range.
     """
 
-    max_bytes: int | None = None
+    max_bytes: Annotated[int | None, Range(1, 1 << 50)] = None
     load_wait_s: float = 10.0
     max_waiting: int = 128
-
-    def __post_init__(self) -> None:
-        if (
-            (self.max_bytes is not None and self.max_bytes < 1)
-            or self.load_wait_s < 0
-            or self.max_waiting < 0
-        ):
-            raise ValueError(
-                f"expected max_bytes over 0, load_wait_s and max_waiting of 0 or more, got {self}"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +47,8 @@ class CacheLimits:
             thread of the event loop.
     """
 
-    max_bytes: int = 8 << 20
+    max_bytes: Annotated[int, Range(1, 1 << 50)] = 8 << 20
     max_input_bytes: int = 256 << 10
-
-    def __post_init__(self) -> None:
-        if self.max_bytes < 1 or self.max_input_bytes < 0:
-            raise ValueError(f"expected max_bytes >= 1 and max_input_bytes >= 0, got {self}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +75,8 @@ class DriftLimits:
         window: number of sampled calls after which the weight of earlier calls is halved.
     """
 
-    budget_s: float = 2e-6
-    window: int = 4096
-
-    def __post_init__(self) -> None:
-        if not self.budget_s > 0 or self.window < 1:
-            raise ValueError(f"expected budget_s > 0 and window >= 1, got {self}")
+    budget_s: Annotated[float, Range(1e-9, 10**9)] = 2e-6
+    window: Annotated[int, Range(1, (1 << 31) - 1)] = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,27 +93,20 @@ class Power:
         window_s: time over which the mean power is taken; with 0, no setting may take more than `power_w`.
 
     Raises:
-        ValueError: a value is out of range.
+        ValueError: the governor cannot hold such a limit.
     """
 
     sensors: bool = True
     sysfs: str = "/sys"
-    period_s: float = 1.0
+    period_s: Annotated[float, Range(0.05, 60)] = 1.0
     power_w: float | None = None
     temperature_c: float | None = None
     battery_floor: float | None = None
-    battery_hours: float = 8.0
+    battery_hours: Annotated[float, Range(0.001, 10**6)] = 8.0
     idle_w: float = 0.0
     window_s: float = 30.0
 
     def __post_init__(self) -> None:
-        if not 0.05 <= self.period_s <= 60:
-            raise ValueError(f"period_s is {self.period_s}, expected 0.05 to 60")
-        if not (self.idle_w >= 0 and self.battery_hours > 0):
-            raise ValueError(
-                f"expected idle_w of at least 0 and battery_hours over 0, got {self.idle_w} and"
-                f" {self.battery_hours}"
-            )
         if self.is_limited:
             self.limits(0.0)
 
