@@ -16,6 +16,7 @@ from edgekit_runtime.errors import BackendError, DataError
 from edgekit_runtime.package.archive import write_package
 from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.sessions import EngineMissingError, open_session
+from edgekit_runtime.sessions.litert.quantized import Quantization
 from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
 from edgekit_runtime.sessions.options import read_options
 from edgekit_runtime.sessions.selftest import run_selftest
@@ -47,10 +48,9 @@ def test_a_model_is_loaded_from_memory_and_from_a_file(kind: str, tmp_path: Path
 
 
 def test_without_a_signature_names_are_those_of_the_tensors(session: LiteRtSession) -> None:
-    assert (session.inputs, session.outputs, session.quantization) == (
+    assert (session.inputs, session.outputs) == (
         (TensorSpec("x", "float32", ("x_0", 4)),),
         (TensorSpec("y", "float32", ("y_0", 2)),),
-        {},
     )
 
 
@@ -162,23 +162,19 @@ def test_several_threads_with_different_batches_share_a_session(session: LiteRtS
 def test_quantized_inputs_and_outputs_are_float_to_the_caller(dtype: str, zero_point: int) -> None:
     session = LiteRtSession(quantized_linear(dtype, 0.5, zero_point))
     assert [spec.dtype for spec in (*session.inputs, *session.outputs)] == ["float32", "float32"]
-    stored = session.quantization["x"]
-    assert (stored.dtype, stored.scale, stored.zero_point) == (dtype, 0.5, zero_point)
     np.testing.assert_array_equal(session.run({"x": X})["y"], Y)  # all values lie on the grids
 
 
 def test_without_float_io_the_caller_gives_and_gets_codes() -> None:
     session = LiteRtSession(quantized_linear("int8", 0.5, -3), RAW)
     assert [spec.dtype for spec in (*session.inputs, *session.outputs)] == ["int8", "int8"]
-    assert session.quantization["y"].scale == 1.0
     codes = session.run({"x": (X * 2 - 3).astype(np.int8)})["y"]
     np.testing.assert_array_equal(codes, Y - 3)
     assert codes.dtype == np.int8
 
 
 def test_quantizing_rounds_halves_to_even_and_clips() -> None:
-    session = LiteRtSession(quantized_linear("int8", 0.5, 0))
-    encoded = session.quantization["x"].encode(np.float32([0.25, 0.75, -0.25, 1e9, -np.inf]))
+    encoded = Quantization("x", "int8", 0.5, 0).encode(np.float32([0.25, 0.75, -0.25, 1e9, -np.inf]))
     np.testing.assert_array_equal(encoded, np.int8([0, 2, 0, 127, -128]))
 
 

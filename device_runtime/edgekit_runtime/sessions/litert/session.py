@@ -19,7 +19,6 @@ from edgekit_runtime.errors import BackendError, DataError, RefusedInputError
 from edgekit_runtime.package.fixed_work import Graph, Operation, has_fixed_work
 from edgekit_runtime.records import dataclass
 from edgekit_runtime.sessions.litert.engine import load_interpreter
-from edgekit_runtime.sessions.litert.quantized import Quantization
 from edgekit_runtime.sessions.litert.tensors import ModelTensor, read_tensors
 from edgekit_runtime.system.engines import MAX_THREADS
 from edgekit_runtime.tensors import Array, TensorSpec
@@ -53,7 +52,6 @@ class LiteRtSession:
     Attributes:
         inputs: specifications of the inputs of `run`; a free dimension is named by input and axis: `image_0`.
         outputs: specifications of the outputs of `run`.
-        quantization: name -> the file's quantization of each quantized input and output.
         has_fixed_work: whether values of inputs cannot change how long a run takes, see `fixed_work`.
     """
 
@@ -67,7 +65,6 @@ class LiteRtSession:
         "has_fixed_work",
         "inputs",
         "outputs",
-        "quantization",
     )
 
     def __init__(self, model: bytes | memoryview | Path, options: LiteRtOptions | None = None) -> None:
@@ -84,11 +81,6 @@ class LiteRtSession:
         self.has_fixed_work = _has_fixed_work(self._interpreter)
         self.inputs: tuple[TensorSpec, ...] = tuple(tensor.spec for tensor in self._inputs)
         self.outputs: tuple[TensorSpec, ...] = tuple(tensor.spec for tensor in self._outputs)
-        self.quantization: Mapping[str, Quantization] = {
-            tensor.spec.name: tensor.stored
-            for tensor in (*self._inputs, *self._outputs)
-            if tensor.stored is not None
-        }
         self._checks = {tensor.spec.name: tensor.spec.check for tensor in self._inputs}
         # Shapes of the inputs as allocated; empty after a failure, so that the next run allocates again.
         self._shapes = [tensor.shape for tensor in self._inputs]

@@ -18,14 +18,12 @@ class ModelTensor:
     Attributes:
         spec: specification of the caller's tensor.
         shape: shape of the tensor as allocated after loading.
-        stored: the tensor's quantization in the file, or None.
         codes: conversion between the caller's float32 and the file's codes, or None for no conversion.
     """
 
     spec: TensorSpec
     index: int
     shape: tuple[int, ...]
-    stored: Quantization | None
     codes: Quantization | None
 
 
@@ -103,7 +101,7 @@ def _read_tensor(name: str, detail: Mapping[str, Any], *, float_io: bool) -> Mod
         spec = TensorSpec(name, dtype if codes is None else "float32", free)
     except DataError as cause:
         raise BackendError(f"backend 'litert': {cause}") from cause
-    return ModelTensor(spec, int(detail["index"]), shape, stored, codes)
+    return ModelTensor(spec, int(detail["index"]), shape, codes)
 
 
 def _read_quantization(name: str, dtype: str, detail: Mapping[str, Any]) -> Quantization | None:
