@@ -23,7 +23,6 @@ def make_page(drift):
         trial=None,
         loaded=SimpleNamespace(manifest=manifest),
         to_json=lambda: {"drift": drift},
-        governor_to_json=lambda: None,
     )
     restarts = MetricFamily(
         "edgekit_worker_restarts_total",

@@ -1,10 +1,11 @@
 """The metrics page for Prometheus, computed for each request."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
 from edgekit_runtime.service.observability.prometheus import (
+    Kind,
     MetricFamily,
     lane_families,
     service_families,
@@ -58,10 +59,7 @@ def write_metrics(
             ),
             *further,
             *_trial_families(trials),
-            _drift_family(served),
-            *_looks_families(served),
-            *_governor_families(served),
-            _sequence_family(served),
+            *_version_families(served),
         ]
     )
 
@@ -94,81 +92,68 @@ def _trial_families(trials: Iterable[Trial]) -> list[MetricFamily]:
     ]
 
 
-def _drift_family(served: Iterable[Served]) -> MetricFamily:
-    """Return the largest distance of each version's inputs and outputs from the reference of its package."""
-    series = []
-    for version in served:
-        drift: Any = version.to_json().get("drift") or {}
-        watched = [*drift.get("inputs", {}).values(), *drift.get("outputs", {}).values()]
-        distances = [stated.get(name) for stated in watched for name in _DISTANCES]
-        distances_known = [distance for distance in distances if distance is not None]
-        if distances_known:
-            series.append(
-                (
-                    {"model": version.loaded.manifest.name, "version": version.version},
-                    float(max(distances_known)),
-                )
-            )
-    text = "Population stability index of inputs or outputs, the larger."
-    return MetricFamily("edgekit_drift_psi", "gauge", text, tuple(series))
+def _find_distance(report: Mapping[str, Any]) -> float | None:
+    """Return the largest distance of inputs and outputs from the reference of the package."""
+    drift: Any = report.get("drift") or {}
+    watched = [*drift.get("inputs", {}).values(), *drift.get("outputs", {}).values()]
+    distances = [stated.get(name) for stated in watched for name in _DISTANCES]
+    return max((distance for distance in distances if distance is not None), default=None)
 
 
-def _looks_families(served: Iterable[Served]) -> Iterator[MetricFamily]:
-    loads: list[tuple[dict[str, str], Any]] = [
-        ({"model": version.loaded.manifest.name, "version": version.version}, drift)
+def _read(part: str, name: str) -> Callable[[Mapping[str, Any]], float | None]:
+    return lambda report: (report.get(part) or {}).get(name)
+
+
+# Read from `Served.to_json`; a version without the value has no series.
+_VERSION_METRICS: Final[tuple[tuple[str, Kind, str, Callable[[Mapping[str, Any]], float | None]], ...]] = (
+    (
+        "edgekit_drift_psi",
+        "gauge",
+        "Population stability index of inputs or outputs, the larger.",
+        _find_distance,
+    ),
+    (
+        "edgekit_looked_at_answers_total",
+        "counter",
+        "Answers that the drift statistics looked at.",
+        _read("drift", "looks"),
+    ),
+    (
+        "edgekit_not_finite_answers_total",
+        "counter",
+        "Sampled answers with NaN or infinity to finite inputs.",
+        _read("drift", "not_finite"),
+    ),
+    ("edgekit_governor_changes_total", "counter", "Changes of the setting.", _read("governor", "changes")),
+    (
+        "edgekit_governor_admitted_ratio",
+        "gauge",
+        "Share of the calls that are taken.",
+        _read("governor", "admit"),
+    ),
+    (
+        "edgekit_active_sequences",
+        "gauge",
+        "Sequences whose states are kept now.",
+        _read("sequences", "active"),
+    ),
+)
+
+
+def _version_families(served: Iterable[Served]) -> Iterator[MetricFamily]:
+    reports = [
+        ({"model": version.loaded.manifest.name, "version": version.version}, version.to_json())
         for version in served
-        if (drift := version.to_json().get("drift"))
     ]
-    for name, key, text in (
-        ("edgekit_looked_at_answers_total", "looks", "Answers that the drift statistics looked at."),
-        (
-            "edgekit_not_finite_answers_total",
-            "not_finite",
-            "Sampled answers with NaN or infinity to finite inputs.",
-        ),
-    ):
-        series = tuple((labels, float(drift[key])) for labels, drift in loads if key in drift)
-        yield MetricFamily(name, "counter", text, series)
-
-
-def _sequence_family(served: Iterable[Served]) -> MetricFamily:
-    series = []
-    for version in served:
-        sequences: Any = version.to_json().get("sequences")
-        if sequences is not None:
-            labels = {"model": version.loaded.manifest.name, "version": version.version}
-            series.append((labels, float(sequences["active"])))
-    text = "Sequences whose states are kept now."
-    return MetricFamily("edgekit_active_sequences", "gauge", text, tuple(series))
-
-
-def _governor_families(served: Iterable[Served]) -> list[MetricFamily]:
-    governed = [
-        ({"model": version.loaded.manifest.name, "version": version.version}, report)
-        for version in served
-        if (report := version.governor_to_json()) is not None
-    ]
-    names = ("variant", "batch", "threads")
-    return [
-        MetricFamily(
-            "edgekit_governor_setting",
-            "gauge",
-            "1 for the setting in force.",
-            tuple(
-                ({**labels, **{name: str(report[name]) for name in names}}, 1.0)
-                for labels, report in governed
-            ),
-        ),
-        MetricFamily(
-            "edgekit_governor_changes_total",
-            "counter",
-            "Changes of the setting.",
-            tuple((labels, float(report["changes"])) for labels, report in governed),
-        ),
-        MetricFamily(
-            "edgekit_governor_admitted_ratio",
-            "gauge",
-            "Share of the calls that are taken.",
-            tuple((labels, report["admit"]) for labels, report in governed),
-        ),
-    ]
+    settings = []
+    for labels, report in reports:
+        governor: Any = report.get("governor")
+        if governor is not None:
+            names = ("variant", "batch", "threads")
+            settings.append(({**labels, **{name: str(governor[name]) for name in names}}, 1.0))
+    yield MetricFamily("edgekit_governor_setting", "gauge", "1 for the setting in force.", tuple(settings))
+    for name, kind, text, read in _VERSION_METRICS:
+        series = tuple(
+            (labels, float(value)) for labels, report in reports if (value := read(report)) is not None
+        )
+        yield MetricFamily(name, kind, text, series)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.drift.monitor import Drift
@@ -93,14 +93,6 @@ class Served:
         most = max(loaded.sessions_counted, os.cpu_count() or 1)
         sessions = max(loaded.sessions_counted, min(reported, most))
         return loaded.memory_bytes * sessions // loaded.sessions_counted
-
-    def governor_to_json(self) -> Mapping[str, Any] | None:
-        """Return the governor's statistics of this version, or None without one."""
-        if self.governed is not None:
-            return self.governed.lane.to_json()
-        remote = self.loaded.remote
-        settings: Any = None if remote is None else remote.to_json().get("governor")
-        return settings if isinstance(settings, dict) else None
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return `variant`, `sessions`, and the statistics of the parts that it has.
