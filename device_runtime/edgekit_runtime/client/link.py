@@ -27,7 +27,6 @@ _CONTINUE: Final = 100
 _MAX_PORT: Final = 65_535
 _DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
 _PREFIX: Final = re.compile(r"[A-Za-z0-9/._~!$&'()*+,;=:@%-]+")  # RFC 3986, 3.3
-_TCP_INFO_BYTES: Final = 192
 _KEPT_LIMIT: Final = 0.9  # of the limit that is set: where so much is left, it stays
 _RECORD_BYTES: Final = 16_384  # of a record of TLS, at most
 _DROP_UNSENT: Final = np.array((1, 0), np.intc).tobytes()  # struct linger
@@ -217,15 +216,10 @@ class Link:
         if watch.poll(0) or (self.address.is_tls and connected.pending()):  # type: ignore[attr-defined]
             self.close()
 
-    def read_tcp_info(self) -> bytes | None:
-        """Return `tcp_info`, or None if it is not available. This may be called from any thread."""
+    def read_tcp_field(self, offset: int, size_bytes: int = 4) -> int | None:
+        """See `read_tcp_field`; may be called from any thread."""
         connected = self._socket
-        if connected is None or self.address.path is not None:
-            return None
-        try:
-            return connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-        except OSError:  # closed meanwhile
-            return None
+        return None if connected is None else read_tcp_field(connected, offset, size_bytes)
 
     def ask(
         self,
@@ -372,6 +366,18 @@ class Link:
         if isinstance(cause, (BlockingIOError, TimeoutError)):
             return TransportError(f"{self.address}: no answer within {timeout_s:.3g} s")
         return TransportError(f"{self.address}: {cause}")
+
+
+def read_tcp_field(connected: socket.socket, offset: int, size_bytes: int = 4) -> int | None:
+    """Return a number in `tcp_info`; None if the system or the connection does not have it.
+
+    `offset`, `size_bytes`: of a field of struct tcp_info of linux/tcp.h.
+    """
+    try:
+        data = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, offset + size_bytes)
+    except (OSError, AttributeError):  # closed meanwhile, a Unix socket, or another system
+        return None
+    return int.from_bytes(data[offset:], sys.byteorder) if len(data) == offset + size_bytes else None
 
 
 def open_connection(address: Address, timeout_s: float) -> socket.socket:

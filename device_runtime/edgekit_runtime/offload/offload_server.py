@@ -10,7 +10,6 @@ import json
 import logging
 import math
 import queue
-import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +38,7 @@ _MOST_STATED_S: Final = 3600.0
 # Offsets in struct tcp_info of linux/tcp.h.
 _THRESHOLD_AT: Final = 76
 _NO_THRESHOLD: Final = 0x7FFFFFFF
-_MSS_AT, _RECEIVED_AT, _RTT_AT, _CWND_AT, _ACKED_AT, _MIN_RTT_AT, _BUSY_AT = 16, 52, 68, 80, 120, 148, 168
+_MSS_AT, _RECEIVED_AT, _RTT_AT, _CWND_AT, _ACKED_AT, MIN_RTT_AT, _BUSY_AT = 16, 52, 68, 80, 120, 148, 168
 _CLOCK_MS: Final = 4  # largest step of the kernel's clock for these times
 
 # Sixteen: our service caches parsed requests by their JSON, so few ids keep that cache useful.
@@ -235,7 +234,7 @@ class Pending:
         if self._sent_bytes is not None:
             return self._sent_bytes
         base, link = self._base, self._connection.link
-        acked = None if base is None else _read_counter(link, _ACKED_AT)
+        acked = None if base is None else link.read_tcp_field(_ACKED_AT, 8)
         if base is None or acked is None:
             return None
         size_bytes = max(0, acked - base[0])
@@ -249,7 +248,7 @@ class Pending:
     @property
     def acked_s(self) -> float | None:
         """Time until all sent bytes of the request were acknowledged, in seconds, or None if unknown."""
-        busy_us = _read_counter(self._connection.link, _BUSY_AT)
+        busy_us = self._connection.link.read_tcp_field(_BUSY_AT, 8)
         if self._base is None or busy_us is None or busy_us <= self._base[1]:
             return None
         return (busy_us - self._base[1]) * 1e-6
@@ -283,7 +282,7 @@ class Pending:
         link = self._connection.link
         self.is_connected, self._base = False, None
         self._connection.connect(timeout_s)
-        acked, busy_us = _read_counter(link, _ACKED_AT), _read_counter(link, _BUSY_AT)
+        acked, busy_us = link.read_tcp_field(_ACKED_AT, 8), link.read_tcp_field(_BUSY_AT, 8)
         with self._lock:
             if self.is_aborted:
                 raise TransportError(f"{link.address}: the request was ended before it was sent")
@@ -541,21 +540,10 @@ def _read_number(text: str) -> float | None:
     return None
 
 
-def _read_counter(link: Link, at: int) -> int | None:
-    data = link.read_tcp_info()
-    if data is None or len(data) < at + 8:
-        return None
-    count: int = struct.unpack_from("=Q", data, at)[0]
-    return count
-
-
 def _read_delay(link: Link) -> float:
     """Return how long ago the last bytes came: a busy device notices late, which is not the link's delay."""
-    data = link.read_tcp_info()
-    if data is None or len(data) < _RECEIVED_AT + 4:
-        return 0.0
-    (received_ms,) = struct.unpack_from("=I", data, _RECEIVED_AT)
-    return float(max(0, received_ms - _CLOCK_MS) * _MS)
+    received_ms = link.read_tcp_field(_RECEIVED_AT) or 0
+    return max(0, received_ms - _CLOCK_MS) * _MS
 
 
 def _read_round_trip(link: Link, small_s: float) -> float:
@@ -563,27 +551,20 @@ def _read_round_trip(link: Link, small_s: float) -> float:
 
     Large bodies delay themselves, which raises TCP's average; its minimum may be minutes old.
     """
-    data = link.read_tcp_info()
-    if data is None or len(data) < _MIN_RTT_AT + 4:
+    average_us, least_us = link.read_tcp_field(_RTT_AT), link.read_tcp_field(MIN_RTT_AT)
+    if average_us is None or least_us is None:
         return small_s
-    average = struct.unpack_from("=I", data, _RTT_AT)[0] * 1e-6
-    least = struct.unpack_from("=I", data, _MIN_RTT_AT)[0] * 1e-6
-    return float(min(max(least, min(average, small_s), 1e-6), small_s))
+    return min(max(least_us * 1e-6, min(average_us * 1e-6, small_s), 1e-6), small_s)
 
 
 def _has_left_slow_start(link: Link) -> bool:
-    data = link.read_tcp_info()
-    if data is None or len(data) < _THRESHOLD_AT + 4:
-        return False
-    return bool(struct.unpack_from("=I", data, _THRESHOLD_AT)[0] < _NO_THRESHOLD)
+    threshold = link.read_tcp_field(_THRESHOLD_AT)
+    return threshold is not None and threshold < _NO_THRESHOLD
 
 
 def _read_window(link: Link) -> float | None:
-    data = link.read_tcp_info()
-    if data is None or len(data) < _CWND_AT + 4:
-        return None
-    mss, cwnd = struct.unpack_from("=I", data, _MSS_AT)[0], struct.unpack_from("=I", data, _CWND_AT)[0]
-    return float(mss * cwnd)
+    mss, cwnd = link.read_tcp_field(_MSS_AT), link.read_tcp_field(_CWND_AT)
+    return None if mss is None or cwnd is None else float(mss * cwnd)
 
 
 def is_overload(error: EdgekitError) -> bool:

@@ -18,20 +18,19 @@ To estimate the link from the traffic of an application, see `link_estimate`.
 
 import contextlib
 import fcntl
-import socket
 import statistics
 import struct
 import termios
 import time
 from typing import IO, Annotated, Any, Final
 
-from edgekit_runtime.client.link import Address, open_connection
+from edgekit_runtime.client.link import Address, open_connection, read_tcp_field
 from edgekit_runtime.client.requests import make_request_head, token_line
 from edgekit_runtime.client.responses import ResponseHead, parse_head
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import TransportError
 from edgekit_runtime.offload.latency_model import LinkState
-from edgekit_runtime.offload.offload_server import NO_MODEL
+from edgekit_runtime.offload.offload_server import MIN_RTT_AT, NO_MODEL
 from edgekit_runtime.protocol.rest import model_path
 from edgekit_runtime.records import dataclass
 
@@ -50,8 +49,6 @@ _MAX_LINE_BYTES: Final = 16 << 10
 _MAX_LINES: Final = 100
 _REFUSED: Final = (401, 403)
 _TOO_LARGE: Final = 413
-_TCP_INFO_BYTES: Final = 192
-_MIN_RTT_AT: Final = 148  # offset in struct tcp_info of linux/tcp.h; microseconds
 
 _Rate = Annotated[float, Range(0, 1e12)]
 
@@ -159,13 +156,8 @@ class _Exchange:
 
     def read_round_trip(self) -> float | None:
         """Return the least round trip that TCP saw on this connection; None if the system does not tell."""
-        try:
-            data = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-        except (OSError, AttributeError):
-            return None
-        if len(data) < _MIN_RTT_AT + 4:
-            return None
-        return float(struct.unpack_from("=I", data, _MIN_RTT_AT)[0] * 1e-6)
+        least_us = read_tcp_field(self._socket, MIN_RTT_AT)
+        return None if least_us is None else least_us * 1e-6
 
     def count_page(self, path: str) -> int:
         """Return the size of a page with its head in bytes."""
