@@ -35,6 +35,7 @@ from edgekit_runtime.offload.measurement.job import (
 from edgekit_runtime.offload.measurement.machine_facts import MachineFacts, describe_machine
 from edgekit_runtime.offload.measurement.request_cost import average_middle, is_precise, measure_request
 from edgekit_runtime.sessions.backends import open_model
+from edgekit_runtime.sessions.latency import LatencyLimits, measure_latency
 from edgekit_runtime.sessions.options import read_options
 from edgekit_runtime.sessions.ort import OrtOptions, create_session, make_settings, with_weights
 from edgekit_runtime.sessions.ort_providers import (
@@ -438,27 +439,21 @@ def _time_batches(job: Job, blobs: Sequence[memoryview]) -> JobResult:
 
     What slows the machine for a while slows all graphs alike, so their times compare with each other.
     """
-    facts, repeats = describe_machine(job.quota, job.engine), []
-    runs = [_open_session(blobs[graph.model or 0], job.engine) for graph in job.graphs]
-    batch_s = min(_BATCH_S, job.seconds / len(runs) / (_MIN_ROUNDS + 1))
-    for run in runs:
-        begin, count = time.perf_counter(), 0
-        while not count or time.perf_counter() - begin < batch_s:
-            run()
-            count += 1
-        repeats.append(count)
-    run_times: list[list[float]] = [[] for _ in runs]
-    orders, until_s = np.random.default_rng(0), time.monotonic() + job.seconds
-    while len(run_times[-1]) < _MIN_ROUNDS or (
-        time.monotonic() < until_s and len(run_times[-1]) < _MAX_ROUNDS
-    ):
-        for number in orders.permutation(len(runs)):
-            runs[number]()  # refills caches that the others used
-            begin = time.perf_counter()
-            for _ in range(repeats[number]):
-                runs[number]()
-            run_times[number].append((time.perf_counter() - begin) / repeats[number])
-    return JobResult(facts, tuple(map(_summarise, run_times)))
+    facts = describe_machine(job.quota, job.engine)
+    runs = {
+        str(number): _open_session(blobs[graph.model or 0], job.engine)
+        for number, graph in enumerate(job.graphs)
+    }
+    limits = LatencyLimits(
+        warmup_rounds=1,
+        min_rounds=_MIN_ROUNDS,
+        max_rounds=_MAX_ROUNDS,
+        time_limit_s=max(job.seconds, _BATCH_S),
+        precision=0.0,
+        batch_s=min(_BATCH_S, job.seconds / len(runs) / (_MIN_ROUNDS + 1)),
+    )
+    latencies = measure_latency(runs, limits)
+    return JobResult(facts, tuple(_summarise(latency.seconds) for latency in latencies.values()))
 
 
 def _lacks_rounds(clocks: Sequence[_Clock], seconds: float, until_s: float) -> bool:
