@@ -61,7 +61,14 @@ def read_wav(source: Path | bytes, max_s: float | None = None) -> tuple[Floats, 
 def write_wav(amplitudes: Floats, rate: int) -> bytes:
     """Return a 16-bit WAV file with one channel. Amplitudes are clipped to -1..1, and NaN becomes 0."""
     sound = np.rint(np.clip(np.nan_to_num(amplitudes), -1, 1) * 32767).astype("<i2").tobytes()
-    form = struct.pack("<HHIIHH", _INTEGERS, 1, rate, 2 * rate, 2, 16)
+    return pack_wav(sound, rate)
+
+
+def pack_wav(sound: bytes, rate: int, channels: int = 1, *, is_float: bool = False) -> bytes:
+    """Return a WAV file of samples, those of a moment together: int16 or, with `is_float`, float32."""
+    tag, width = (_FLOATS, 4) if is_float else (_INTEGERS, 2)
+    frame_bytes = channels * width
+    form = struct.pack("<HHIIHH", tag, channels, rate, rate * frame_bytes, frame_bytes, 8 * width)
     parts = (b"WAVEfmt ", struct.pack("<I", len(form)), form, b"data", struct.pack("<I", len(sound)), sound)
     content = b"".join(parts)
     return b"RIFF" + struct.pack("<I", len(content)) + content

@@ -2,7 +2,6 @@
 
 import base64
 import io
-import struct
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -14,6 +13,7 @@ import numpy as np
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.preprocessing.media import MediaType
+from edgekit_runtime.preprocessing.wav import pack_wav
 from edgekit_runtime.protocol.samples import (
     MAX_ANSWER_BYTES,
     Sample,
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from edgekit_runtime.tasks.answerer import Answerer
 
 _MAX_STATED_VALUES: Final = 4096  # of outputs that a sample states as numbers
-_WAV: Final = struct.Struct("<4sI4s4sIHHIIHH4sI")
-_WAV_TAGS: Final = {"S16LE": (1, 2), "F32LE": (3, 4)}  # format of raw sound -> tag and width of a WAV file
 _NO_LOCK: Final = nullcontext()
 
 
@@ -180,22 +178,5 @@ def write_wav(samples: bytes, parameters: Mapping[str, str]) -> bytes:
 
     `parameters`: `rate` in hertz; `channels`, 1 by default; `format`, `S16LE` by default, or `F32LE`.
     """
-    tag, width = _WAV_TAGS[parameters.get("format", "S16LE")]
     rate, channels = int(parameters["rate"]), int(parameters.get("channels", "1"))
-    frame = channels * width
-    head = _WAV.pack(
-        b"RIFF",
-        _WAV.size - 8 + len(samples),
-        b"WAVE",
-        b"fmt ",
-        16,
-        tag,
-        channels,
-        rate,
-        rate * frame,
-        frame,
-        8 * width,
-        b"data",
-        len(samples),
-    )
-    return head + samples
+    return pack_wav(samples, rate, channels, is_float=parameters.get("format") == "F32LE")
