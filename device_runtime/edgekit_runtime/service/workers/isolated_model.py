@@ -68,7 +68,7 @@ class IsolatedModel(IsolatedVersion):
     ) -> None:
         """Begin without workers; call `begin` or `begin_trial` next.
 
-        `package`: descriptor of the package; owned by this object. `report_crash`: `Versions.report_crash`.
+        `package`: descriptor of the package; owned by this object. `report_crash`: `Registry.report_crash`.
         """
         self._http, self._regions, self.manifest, self.spec = http, regions, manifest, spec
         self._package, self._report_crash = package, report_crash

@@ -5,7 +5,7 @@ import dataclasses
 import logging
 import os
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from edgekit_runtime.errors import EdgekitError, PackageError, UnavailableError
 from edgekit_runtime.package.archive import Limits, OpenedPackage
@@ -14,11 +14,11 @@ from edgekit_runtime.protocol.rest import parse_infer_path
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.http.server import HttpServer
+from edgekit_runtime.service.models.registry import Registry
 from edgekit_runtime.service.oip.shared_memory import Region, Regions
 from edgekit_runtime.service.options.config import ServiceConfig
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.serving.loader import Loaded
-from edgekit_runtime.service.serving.remote import IsolatedVersion
 from edgekit_runtime.system.resource_errors import check_lack
 
 if TYPE_CHECKING:
@@ -36,16 +36,6 @@ _RETRY_AFTER_S: Final = 1.0
 _logger = logging.getLogger(__name__)
 
 
-class Versions(Protocol):
-    """The versions that the service serves."""
-
-    def find_remote(self, name: str, version: str | None) -> IsolatedVersion | None:
-        """Return a version in worker processes, or None if it is not ready or not there."""
-
-    def report_crash(self, name: str, version: str, reason: str, *, is_loop: bool) -> None:
-        """Postpone the confirmation of a version that crashed. If `is_loop`, replace the version."""
-
-
 class Supervisor:
     """The isolated models of one service. Use it on the loop's thread, except for `open`."""
 
@@ -54,14 +44,14 @@ class Supervisor:
         http: HttpServer,
         regions: Regions,
         config: ServiceConfig,
-        versions: Versions,
+        registry: Registry,
         *,
         limits: Limits,
         token: bytes | None,
     ) -> None:
         """Begin without workers. `token`: the token that clients over TCP must send, or None."""
         self._http, self._regions, self._config = http, regions, config
-        self._versions, self._limits, self._token = versions, limits, token
+        self._registry, self._limits, self._token = registry, limits, token
         self._names = {name for name, options in config.models.items() if options.isolated}
         self._models: list[IsolatedModel] = []  # also those on trial, and those of which a process still ends
         self._is_over = False
@@ -113,7 +103,7 @@ class Supervisor:
         if target is None or target[0] not in self._names:
             head.clearance = self._http.clearance
             return False
-        remote = self._versions.find_remote(*target)
+        remote = self._registry.find_remote(*target)
         return remote is not None and remote.lend(connection, is_default=target[1] is None)
 
     def begin_stop(self) -> None:
@@ -163,7 +153,7 @@ class Supervisor:
         self._models = [model for model in self._models if not model.is_over]
         model: IsolatedModel | None = None
         try:
-            report_crash = self._versions.report_crash
+            report_crash = self._registry.report_crash
             model = IsolatedModel(
                 self._http, self._regions, manifest, spec, package=package, report_crash=report_crash
             )

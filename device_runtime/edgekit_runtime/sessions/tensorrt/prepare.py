@@ -33,15 +33,6 @@ class RunnableEngine(Session, Protocol):
         """Return whether the engine was built for these shapes."""
 
 
-class BuildEngines(Protocol):
-    """Signature of `build.build_engines`."""
-
-    def __call__(
-        self, model: bytes, options: TensorRtOptions, *, timings: tuple[bytes, ...], stop: threading.Event
-    ) -> BuiltEngines:
-        """Return the engines of `model`."""
-
-
 @dataclass(frozen=True, slots=True)
 class Machine:
     """The machine on which engines are built and run.
@@ -58,7 +49,7 @@ class Machine:
     gpu: Gpu
     power_mode: str
     cache: EngineCache
-    build: BuildEngines
+    build: Callable[..., BuiltEngines]
     load: Callable[[bytes], RunnableEngine]
 
 
