@@ -76,9 +76,7 @@ class GoldenCase:
     members: "Mapping[str, GoldenCase]" = field(default_factory=dict)
 
     def check(self, session: Session) -> SelfTest:
-        """Return how the session's outputs compare with the golden outputs, over all rows.
-
-        If the package's task cannot decode the session's outputs, a failed check `answer` is added.
+        """Return how the session's outputs compare with the golden outputs, over all rows; see `compare`.
 
         Raises:
             DataError: the session takes other inputs.
@@ -90,15 +88,20 @@ class GoldenCase:
             for name, case in self.members.items()
             for check in case.check(sessions[name]).checks
         ]
-        outputs = session.run(self.inputs)
-        checks = {check.name: check for check in _check_all(self.expected, outputs)}
+        checks = {check.name: check for check in self.compare(session.run(self.inputs))}
         for seed, expected in self.rows:
             for check in _check_all(expected, session.run(resample(self.inputs, seed))):
                 checks[check.name] = _join(checks[check.name], check, f"golden row of seed {seed}: ")
-        fault = None if self.answerer is None else self.answerer.find_fault(self.inputs, outputs)
-        if fault is not None:
-            checks["answer"] = OutputCheck("answer", False, None, None, fault)
         return SelfTest((*of_members, *checks.values()))
+
+    def compare(self, outputs: Arrays) -> list[OutputCheck]:
+        """Return how outputs for `inputs` compare with the golden outputs.
+
+        If the package's task cannot decode the outputs, a failed check `answer` is added.
+        """
+        checks = _check_all(self.expected, outputs)
+        fault = None if self.answerer is None else self.answerer.find_fault(self.inputs, outputs)
+        return checks if fault is None else [*checks, OutputCheck("answer", False, None, None, fault)]
 
 
 def read_golden(package: OpenedPackage) -> GoldenCase:
