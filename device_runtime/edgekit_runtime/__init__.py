@@ -4,7 +4,7 @@ It does not convert, quantize or measure models. `edgekit_toolkit` does that. Th
 edgekit package, so a device installs only what it needs.
 
 Importing this package disables the telemetry of onnxruntime in this process and its children, unless the
-environment variable `ORT_DISABLE_TELEMETRY` is already set.
+environment sets `ORT_DISABLE_TELEMETRY`.
 """
 
 import os

@@ -2,8 +2,8 @@
 
 The pure function `reconcile` decides what to do next. This module writes each decision into the journal
 before the step begins. One thread carries out the steps, so that the loop never waits for a network, a disk
-or an engine. Another thread keeps the connection to the broker. Everything else happens on the thread that
-calls `run`.
+or an engine. Another thread maintains the connection to the broker. Everything else happens on the thread
+that calls `run`.
 
 Example: an update of `digits` from 1.0.0 to 2.0.0. The left column shows the state of the execution:
 
@@ -14,8 +14,7 @@ Example: an update of `digits` from 1.0.0 to 2.0.0. The left column shows the st
     succeeded                          the slots have confirmed 2.0.0, and the report is `converged`
 
 If the service rejects 2.0.0, the slots switch back to 1.0.0, and the execution is `failed` with the reason
-from the slots. After a power cut, the agent reads the execution and its state from the journal and continues
-there.
+from the slots. After a power cut, the agent reads the execution from the journal and continues.
 """
 
 import contextlib
@@ -75,9 +74,8 @@ class AgentOptions:
     """Options of the agent.
 
     Attributes:
-        bytes_per_s: maximum rate of downloads and uploads, in bytes per second, or None for no maximum.
-        month_bytes: maximum number of bytes to download and upload in a calendar month (UTC), or None for no
-            maximum.
+        bytes_per_s: maximum rate of downloads and uploads, or None.
+        month_bytes: maximum number of bytes to transfer in a calendar month (UTC), or None.
         live_url: URL of the live page of this device, or empty. The console of the fleet links to it.
         shows_logs: whether the fleet may ask for the last lines of the logs.
         takes_settings: whether the fleet may change settings. Settings that are fixed here never change.
@@ -101,8 +99,6 @@ class AgentOptions:
 
 
 class Agent:
-    """One device of a fleet."""
-
     def __init__(
         self,
         member: Membership,
@@ -168,11 +164,11 @@ class Agent:
     def run(self, stop: threading.Event) -> Literal["stopped", "renewed"]:
         """Work until `stop` is set, or until a new certificate or a new fleet requires a new connection.
 
-        At the end, the agent publishes its last will itself, because the broker publishes the will only after
-        a lost connection.
+        At the end, the agent publishes its last will, because the broker does so only after a lost
+        connection.
 
         Returns:
-            `renewed` if the caller must connect again with the new certificate or fleet, otherwise `stopped`.
+            `renewed` if there is a new certificate or fleet, otherwise `stopped`.
         """
         self.connect()
         last_s = time.monotonic()
@@ -203,7 +199,7 @@ class Agent:
         """Process received messages, decide, begin a step, and report. `run` calls this repeatedly.
 
         Args:
-            elapsed_s: time since the last turn, in seconds.
+            elapsed_s: time since the last turn.
 
         Returns:
             False if the turn failed, for example because the disk is full. The next turn tries again.

@@ -59,7 +59,7 @@ class DeviceConditions:
     Attributes:
         now_s: seconds since 1970, see `TrustedTime`.
         minute_of_day: local time in minutes, 0..1439, or None if the clock is certainly wrong.
-        free_bytes: free bytes on the disk of the agent's folder.
+        free_bytes: free space on the disk of the agent's folder.
         budget_left_bytes: bytes that may still be downloaded this month, or None if there is no limit.
         battery: charge from 0 to 1, or None without a battery.
         is_charging: whether the device has another source of power than its battery.
@@ -94,8 +94,8 @@ def find_obstacle(
 ) -> Obstacle | None:
     """Return the condition that prevents the download of `desired_model`, or None.
 
-    A time outside the window does not prevent the download, but a malformed window does. `done_bytes` is the
-    number of bytes of the package that are already on the disk.
+    A closed window does not prevent the download, but a malformed window does. `done_bytes` is the size of
+    the part that is already on the disk.
     """
     rejection = view.find_rejection(desired_model.manifest_sha256)
     if rejection is not None and not desired_model.is_return:
@@ -122,7 +122,7 @@ def count_needed_bytes(sizes_bytes: Sequence[int], done_bytes: int = 0) -> int:
     The plan of a rollout uses the same function, so that the plan and the devices agree.
 
     Args:
-        sizes_bytes: size of each package. There is at least one package.
+        sizes_bytes: size of each package, at least one.
         done_bytes: bytes of these packages that are already on the disk.
     """
     return sum(sizes_bytes) - done_bytes + max(sizes_bytes) + SPARE_BYTES
@@ -160,8 +160,8 @@ def is_window(text: str) -> bool:
 def check_window(window: str | None, conditions: DeviceConditions) -> Obstacle | None:
     """Return the condition that prevents a switch of versions now, or None.
 
-    The window may span midnight. A window of None allows all times. While the local time is unknown, all
-    other windows are closed.
+    The window may span midnight. None allows all times. While the local time is unknown, all other windows
+    are closed.
     """
     if window is None:
         return None

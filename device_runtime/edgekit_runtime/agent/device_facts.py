@@ -58,7 +58,7 @@ class DeviceFacts:
 
 
 def read_device_facts() -> DeviceFacts:
-    """Return the facts about this machine. The free space is that of the current working directory."""
+    """Return the facts about this machine."""
     names = [name for engine in list_registered() for name in engine.installation.distributions]
     clock = {name: " ".join(_read(path).split()) for name, path in _CLOCK.items()}
     return DeviceFacts(

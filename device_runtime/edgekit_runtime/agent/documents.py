@@ -3,8 +3,8 @@
 Each document is signed in a DSSE envelope. The manager signs `desired`, and the device signs all others.
 
 The messages that a broker retains are only a cache. The manager's store and the device's journal are
-authoritative. A receiver therefore accepts a document only if the signature is valid, the document names this
-device, and its number is higher than that of the last accepted document. This module does no input or output.
+authoritative. A receiver accepts a document only if its signature is valid, it names this device, and its
+number is higher than the last accepted number.
 
 Source: docs/reference/fleet-protocol.json (AsyncAPI).
 """
@@ -71,8 +71,7 @@ class DesiredModel:
 
     Attributes:
         model: name of the model.
-        version, manifest_sha256: the desired package. The device compares the digest to decide whether the
-            package is installed.
+        version, manifest_sha256: the desired package. The digest decides whether it is installed.
         path: path of the package in the TUF repository.
         size_bytes, sha256: size and digest of the package file.
         execution: name of this attempt, unique in the fleet. A device never carries out the same name twice.
@@ -80,21 +79,18 @@ class DesiredModel:
         trial: how the service tries the new version before it switches: `none` switches at once, `shadow`
             runs the new version on copies of calls, and `canary` lets it answer a share of the calls.
         order: `new-first` loads the new version before it unloads the old one, which needs memory for both.
-            `old-first` unloads the old version first. `unloaded` unloads the old version at once, because it
-            is not safe.
+            `old-first` unloads the old one first. `unloaded` unloads it at once, because it is not safe.
         priority: models with a higher priority are updated first.
-        not_before_s: time from the receipt of the document to the earliest start of the work, in seconds. The
-            manager draws it at random within the `spread_s` of the rollout, so that devices do not all
-            download at once.
+        not_before_s: time from the receipt of the document to the earliest start of the work. The manager
+            draws it at random within the `spread_s` of the rollout, so that devices do not all download at
+            once.
         timeout_s: time after which the execution ends, even if it is still waiting.
         window: local times between which the device may switch, such as `01:00-04:00`, or None for any time.
-        is_return: whether the version was in use before. It may then be installed again, even if it was
-            rejected on this device.
+        is_return: whether the version was in use before and may be installed even if this device rejected it.
         deltas: smaller files from which the device can make the package, see `DeltaOffer`.
-        key_id: id of the content key that encrypts the package and its deltas, or empty if they are not
-            encrypted.
-        wrapped_key: the content key in base64, wrapped for this device alone. It is empty if the package is
-            not encrypted or the device has no decryption key.
+        key_id: id of the content key of the package and its deltas, or empty if they are not encrypted.
+        wrapped_key: the content key in base64, wrapped for this device alone. It is empty without encryption
+            or a decryption key of the device.
         allows_plain: whether an unencrypted package may replace an encrypted version.
     """
 
@@ -139,16 +135,16 @@ class Desired:
 
     Attributes:
         device: identifier of the device. Other devices refuse the document.
-        version: `$version`, a number that rises with each change. A device refuses a lower number, and it
-            refuses the same number with other content.
+        version: `$version`, which rises with each change. A device refuses a lower number, and the same
+            number with other content.
         issued_at, expires_at: seconds since 1970. After the document has expired, the device keeps its models
             and reports `stale`, because somebody may be withholding newer documents.
-        epoch: number of the manager's lease. A device refuses a lower number than the highest it has seen,
-            because that manager has been replaced.
+        epoch: number of the manager's lease. A device refuses a lower number, because that manager has been
+            replaced.
         models: at most one entry per model.
         sequence: highest number of this device's documents that the manager has accepted. The device
-            continues with higher numbers, even if its journal is lost and its clock is wrong.
-        reconnect_s: length of the period over which devices spread their reconnections, in seconds.
+            continues with higher numbers, even if it lost its journal and its clock is wrong.
+        reconnect_s: period over which devices spread their reconnections.
         removed: names of the models to remove from the device.
         notice: a sentence for the device's owner about a problem that the fleet noticed, or empty.
         streams: a dict from name to options of every stream that the fleet wants: at most 16 streams and 8
@@ -190,8 +186,7 @@ class Execution:
         execution, model, version: the same fields as in `DesiredModel`.
         state: see `ExecutionState`.
         reason: one sentence, or empty if there is nothing to explain.
-        code: a short and stable word for the reason, such as `disk-full` or `self-test`. It is empty if there
-            is no reason.
+        code: a short and stable word for the reason, such as `disk-full` or `self-test`, or empty.
         done_bytes: number of bytes of the file that are downloaded.
         sent_bytes: number of bytes received over the network. Bytes that were received twice count twice.
     """
@@ -216,8 +211,7 @@ class ReportedModel:
         health: `unproven`, `healthy` or `rejected`. `missing` means that no package is open. `faulty` means
             that the model answers NaN or infinity to finite inputs.
         previous: version in the spare slot, or empty.
-        because: one sentence that says why the open version is faulty or is not the desired version, or
-            empty.
+        because: why the open version is faulty or not the desired version, as one sentence, or empty.
         pinned: version to which somebody pinned the model on the device, or empty.
     """
 
@@ -232,7 +226,7 @@ class ReportedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFigures:
-    """Counters of the service for one version since the version was opened. The gates of a rollout use them.
+    """Counters of the service for one version since it was opened. The gates of a rollout use them.
 
     Attributes:
         model, version: the version that the figures describe.
@@ -241,7 +235,7 @@ class ModelFigures:
         looked_at: number of answers in the drift statistics.
         not_finite: number of calls whose outputs had NaN or infinity although the inputs were finite.
         restarts: number of crashes of the process that runs the model.
-        answer_s: time from arrival to answer in seconds, summed over the calls that did not fail.
+        answer_s: time from arrival to answer, summed over the calls that did not fail.
         p50_ms, p99_ms: percentiles of the latency for display, or None before the first call.
         energy_mj: mean energy per call, in millijoules, or None if it is not measured.
         agreement: mean agreement with the old version on the same inputs, 0..1, or None if there is no trial.
@@ -276,7 +270,7 @@ class ReportedStream:
         model: name of the model that answers.
         state: state of the stream. `waiting` is between two attempts to open the source. `failed` means that
             there are no more attempts. `missing` means that no service runs the stream.
-        fps: number of answers per second in the recent past.
+        fps: recent answers per second.
         error: the current problem, or empty.
     """
 
@@ -296,8 +290,8 @@ class ReportedSamples:
         triggers: a dict from each kind of trigger to the number of samples that it chose since the service
             started.
         waiting, waiting_bytes: number and size of the samples that are stored on the device and not yet sent.
-        dropped: number of chosen samples that were not stored because they were too large, they were too many
-            at once, or the disk was full.
+        dropped: number of chosen samples that were not stored, because of their size or number or a full
+            disk.
         error: which part of the order the device cannot carry out, or empty.
     """
 
@@ -317,8 +311,8 @@ class Reported:
         device: identifier of the device.
         sequence: number of this report. The numbers always rise, also after a restart.
         desired_version: `$version` of the document that the device follows, or 0 before the first document.
-        status: `converged` means that the device runs the desired version. `working` means that it is on the
-            way there. `diverged` means that it runs another version and will not change that by itself.
+        status: `converged` means that the device runs the desired version. `working` means that an update is
+            under way. `diverged` means that it runs another version and will not change that by itself.
             `stale` means that it has no valid document.
         because: one sentence that explains `diverged` or `stale`.
         models, figures: see `ReportedModel` and `ModelFigures`.
@@ -327,8 +321,8 @@ class Reported:
             `free_bytes`, `battery`, `boot`. `live` is the URL of the device's live page, if there is one.
         streams: a dict from name to state of each stream that the fleet wants.
         samples: a dict from the id of an order to its samples.
-        settings: a dict from the key of each setting of the fleet to the reason why the setting has no
-            effect. The reason is empty if the setting has an effect.
+        settings: a dict from the key of each setting of the fleet to the reason why it has no effect, or to
+            an empty text if it has one.
     """
 
     device: str
@@ -478,8 +472,7 @@ class EnrolmentRequest:
 class RenewalRequest:
     """Body of `POST /renew`, as JSON. The answer is an `Enrolment`.
 
-    The CSR is signed with the key of the old certificate, which proves the identity of the device. An
-    attacker gains nothing by replaying the request.
+    The CSR is signed with the key of the old certificate, which proves the identity of the device.
 
     Attributes:
         device: identifier of the device.

@@ -83,15 +83,15 @@ def enrol(
 ) -> Membership:
     """Join the fleet that a code names.
 
-    If this device was in another fleet, the package keys of that fleet are no longer trusted. Package keys
-    that somebody added by hand stay trusted.
+    If this device was in another fleet, the package keys of that fleet are no longer trusted. Keys that were
+    added by hand stay trusted.
 
     Args:
         code: the enrolment code.
         config: configuration folder. The files are written into its folders `fleet` and `keys`.
         facts: the same field as in `Reported`.
         disk: file operations.
-        trusted_time: the time at which to check certificates, or None for the time of the clock.
+        trusted_time: time for checks of certificates, by default the time of the clock.
 
     Raises:
         EnrolmentError: the fleet refuses.
@@ -140,9 +140,8 @@ def is_renewal_due(enrolment: Enrolment, now_s: float) -> bool:
 def renew(config: Path, disk: Disk = DISK, *, trusted_time: TrustedTime | None = None) -> Membership:
     """Fetch and store a new certificate, and the addresses of the fleet if they have changed.
 
-    A renewal sets the package keys and the first TUF root, which names the manager's keys, only if the device
-    has none. Otherwise an attacker who controls the fleet's server could make the device trust any package
-    and obey any manager.
+    A renewal sets the package keys and the first TUF root only if the device has none. Otherwise an attacker
+    who controls the fleet's server could make the device trust any package and obey any manager.
 
     Raises:
         EnrolmentError: the fleet refuses, or this device is in no fleet.
@@ -181,7 +180,6 @@ def _make_key(folder: Path, disk: Disk) -> Ed25519PrivateKey:
 
 
 def make_csr(key: Ed25519PrivateKey) -> str:
-    """Return a certificate signing request for `key`, in PEM."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "device")])
     request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, None)
     return request.public_bytes(Encoding.PEM).decode()

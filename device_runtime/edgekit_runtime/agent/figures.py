@@ -22,8 +22,7 @@ def read_figures(metrics: str, before: Iterable[ModelFigures] = ()) -> tuple[Mod
 
     Args:
         metrics: metrics in Prometheus' text format.
-        before: earlier figures. They supply the agreement of a version after its trial, because the service
-            states the agreement only during the trial.
+        before: earlier figures. They supply the agreement of a version after its trial.
     """
     counts: dict[str, dict[_Key, float]] = defaultdict(lambda: defaultdict(float))
     buckets: dict[_Key, list[tuple[float, float]]] = defaultdict(list)

@@ -1,14 +1,14 @@
-"""The parts of a desired document other than models: streams, samples, settings and requests for log lines.
+"""What the fleet wants in addition to models: streams, samples, settings and log lines.
 
 For example:
 
     document                   settings {"month-mb": "50", "power-w": "12"}
                                logs {"request": "r1", "lines": 200}
-    agent                      limits downloads to 50 MB; writes power-w to `settings.json` for the service
+    agent                      transfers up to 50 MB a month; tells the service of power-w by a file
     report                     {"month-mb": "", "power-w": "this device's owner has fixed it"}
     document of kind `logs`    once for r1: lines of service and agent, without secrets, compressed
 
-None of these parts can name a file or a command.
+None of this can name a file or a command.
 """
 
 import base64
@@ -112,7 +112,7 @@ class DeviceSettings:
     def follow(self, desired: Mapping[str, str]) -> None:
         """Apply the fleet's settings, a dict from key to value, and write the file for the service.
 
-        If the disk is full, the agent applies the settings all the same, and the next call writes the file.
+        If the disk is full, the settings are applied, and the next call writes the file.
         """
         accepted = {
             key: value
@@ -179,8 +179,7 @@ class DeviceLogs:
     def take(self, request: LogRequest, socket_path: Path | None) -> Logs | None:
         """Begin to answer a new request, or return an answer that is ready. Each answer is returned once.
 
-        `socket_path` is the socket of the service or None. The service is asked for its log if the system has
-        no journal.
+        `socket_path` is the socket of the service, or None. Its log is read if there is no system journal.
         """
         if self._thread is not None:
             if self._thread.is_alive():

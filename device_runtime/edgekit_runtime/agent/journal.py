@@ -40,10 +40,9 @@ class Progress:
     """Progress of this device with one execution.
 
     Attributes:
-        age_s: how long the execution has been under way while the agent ran, in seconds of the monotonic
-            clock.
+        age_s: how long the execution has been under way while the agent ran.
         failures: number of consecutive failures of the current step.
-        same_failures: number of the latest consecutive failures that have the code of `report`.
+        same_failures: number of the latest consecutive failures with the code of `report`.
         retry_age_s: value of `age_s` at which the step is tried again.
     """
 
@@ -56,13 +55,12 @@ class Progress:
 
     @property
     def has_ended(self) -> bool:
-        """Whether this execution has ended, so that no step will follow."""
         return self.report.state in ENDED
 
     def enter(self, state: ExecutionState, *, code: str = "", reason: str = "") -> "Progress":
         """Return the execution in `state`. If the state is new, the failures are counted from 0 again.
 
-        `code` and `reason` are the same fields as in `Execution`.
+        For `code` and `reason` see `Execution`.
         """
         report = replace(self.report, state=state, code=code, reason=reason)
         if state == self.report.state:
@@ -148,7 +146,7 @@ class Journal:
         self.record = record
 
     def count_metered(self, month: str) -> int:
-        """Return how many bytes the steps transferred in `month`, or 0 if the record has another month."""
+        """Return how many bytes steps have transferred in `month`, or 0 if that is not the recorded month."""
         return self.record.metered_bytes if self.record.month == month else 0
 
     def raise_sequence(self, used: int) -> bool:
@@ -165,7 +163,7 @@ class Journal:
         """Return the number of the next document, which is higher than all before, also after a restart.
 
         Raises:
-            OutputError: the journal cannot be written. A number that is not recorded could be used twice.
+            OutputError: the journal cannot be written.
         """
         if self._sequence >= self.record.sequence_bound:
             self.write(replace(self.record, sequence_bound=self._sequence + _SEQUENCES))

@@ -1,7 +1,6 @@
 """The device's side of the connection to the broker: hello messages, status and certificate renewal.
 
-`Presence` publishes the hello messages. `LinkWatch` writes the status that users see, and renews the
-certificate.
+`Presence` publishes the hello messages. `LinkWatch` does the rest.
 """
 
 import contextlib
@@ -57,8 +56,8 @@ Renewer: TypeAlias = Callable[[bool, float], Renewal]
 class RefusalPause:
     """The pause between requests to the web server while the brokers refuse this device.
 
-    The pause outlives the `Agent`, which ends with each new certificate, because the brokers may refuse the
-    new certificate, too.
+    A new certificate ends the `Agent` but not the pause, because the brokers may refuse that certificate,
+    too.
 
     Attributes:
         questions: number of requests to the web server since the last connection.
@@ -117,7 +116,6 @@ class Presence:
         self._link.will = seal(will, "hello", self._member.key)
 
     def renew_number(self) -> None:
-        """Take a higher number for the next hello."""
         self._sequence = self._journal.next_sequence()
 
     def publish_hello(self, desired_version: int, *, is_new_connection: bool) -> None:

@@ -1,9 +1,9 @@
 """The manager keys that this device obeys. The newest TUF root that it has verified names these keys.
 
 The root is signed by its own keys, which may be kept offline. Neither the fleet's server nor a thief of a
-manager key can therefore change whom a device obeys. A device begins with the root that it received when it
-enrolled. The process that follows newer roots writes their manager keys into the file `manager-keys.json` in
-the agent's folder. The agent reads only this file, so that it need not load a TUF library.
+manager key can therefore change whom a device obeys. A device begins with the root from its enrolment. The
+process that follows newer roots writes their manager keys to `manager-keys.json` in the agent's folder. The
+agent reads this file, so that it need not load a TUF library.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ class _KeyFile:
 class ManagerKeys:
     """The public keys of the manager. This device obeys the documents that are signed with them.
 
-    The keys are named by the newest root of the repository that this device has verified.
+    The newest verified root of the repository names the keys.
     """
 
     def __init__(self, folder: Path, first_root: str, disk: Disk = DISK) -> None:
@@ -121,7 +121,7 @@ def read_held(envelope: str, keys: Mapping[str, Ed25519PublicKey]) -> Desired | 
 
 
 def read_named(root: str) -> dict[str, Ed25519PublicKey]:
-    """Return a dict from key id to key of the manager keys that a root names.
+    """Return the manager keys that a root names, as a dict from key id to key.
 
     Args:
         root: content of the root. Its signatures are not verified. If it is not a root, the result is empty.

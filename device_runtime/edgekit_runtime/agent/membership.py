@@ -1,7 +1,6 @@
 """The membership of this device in its fleet: its key, its certificate and its TLS context.
 
-The agent and the downloads use different code to connect to the broker and the web server. Both use this
-module to explain failures. The agent writes its connection status to `link.json` in its folder, where
+The module also explains failed connections. The agent writes its connection status to `link.json`, and
 `edgekit-device fleet status` reads it.
 """
 
@@ -206,7 +205,7 @@ class EndedCertificateError(ssl.SSLCertVerificationError):
     """The certificate of a server has expired according to the trusted time.
 
     Attributes:
-        least_s: earliest possible time, in seconds since 1970, if the clock is behind it, otherwise None.
+        least_s: lower bound of the time, in seconds since 1970, if the clock is behind it, else None.
     """
 
     def __init__(self, trusted_time: TrustedTime) -> None:
@@ -260,7 +259,7 @@ def make_context(
         authority: certificate of the authority in PEM.
         certificate: path of the device's certificate, or None before enrolment.
         key: path of the device's key.
-        trusted_time: the time at which to check certificates, or None for the time of the clock.
+        trusted_time: time for checks of certificates, by default the time of the clock.
     """
     context = ResumingContext(ssl.PROTOCOL_TLS_CLIENT)
     context.trusted_time = trusted_time or TrustedTime()
@@ -279,7 +278,7 @@ class LinkProblem:
 
     Attributes:
         text: what happened and what to do, without a full stop.
-        is_refusal: whether the fleet refuses this device. If so, the fleet's web server may know the reason.
+        is_refusal: whether the fleet refuses this device. The fleet's web server may know the reason.
     """
 
     text: str
@@ -326,7 +325,6 @@ def explain_failure(error: BaseException, address: str) -> LinkProblem:
 
 
 def write_link_status(folder: Path, state: LinkStatus, disk: Disk) -> None:
-    """Write the connection status to `link.json`."""
     with write_atomically(folder / LINK, mode=0o600, disk=disk) as file:
         file.write(encode_json(to_plain(state)))
 

@@ -1,9 +1,9 @@
 """The link to the fleet's broker: a thread that connects, sends the newest messages, and receives.
 
-paho-mqtt implements the protocol. Each connection uses a new client, which has no messages of earlier
-connections to send again. The outbox in this module stores the newest message of each kind and key until the
-broker acknowledges it. The thread waits with `selectors`, because paho's own loop uses `select`, which fails
-for file descriptors from 1024.
+paho-mqtt implements the protocol. Each connection uses a new client, so that paho-mqtt resends nothing. The
+outbox in this module stores the newest message of each kind and key until the broker acknowledges it. The
+thread waits with `selectors`, because paho's own loop uses `select`, which fails for file descriptors from
+1024.
 
 Source: MQTT 5.0 and MQTT 3.1.1 (OASIS).
 """
@@ -69,7 +69,7 @@ class MqttLink:
     Attributes:
         received: queue of received messages, see `LinkMessage`.
         will: payload of the last will of the next connection. The agent replaces it after each hello.
-        reconnect_s: length of the period over which devices spread their reconnections, in seconds.
+        reconnect_s: period over which devices spread their reconnections.
         problem: why there is no connection, or why the last one ended, or None if neither is known.
     """
 
@@ -99,7 +99,6 @@ class MqttLink:
         self._thread = threading.Thread(target=self._run, name="edgekit-mqtt", daemon=True)
 
     def start(self) -> None:
-        """Connect, and reconnect whenever the connection is lost."""
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:

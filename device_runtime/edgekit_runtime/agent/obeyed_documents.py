@@ -1,9 +1,9 @@
 """The documents that this device obeys, which are signed by the manager's keys.
 
-A separate process verifies the metadata of the repository and follows the root, which names the manager's
-keys. It does so at each download, and when this module asks for a refresh. This module asks once a day. It
-also asks when a document is signed by an unknown key, because the manager may have a new key. The document
-waits for this refresh.
+A separate process verifies the repository's metadata and follows the root, which names the manager's keys. It
+does so at each download, and when this module asks for a refresh. This module asks once a day, and when a
+document is signed by an unknown key, because the manager may have a new key. The document waits for this
+refresh.
 
 Anybody at the broker can send such documents. Therefore each refresh that brings no new key doubles the pause
 before the next one, until a day has passed without such documents. After a change of keys all devices receive
@@ -49,8 +49,7 @@ class ObeyedDocuments:
     def unseal(self, payload: bytes, now_s: float, width_s: float) -> Desired | None:
         """Return the document in an envelope, or None if the document waits for a refresh of the metadata.
 
-        Only the newest document with an unknown key waits. Older ones are dropped, because the manager sends
-        its document again.
+        Only the newest document with an unknown key waits. The manager sends its document again.
 
         Args:
             payload: the envelope.

@@ -1,8 +1,7 @@
 """Makes a package from a delta and the installed package, or from a coded file.
 
-Deltas are not trusted. Whoever made a delta can write only the one result file, and no more bytes than
-expected. The result is accepted only if it has the digest that the manager signed. Memory and time are
-bounded.
+Deltas are not trusted. A delta can write only the result file, and no more bytes than expected. The result
+must have the digest that the manager signed. Memory and time are bounded.
 
 There are two formats, which differ in their first bytes: a zstd frame whose dictionary is the installed
 package (`zstd --patch-from`), and a list of runs that copy or predict bytes of the tensors. A coded file is a
@@ -46,16 +45,16 @@ Buffer: TypeAlias = bytes | mmap.mmap
 
 @dataclass(frozen=True, slots=True)
 class RunKind:
-    """How a run is made. A run is a number of consecutive bytes of the result.
+    """How a run, which is a number of consecutive bytes of the result, is made.
 
     Attributes:
         number: number of the kind in the delta file.
-        width: size of a word, in bytes.
+        width: bytes of a word.
         has_base: whether the run is made from bytes of the base.
         has_channels: whether the delta has a multiplier for each channel of the run.
         has_step: whether the delta has a step, a zero point or a seed for the run.
         is_float: whether the stored words have their sign bit last. All other words are folded, see `unfold`.
-        residual_width: size of the residual of a word, in bytes. The value -1 means `width`.
+        residual_width: bytes of the residual of a word. The value -1 means `width`.
     """
 
     number: int
@@ -385,7 +384,6 @@ class _Part:
         self._file, self._position, self._end = file, begin, end
 
     def read(self, size_bytes: int) -> bytes:
-        """Return the next bytes: fewer than requested only at the end."""
         self._file.seek(self._position)
         content = self._file.read(min(size_bytes, self._end - self._position))
         self._position += len(content)
@@ -426,8 +424,7 @@ def predict(
 
     Args:
         old: uint8 [n], elements of the base: int8 codes, or uint8 codes with zero point 128.
-        multipliers: int32 [channels], the new scale divided by the old scale, in units of 1 /
-            `FIXED_POINT_ONE`.
+        multipliers: int32 [channels], new scale / old scale, in units of 1 / `FIXED_POINT_ONE`.
         step: number of consecutive elements that belong to one channel.
         start: index in the tensor of the first element of `old`.
         is_signed: whether `old` holds int8 codes.
@@ -478,8 +475,7 @@ def add_steps(old: NDArray[np.uint8], steps: NDArray[np.int16], bits: int) -> ND
 
     Args:
         old: uint8 [2 n], float16 [n] as bytes, from the base.
-        steps: int16 [n], the number of steps to add. Where it is 0, the bits stay the same, even those of
-            NaN.
+        steps: int16 [n]. Where it is 0, the bits stay the same, even those of NaN.
         bits: the float32 step as a 32-bit integer.
 
     Returns:

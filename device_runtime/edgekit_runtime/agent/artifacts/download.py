@@ -33,15 +33,13 @@ _OK, _PARTIAL, _OUT_OF_RANGE = 200, 206, 416
 
 
 class HttpStatusError(TransportError):
-    """The server answered with an error."""
-
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
 
 
 class SlowError(TransportError):
-    """The download is too slow. The server or an attacker may delay it on purpose."""
+    """The download is too slow, perhaps because of an attack."""
 
 
 class DownloadLimitError(EdgekitError):
@@ -57,9 +55,9 @@ class DownloadLimits:
     """Limits of downloads.
 
     Attributes:
-        bytes_per_s: maximum rate in bytes per second, or None for no maximum.
+        bytes_per_s: maximum rate, or None.
         least_bytes_per_s: minimum mean rate over `slow_s` seconds. A slower download fails with `SlowError`.
-        slow_s: period over which the rate is averaged, in seconds.
+        slow_s: period over which the rate is averaged.
         timeout_s: longest wait for the connection or the next byte.
     """
 
@@ -95,8 +93,6 @@ class RateCap:
 
 
 class Downloader:
-    """Fetches files from one fleet."""
-
     def __init__(self, context: ssl.SSLContext, limits: DownloadLimits, disk: Disk = DISK) -> None:
         """Use the TLS `context`, which trusts the fleet's authority; `disk` writes files."""
         self.limits = limits

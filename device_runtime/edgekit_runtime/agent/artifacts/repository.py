@@ -1,7 +1,7 @@
 """The client of the fleet's TUF repository, which holds the packages for the device class of this device.
 
 python-tuf verifies the metadata. This module limits the size and duration of each download, prevents old
-metadata from becoming valid again when the clock is wrong, and classifies the attack that invalid metadata
+metadata from becoming valid again when the clock is wrong, and names the attack that invalid metadata
 suggests. It passes the manager keys in each new root to `manager_keys`. The module `download` fetches the
 packages.
 
@@ -93,8 +93,8 @@ class RepositoryClient:
         Args:
             path: path of the file, `CLASS/NAME`.
             target: device class of this device. Files of other classes are not returned.
-            known_time_s: earliest possible time, in seconds since 1970. It is used if the clock shows an
-                earlier time.
+            known_time_s: lower bound of the time, in seconds since 1970, which is used if the clock is behind
+                it.
             count: called with the number of bytes received.
 
         Raises:

@@ -1,8 +1,7 @@
-"""Sends samples to the fleet in parts, and deletes each sample once the manager has stored it.
+"""Sends samples to the fleet, in parts that resume after an interruption.
 
-An upload resumes after an interruption. `protocol.samples` defines the requests and answers. A sample stays
-on the device until the manager answers that the sample is completely on its disk, or that it refuses the
-sample for good.
+`protocol.samples` defines the requests and answers. A sample stays on the device until the manager has stored
+it or refused it for good.
 """
 
 import http.client

@@ -4,8 +4,8 @@
     metadata/*              metadata of the TUF repository
     targets/CLASS/*         the packages
 
-A bundle replaces only the broker and the web server. The agent checks, decides, installs and reports as it
-does over a network. The messages that it would publish are written into a results file.
+A bundle replaces only the broker and the web server. The agent works as it does over a network. Its messages
+are written into a results file.
 
 Source: docs/guide/fleet.md.
 """
@@ -68,7 +68,6 @@ class Bundle:
         }
 
     def read(self, name: str) -> memoryview | None:
-        """Return a member of the archive, or None if it is missing."""
         member = self._members.get(name)
         return None if member is None else self._view[member.payload_offset : member.end_offset]
 
@@ -155,11 +154,9 @@ class BundleLink:
 
     @property
     def is_connected(self) -> bool:
-        """Always True: reports are accepted."""
         return True
 
     def start(self) -> None:
-        """Pass the document to the agent."""
         self.received.put(LinkMessage("hello"))
         self.received.put(LinkMessage("desired", self._payload))
 

@@ -25,7 +25,7 @@ class DeviceObserver:
     """Reads the slots, the index of the service and the figures of the service.
 
     It reads the slots after each change, the index every few seconds, and the figures less often. Each
-    `now_s` is a time of the monotonic clock, in seconds.
+    `now_s` is a time of the monotonic clock.
 
     Attributes:
         views: a dict from model to its state.

@@ -1,7 +1,7 @@
 """Carries out downloads and installations in this process. `step_child` does so in a separate process.
 
-Every step ends by itself. A download ends if no bytes arrive or if it is stopped, and an installation has its
-own time limits. Only this module decides which state an execution enters after an error.
+Every step ends by itself. A download ends if no bytes arrive or if it is stopped. An installation has its own
+time limits. Only this module turns an error into the next state of the execution.
 """
 
 import contextlib

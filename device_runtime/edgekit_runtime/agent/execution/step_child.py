@@ -41,7 +41,7 @@ class StepPlaces:
     """Paths and limits for a step process.
 
     Attributes:
-        config: configuration folder, which holds the membership of the device.
+        config: configuration folder.
         state: folder of the slots. It contains the agent's folder.
         keys: folder of the keys whose packages are trusted.
         socket_path: socket of the service, or None to look for a running service.
@@ -60,7 +60,7 @@ class StepNews:
     """Progress or result that a step process reports.
 
     Attributes:
-        received_bytes: number of bytes received since the last report.
+        received_bytes: bytes received since the last report.
         notes: kind and text of each event since the last report.
         result: result of the step, or None while the step is running.
     """

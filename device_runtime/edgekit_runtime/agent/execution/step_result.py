@@ -23,8 +23,7 @@ class StepOrder:
     Attributes:
         step: the step that `reconcile` returned.
         most_bytes: maximum number of bytes that a download receives or an upload sends, or None.
-        known_time_s: earliest possible time, in seconds since 1970. It is used if the clock shows an earlier
-            time.
+        known_time_s: lower bound of the time, in seconds since 1970, which is used if the clock is behind it.
         bytes_per_s: maximum rate in bytes per second, or None for the rate from the agent's command line.
         held_orders: ids of the orders whose samples must not be sent yet.
     """
@@ -44,9 +43,9 @@ class StepResult:
         outcome: `unchanged` keeps the state of the execution, `installed` begins the trial of the new
             version, `retry` repeats the step, `refused` and `failed` end the execution.
         code, reason: the same fields as in `Execution`.
-        wait_s: time to wait before the next attempt, or None for a random time that grows with the failures.
+        wait_s: wait before the next attempt, or None for a random time that grows with the failures.
         max_failures: number of consecutive failures with the same code after which the execution fails, or
-            None for no maximum.
+            None.
     """
 
     outcome: Literal["unchanged", "installed", "retry", "refused", "failed"] = "unchanged"

@@ -44,7 +44,6 @@ class StepRunner:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a step is running."""
         return self._thread is not None
 
     def begin(self, order: StepOrder) -> None:
@@ -90,8 +89,7 @@ class StepRunner:
         """Return how many bytes the last download, refresh or upload transferred.
 
         Returns:
-            The execution or '', the bytes transferred since the last call, and the size of the downloaded
-                file so far.
+            The execution or '', the bytes since the last call, and the size of the downloaded file so far.
         """
         with self._lock:
             came_bytes, self._came_bytes = self._came_bytes, 0
@@ -102,7 +100,6 @@ class StepRunner:
 
     @property
     def action(self) -> Action | None:
-        """The action of the current step, or None."""
         return None if self._step is None else self._step.action
 
     def stop(self) -> None:
