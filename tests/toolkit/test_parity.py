@@ -12,7 +12,6 @@ def test_equal_outputs_are_ok_without_error():
     verdict = compare(want, {"y": want["y"].copy()})
     assert verdict.ok
     assert verdict.max_abs_error == 0
-    assert verdict.argmax_agreement == 1.0
 
 
 def test_error_beyond_a_fraction_of_the_range_is_refused_with_both_figures():
@@ -86,19 +85,6 @@ def test_integers_must_be_equal():
     assert not verdict.ok
     assert verdict.max_abs_error == 1
     assert "1 of 3" in verdict.reason
-
-
-def test_argmax_counts_only_rows_with_a_clear_winner():
-    want = {"y": np.array([[0, 1.0], [0.5, 0.5001], [1.0, 0]], np.float32)}
-    got = {"y": np.array([[0, 1.0], [0.5001, 0.5], [0.4, 0.6]], np.float32)}
-    verdict = compare(want, got, Tolerance(range_fraction=0.01))
-    assert verdict.argmax_agreement == 0.5
-
-
-def test_argmax_of_a_pooled_class_map_is_over_its_channels():
-    want = {"y": np.array([0, 3, 1], np.float32).reshape(1, 3, 1, 1)}
-    got = {"y": np.array([9, 3, 1], np.float32).reshape(1, 3, 1, 1)}
-    assert compare(want, got).argmax_agreement == 0.0
 
 
 def test_empty_outputs_are_ok():

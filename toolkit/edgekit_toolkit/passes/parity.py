@@ -47,15 +47,12 @@ class Parity:
         max_abs_error: largest absolute difference over all outputs; infinite if names, shapes or dtypes
             differ.
         relative_to_range: largest absolute difference of an output as a fraction of that output's range.
-        argmax_agreement: share of rows whose largest element is at the same place, over the rows where the
-            reference leads by more than twice the allowed error; None if there is no such row.
         ok: whether every output is within the tolerance.
         reason: why it is not ok; empty if it is.
     """
 
     max_abs_error: float
     relative_to_range: float
-    argmax_agreement: float | None
     ok: bool
     reason: str
 
@@ -83,19 +80,17 @@ def compare(
 
 
 def worst(verdicts: Sequence[Parity]) -> Parity:
-    """Return one verdict for several: largest errors, lowest agreement, first reason; `ok` if all are ok."""
-    agreements = [v.argmax_agreement for v in verdicts if v.argmax_agreement is not None]
+    """Return one verdict for several: largest errors, first reason; `ok` if all are ok."""
     return Parity(
         max_abs_error=max((v.max_abs_error for v in verdicts), default=0.0),
         relative_to_range=max((v.relative_to_range for v in verdicts), default=0.0),
-        argmax_agreement=min(agreements, default=None),
         ok=all(v.ok for v in verdicts),
         reason=next((v.reason for v in verdicts if not v.ok), ""),
     )
 
 
 def _refused(reason: str) -> Parity:
-    return Parity(math.inf, math.inf, None, ok=False, reason=reason)
+    return Parity(math.inf, math.inf, ok=False, reason=reason)
 
 
 def _compare_one(name: str, want: NDArray[Any], output: NDArray[Any], tolerance: Tolerance) -> Parity:
@@ -114,7 +109,7 @@ def _compare_one(name: str, want: NDArray[Any], output: NDArray[Any], tolerance:
         return _refused(f"output '{name}' has {changed} values that are NaN or infinite in one model only")
     values = want[finite].astype(np.float64)
     if values.size == 0:
-        return Parity(0.0, 0.0, None, ok=True, reason="")
+        return Parity(0.0, 0.0, ok=True, reason="")
     error = float(np.abs(values - output[finite].astype(np.float64)).max())
     largest = float(np.abs(values).max())
     # One number alone (a regression of one sample) has no span; its range is taken to begin at 0.
@@ -125,7 +120,6 @@ def _compare_one(name: str, want: NDArray[Any], output: NDArray[Any], tolerance:
     return Parity(
         max_abs_error=error,
         relative_to_range=error / (span or largest or 1.0),
-        argmax_agreement=_argmax_agreement(want, output, margin=2 * allowed),
         ok=ok,
         reason="" if ok else f"output '{name}' differs by {error:.3g}, allowed {allowed:.3g}",
     )
@@ -134,28 +128,9 @@ def _compare_one(name: str, want: NDArray[Any], output: NDArray[Any], tolerance:
 def _compare_exact(name: str, want: NDArray[Any], output: NDArray[Any]) -> Parity:
     different = int(np.count_nonzero(want != output))
     if different == 0:
-        return Parity(0.0, 0.0, None, ok=True, reason="")
+        return Parity(0.0, 0.0, ok=True, reason="")
     # In float64, because a difference of integers can overflow their own dtype.
     error = float(np.abs(want.astype(np.float64) - output.astype(np.float64)).max())
     span = float(want.max()) - float(want.min())
     reason = f"output '{name}' ({want.dtype}) differs in {different} of {want.size} values"
-    return Parity(error, error / (span or 1.0), None, ok=False, reason=reason)
-
-
-def _argmax_agreement(want: NDArray[Any], output: NDArray[Any], margin: float) -> float | None:
-    """Return the share of rows with equal argmax over the class axis, or None when no row is clear.
-
-    The class axis is the last one longer than 1: rows are [N] of an output [N, C] or [N, C, 1, 1].
-    """
-    while want.ndim > 2 and want.shape[-1] == 1:
-        want, output = want[..., 0], output[..., 0]
-    if want.ndim < 2 or want.shape[-1] < 2 or want.size == 0:
-        return None
-    rows = want.reshape(-1, want.shape[-1]).astype(np.float64)
-    top_two = np.partition(rows, -2, axis=-1)[:, -2:]
-    with np.errstate(invalid="ignore"):  # inf - inf in a row that has no clear winner
-        clear = top_two[:, 1] - top_two[:, 0] > margin
-    if not clear.any():
-        return None
-    agree = rows[clear].argmax(-1) == output.reshape(rows.shape)[clear].argmax(-1)
-    return float(agree.mean())
+    return Parity(error, error / (span or 1.0), ok=False, reason=reason)
