@@ -49,7 +49,21 @@ class Openings:
     def check(
         self, engine: str, content: bytes, options: Mapping[str, JsonValue], samples: Sequence[Feeds] = ()
     ) -> None:
-        """Check that the engine can open a model without ending its process, see `check_opening`."""
+        """Open a model in a child process, to check that the engine does not crash the process that opens it.
+
+        With the same options, a model is opened only once. No error is raised if the engine refuses the model
+        without a crash: the caller gets the refusal when it opens the model itself.
+
+        Args:
+            engine: engine of this host, or `SHAPES`.
+            content: content of the model's file.
+            options: options of its backend, as a manifest states them.
+            samples: inputs on which the child also runs the model, in each call; by default it only opens the
+                model.
+
+        Raises:
+            BackendError: the engine ended the child, or did not open the model in time.
+        """
         stated = json.dumps([engine, dict(options)], sort_keys=True).encode()
         digest = hashlib.sha256(stated + hashlib.sha256(content).digest()).digest()
         with self._lock:
@@ -111,24 +125,4 @@ class Openings:
 
 _openings = Openings()
 atexit.register(_openings.close)
-
-
-def check_opening(
-    engine: str, content: bytes, options: Mapping[str, JsonValue], samples: Sequence[Feeds] = ()
-) -> None:
-    """Open a model in a child process, to check that the engine does not crash the process that opens it.
-
-    With the same options, a model is opened only once. No error is raised if the engine refuses the model
-    without a crash: the caller gets the refusal when it opens the model itself.
-
-    Args:
-        engine: engine of this host, or `SHAPES`.
-        content: content of the model's file.
-        options: options of its backend, as a manifest states them.
-        samples: inputs on which the child also runs the model, in each call; by default it only opens the
-            model.
-
-    Raises:
-        BackendError: the engine ended the child, or did not open the model in time.
-    """
-    _openings.check(engine, content, options, samples)
+check_opening: Final = _openings.check
