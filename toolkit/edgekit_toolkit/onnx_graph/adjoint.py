@@ -28,6 +28,7 @@ from edgekit_toolkit.onnx_graph.index import (
     add_constant,
     attribute,
     copy_model,
+    copy_node,
     fresh_name,
 )
 
@@ -122,8 +123,7 @@ class Adjoint:
 
     def again(self, node: onnx.NodeProto, inputs: Mapping[int, str]) -> onnx.NodeProto:
         """Append a copy of a node with new outputs and other `inputs` (position -> tensor); return it."""
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
+        copy = copy_node(node)
         for position, name in inputs.items():
             copy.input[position] = name
         copy.name = fresh_name(self._index, f"{node.name}_again")

@@ -12,7 +12,7 @@ import onnx
 from onnx import helper, inliner
 
 from edgekit_runtime.errors import ModelError
-from edgekit_toolkit.onnx_graph.index import DEFAULT_DOMAINS, STANDARD_DOMAINS, copy_model
+from edgekit_toolkit.onnx_graph.index import DEFAULT_DOMAINS, STANDARD_DOMAINS, copy_model, set_items
 from edgekit_toolkit.onnx_graph.traversal import graphs, nodes
 
 _DOMAIN: Final = "edgekit.functions"
@@ -80,15 +80,12 @@ def inline_functions(model: onnx.ModelProto, operators: Collection[str]) -> onnx
             if schema is not None and _domain(node.domain) == schema.domain:
                 function = _definition(schema, node, versions[schema.domain], types)
                 function.domain, function.name = _DOMAIN, f"{node.op_type}_{len(result.functions)}"
-                del function.opset_import[:]
-                function.opset_import.extend(model.opset_import)
+                set_items(function.opset_import, model.opset_import)
                 node.domain, node.op_type = function.domain, function.name
                 result.functions.append(function)
     result.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
     result = inliner.inline_local_functions(result)
-    imports = [item for item in result.opset_import if item.domain != _DOMAIN]
-    del result.opset_import[:]
-    result.opset_import.extend(imports)
+    set_items(result.opset_import, (item for item in result.opset_import if item.domain != _DOMAIN))
     return result
 
 

@@ -131,11 +131,23 @@ def copy_model(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
+def copy_node(node: onnx.NodeProto) -> onnx.NodeProto:
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    return copy
+
+
+def set_items(field: Any, items: Iterable[Any]) -> None:
+    """Replace all items of a repeated field, such as `graph.node`, in place; they may be some of its own."""
+    new = list(items)
+    del field[:]
+    field.extend(new)
+
+
 def with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
     """Return a copy whose outputs are these tensors, without types: the engine infers them."""
     copy = copy_model(model)
-    del copy.graph.output[:]
-    copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    set_items(copy.graph.output, (onnx.ValueInfoProto(name=name) for name in names))
     return copy
 
 
@@ -150,8 +162,7 @@ def remove_unused_initializers(graph: onnx.GraphProto) -> None:
     used |= {value.name for value in (*graph.input, *graph.output)}
     used_tensors = [tensor for tensor in graph.initializer if tensor.name in used]
     if len(used_tensors) != len(graph.initializer):
-        del graph.initializer[:]
-        graph.initializer.extend(used_tensors)
+        set_items(graph.initializer, used_tensors)
 
 
 def replace_nodes(
@@ -168,8 +179,7 @@ def replace_nodes(
         remaining -= 1
         if remaining == 0:
             nodes.extend(new)
-    del graph.node[:]
-    graph.node.extend(nodes)
+    set_items(graph.node, nodes)
 
 
 def add_constant(index: GraphIndex, stem: str, value: NDArray[Any]) -> str:

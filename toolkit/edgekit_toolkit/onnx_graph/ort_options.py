@@ -12,7 +12,7 @@ import onnx
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.sessions.options import read_options
 from edgekit_runtime.sessions.ort import OrtOptions
-from edgekit_toolkit.onnx_graph.index import copy_model
+from edgekit_toolkit.onnx_graph.index import copy_model, set_items
 from edgekit_toolkit.onnx_graph.traversal import has_foldable_weights
 
 WHOLE_OPTIMISER: Final = ("*",)
@@ -46,9 +46,7 @@ def note_narrow_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _with_note(model: onnx.ModelProto, key: str, value: str) -> onnx.ModelProto:
     result = copy_model(model)
-    entries = [entry for entry in model.metadata_props if entry.key != key]
-    del result.metadata_props[:]
-    result.metadata_props.extend(entries)
+    set_items(result.metadata_props, (entry for entry in model.metadata_props if entry.key != key))
     if value:
         result.metadata_props.add(key=key, value=value)
     return result

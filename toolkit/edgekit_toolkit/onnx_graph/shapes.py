@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 
 from edgekit_runtime.errors import ModelError
 from edgekit_toolkit.onnx_graph.control_flow import bodies, body_model, output_types
-from edgekit_toolkit.onnx_graph.index import attribute, copy_model
+from edgekit_toolkit.onnx_graph.index import attribute, copy_model, set_items
 from edgekit_toolkit.onnx_graph.specs import dimension, real_inputs
 
 # Enough for any shape, axes or padding; weights are larger or floating.
@@ -59,10 +59,8 @@ def with_shapes(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelPr
     stated: dict[str, onnx.TypeProto] = {}
     while True:
         # Stale dynamic shapes would hide shapes that inference can find now.
-        del bound.graph.value_info[:]
-        bound.graph.value_info.extend(
-            onnx.ValueInfoProto(name=name, type=kind) for name, kind in stated.items()
-        )
+        known = (onnx.ValueInfoProto(name=name, type=kind) for name, kind in stated.items())
+        set_items(bound.graph.value_info, known)
         produced = {name for node in bound.graph.node for name in node.output}
         for value in bound.graph.output:
             if value.name in produced:  # that of an input or a weight is stated, not inferred
@@ -150,8 +148,7 @@ def _fold(model: onnx.ModelProto) -> bool:
             values[node.output[0]] = result
             graph.initializer.append(numpy_helper.from_array(result, node.output[0]))
     folded = len(nodes) < len(graph.node)
-    del graph.node[:]
-    graph.node.extend(nodes)
+    set_items(graph.node, nodes)
     return folded
 
 

@@ -16,6 +16,7 @@ from edgekit_toolkit.onnx_graph.index import (
     GraphIndex,
     add_constant,
     attribute,
+    copy_node,
     fresh_name,
     replace_nodes,
     rewrite_all,
@@ -77,13 +78,10 @@ def _pays(index: GraphIndex, space: onnx.NodeProto, conv: onnx.NodeProto) -> boo
 def _swap(index: GraphIndex, space: onnx.NodeProto, reader: onnx.NodeProto, operands: list[str]) -> None:
     """Put `reader`, with other inputs after the first, before `space`."""
     deep = fresh_name(index, f"{reader.output[0]}_deep")
-    first = onnx.NodeProto()
-    first.CopyFrom(reader)
-    del first.input[:]
-    first.input.extend([space.input[0], *operands])
+    first = copy_node(reader)
+    first.input[:] = [space.input[0], *operands]
     first.output[0] = deep
-    then = onnx.NodeProto()
-    then.CopyFrom(space)
+    then = copy_node(space)
     then.input[0], then.output[0] = deep, reader.output[0]
     replace_nodes(index.graph, [space, reader], [first, then])
 
@@ -104,14 +102,12 @@ def _merge(index: GraphIndex, conv: onnx.NodeProto, first: onnx.NodeProto, secon
     inner, two = (attribute(node, "blocksize") for node in (first, second))
     weight, bias = matrix(index, conv)
     order = _merged_order(weight.shape[0], inner, two)
-    merged = onnx.NodeProto()
-    merged.CopyFrom(conv)
+    merged = copy_node(conv)
     wide = weight[order][:, :, None, None].astype(np.float32)
     merged.input[1] = add_constant(index, f"{conv.input[1]}_ordered", wide)
     if bias is not None:
         merged.input[2] = add_constant(index, f"{conv.input[2]}_ordered", bias[order].astype(np.float32))
-    space = onnx.NodeProto()
-    space.CopyFrom(second)
+    space = copy_node(second)
     space.input[0] = conv.output[0]
     next(item for item in space.attribute if item.name == "blocksize").i = inner * two
     replace_nodes(index.graph, [conv, first, second], [merged, space])

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, version_converter
 
-from edgekit_toolkit.onnx_graph.index import GraphIndex, add_constant, copy_model, opset
+from edgekit_toolkit.onnx_graph.index import GraphIndex, add_constant, copy_model, opset, set_items
 from edgekit_toolkit.onnx_graph.specs import real_inputs
 from edgekit_toolkit.onnx_graph.traversal import graphs
 
@@ -21,10 +21,7 @@ def separate_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     default that a caller may replace, and passes and engines optimise only weights that nobody can replace.
     """
     result = copy_model(model)
-    inputs = list(real_inputs(result.graph))
-    if len(inputs) != len(result.graph.input):
-        del result.graph.input[:]
-        result.graph.input.extend(inputs)
+    set_items(result.graph.input, real_inputs(result.graph))
     result.ir_version = max(result.ir_version, IR_VERSION)
     return result
 

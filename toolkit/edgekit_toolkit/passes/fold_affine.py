@@ -152,8 +152,7 @@ def _set_weights(index: GraphIndex, node: onnx.NodeProto, weight: Float, bias: F
     names = [add_constant(index, stem, weight.astype(np.float32))]
     if bias is not None:
         names.append(add_constant(index, f"{stem}_bias", bias.astype(np.float32)))
-    del node.input[1:]
-    node.input.extend(names)
+    node.input[1:] = names
 
 
 def _fold_backward(index: GraphIndex, node: onnx.NodeProto, affine: Affine) -> bool:

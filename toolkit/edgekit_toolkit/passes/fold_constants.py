@@ -20,6 +20,7 @@ from edgekit_toolkit.onnx_graph.index import (
     copy_model,
     reads,
     remove_unused_initializers,
+    set_items,
 )
 from edgekit_toolkit.onnx_graph.traversal import RANDOM_OPERATORS, graphs
 from edgekit_toolkit.openings.sessions import open_ort
@@ -49,9 +50,8 @@ def run(model: onnx.ModelProto, max_grown_bytes: int = MAX_GROWN_BYTES) -> onnx.
     folded = _foldable(result, max_grown_bytes)
     if folded:
         values = _evaluate(result, folded)
-        remaining = [node for position, node in enumerate(result.graph.node) if position not in folded]
-        del result.graph.node[:]
-        result.graph.node.extend(remaining)
+        nodes = enumerate(result.graph.node)
+        set_items(result.graph.node, (node for position, node in nodes if position not in folded))
         result.graph.initializer.extend(
             numpy_helper.from_array(array, name) for name, array in values.items()
         )
@@ -68,8 +68,7 @@ def _store_constant_nodes(graph: onnx.GraphProto) -> None:
             remaining.append(node)
         else:
             graph.initializer.append(tensor)
-    del graph.node[:]
-    graph.node.extend(remaining)
+    set_items(graph.node, remaining)
 
 
 def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:

@@ -19,6 +19,7 @@ import onnx
 import onnxoptimizer
 import onnxruntime
 
+from edgekit_toolkit.onnx_graph.index import set_items
 from edgekit_toolkit.onnx_graph.traversal import nodes
 from edgekit_toolkit.openings.model_opening import check_opening
 
@@ -107,6 +108,4 @@ def _casts(model: onnx.ModelProto) -> int:
 def _keep_used_domains(model: onnx.ModelProto) -> None:
     """Drop the operator sets that onnxruntime lists without need."""
     used = {node.domain for node in nodes(model)} | {""}
-    imports = [item for item in model.opset_import if item.domain in used]
-    del model.opset_import[:]
-    model.opset_import.extend(imports)
+    set_items(model.opset_import, (item for item in model.opset_import if item.domain in used))

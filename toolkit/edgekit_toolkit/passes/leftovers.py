@@ -6,7 +6,7 @@ from typing import Final
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from edgekit_toolkit.onnx_graph.index import copy_model, reads, remove_unused_initializers
+from edgekit_toolkit.onnx_graph.index import copy_model, reads, remove_unused_initializers, set_items
 from edgekit_toolkit.onnx_graph.traversal import graphs
 
 FLOAT_TYPES: Final = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE})
@@ -61,9 +61,7 @@ def drop_unused(model: onnx.ModelProto) -> onnx.ModelProto:
         if needed.intersection(node.output):
             nodes.append(node)
             needed.update(reads(node))
-    if len(nodes) != len(result.graph.node):
-        del result.graph.node[:]
-        result.graph.node.extend(reversed(nodes))
+    set_items(result.graph.node, reversed(nodes))
     remove_unused_initializers(result.graph)
     result.ClearField("doc_string")
     for graph in graphs(result.graph):

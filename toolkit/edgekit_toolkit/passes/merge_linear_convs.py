@@ -41,8 +41,7 @@ def _merge_one(graph: onnx.GraphProto) -> bool:
         if b1 is not None or b2 is not None:
             bias = (0 if b1 is None else w2 @ b1) + (0 if b2 is None else b2)
             inputs.append(add_constant(index, f"{second.input[1]}_merged_bias", np.asarray(bias, np.float32)))
-        del second.input[:]
-        second.input.extend(inputs)
+        second.input[:] = inputs
         replace_nodes(graph, [first], [])
         return True
     return False

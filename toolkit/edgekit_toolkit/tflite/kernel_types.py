@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from edgekit_toolkit.onnx_graph.index import attribute, copy_model
+from edgekit_toolkit.onnx_graph.index import attribute, copy_model, copy_node
 from edgekit_toolkit.tflite.refusal import REFUSED
 from edgekit_toolkit.tflite.view import Graph, graph_of
 
@@ -55,8 +55,7 @@ class _Widening:
         self._wide: dict[str, str] = {}
 
     def add(self, node: onnx.NodeProto) -> None:
-        added = onnx.NodeProto()
-        added.CopyFrom(node)
+        added = copy_node(node)
         if node.op_type in _CASTS or node.domain or attribute(node, REFUSED):
             self._result.node.append(added)
             return

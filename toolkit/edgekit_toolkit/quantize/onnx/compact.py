@@ -23,6 +23,7 @@ from edgekit_toolkit.onnx_graph.index import (
     fresh_name,
     opset,
     remove_unused_initializers,
+    set_items,
 )
 from edgekit_toolkit.onnx_graph.ort_options import notes_of
 
@@ -72,8 +73,7 @@ def shorten_names(model: onnx.ModelProto) -> onnx.ModelProto:
     standard = opset(result)
     used = {node.domain for node in graph.node} - {"", "ai.onnx"}
     foreign = [item for item in result.opset_import if item.domain in used]
-    del result.opset_import[:]
-    result.opset_import.extend([onnx.helper.make_opsetid("", standard), *foreign])
+    set_items(result.opset_import, [onnx.helper.make_opsetid("", standard), *foreign])
     return result
 
 
@@ -84,9 +84,7 @@ def _drop_defaults(graph: onnx.GraphProto) -> None:
             continue
         attributes = [item for item in node.attribute if item.name != "kernel_shape"]
         stated = [item for item in attributes if {*item.ints} - {_DEFAULTS.get(item.name)} or not item.ints]
-        stated = [item for item in stated if (item.name, item.i) != ("group", 1)]
-        del node.attribute[:]
-        node.attribute.extend(stated)
+        set_items(node.attribute, (item for item in stated if (item.name, item.i) != ("group", 1)))
 
 
 def _share_parameters(graph: onnx.GraphProto) -> None:
@@ -131,12 +129,8 @@ def derive_bias_scales(model: onnx.ModelProto) -> onnx.ModelProto:
             continue
         if bias.ndim and np.array_equal(np.multiply(data, weight), bias):
             products[scales[2]] = helper.make_node("Mul", scales[:2], scales[2:])
-    nodes = [*products.values(), *graph.node]
-    del graph.node[:]
-    graph.node.extend(nodes)
-    tensors = [tensor for tensor in graph.initializer if tensor.name not in products]
-    del graph.initializer[:]
-    graph.initializer.extend(tensors)
+    set_items(graph.node, [*products.values(), *graph.node])
+    set_items(graph.initializer, (tensor for tensor in graph.initializer if tensor.name not in products))
     return result
 
 
@@ -181,12 +175,9 @@ def split_parameters(model: onnx.ModelProto) -> onnx.ModelProto:
             helper.make_node("Cast", [stored], [source], to=TensorProto.INT32),
             _part(index, source, biases),
         ]
-    tensors = [tensor for tensor in graph.initializer if tensor.name not in zeros | biases]
-    del graph.initializer[:]
-    graph.initializer.extend(tensors)
-    nodes += graph.node
-    del graph.node[:]
-    graph.node.extend(nodes)
+    packed = zeros.keys() | biases.keys()
+    set_items(graph.initializer, (tensor for tensor in graph.initializer if tensor.name not in packed))
+    set_items(graph.node, [*nodes, *graph.node])
     return min(model, result, key=onnx.ModelProto.ByteSize)
 
 

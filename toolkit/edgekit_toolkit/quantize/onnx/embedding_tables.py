@@ -18,8 +18,10 @@ from edgekit_toolkit.onnx_graph.index import (
     GraphIndex,
     attribute,
     copy_model,
+    copy_node,
     fresh_name,
     remove_unused_initializers,
+    set_items,
 )
 from edgekit_toolkit.quantize.onnx.emitter import Emitter
 from edgekit_toolkit.quantize.plan import COMPUTE
@@ -116,15 +118,12 @@ def int8_tables(model: onnx.ModelProto, layers: Collection[str] | None = None) -
         if table not in widened:
             emitter.nodes.extend(_widened(index, table, *stored[table]))
             widened[table] = emitter.nodes[-1].output[0]
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
+        copy = copy_node(node)
         copy.input[:] = [widened.get(name, name) for name in node.input]
         emitter.nodes.append(copy)
     if not stored:
         return None
-    nodes = list(emitter.nodes)
-    del graph.node[:]
-    graph.node.extend(nodes)
+    set_items(graph.node, emitter.nodes)
     remove_unused_initializers(graph)
     return result
 

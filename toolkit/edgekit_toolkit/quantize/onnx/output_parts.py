@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.models.ort_session import run_session, session_for
 from edgekit_toolkit.onnx_graph.adjoint import MOVES, VIEWS
-from edgekit_toolkit.onnx_graph.index import GraphIndex, copy_model, fresh_name
+from edgekit_toolkit.onnx_graph.index import GraphIndex, copy_model, copy_node, fresh_name, set_items
 from edgekit_toolkit.samples.generated import Feeds
 
 # Not `Pad`, whose own values come from no tensor, nor `Resize`, which may mix values.
@@ -44,10 +44,8 @@ def output_parts(model: onnx.ModelProto, feeds: Feeds, *, threads: int) -> list[
     ]
     if not names:
         return [None] * len(model.graph.output)
-    del program.graph.output[:]
-    program.graph.output.extend(
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names
-    )
+    outputs = (helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
+    set_items(program.graph.output, outputs)
     try:
         values = run_session(session_for(program, threads=threads), feeds, names)
     except BackendError:
@@ -88,8 +86,7 @@ def _repeat(graph: onnx.GraphProto, index: GraphIndex, name: str, numbered: dict
     if name in numbered:
         return numbered[name]
     node = index.producers[name]
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
+    copy = copy_node(node)
     for position, part in enumerate(_moved(node)):
         copy.input[position] = _repeat(graph, index, part, numbered)
     copy.name = fresh_name(index, f"{name}_numbers")

@@ -14,8 +14,10 @@ from edgekit_toolkit.onnx_graph.index import (
     GraphIndex,
     attribute,
     copy_model,
+    copy_node,
     fresh_name,
     remove_unused_initializers,
+    set_items,
 )
 from edgekit_toolkit.onnx_graph.ort_options import (
     disable_optimizers,
@@ -96,8 +98,7 @@ class _Writer:
             if activation is not None:
                 absorbed[id(activation)] = node
         for node in list(self.graph.node):
-            copy = onnx.NodeProto()
-            copy.CopyFrom(node)
+            copy = copy_node(node)
             if id(node) in kernels:
                 self._write_kernel(node, copy)
             elif node.output and node.output[0] in self.rereads:
@@ -108,8 +109,7 @@ class _Writer:
             for position, name in enumerate(node.output):
                 if name in self.produced:
                     self._write_output(copy, position, name)
-        del self.graph.node[:]
-        self.graph.node.extend(self.emitter.nodes)
+        set_items(self.graph.node, self.emitter.nodes)
 
     def _decide(self) -> None:
         """Find kernels, with movement operators that continue one, and the parameters of their tensors."""

@@ -22,9 +22,11 @@ from edgekit_toolkit.onnx_graph.index import (
     add_constant,
     attribute,
     copy_model,
+    copy_node,
     fresh_name,
     opset,
     remove_unused_initializers,
+    set_items,
 )
 from edgekit_toolkit.onnx_graph.traversal import graphs
 from edgekit_toolkit.quantize.onnx.emitter import Emitter
@@ -96,10 +98,8 @@ def _halve(graph: onnx.GraphProto, names: GraphIndex) -> bool:
         )
     if not casts:
         return False
-    nodes = [*casts, *graph.node]
-    for field, items in ((graph.node, nodes), (graph.initializer, tensors)):
-        del field[:]
-        field.extend(items)
+    set_items(graph.node, [*casts, *graph.node])
+    set_items(graph.initializer, tensors)
     return True
 
 
@@ -160,8 +160,7 @@ def int8_weights(
     index = GraphIndex(graph)
     emitter = Emitter(index)
     for node in graph.node:
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
+        copy = copy_node(node)
         weight = int8_weight(index, node)
         if weight is not None and (layers is None or node.output[0] in layers):
             axis = weight_axis(node)
@@ -170,8 +169,7 @@ def int8_weights(
         emitter.nodes.append(copy)
     if len(emitter.nodes) == len(graph.node):
         return None
-    del graph.node[:]
-    graph.node.extend(emitter.nodes)
+    set_items(graph.node, emitter.nodes)
     remove_unused_initializers(graph)
     return result
 
@@ -208,8 +206,7 @@ def int4_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
     nodes: list[onnx.NodeProto] = []
     floats: dict[tuple[str, int], str] = {}
     for node in graph.node:
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
+        copy = copy_node(node)
         if _fits_blocks(index, node):
             key = node.input[1], _input_axis(node)
             if key not in floats:
@@ -217,8 +214,7 @@ def int4_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
                 floats[key] = nodes[-1].output[0]
             copy.input[1] = floats[key]
         nodes.append(copy)
-    del graph.node[:]
-    graph.node.extend(nodes)
+    set_items(graph.node, nodes)
     remove_unused_initializers(graph)
     return result
 
