@@ -11,16 +11,17 @@ from tests.toolkit.cases import cases
 from tests.toolkit.small_models import Array, model_of, node, random_weight
 
 from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.onnx_graph.index import GraphIndex
 from edgekit_toolkit.quantize.onnx.qdq import write_qdq
 from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
-from edgekit_toolkit.quantize.plan import Plan, kernel_names
+from edgekit_toolkit.quantize.plan import Plan, kernel_names, operator_nodes
+from edgekit_toolkit.quantize.precise import blocks
 from edgekit_toolkit.quantize.ranges import collect
 from edgekit_toolkit.quantize.scheme import ASYMMETRIC, SYMMETRIC, Scheme
 from edgekit_toolkit.quantize.sensitivity import (
     BlockNoise,
     Fidelity,
     MixedPlan,
-    blocks,
     decibel,
     measure_blocks,
     mixed_plans,
@@ -87,8 +88,8 @@ def measured(
     fidelity: Fidelity,
     expired: Callable[[], bool] = never,
 ) -> list[BlockNoise]:
-    order = [item.output[0] for item in model.graph.node if item.output[0] in plan.kernels]
-    return list(measure_blocks(partial(written, model), plan, blocks(model, order), fidelity, expired))
+    parts = blocks(operator_nodes(GraphIndex(model.graph)), plan.kernels)
+    return list(measure_blocks(partial(written, model), plan, parts, fidelity, expired))
 
 
 def released(
@@ -200,9 +201,10 @@ def test_no_block_is_released_where_none_adds_noise(rng: np.random.Generator) ->
 def test_block_is_a_product_with_the_element_wise_kernels_after_it(rng: np.random.Generator) -> None:
     model = outlier_network(rng, layers=2)
     order = ["c0", "d0", "a0", "c1", "d1", "a1"]
-    assert blocks(model, order) == [("c0",), ("d0", "a0"), ("c1",), ("d1", "a1")]
-    assert blocks(model, ["a0", "c1"]) == [("a0",), ("c1",)]
-    assert blocks(model, []) == []
+    nodes = operator_nodes(GraphIndex(model.graph))
+    assert blocks(nodes, order) == [("c0",), ("d0", "a0"), ("c1",), ("d1", "a1")]
+    assert blocks(nodes, ["a0", "c1"]) == [("a0",), ("c1",)]
+    assert blocks(nodes, []) == []
 
 
 # Noise.

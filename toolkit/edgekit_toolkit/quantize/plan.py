@@ -1,13 +1,13 @@
 """The plan of a quantized form, which the search varies and a recipe stores."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
 
 from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute, float_tensors, reads
-from edgekit_toolkit.quantize.precise import OperatorNode, operators_behind_products, precise_operators
+from edgekit_toolkit.quantize.precise import OperatorNode, Ranges, precise_operators
 from edgekit_toolkit.quantize.scheme import Scheme
 
 COMPUTE = frozenset({"Conv", "Gemm", "MatMul"})
@@ -28,10 +28,6 @@ MOVEMENT = frozenset(
     }
 )
 _ACTIVATIONS = frozenset({"Relu", "Clip"})
-# Tensors whose values differ by more than this factor do not share a scale: 8 bits hold 255 steps.
-UNLIKE = 16.0
-
-Ranges = Mapping[str, tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +44,7 @@ class Plan:
 
     scheme: Scheme
     kernels: frozenset[str]
-    ranges: Mapping[str, tuple[float, float]]
+    ranges: Ranges
     per_channel: bool = True
     disabled_optimizers: tuple[str, ...] = ()
 
@@ -63,7 +59,7 @@ def kernel_names(model: onnx.ModelProto, scheme: Scheme, elementwise: bool) -> t
     """
     index = GraphIndex(model.graph)
     types = float_tensors(model)
-    precise = _precise(index)
+    precise = precise_operators(operator_nodes(index), index.outputs)
     names = []
     for node in model.graph.node:
         if node.domain not in {"", "ai.onnx"} or not node.output:
@@ -80,37 +76,7 @@ def kernel_names(model: onnx.ModelProto, scheme: Scheme, elementwise: bool) -> t
     return tuple(names)
 
 
-def _precise(index: GraphIndex) -> set[str]:
-    """Return first outputs of the nodes that stay in float because later nodes need precise inputs."""
-    operators = precise_operators(_operator_nodes(index), index.outputs)
-    return {node.outputs[0] for node in operators if node.outputs}
-
-
-def tail_kernels(model: onnx.ModelProto, kernels: Sequence[str]) -> frozenset[str]:
-    """Return the operators in `kernels` that no matrix product follows, such as the decoding of boxes."""
-    behind = operators_behind_products(_operator_nodes(GraphIndex(model.graph)))
-    return frozenset(kernels).intersection(name for node in behind for name in node.outputs)
-
-
-def unlike_joins(model: onnx.ModelProto, kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
-    """Return the operators in `kernels` that join tensors whose ranges are too unlike for one scale."""
-    index = GraphIndex(model.graph)
-    joins = ((name, index.producers[name]) for name in kernels)
-    return frozenset(
-        name for name, node in joins if node.op_type == "Concat" and are_unlike(node.input, ranges)
-    )
-
-
-def are_unlike(names: Iterable[str], ranges: Ranges) -> bool:
-    """Return whether a range of `names` reaches over `UNLIKE` times as far from 0 as another.
-
-    A range of nothing but 0 does not count.
-    """
-    reaches = [max(map(abs, ranges[name])) for name in names if name in ranges]
-    return max(reaches, default=0) > UNLIKE * min(filter(None, reaches), default=np.inf)
-
-
-def _operator_nodes(index: GraphIndex) -> list[OperatorNode[str]]:
+def operator_nodes(index: GraphIndex) -> list[OperatorNode]:
     return [
         OperatorNode(
             node.op_type,

@@ -1,37 +1,45 @@
-"""Finds operators that stay in float, from the order of a graph alone.
+"""Finds operators that stay in float, and blocks of kernels, from the order of a graph of any format.
 
-Some must, because their inputs need relative precision; others may, because they only decode results.
+Some operators must, because their inputs need relative precision; others may, because they only decode
+results.
 
 A normalisation written as single operators divides by the root of a variance. Eight bits hold variances down
 to 1/255 of the largest one; all smaller ones become 0, and the division gives infinities. Square roots,
 logarithms, powers and divisors need relative precision, so tensors that only they read stay in float.
 """
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final
 
-T = TypeVar("T", bound=Hashable)  # a tensor, by name or place
+import numpy as np
+
+Block = tuple[str, ...]
+Ranges = Mapping[str, tuple[float, float]]
 
 # Operators of ONNX and of LiteRT, in capitals, with the input that needs relative precision.
 _SHARP: Final = {"SQRT": 0, "RSQRT": 0, "RECIPROCAL": 0, "LOG": 0, "POW": 0, "DIV": 1}
 # Their results spread over as many decades as the inputs that they magnify.
 _SPREADING: Final = frozenset({"RSQRT", "RECIPROCAL"})
+_JOINS: Final = frozenset({"CONCAT", "CONCATENATION", "PACK"})
+# Tensors whose values differ by more than this factor do not share a scale: 8 bits hold 255 steps.
+UNLIKE: Final = 16.0
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorNode(Generic[T]):
+class OperatorNode:
     """An operator of a graph of any format, with what the rules of this module need.
 
     Attributes:
         op: name of the operator, in any case of letters.
-        inputs: tensors; None for constants and for inputs that are left out.
+        inputs: names of tensors; None for constants and for inputs that are left out.
+        outputs: names of tensors.
         product: whether it is a matrix product, which never stays in float.
     """
 
     op: str
-    inputs: Sequence[T | None]
-    outputs: Sequence[T]
+    inputs: Sequence[str | None]
+    outputs: Sequence[str]
     product: bool
 
     @property
@@ -46,8 +54,8 @@ class OperatorNode(Generic[T]):
         return op in _SPREADING or (op == "DIV" and self.inputs[0] is None)
 
 
-def precise_operators(nodes: Sequence[OperatorNode[T]], ends: Collection[T]) -> list[OperatorNode[T]]:
-    """Return the operators that stay in float, the last first.
+def precise_operators(nodes: Sequence[OperatorNode], ends: Collection[str]) -> set[str]:
+    """Return the first outputs of the operators that stay in float.
 
     An operator stays in float if it reads reciprocals, or if its results reach only inputs that need relative
     precision. Matrix products never stay.
@@ -56,13 +64,13 @@ def precise_operators(nodes: Sequence[OperatorNode[T]], ends: Collection[T]) -> 
         nodes: operators in topological order.
         ends: outputs of the graph.
     """
-    readers: dict[T, list[tuple[OperatorNode[T], int]]] = {}
+    readers: dict[str, list[tuple[OperatorNode, int]]] = {}
     for node in nodes:
         for position, tensor in enumerate(node.inputs):
             if tensor is not None:
                 readers.setdefault(tensor, []).append((node, position))
     spread = {tensor for node in nodes if node.spreads for tensor in node.outputs}
-    precise: dict[int, OperatorNode[T]] = {}
+    precise: dict[int, OperatorNode] = {}
     for node in reversed(nodes):
         if node.product:
             continue
@@ -73,20 +81,50 @@ def precise_operators(nodes: Sequence[OperatorNode[T]], ends: Collection[T]) -> 
         only_asked = bool(reached) and is_precise and not set(node.outputs) & set(ends)
         if only_asked or spread & set(node.inputs):
             precise[id(node)] = node
-    return list(precise.values())
+    return {node.outputs[0] for node in precise.values() if node.outputs}
 
 
-def operators_behind_products(nodes: Sequence[OperatorNode[T]]) -> list[OperatorNode[T]]:
-    """Return the operators that no matrix product follows, such as the decoding of boxes, the last first.
+def tail_kernels(nodes: Sequence[OperatorNode], kernels: Sequence[str]) -> frozenset[str]:
+    """Return the operators in `kernels` that no matrix product follows, such as the decoding of boxes.
 
     Args:
         nodes: operators in topological order.
+        kernels: first outputs of some of them.
     """
-    read_before: set[T] = set()
-    behind = []
+    read_before: set[str] = set()
+    behind: set[str] = set()
     for node in reversed(nodes):
         if node.product or not read_before.isdisjoint(node.outputs):
             read_before.update(tensor for tensor in node.inputs if tensor is not None)
         else:
-            behind.append(node)
-    return behind
+            behind.update(node.outputs)
+    return frozenset(kernels) & behind
+
+
+def unlike_joins(nodes: Sequence[OperatorNode], kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
+    """Return the operators in `kernels` that join tensors whose ranges are too unlike for one scale."""
+    joins = (node for node in nodes if node.op.upper() in _JOINS)
+    return frozenset(kernels).intersection(
+        node.outputs[0] for node in joins if _are_unlike(filter(None, node.inputs), ranges)
+    )
+
+
+def _are_unlike(names: Iterable[str], ranges: Ranges) -> bool:
+    """Return whether a range of `names` reaches over `UNLIKE` times as far from 0 as another.
+
+    A range of nothing but 0 does not count.
+    """
+    reaches = [max(map(abs, ranges[name])) for name in names if name in ranges]
+    return max(reaches, default=0) > UNLIKE * min(filter(None, reaches), default=np.inf)
+
+
+def blocks(nodes: Sequence[OperatorNode], kernels: Collection[str]) -> list[Block]:
+    """Group `kernels` in graph order. Each matrix product starts a group; earlier kernels form the first."""
+    groups: list[list[str]] = []
+    for node in nodes:
+        if not node.outputs or node.outputs[0] not in kernels:
+            continue
+        if not groups or node.product:
+            groups.append([])
+        groups[-1].append(node.outputs[0])
+    return [tuple(block) for block in groups]

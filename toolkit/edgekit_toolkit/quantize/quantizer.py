@@ -1,4 +1,4 @@
-"""The interface of a quantizer to the search: one implementation for ONNX, one for LiteRT."""
+"""The interface of a quantizer to the search, and what quantizers of all formats do alike."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -10,10 +10,18 @@ from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.onnx_graph.traversal import StoredLayer
 from edgekit_toolkit.passes.wrong_rewrites import WrongRewrites
 from edgekit_toolkit.quantize.forms import Form
-from edgekit_toolkit.quantize.plan import Plan, Ranges
+from edgekit_toolkit.quantize.plan import Plan
+from edgekit_toolkit.quantize.precise import OperatorNode, Ranges, blocks, tail_kernels, unlike_joins
 from edgekit_toolkit.quantize.ranges import Histogram, Range
 from edgekit_toolkit.quantize.scheme import Scheme
-from edgekit_toolkit.quantize.sensitivity import BlockNoise, Fidelity, LayerCost, Parts
+from edgekit_toolkit.quantize.sensitivity import (
+    BlockNoise,
+    Fidelity,
+    LayerCost,
+    Parts,
+    measure_blocks,
+    measure_weights,
+)
 from edgekit_toolkit.samples.generated import Feeds
 
 Factors = Mapping[str, NDArray[np.float32]]
@@ -30,27 +38,21 @@ class FloatLayer(NamedTuple):
 class Quantizer(Protocol):
     """One float model, the forms that can be made of it, and the engine that runs them here.
 
+    An implementation derives from this class.
+
     Attributes:
+        model: the float model.
         threads: threads of one inference of the models.
         scheme: the quantized form that the target's engine runs fastest.
         wider: a form with wider codes, more accurate but slower on the target; None without one.
         labels: kind of form -> its name, for kinds without a plan, in the order in which forms are made.
     """
 
-    @property
-    def model(self) -> Model: ...  # see the class
-
-    @property
-    def threads(self) -> int: ...  # see the class
-
-    @property
-    def scheme(self) -> Scheme: ...  # see the class
-
-    @property
-    def wider(self) -> Scheme | None: ...  # see the class
-
-    @property
-    def labels(self) -> Mapping[str, str]: ...  # see the class
+    model: Model
+    threads: int
+    scheme: Scheme
+    wider: Scheme | None
+    labels: Mapping[str, str]
 
     def source_form(self) -> tuple[str, Model]:
         """Return the form in the source's precision: its name, such as `float32`, and its model."""
@@ -104,11 +106,16 @@ class Quantizer(Protocol):
         `elementwise`: whether to list all such operators, or only matrix products.
         """
 
+    def operator_nodes(self) -> list[OperatorNode]:
+        """Return the operators of the float model, in an order in which they can run."""
+
     def tail(self, kernels: Sequence[str]) -> frozenset[str]:
         """Return the operators in `kernels` that no matrix product follows, such as the decoding of boxes."""
+        return tail_kernels(self.operator_nodes(), kernels)
 
     def unlike_joins(self, kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
         """Return the operators in `kernels` that join tensors whose ranges are too unlike for one scale."""
+        return unlike_joins(self.operator_nodes(), kernels, ranges)
 
     def touched(self, kernels: Sequence[str]) -> list[str]:
         """Return the names of the activations whose range a plan with these kernels needs, sorted."""
@@ -149,7 +156,7 @@ class Quantizer(Protocol):
     def block_noises(
         self, plan: Plan, factors: Factors, fidelity: Fidelity, expired: Callable[[], bool]
     ) -> Iterator[BlockNoise]:
-        """Yield the noise that each block of the plan adds if only this block is quantized.
+        """Yield the noise that each block of the plan adds if only this block is quantized, measured alone.
 
         Args:
             plan: kernels and ranges.
@@ -157,8 +164,11 @@ class Quantizer(Protocol):
             fidelity: samples, and the weights of errors.
             expired: returns True when the work must end; blocks not measured by then are not yielded.
         """
+        parts = blocks(self.operator_nodes(), plan.kernels)
+        return measure_blocks(self.writer(factors), plan, parts, fidelity, expired)
 
     def weight_costs(
         self, layers: Sequence[str], fidelity: Fidelity, expired: Callable[[], bool]
     ) -> Iterator[LayerCost]:
         """Yield noise and saved bytes for int8 weights in one of `layers` at a time; see `block_noises`."""
+        return measure_weights(self.build, layers, fidelity, expired)

@@ -19,11 +19,11 @@ from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute
 from edgekit_toolkit.openings.model_opening import check_opening
 from edgekit_toolkit.quantize.forms import FLOAT16_WEIGHTS, INT8_WEIGHTS, Form
-from edgekit_toolkit.quantize.plan import COMPUTE, UNLIKE, Plan
+from edgekit_toolkit.quantize.plan import Plan
+from edgekit_toolkit.quantize.precise import UNLIKE, Block
 from edgekit_toolkit.quantize.search_work import SearchWork
 from edgekit_toolkit.samples.generated import Feeds
 
-Block = tuple[str, ...]
 Parts = NDArray[np.int64]
 
 # No decision depends on smaller probabilities.
@@ -199,17 +199,6 @@ def _comparable(value: NDArray[Any], softmax_axis: int | None) -> NDArray[np.flo
 def decibel(noise: float) -> float:
     """Return the signal-to-noise ratio in dB, at most 200; -200 if `noise` is not finite."""
     return min(200.0, -10 * float(np.log10(max(noise, 1e-20)))) if np.isfinite(noise) else -200.0
-
-
-def blocks(model: onnx.ModelProto, kernels: Sequence[str]) -> list[Block]:
-    """Group `kernels` in graph order. Each matrix product starts a group; earlier kernels form the first."""
-    index = GraphIndex(model.graph)
-    groups: list[list[str]] = []
-    for name in kernels:
-        if not groups or index.producers[name].op_type in COMPUTE:
-            groups.append([])
-        groups[-1].append(name)
-    return [tuple(block) for block in groups]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,12 @@
 """Operators of a float LiteRT model that can become integer kernels, and the ranges that they need."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
 from edgekit_toolkit.quantize.litert.prepare import read_outputs, used_tensors
-from edgekit_toolkit.quantize.plan import Ranges, are_unlike
-from edgekit_toolkit.quantize.precise import OperatorNode, operators_behind_products, precise_operators
+from edgekit_toolkit.quantize.precise import OperatorNode, precise_operators
 from edgekit_toolkit.tflite.flatbuffer import (
     TYPES,
     Model,
@@ -56,8 +55,6 @@ _OTHERS: Final = frozenset(
         "UNPACK",
     }
 )
-_JOINS: Final = frozenset({"CONCATENATION", "PACK"})
-
 _LARGEST: Final = 1e30
 
 
@@ -69,57 +66,31 @@ def kernel_names(model: Model, *, elementwise: bool) -> tuple[str, ...]:
     if len(model.subgraphs) > 1:  # control flow: a branch may never run while ranges are collected
         return ()
     kinds = COMPUTE | _OTHERS if elementwise else COMPUTE
-    unbounded, precise = _unbounded(model), _precise(model)
+    main = model.subgraphs[0]
+    ends = [tensor_name(main.tensors[index]) for index in main.outputs]
+    unbounded, precise = _unbounded(model), precise_operators(operator_nodes(model), ends)
     return tuple(
-        tensor_name(graph.tensors[operator.outputs[0]])
-        for graph, _, operator in operators(model)
+        tensor_name(main.tensors[operator.outputs[0]])
+        for operator in main.operators
         if operator_name(model, operator) in kinds
-        and _fits(model, graph, operator)
-        and int(operator.outputs[0]) not in precise
+        and _fits(model, main, operator)
+        and tensor_name(main.tensors[operator.outputs[0]]) not in precise
         and not unbounded & {*map(int, operator.inputs), *map(int, operator.outputs)}
     )
 
 
-def _precise(model: Model) -> set[int]:
-    """First outputs of the operators that stay in float because later ones need precise inputs."""
-    ends = [int(index) for index in model.subgraphs[0].outputs]
-    return {node.outputs[0] for node in precise_operators(_operator_nodes(model), ends)}
-
-
-def tail_kernels(model: Model, kernels: Sequence[str]) -> frozenset[str]:
-    """Return the operators in `kernels` that no matrix product follows, such as the decoding of boxes."""
-    tensors = model.subgraphs[0].tensors
-    behind = operators_behind_products(_operator_nodes(model))
-    return frozenset(kernels).intersection(
-        tensor_name(tensors[index]) for node in behind for index in node.outputs
-    )
-
-
-def unlike_joins(model: Model, kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
-    """Return the operators in `kernels` that join tensors whose ranges are too unlike for one scale."""
-    chosen = frozenset(kernels)
-    joins = (
-        (tensor_name(graph.tensors[operator.outputs[0]]), graph, operator)
-        for graph, _, operator in operators(model)
-        if operator_name(model, operator) in _JOINS
-    )
-    return chosen & {
-        name
-        for name, graph, operator in joins
-        if are_unlike((tensor_name(graph.tensors[index]) for index in operator.inputs), ranges)
-    }
-
-
-def _operator_nodes(model: Model) -> list[OperatorNode[int]]:
+def operator_nodes(model: Model) -> list[OperatorNode]:
+    """Return the operators of the first sub-graph, whose tensors `prepare` has given names of their own."""
     graph = model.subgraphs[0]
+    names = [tensor_name(tensor) for tensor in graph.tensors]
     return [
         OperatorNode(
             operator_name(model, operator),
             [
-                None if index < 0 or stored_bytes(model, graph.tensors[index]) else int(index)
+                None if index < 0 or stored_bytes(model, graph.tensors[index]) else names[index]
                 for index in operator.inputs
             ],
-            [int(index) for index in operator.outputs],
+            [names[index] for index in operator.outputs],
             operator_name(model, operator) in COMPUTE,
         )
         for operator in graph.operators
@@ -155,20 +126,6 @@ def _fits(model: Model, graph: SubGraph, operator: Operator) -> bool:
     if operator_name(model, operator) in COMPUTE - {"BATCH_MATMUL"}:
         return any(TYPES[tensor.type] == "FLOAT32" for tensor in stored)
     return True
-
-
-def blocks(model: Model, kernels: Iterable[str]) -> list[tuple[str, ...]]:
-    """Group `kernels` in graph order. Each matrix product starts a group; earlier kernels form the first."""
-    chosen = set(kernels)
-    groups: list[list[str]] = []
-    for graph, _, operator in operators(model):
-        name = tensor_name(graph.tensors[operator.outputs[0]])
-        if name not in chosen:
-            continue
-        if not groups or operator_name(model, operator) in COMPUTE:
-            groups.append([])
-        groups[-1].append(name)
-    return [tuple(block) for block in groups]
 
 
 def touched_tensors(model: Model, kernels: Sequence[str]) -> list[str]:

@@ -18,27 +18,15 @@ from edgekit_toolkit.onnx_graph.traversal import StoredLayer
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.litert import writer as litert
-from edgekit_toolkit.quantize.litert.kernels import (
-    blocks,
-    kernel_names,
-    tail_kernels,
-    touched_tensors,
-    unlike_joins,
-)
+from edgekit_toolkit.quantize.litert.kernels import kernel_names, operator_nodes, touched_tensors
 from edgekit_toolkit.quantize.litert.prepare import prepare
 from edgekit_toolkit.quantize.litert.ranges import activation_reader
-from edgekit_toolkit.quantize.plan import Plan, Ranges
-from edgekit_toolkit.quantize.quantizer import Factors, FloatLayer
+from edgekit_toolkit.quantize.plan import Plan
+from edgekit_toolkit.quantize.precise import OperatorNode
+from edgekit_toolkit.quantize.quantizer import Factors, FloatLayer, Quantizer
 from edgekit_toolkit.quantize.ranges import Histogram, Range, count_values, gather
 from edgekit_toolkit.quantize.scheme import LITERT, Scheme
-from edgekit_toolkit.quantize.sensitivity import (
-    BlockNoise,
-    Fidelity,
-    LayerCost,
-    Parts,
-    measure_blocks,
-    measure_weights,
-)
+from edgekit_toolkit.quantize.sensitivity import Parts
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.tflite.flatbuffer import operator_name, operators, parsed, tensor_name
 from edgekit_toolkit.tflite.summary import summarise
@@ -53,8 +41,8 @@ class CompressedFloats(NamedTuple):
     scales: Mapping[str, NDArray[np.float32]]
 
 
-class LiteRtQuantizer:
-    """The quantizer of `.tflite` models; see `Quantizer`.
+class LiteRtQuantizer(Quantizer):
+    """The quantizer of `.tflite` models; see `Quantizer`. LiteRT has no backward pass.
 
     Attributes:
         model: the given `.tflite`, or the file converted from ONNX.
@@ -63,6 +51,7 @@ class LiteRtQuantizer:
             point.
     """
 
+    model: TfliteModel
     wider = None
     labels: Mapping[str, str] = {
         forms.FLOAT16_WEIGHTS: "float16 weights",
@@ -189,11 +178,8 @@ class LiteRtQuantizer:
     def kernels(self, *, elementwise: bool) -> tuple[str, ...]:
         return kernel_names(parsed(self._prepared), elementwise=elementwise)
 
-    def tail(self, kernels: Sequence[str]) -> frozenset[str]:
-        return tail_kernels(parsed(self._prepared), kernels)
-
-    def unlike_joins(self, kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
-        return unlike_joins(parsed(self._prepared), kernels, ranges)
+    def operator_nodes(self) -> list[OperatorNode]:
+        return operator_nodes(parsed(self._prepared))
 
     def touched(self, kernels: Sequence[str]) -> list[str]:
         return touched_tensors(parsed(self._prepared), kernels)
@@ -219,19 +205,6 @@ class LiteRtQuantizer:
 
     def writer(self, factors: Factors) -> Callable[[Plan], TfliteModel]:  # noqa: ARG002  # always none
         return lambda plan: self.build(Form(forms.STATIC_INT8, plan)) or self.model
-
-    def block_noises(
-        self, plan: Plan, factors: Factors, fidelity: Fidelity, expired: Callable[[], bool]
-    ) -> Iterator[BlockNoise]:
-        """Yield the noise of each block, measured alone: LiteRT has no backward pass."""
-        parts = blocks(parsed(self._prepared), plan.kernels)
-        return measure_blocks(self.writer(factors), plan, parts, fidelity, expired)
-
-    def weight_costs(
-        self, layers: Sequence[str], fidelity: Fidelity, expired: Callable[[], bool]
-    ) -> Iterator[LayerCost]:
-        """Yield the cost of each layer, measured alone."""
-        return measure_weights(self.build, layers, fidelity, expired)
 
     def output_parts(self, feeds: Feeds) -> Sequence[Parts | None]:  # noqa: ARG002  # see the class
         """Return None for each output: parts are not looked for."""

@@ -19,11 +19,12 @@ from onnx import TensorProto, helper
 from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.models.ort_session import measure_shapes, run_session, session_for
 from edgekit_toolkit.onnx_graph.adjoint import Adjoint, Shapes, copy_for_adjoint
-from edgekit_toolkit.onnx_graph.index import GraphIndex, float_tensors
+from edgekit_toolkit.onnx_graph.index import GraphIndex, float_tensors, set_items
 from edgekit_toolkit.quantize.onnx.embedding_tables import added_table, is_table_lookup
 from edgekit_toolkit.quantize.plan import COMPUTE, Plan, kernel_output, live_range, weight_axis
+from edgekit_toolkit.quantize.precise import Block
 from edgekit_toolkit.quantize.scheme import QuantizationParams, activation_params, quantize_weight
-from edgekit_toolkit.quantize.sensitivity import Block, Fidelity
+from edgekit_toolkit.quantize.sensitivity import Fidelity
 from edgekit_toolkit.samples.generated import Feeds
 
 ODD_GRAPH = (BackendError, LookupError, TypeError, ValueError, ArithmeticError)
@@ -149,8 +150,7 @@ def propagate(
         total = adjoint.add("Sum", parts) if parts else zero
         sums.append(adjoint.add("Reshape", [total, adjoint.constant([1])]))
     program.graph.node.append(helper.make_node("Concat", sums, [_NOISES], axis=0))
-    del program.graph.output[:]
-    program.graph.output.append(helper.make_tensor_value_info(_NOISES, TensorProto.FLOAT, None))
+    set_items(program.graph.output, [helper.make_tensor_value_info(_NOISES, TensorProto.FLOAT, None)])
     growth = len(program.graph.node) / max(len(model.graph.node), 1)
     fidelity.count(inferences=growth * max(len(fidelity.samples), _MIN_PROBES), models=growth)
     session = session_for(program, threads=threads, optimise=False)

@@ -17,15 +17,9 @@ from edgekit_toolkit.quantize.onnx.equalize import apply_factors, apply_to_range
 from edgekit_toolkit.quantize.onnx.output_parts import output_parts
 from edgekit_toolkit.quantize.onnx.propagation import ODD_GRAPH, block_roundings, layer_rounding, propagate
 from edgekit_toolkit.quantize.onnx.qdq import write_qdq
-from edgekit_toolkit.quantize.plan import (
-    Plan,
-    Ranges,
-    kernel_names,
-    tail_kernels,
-    touched_tensors,
-    unlike_joins,
-)
-from edgekit_toolkit.quantize.quantizer import Factors, FloatLayer
+from edgekit_toolkit.quantize.plan import Plan, kernel_names, operator_nodes, touched_tensors
+from edgekit_toolkit.quantize.precise import OperatorNode, blocks
+from edgekit_toolkit.quantize.quantizer import Factors, FloatLayer, Quantizer
 from edgekit_toolkit.quantize.ranges import Histogram, Range, activation_reader, collect, count_values
 from edgekit_toolkit.quantize.scheme import Scheme
 from edgekit_toolkit.quantize.sensitivity import (
@@ -33,9 +27,6 @@ from edgekit_toolkit.quantize.sensitivity import (
     Fidelity,
     LayerCost,
     Parts,
-    blocks,
-    measure_blocks,
-    measure_weights,
     softmax_axes,
 )
 from edgekit_toolkit.samples.generated import Feeds
@@ -48,7 +39,8 @@ _FLOAT_TYPES: Final = {
 }
 
 
-class OnnxQuantizer:
+class OnnxQuantizer(Quantizer):
+    model: OnnxModel
     labels: Mapping[str, str] = {
         forms.FLOAT16_WEIGHTS: "float16 weights",
         forms.INT8_WEIGHTS: "int8 weights, float arithmetic",
@@ -146,11 +138,8 @@ class OnnxQuantizer:
     def kernels(self, *, elementwise: bool) -> tuple[str, ...]:
         return kernel_names(self._proto, self.scheme, elementwise=elementwise)
 
-    def tail(self, kernels: Sequence[str]) -> frozenset[str]:
-        return tail_kernels(self._proto, kernels)
-
-    def unlike_joins(self, kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
-        return unlike_joins(self._proto, kernels, ranges)
+    def operator_nodes(self) -> list[OperatorNode]:
+        return operator_nodes(GraphIndex(self._proto.graph))
 
     def touched(self, kernels: Sequence[str]) -> list[str]:
         return touched_tensors(self._proto, kernels)
@@ -182,13 +171,12 @@ class OnnxQuantizer:
     ) -> Iterator[BlockNoise]:
         """Yield the noise of each block, from error propagation; where that fails, measure each block."""
         scaled = onnx.shape_inference.infer_shapes(apply_factors(self._proto, factors))
-        names = (node.output[0] for node in self._proto.graph.node if node.output)
-        parts = blocks(self._proto, [name for name in names if name in plan.kernels])
+        parts = blocks(self.operator_nodes(), plan.kernels)
         try:
             errors = [block_roundings(scaled, plan, block) for block in parts]
             noises = propagate(scaled, errors, fidelity, threads=self.threads)
         except ODD_GRAPH:
-            yield from measure_blocks(self.writer(factors), plan, parts, fidelity, expired)
+            yield from super().block_noises(plan, factors, fidelity, expired)
             return
         yield from (BlockNoise(block, noise) for block, noise in zip(parts, noises, strict=True))
 
@@ -200,7 +188,7 @@ class OnnxQuantizer:
             errors = [[layer_rounding(self._proto, layer)] for layer in layers]
             noises = propagate(self._proto, errors, fidelity, threads=self.threads)
         except ODD_GRAPH:
-            yield from measure_weights(self.build, layers, fidelity, expired)
+            yield from super().weight_costs(layers, fidelity, expired)
             return
         for layer, (error,), noise in zip(layers, errors, noises, strict=True):
             yield LayerCost(layer, noise, error.size)
