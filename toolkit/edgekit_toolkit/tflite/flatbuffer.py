@@ -16,38 +16,13 @@ from edgekit_runtime.system.install_hint import install_command
 
 try:
     import flatbuffers
-    from ai_edge_litert import schema_py_generated as schema
+    from ai_edge_litert import schema_py_generated
 except ImportError as cause:
     raise EngineMissingError(
         f".tflite models need ai-edge-litert on the host ({cause}): {install_command('litert-host')}"
     ) from cause
 
-__all__ = [
-    "BITS",
-    "DTYPES",
-    "FILE_IDENTIFIER",
-    "OPERATORS",
-    "TYPES",
-    "Model",
-    "Operator",
-    "SubGraph",
-    "Tensor",
-    "builtin_code",
-    "constant",
-    "expected_bytes",
-    "is_static",
-    "operator_name",
-    "operators",
-    "pack",
-    "parse",
-    "parsed",
-    "schema",
-    "shape_of",
-    "stored_bytes",
-    "stored_values",
-    "tensor_name",
-]
-
+schema: Final[Any] = schema_py_generated  # the generated code has no types
 FILE_IDENTIFIER: Final = b"TFL3"
 # The schema asks for 16: kernels read weights with aligned vector loads. The generated code does not align.
 _BUFFER_ALIGNMENT: Final = 16
@@ -69,7 +44,7 @@ BITS: Final[Mapping[int, int]] = {
     **{number: _PACKED_BITS[name] for number, name in TYPES.items() if name in _PACKED_BITS},
 }
 
-Model = Any  # schema.ModelT: the generated classes have no types
+Model = Any  # schema.ModelT
 SubGraph = Any
 Operator = Any
 Tensor = Any

@@ -12,7 +12,8 @@ from edgekit_toolkit.onnx_graph.specs import dimension, real_inputs
 from edgekit_toolkit.passes import fold_constants, resolve_conditions
 from edgekit_toolkit.passes.file_form import TARGET_OPSET, convert_opset
 from edgekit_toolkit.tflite.kernel_types import widen
-from edgekit_toolkit.tflite.lowering import LOWERINGS, lower
+from edgekit_toolkit.tflite.lowering import lower
+from edgekit_toolkit.tflite.lowering.body import LOWERINGS
 from edgekit_toolkit.tflite.ops import OPERATORS
 from edgekit_toolkit.tflite.refusal import ConversionError, Refusal, refuse_all
 from edgekit_toolkit.tflite.view import Node, node_of

@@ -1,33 +1,17 @@
 """Writes ONNX operators that have no mapping to TFLite as operators that have one, as ONNX to ONNX."""
 
+import sys
+
 import onnx
 from onnx import helper
 
-from edgekit_toolkit.onnx_graph.index import opset
-from edgekit_toolkit.tflite.lowering import (
-    control_flow,
-    functions,
-    indices,
-    products,
-    quantized,
-    sampling,
-    windows,
-)
+from edgekit_runtime.system.folder_modules import import_modules
+from edgekit_toolkit.onnx_graph.index import opset, set_items
 from edgekit_toolkit.tflite.lowering.body import LOWERINGS, Body
 from edgekit_toolkit.tflite.refusal import REFUSED, RefusedError
 from edgekit_toolkit.tflite.view import graph_of, node_of
 
-__all__ = [
-    "LOWERINGS",
-    "control_flow",
-    "functions",
-    "indices",
-    "lower",
-    "products",
-    "quantized",
-    "sampling",
-    "windows",
-]
+import_modules(sys.modules[__name__])
 
 
 def lower(model: onnx.ModelProto) -> bool:
@@ -54,6 +38,5 @@ def lower(model: onnx.ModelProto) -> bool:
             model.graph.initializer.extend(body.constants)
             is_changed = True
     if is_changed:
-        del model.graph.node[:]
-        model.graph.node.extend(nodes)
+        set_items(model.graph.node, nodes)
     return is_changed

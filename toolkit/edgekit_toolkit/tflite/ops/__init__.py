@@ -1,41 +1,10 @@
-"""The operators that can be written, one file a family."""
+"""The operators that can be written, one file a family, each of which registers its own."""
 
-from edgekit_toolkit.tflite.ops import (
-    activations,
-    arithmetic,
-    conv,
-    conv_transpose,
-    gather,
-    indices,
-    linear,
-    norms,
-    pad,
-    pool,
-    recurrent,
-    reduce,
-    reshape,
-    resize,
-    slicing,
-    unary,
-)
+import sys
+
+from edgekit_runtime.system.folder_modules import import_modules
 from edgekit_toolkit.tflite.registry import OPERATORS
 
-__all__ = [
-    "OPERATORS",
-    "activations",
-    "arithmetic",
-    "conv",
-    "conv_transpose",
-    "gather",
-    "indices",
-    "linear",
-    "norms",
-    "pad",
-    "pool",
-    "recurrent",
-    "reduce",
-    "reshape",
-    "resize",
-    "slicing",
-    "unary",
-]
+__all__ = ["OPERATORS"]
+
+import_modules(sys.modules[__name__])
