@@ -115,9 +115,9 @@ class ProbeSchedule:
     __slots__ = ("_bytes_per_s", "_left_s", "_paid_s", "due_s")
 
     def __init__(self, now_s: float, bytes_per_hour: float | None = None) -> None:
-        """Begin with a probe that is due.
+        """Create a schedule whose first probe is due at once.
 
-        `bytes_per_hour`: limit for all probes; None for no limit.
+        `bytes_per_hour` limits the size of all probes. None means no limit.
         """
         self._left_s, self.due_s = now_s, float("-inf")
         self._bytes_per_s = float("inf") if bytes_per_hour is None else bytes_per_hour / _HOUR_S
@@ -162,11 +162,11 @@ class HedgePolicy:
     __slots__ = ("_credit_s", "_longest_s", "_share", "_usual")
 
     def __init__(self, share: float, local_s: float) -> None:
-        """Begin with a full bucket.
+        """Start with full credit.
 
         Args:
-            share: share of the time of requests on the device.
-            local_s: time of a local run.
+            share: The fraction of the requests' device time that hedges may use.
+            local_s: The time of a local run.
         """
         self._share, self._credit_s = share, _MOST_RUNS * local_s
         self._longest_s = local_s  # of recent local runs, because requests differ in rows
@@ -233,10 +233,10 @@ class ReplyWait:
     def __init__(
         self, allowed_s: float, local_s: float, after_s: float, upload_bytes: int, *, link: LinkState | None
     ) -> None:
-        """Begin as the request is sent.
+        """Start to wait when the request is sent.
 
-        `allowed_s`: wait after which a local run begins if nothing is known of the link. `after_s`: time from
-        the last byte of the request to the reply.
+        `allowed_s` is the wait before a local run starts if nothing is known about the link. `after_s` is the
+        time from the last byte of the request to the reply.
         """
         acked_s = 0.0  # when its first bytes may be acknowledged
         if link is not None:

@@ -157,7 +157,7 @@ class OpenedPackage:
         """Return the content of an artifact as a read-only view of the mapped file.
 
         Raises:
-            PackageError: the package has no such artifact, or is closed.
+            PackageError: The package has no such artifact, or is closed.
         """
         member = self._members.get(artifact_path)
         if member is None:
@@ -195,7 +195,7 @@ class OpenedPackage:
         """Return this package as if a variant were its only variant. Closing either package closes both.
 
         Raises:
-            PackageError: there is no variant of that name.
+            PackageError: There is no variant of that name.
         """
         return self._show(self.manifest.select(variant), self.submodel)
 
@@ -203,7 +203,7 @@ class OpenedPackage:
         """Return this package as if a submodel were its model. Closing either package closes both.
 
         Raises:
-            PackageError: there is no submodel of that name.
+            PackageError: There is no submodel of that name.
         """
         return self._show(self.manifest.select_submodel(name), name)
 

@@ -91,7 +91,7 @@ class StateInputs:
     __slots__ = ("_plans", "_states")
 
     def __init__(self, states: Sequence[RecurrentState], inputs: Sequence[TensorSpec]) -> None:
-        """Note where the sizes of each state come from; `find_states_problem` has found no problem."""
+        """Find the inputs that determine the sizes of the states, which `find_states_problem` has checked."""
         self._states = tuple(states)
         named = {state.input for state in states}
         axes: dict[int | str, tuple[str, int]] = {}

@@ -30,7 +30,7 @@ class PipelineMember:
     __slots__ = ("_answerer", "_batches", "_whole_answerer", "rules", "session", "task")
 
     def __init__(self, answerer: Answerer, session: Session, *, batches: bool) -> None:
-        """Join the members; `batches`: whether samples in one batch get the same answers as alone."""
+        """Create a member. `batches` says whether samples in a batch get the same answers as alone."""
         self._answerer, self.session, self._batches = answerer, session, batches
         if answerer.rules is None or answerer.task is None:
             lack = "task" if answerer.task is None else "preprocessing"

@@ -64,10 +64,10 @@ class PipelineSession:
     """
 
     def __init__(self, pipeline: Pipeline, members: Mapping[str, PipelineMember]) -> None:
-        """Join members, which the session owns from now on.
+        """Create a session that owns the members from now on.
 
         Raises:
-            PackageError: tasks or preprocessing do not suit the links.
+            PackageError: Tasks or preprocessing do not fit the links between stages.
         """
         self._pipeline, self._members = pipeline, members
         self._stops = 0

@@ -15,7 +15,9 @@ _MAX_GROWTH: Final = 8  # from 8 kHz to 48 kHz it is 6; more is a slip, or an at
 
 
 def resample(samples: Floats, rate: int, target_rate: int) -> Floats:
-    """Resample a recording [samples], float32, like `scipy.signal.resample_poly` by default. Rates are in Hz.
+    """Resample a float32 recording [samples] from `rate` to `target_rate`, both in Hz.
+
+    The result is that of `scipy.signal.resample_poly` with its default arguments.
 
     Raises:
         DataError: The filter would be too long for these two rates, or they are too far apart.

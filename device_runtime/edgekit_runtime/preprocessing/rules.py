@@ -54,7 +54,7 @@ def expand_preset(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_rules(preprocessing: Mapping[str, Any], spec: TensorSpec) -> MediaRules:
-    """Parse the fields of a preprocessing file for the only input of a model.
+    """Parse the fields of a preprocessing file for a model with a single input, which `spec` describes.
 
     Layout, dtype and colour default to those of the input. A preset must be expanded first.
 

@@ -82,10 +82,10 @@ class WavFile:
     """
 
     def __init__(self, file: BinaryIO, name: str) -> None:
-        """Read the head of an open file, which the caller closes; `name` is for messages.
+        """Read the head of an open file, which the caller must close. `name` is used in error messages.
 
         Raises:
-            DataError: no WAV file, of another coding, or damaged.
+            DataError: The file is not a WAV file, has an unsupported encoding, or is damaged.
         """
         self._file, self._name = file, name
         with _naming(name):

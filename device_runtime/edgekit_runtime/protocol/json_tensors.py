@@ -123,7 +123,7 @@ class NumberArray:
     __slots__ = ("_begin", "_document", "_end")
 
     def __init__(self, document: bytes, begin: int, end: int) -> None:
-        """Keep the place of `document[begin:end]`, which starts and ends with a bracket."""
+        """Store the position of the array in `document[begin:end]`, which starts and ends with a bracket."""
         self._document, self._begin, self._end = document, begin, end
 
     def __repr__(self) -> str:

@@ -25,35 +25,36 @@ _SECRET: Final = re.compile(r"(?i)((?:pw|pwd|pass|password|passwd|token|secret|k
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """One stream: the table `[streams.NAME]`, the options of the commands, the wish of a fleet.
+    """One stream, as set in the table `[streams.NAME]`, on a command line or by a fleet.
 
     Attributes:
-        model: name of the model that answers; it may be swapped while the stream runs
-        source: camera (0 or /dev/videoN), rtsp:// or http:// address, video file, folder of pictures, WAV
-            file, `microphone[:NAME]`, or `gstreamer:PIPELINE ! appsink`
-        sinks: where answers go: `mqtt://HOST/TOPIC`, `http://…`, `file:PATH`, `stdout`
-        every: only each N-th frame goes to the model
-        min_score: results of lower scores are left out of answers; by default none
-        max_fps: most frames in a second that go to the model; by default no limit
-        seconds: the stream ends after this time; by default with its source
-        repeat: a file or a folder begins again at its end
-        all_frames: the source waits for the model, so that no frame is left out; by default for pictures and
-            WAV files; impossible for a camera
-        stall_s: a source is opened again after this time without a frame; a slow source gets three times its
-            usual interval between frames
-        open_s: longest wait for the first frame; once a source was open, the wait begins at 3 s or more, and
-            grows with failures in a row up to `open_s`
-        max_pixels: pixels of a frame; 0 for as many as `[media]` allows. A larger picture of a folder ends
-            the stream
+        model: name of the model that answers, which may be replaced while the stream runs
+        source: camera (0 or /dev/videoN), rtsp:// or http:// address, video file, folder of images, WAV file,
+            `microphone[:NAME]`, or `gstreamer:PIPELINE ! appsink`
+        sinks: destinations of the answers: `mqtt://HOST/TOPIC`, `http://…`, `file:PATH`, `stdout`
+        every: send only every N-th frame to the model
+        min_score: lowest score of the results in an answer, by default any score
+        max_fps: maximum number of frames per second that are sent to the model, by default no limit
+        seconds: duration of the stream, by default until its source ends
+        repeat: start a file or a folder again at its end
+        all_frames: make the source wait for the model, so that no frame is skipped. Default for images and
+            WAV files, not possible for a camera
+        stall_s: time without a frame after which the source is opened again. A slow source gets three times
+            its usual interval between frames
+        open_s: longest wait for the first frame. After the source was open once, the wait starts at 3 s or
+            more and grows with each failure in a row, up to `open_s`
+        max_pixels: maximum number of pixels of a frame, or 0 for the limit in `[media]`. A larger image in a
+            folder ends the stream
         window_s: length of the sound that the model gets each time
-        hop_s: how much of the sound is new; by default half of it, or all for a model with states
-        rate: samples in a second that a microphone is asked for
-        max_queued: most answers that wait for a sink; beyond it the oldest is dropped
-        max_file_bytes: size at which a new file of answers begins
+        hop_s: length of the new sound in each window, by default half of the window, or all of it for a model
+            with states
+        rate: sample rate that is requested from a microphone, in Hz
+        max_queued: maximum number of answers that wait for a sink. Beyond it, the oldest is dropped
+        max_file_bytes: size at which a new file of answers is started
         max_files: number of files of answers that are kept
 
     Raises:
-        ValueError: a field is empty, or `hop_s` over `window_s`.
+        ValueError: A field is empty, or `hop_s` is larger than `window_s`.
     """
 
     model: str

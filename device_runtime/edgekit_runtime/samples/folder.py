@@ -52,7 +52,7 @@ class SampleFolder:
     """The stored samples of all models."""
 
     def __init__(self, path: Path, disk: Disk = DISK) -> None:
-        """Read nothing yet; the folder is made with the first sample."""
+        """Read nothing yet. The folder is created with the first sample."""
         self.path, self._disk = path, disk
 
     def list_samples(self) -> list[StoredSample]:

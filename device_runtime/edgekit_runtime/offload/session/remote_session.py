@@ -75,18 +75,18 @@ class RemoteSession:
         *,
         token: str | None = None,
     ) -> None:
-        """Begin locally, and prove the server in the background.
+        """Start with local runs, and test the server in the background.
 
         Args:
-            package: stays open until `close`, which closes it.
-            table: its cut table.
-            options: the server, and the options of the choice.
-            local: session of the whole model, owned from now on; None if no plan runs it here.
-            threads: threads of a head, or None.
-            token: token that the server requires, or None.
+            package: The package, which `close` closes.
+            table: The cut table of the package.
+            options: The server and the options for choosing a plan.
+            local: The session of the whole model, owned from now on. None if no plan runs it on the device.
+            threads: The number of threads of a head, or None.
+            token: The token that the server requires, or None.
 
         Raises:
-            CutError: a plan does not give all outputs of the model.
+            CutError: A plan does not compute all outputs of the model.
         """
         if not has_zstd():
             table = dataclasses.replace(table, plans=tuple(map(send_plain, table.plans)))

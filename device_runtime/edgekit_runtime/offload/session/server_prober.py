@@ -50,11 +50,12 @@ class ServerProber:
         """Start the thread.
 
         Args:
-            state: the state of the session; probes update it.
-            server: the server.
-            model: name of the package, for `edgekit-device offload status`.
-            has_rows: whether golden inputs count as several requests.
-            timeout_s: limit of a proof if the device cannot run the model, so that requests wait for it.
+            state: The state of the session, which probes update.
+            server: The server.
+            model: The name of the package, for `edgekit-device offload status`.
+            has_rows: Whether each row of the golden inputs counts as a request.
+            timeout_s: The timeout of a test while requests wait for it, since the device cannot run the
+                model.
         """
         self.late: Pending | None = None
         self._state, self._server, self._model, self._has_rows = state, server, model, has_rows

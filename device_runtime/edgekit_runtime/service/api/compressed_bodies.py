@@ -32,10 +32,7 @@ class CompressedBodies:
     __slots__ = ("_held_bytes", "_limits", "_loop", "_threads", "_waiting")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limits: HttpLimits) -> None:
-        """Begin without work.
-
-        `limits`: limits of bodies, also of decompressed ones.
-        """
+        """Start without work. `limits` also apply to decompressed bodies."""
         self._loop, self._limits = loop, limits
         self._waiting: dict[str, deque[_LongBody]] = {}  # by client, the next one first
         self._held_bytes = 0  # compressed, of those that wait and of the one under way

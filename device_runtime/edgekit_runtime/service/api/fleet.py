@@ -42,9 +42,10 @@ class FleetHandler:
     """
 
     def __init__(self, path: Path, config: ServiceConfig, limit_power: Callable[[Power], None]) -> None:
-        """Follow nothing yet.
+        """Create a handler that has not read the file yet.
 
-        `path`: file of the agent; it may be missing. `limit_power`: gives the governor other limits.
+        `path` is the agent's file, which may be missing. `limit_power` is a function that changes the
+        governor's limits.
         """
         self._path, self._config, self._limit_power = path, config, limit_power
         self._stamp: tuple[int, ...] = ()

@@ -49,14 +49,15 @@ class InferenceHandler:
     def __init__(
         self, models: Catalogue, when_loaded: WhenLoaded, slicer: Slicer, answers: AnswerPath
     ) -> None:
-        """Keep what all requests need.
+        """Store what all requests need.
 
         Args:
-            models: the models that are served.
-            when_loaded: called with the name of a model that was unloaded for others, the connection of the
-                request, and the call to make once the model is loaded again.
-            slicer: reads and writes long JSON.
-            answers: decodes files, and outputs to answers.
+            models: The models that are served.
+            when_loaded: A function that is called if a request needs a model that was unloaded for others. It
+                takes the name of the model, the connection, and the call to make once the model is loaded
+                again.
+            slicer: Reads and writes long JSON.
+            answers: Decodes files to inputs, and outputs to answers.
         """
         self._answers = answers
         self._models = models

@@ -65,10 +65,10 @@ class Router:
         streams: Callable[[list[str]], Route | None] | None = None,
         samples: SampleOptions,
     ) -> None:
-        """Make the router.
+        """Create the router.
 
-        `times`: the times of calls, which responses state; None where they do not.
-        `streams`: finds the route of a path about streams, or for the fleet's agent; None for none.
+        `times` are the times of calls, which responses state, or None. `streams` finds the route of a path
+        for streams or for the fleet's agent, or is None.
         """
         self._registry, self._models = registry, registry.models
         loop = asyncio.get_running_loop()

@@ -34,7 +34,7 @@ _PARTS: Final = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
 
 class StreamsHandler:
     def __init__(self, streams: Streams, fleet: FleetStreams | None, *, is_live: bool) -> None:
-        """Handle requests about `streams`; `fleet` is None if the fleet may start none."""
+        """Handle requests about `streams`. `fleet` is None if the fleet may not start streams."""
         self.streams, self._fleet, self._is_live = streams, fleet, is_live
         self._numbers = iter(range(1, 1 << 62))
 

@@ -41,7 +41,7 @@ class TimedInferenceHandler(InferenceHandler):
         answers: AnswerPath,
         times: RunTimes,
     ) -> None:
-        """Take what `InferenceHandler` takes, and `times`, where all lanes note the times of their calls."""
+        """Store what `InferenceHandler` stores, and `times`, where lanes record the times of their calls."""
         super().__init__(models, when_loaded, slicer, answers)
         self._times = times
         self._machine = UtilizationMeter(os.cpu_count() or 1)

@@ -32,10 +32,10 @@ class GovernedLane(Lane):
     __slots__ = ("_lanes", "_metrics", "_now", "_phase", "_reason", "admit", "changes", "setting")
 
     def __init__(self, lanes: Mapping[LaneKey, Scheduler], first: ModelSetting, metrics: LaneMetrics) -> None:
-        """Make a lane that accepts all calls with the setting `first`.
+        """Create a lane that accepts all calls with the setting `first`.
 
-        `lanes` holds a lane for each variant with each number of threads, also for `first`; they count into
-        `metrics`.
+        `lanes` holds a lane for each combination of variant and number of threads, including that of `first`.
+        All of them count calls in `metrics`.
         """
         self._lanes, self._metrics = lanes, metrics
         self._phase, self._reason = 0.0, ""

@@ -54,7 +54,7 @@ class GrpcConnection:
         on_admit: Callable[[], None] | None,
         address: str = "",
     ) -> None:
-        """Serve a client; see `Connection`."""
+        """Serve a client, as `Connection` does."""
         connected.setblocking(False)
         server = service.server
         self.server, self.bodies = server, service.bodies

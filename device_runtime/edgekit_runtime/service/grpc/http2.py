@@ -207,14 +207,14 @@ class Http2:
         max_header_bytes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin a connection whose first bytes are SETTINGS.
+        """Create a connection, which first sends SETTINGS.
 
         Args:
-            read_head: makes of the fields of a request what `HeadersReceived` carries; raises
-                MalformedHeadError.
-            max_streams: open streams at one time; a further one is refused.
-            max_header_bytes: size limit of a request's fields, compressed and not.
-            clock: in seconds.
+            read_head: A function that converts the header fields of a request to the `head` of
+                `HeadersReceived`. It may raise MalformedHeadError.
+            max_streams: The maximum number of open streams. Further streams are refused.
+            max_header_bytes: The size limit of a request's header fields, both compressed and decompressed.
+            clock: A function that returns the time in seconds.
         """
         self._decoder = _HeadDecoder(max_header_bytes, read_head)
         self._max_streams, self._max_header_bytes, self._clock = max_streams, max_header_bytes, clock

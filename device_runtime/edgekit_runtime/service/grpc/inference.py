@@ -1,7 +1,8 @@
-"""Inference over gRPC. Each message is converted to the equivalent HTTP request, and each response back.
+"""Inference over gRPC: converts messages to the equivalent HTTP requests, and responses back to messages.
 
 Both protocols therefore share one implementation. Requests of a client usually differ only in
-`raw_input_contents`, and responses only in the tensors. The last few conversions of the rest are cached.
+`raw_input_contents`, and responses only in the tensors. The last few conversions of the other parts are
+cached.
 """
 
 import contextlib
@@ -218,7 +219,7 @@ def _describe_request(message: Mapping[str, Any], sizes: Sequence[int]) -> dict[
 
 
 def read_parameters(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dict from names to plain values of a message's parameters, without HTTP-only parameters."""
+    """Return a message's parameters as a dict of plain values, without HTTP-only parameters."""
     parameters = {name: next(iter(choice.values()), None) for name, choice in message["parameters"].items()}
     for name in ("binary_data", "binary_data_size"):  # of HTTP: here all tensors are
         parameters.pop(name, None)

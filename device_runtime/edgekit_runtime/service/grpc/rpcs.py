@@ -131,10 +131,10 @@ class RpcHead:
     """
 
     def __init__(self, fields: Fields) -> None:
-        """Read the fields of a request.
+        """Read the header fields of a request.
 
         Raises:
-            MalformedHeadError: HTTP/2 forbids them (RFC 9113, section 8.2 and 8.3).
+            MalformedHeadError: HTTP/2 forbids these fields (RFC 9113, section 8.2 and 8.3).
         """
         values: dict[bytes, bytes] = {}
         is_regular = False

@@ -130,14 +130,14 @@ class Connection:
         """Serve a client.
 
         Args:
-            owner: the server.
-            connected: a stream socket; owned by the connection from now on.
-            is_local: whether it came over the Unix socket.
-            lease: where to note its state, or None.
-            on_close: called once when it ends here, or None.
-            on_admit: called once its first request has passed the screen, within `read_timeout_s`; None where
-                one has passed before.
-            address: address of the client where the socket does not state it.
+            owner: The server.
+            connected: A stream socket, which the connection owns from now on.
+            is_local: Whether the client uses the Unix socket.
+            lease: Where to record the state of the connection, or None.
+            on_close: A function that is called once when the connection is closed or released, or None.
+            on_admit: A function that is called once when the first request has passed the screen, within
+                `read_timeout_s`. None if a request has already passed.
+            address: The client's address if the socket does not know it.
         """
         connected.setblocking(False)
         self._owner = owner

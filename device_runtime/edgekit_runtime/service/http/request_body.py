@@ -24,8 +24,8 @@ class SizedBody:
     def __init__(self, size_bytes: int, json_bytes: int, begun: bytes) -> None:
         """Allocate the body.
 
-        `json_bytes`: where its first tensor begins. `begun`: first bytes of the body, which arrived with the
-        head.
+        `json_bytes` is the position of the first tensor. `begun` holds the first bytes of the body, which
+        arrived with the head.
         """
         self.data = allocate_aligned(size_bytes, json_bytes)
         self.data[: len(begun)] = begun
@@ -42,7 +42,7 @@ class ChunkedBody:
     __slots__ = ("_content", "_is_in_trailers", "_left_bytes", "_max_bytes", "_trailers", "is_whole")
 
     def __init__(self, max_bytes: int) -> None:
-        """Begin a body of at most `max_bytes`."""
+        """Start a body of at most `max_bytes`."""
         self._content = bytearray()
         self._max_bytes = max_bytes
         self._left_bytes = 0  # of the present chunk, with its line end

@@ -96,7 +96,7 @@ class RequestHead:
         """Read what llhttp found in `data`.
 
         Raises:
-            RequestError: not supported, or the length of the body is ambiguous.
+            RequestError: The request is not supported, or the length of the body is ambiguous.
         """
         self.size_bytes = len(data)
         version = parser.get_http_version()

@@ -21,7 +21,7 @@ class SendBuffer:
     __slots__ = ("_parts", "left_bytes")
 
     def __init__(self, parts: Sequence[Buffer], sent_bytes: int) -> None:
-        """Keep `parts`, of which the first `sent_bytes` bytes were sent."""
+        """Store `parts`, of which the first `sent_bytes` bytes were already sent."""
         self._parts = deque(part for part in map(flatten, parts) if len(part))
         self.left_bytes = sum(map(len, self._parts))
         self._drop(sent_bytes)

@@ -58,7 +58,7 @@ class TlsListener:
         context: ssl.SSLContext,
         connect: Connect,
     ) -> None:
-        """Accept connections from now on; `http` closes the listener when it drains."""
+        """Start to accept connections. `http` closes the listener when it drains."""
         self._http, self._context, self._connect = http, context, connect
         self._tasks: set[asyncio.Task[None]] = set()
         self._handshakes: set[asyncio.Task[None]] = set()
