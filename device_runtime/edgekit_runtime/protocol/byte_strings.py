@@ -1,4 +1,4 @@
-"""BYTES tensors: arrays of byte strings. In binary data, each string follows its length.
+"""BYTES tensors: arrays of byte strings. In binary data, the length of each string precedes it.
 
 Source: Triton's binary tensor data extension.
 """
@@ -17,14 +17,14 @@ _LENGTH: Final = struct.Struct("<I")
 def serialize_strings(array: Array) -> Array:
     """Serialize an array of byte strings (dtype object) to uint8 [bytes].
 
-    Each string follows its length, which is a little-endian uint32.
+    The length of each string precedes it as a little-endian uint32.
     """
     parts = (part for string in array.reshape(-1).tolist() for part in (_LENGTH.pack(len(string)), string))
     return np.frombuffer(b"".join(parts), np.uint8)
 
 
 def take_string(data: Array, where: str) -> Array:
-    """Return the only byte string in `data` without copying it. It follows its length, a uint32.
+    """Return the byte string in `data` without copying it. Its length precedes it as a uint32.
 
     Raises:
         RequestError: `data` does not hold exactly one string.

@@ -1,4 +1,4 @@
-"""The datatype names of the protocol, except bfloat16 and BYTES, which numpy or models do not support."""
+"""The protocol's datatype names, except bfloat16, which numpy lacks, and BYTES, which no model takes."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,7 +1,7 @@
 """Encodes inference requests as JSON and decodes them.
 
-The result depends only on the JSON, so a server can reuse it for the next request with the same JSON. The
-only tensor values that are read are those in the JSON.
+The result of decoding depends only on the JSON, so a server can reuse it for the next request with the same
+JSON. Binary data is not read here.
 """
 
 import json
@@ -69,7 +69,7 @@ class InferTensor:
         start_bytes: The position of the binary data, counted from the end of the JSON.
         values: The values from the JSON, or None. A long array is a `NumberArray` until it is read.
         is_media: Whether the tensor is an image or audio file, which the model's preprocessing decodes.
-        is_string: Whether the file is sent as a BYTES tensor, so that it follows its length.
+        is_string: Whether the file is sent as a BYTES tensor, so that its length precedes it.
     """
 
     name: str
