@@ -1,7 +1,7 @@
 """Canonical JSON: every value has exactly one encoding, so that signed documents can be compared as bytes.
 
-The encoding is UTF-8 with object keys sorted by code point. There is no white space, no NaN or infinity, and
-no duplicate key. Numbers are written as by Python's `json`, so this is not RFC 8785.
+The encoding is UTF-8, with object keys sorted by code point, and without white space, NaN, infinity and
+duplicate keys. Numbers are written as by Python's `json`, so this is not RFC 8785.
 """
 
 import dataclasses
@@ -88,7 +88,7 @@ class Fields:
         """Return and remove the member `key`. Its type is not checked here.
 
         Raises:
-            EdgekitError: the member is missing. The class of the exception was given to the constructor.
+            EdgekitError: the member is missing. The constructor received the class.
         """
         try:
             return self._unread.pop(key)
@@ -103,7 +103,7 @@ class Fields:
         """Return and remove the member `key`, which must be a list.
 
         Raises:
-            EdgekitError: the member is missing or not a list. The class was given to the constructor.
+            EdgekitError: the member is missing or not a list. The constructor received the class.
         """
         value: list[Any] = self.take(key)
         self.check_list(key, value)
@@ -113,7 +113,7 @@ class Fields:
         """Check that the value of the member `key` is a list of at most `most` items. None means no maximum.
 
         Raises:
-            EdgekitError: the check fails. The class was given to the constructor.
+            EdgekitError: the check fails. The constructor received the class.
         """
         if not isinstance(value, list):
             raise self._error(f"{self.where}: field '{key}' is {name_kind(value)}, expected a list")
@@ -121,7 +121,6 @@ class Fields:
             raise self._error(f"{self.where}: {key} holds {len(value)}, expected at most {most}")
 
     def rest(self) -> dict[str, Any]:
-        """Return the members that were not taken."""
         return self._unread
 
 
@@ -134,10 +133,10 @@ _Record = TypeVar("_Record", bound="Record")
 class Record:
     """Base of frozen dataclasses for the objects of signed documents. Each field is a member of the object.
 
-    The last field is `extra`. It contains the members that this reader does not know, which are written out
-    again. The metadata of a field may contain `key` (the name of the member), `optional`, `most` (the maximum
-    length of a list), and `read` (a function like `from_json` for the member, or for each item if it is a
-    list). Each dataclass checks its types and values itself.
+    The last field, `extra`, contains the members that this reader does not know, and they are written again.
+    The metadata of a field may contain `key` (the name of the member), `optional`, `most` (the maximum length
+    of a list), and `read` (a function like `from_json` for the member, or for each item if it is a list).
+    Each dataclass checks its types and values itself.
     """
 
     __slots__ = ()
@@ -151,7 +150,7 @@ class Record:
         `where` is the start of the error messages, by default the name of the class.
 
         Raises:
-            EdgekitError: a member is missing or wrong. Each record class has its own class of exception.
+            EdgekitError: a member is missing or wrong. The record class determines the class.
         """
         where = where or cls.__name__
         fields = Fields(value, where, cls._error)

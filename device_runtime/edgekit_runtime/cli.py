@@ -1,4 +1,4 @@
-"""The `edgekit-device` command line: what a device does with packages without a network.
+"""The `edgekit-device` command line.
 
 It uses only the standard library, because a device has no more. The exit codes are those of `edgekit`, see
 docs/reference/exit-codes.md.
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. If threads are still running, end the process with that code.
 
     Args:
-        argv: the arguments after the program's name, or None for the arguments of the process.
+        argv: the arguments after the program's name, by default those of the process.
     """
     words = sys.argv[1:] if argv is None else argv
     arguments = _make_parser(words).parse_args(words)

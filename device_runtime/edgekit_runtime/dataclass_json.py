@@ -90,7 +90,7 @@ def from_plain(
 
     Args:
         kind: dataclass with fields of the types bool, int, float, str, literal, dataclass, tuple or mapping.
-            Fields may also be None, and numbers may have a `Range` in `Annotated`.
+            Numbers may have a `Range` in `Annotated`.
         plain: the table or object.
         where: name of `plain` in error messages.
         error: class of the exception to raise.
@@ -340,7 +340,6 @@ class Setting:
 
     @property
     def help(self) -> str:
-        """Help text of the option: the meaning, and for a number also its range."""
         return f"{self.meaning} ({self.values})" if self.kind in (int, float) else self.meaning
 
 

@@ -1,4 +1,4 @@
-"""Decides the next steps from the desired and the actual state, without files, network or clock.
+"""Decides the next steps from the desired and the actual state, without input or output.
 
 The agent calls `reconcile` a few times a second, writes the returned executions to its journal, and only then
 carries out a step. After an interruption, the step is decided again from the actual state.
@@ -38,7 +38,7 @@ class Step:
     Attributes:
         action: `download` fetches the package. `install` writes it into the spare slot and makes it active.
             `load` makes the service load it. `unload` makes the service unload the served version. `remove`
-            removes the model. The agent itself adds `refresh`, which verifies the metadata of the repository
+            removes the model. The agent itself adds `refresh`, which verifies the repository's metadata
             again, and `upload`, which sends samples.
         model: name of the model, or empty for `refresh` and `upload`.
         desired_model: the model's entry in the desired document, or None for `remove`, `refresh` and
@@ -57,8 +57,8 @@ class NextSteps:
     Attributes:
         executions: records to write to the journal before a step begins, one per model.
         superseded: executions that newer executions have replaced.
-        steps: possible steps, the most urgent first. A model may have two steps: `unload`, and another step
-            that runs even if the service refuses to unload.
+        steps: possible steps, the most urgent first. A model may have two steps: `unload`, and another that
+            runs even if the service refuses to unload.
         status, because: status to report and the reason for it.
     """
 
@@ -71,7 +71,7 @@ class NextSteps:
 
 
 def accept_desired(desired: Desired, previous: Desired | None, device: str) -> bool:
-    """Return whether a verified document replaces the previous document. It does not if the two are equal.
+    """Return whether a verified document replaces the previous one. False if they are equal.
 
     Args:
         desired: the verified document.
@@ -302,7 +302,7 @@ def choose_step(steps: Sequence[Step], put_off: Collection[tuple[Action, str]]) 
 
     Args:
         steps: see `NextSteps`.
-        put_off: action and model of the postponed steps, which had no effect a moment ago.
+        put_off: action and model of the postponed steps.
     """
     return next((step for step in steps if (step.action, step.model) not in put_off), None)
 

@@ -68,8 +68,7 @@ def seal_payload(payload: bytes, kind: Kind, key: Ed25519PrivateKey) -> bytes:
 def seal_report(reported: Reported, key: Ed25519PrivateKey) -> bytes:
     """Return the signed envelope of a report, without the least important parts if it is too large.
 
-    If the figures of all models do not fit, successive reports send different parts of them. The manager
-    stores the last figures of each model.
+    If the figures of all models do not fit, successive reports send different parts of them.
     """
     figures, brief = reported.figures, tuple(replace(model, because="") for model in reported.models)
     first = reported.sequence % max(len(figures), 1)
@@ -94,7 +93,7 @@ def unseal(
 ) -> Document:
     """Verify the signature of an envelope, and return its document.
 
-    Unknown fields are ignored, because the versions of fleets and devices can differ for months.
+    Unknown fields are ignored, because fleets and devices may have different versions.
 
     Args:
         data: the envelope, not trusted.

@@ -1,8 +1,7 @@
 """The time, as far as this device can know it: its clock, and a lower bound from signed sources.
 
-A board without a battery for its clock starts in 1970, or at the time at which it was switched off. Therefore
-this module computes a lower bound of the time. The bound is the first available time of this list, plus the
-time that has passed since then on the monotonic clock:
+A board without a battery for its clock starts in 1970, or at the time when it was switched off. The lower
+bound is the first available time in this list, plus the time since it was read, by the monotonic clock:
 
     issued_at of the manager's newest document (stored in the journal)
     `FIELD` of the last verified TUF timestamp metadata
@@ -13,10 +12,9 @@ November, and two days have passed since it was read. Then it is at least 30 Nov
 expired on 29 November is refused.
 
 The bound moves back only if the manager corrects it: by a newer document with an earlier time, or by a root
-that names another manager key. With a stolen manager key, a thief can move the bound at most `MAX_LEAD_S`
-ahead of all other times. All metadata is then expired until the key is replaced. A clock that is ahead cannot
-be detected. Everything expires by this clock, but its time is not stored, and everything is valid again once
-the clock is right.
+that names another manager key. A thief of a manager key can move the bound ahead by at most `MAX_LEAD_S`. All
+metadata is then expired until the key is replaced. A clock that is ahead cannot be detected. Everything
+expires by this clock, but its time is not stored, and everything is valid again once the clock is right.
 """
 
 import json
@@ -80,7 +78,6 @@ class TrustedTime:
 
     @property
     def least_s(self) -> float:
-        """The lower bound of the time, in seconds since 1970."""
         return max(RELEASED_S, self.stated_s or self._begin_s + self._passed_s)
 
     @property
@@ -119,7 +116,7 @@ class TrustedTime:
 def read_validity(certificate: bytes) -> tuple[float, float]:
     """Return the begin and the end of the validity of a DER certificate, in seconds since 1970.
 
-    This avoids a full parser, which would take megabytes of memory.
+    A full parser would take megabytes of memory.
 
     Raises:
         ValueError: `certificate` is not a certificate.

@@ -1,8 +1,8 @@
 """Times settings of a package side by side in several fresh processes.
 
-The speed of a setting depends on where the operating system places the threads and memory of the process, and
-this placement does not change within a process. Therefore each process contributes one value per setting: the
-lower quartile of its measurements.
+The speed of a setting depends on where the threads and memory of the process are placed, which does not
+change within a process. Therefore each process contributes one value per setting: the lower quartile of its
+measurements.
 """
 
 import time
@@ -72,9 +72,9 @@ class MeasureOrder:
         package: absolute path of the package.
         manifest_sha256: digest of the verified package, which must not have changed.
         keys: folder of the trusted keys.
-        threads: number of threads of one inference, or None for the number in the options.
+        threads: threads of one inference, or None for the number in the options.
         end_s: time on the monotonic clock after which no round starts, except the first.
-        seed: seed of the random order of the settings in each round.
+        seed: seed of the random orders.
     """
 
     package: str
@@ -88,8 +88,6 @@ class MeasureOrder:
 
 
 class Measure(Protocol):
-    """Measures settings in turn in one fresh process."""
-
     def __call__(
         self, settings: Sequence[RunSetting], *, rounds: int, seconds: float, seed: int
     ) -> Sequence[float | str]:
@@ -113,7 +111,7 @@ def measure_afresh(package: OpenedPackage, keys: Path, threads: int | None = Non
     Args:
         package: the package.
         keys: folder of the trusted keys.
-        threads: number of threads of one inference, or None for the number in the options.
+        threads: threads of one inference, or None for the number in the options.
     """
     digest = package.manifest.sha256
 
@@ -175,8 +173,8 @@ class ContestLimits:
         fewest: minimum number of processes, unless the time is over.
         most: maximum number of processes.
         rounds: maximum number of rounds in each process.
-        end_s: end of the contest on its clock. A new process starts only if at least half of the last
-            process's duration remains.
+        end_s: end of the contest on its clock. A process starts only if at least half the duration of the
+            last process remains.
     """
 
     fewest: int
@@ -207,8 +205,8 @@ def hold_contest(
         report: called with lines about the progress.
 
     Returns:
-        A dict from each setting to its seconds per row, one value for each process, or to the reason why the
-            setting could not be measured.
+        A dict from each setting to its seconds per row, one value for each process, or to the reason why it
+            has none.
 
     Raises:
         BackendError: a process with several settings died or hung, although each setting runs alone.

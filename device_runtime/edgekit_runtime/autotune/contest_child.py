@@ -32,7 +32,7 @@ _SLOWER: Final = 20  # the fewest runs that count take together at most this mul
 def measure(
     package: OpenedPackage, order: MeasureOrder, announce: Callable[[float], None]
 ) -> list[float | str]:
-    """Return for each setting its time in seconds per row, or the reason why it could not be measured.
+    """Return for each setting its time in seconds per row, or the reason why it has none.
 
     The time is the lower quartile of the measurements, because other work on the machine can only add time.
 
@@ -42,8 +42,7 @@ def measure(
     Args:
         package: the package.
         order: the settings to measure.
-        announce: called with the longest time, in seconds, until the next message to the parent process. The
-            parent process waits no longer.
+        announce: called with the longest time until the next message to the parent process, in seconds.
 
     Raises:
         BackendError: an engine failed during the measurement.
@@ -116,7 +115,6 @@ def _prove(package: OpenedPackage, setting: RunSetting, threads: int | None) -> 
 
 
 def main() -> None:
-    """Measure the settings that the parent process sends, and answer with their times."""
     with open_channel() as channel, channel.makefile("rw", encoding="ascii") as lines:
         order = from_plain(MeasureOrder, json.loads(lines.readline()))
 

@@ -1,7 +1,6 @@
 """Times several loaded models in one process, in turn.
 
-The results are valid only for this process, because another process has its threads and memory elsewhere, see
-`contest`.
+The results are valid only for this process, see `contest`.
 """
 
 import math
@@ -49,8 +48,8 @@ def take_turns(
 ) -> dict[str, Latency]:
     """Time the runners in turn.
 
-    A round times all runners in a random order, each after a short pause. A runner with a short run repeats
-    it, after one run that is not timed.
+    A round times all runners in a random order, each after a short pause. Short runs are repeated, after one
+    run that is not timed.
 
     Args:
         runners: a dict from name to runner, at least one.

@@ -57,8 +57,8 @@ class Tournament:
     Attributes:
         entrants: entrants in the order of the package.
         winner: the entrant to use, or None if no entrant took part. Of the entrants within 2 % of the
-            fastest, it is the one with the fewest threads. If the same backend and options are as fast with
-            even fewer threads, those win.
+            fastest, it is the one with the fewest threads. If its backend is as fast with even fewer threads,
+            that entrant wins.
         as_fast: names of the entrants that are at most 2 % slower than the fastest, or slower only by chance.
     """
 

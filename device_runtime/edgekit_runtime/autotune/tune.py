@@ -1,10 +1,9 @@
-"""Tuning: measures a small grid of options on this machine, and drops the slower half again and again.
+"""Tuning: measures a small grid of options on this machine, and drops the slower half in each step.
 
-A few measurements are enough to drop the slower half. The faster half is measured again with twice as many,
-each time in several fresh processes. At the end, the last option set is compared with the package's own
-options in fresh processes. It is used only if it is significantly faster, because the best of many can look
-good by luck. Energy is not measured. Spinning threads use more energy, so options with spinning must be
-faster by a larger margin.
+A few measurements are enough to drop the slower half. The faster half continues with twice as many
+measurements, each time in several fresh processes. The last setting is then compared with the package's own
+setting in fresh processes, and is used only if it is significantly faster, because the best of many can look
+good by luck. Spinning threads use more energy, which is not measured, so they must win by a larger margin.
 
 Source: K. Jamieson, A. Talwalkar, Non-stochastic Best Arm Identification, AISTATS 2016 (successive halving).
 """
@@ -57,8 +56,7 @@ class SettingResult:
     Attributes:
         latency: seconds per row, one value for each process of the last contest with this setting, or None if
             it failed or was not measured. See `hold_contest`.
-        ratio: `latency` divided by the latency of the package's own setting in that contest, or None if
-            either is missing.
+        ratio: `latency` divided by that of the package's own setting in the same contest, or None.
         processes: number of processes in all contests.
         reason: why the setting failed, or None.
     """
@@ -78,7 +76,7 @@ class Tuning:
         trials: results of all settings, the package's own first.
         best: the setting to use. It is the package's own setting if no other is significantly better.
         interval: 95 % confidence interval of the time of `best` divided by the time of the package's own
-            setting. It is (1, 1) if `best` is the package's own setting.
+            setting, (1, 1) if they are the same.
         is_complete: whether there was time for all settings.
     """
 

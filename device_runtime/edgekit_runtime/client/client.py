@@ -97,7 +97,7 @@ class Client:
             version: version of the model, by default the version that the service prefers.
             outputs: a dict from output name to an array from `shared` that receives the output. Only these
                 outputs are returned. By default all outputs are returned as new arrays.
-            priority: priority of the request. 1 is the highest, and 0 means the default of the model.
+            priority: priority of the request. 1 is the highest, and 0 is the model's default.
             timeout_s: time limit for the answer. The service refuses the request if it cannot begin in time.
             sequence: position of the request in a sequence, for a model with states. `inputs` need not
                 contain states, and outputs that are states are not returned.
@@ -160,8 +160,8 @@ class Client:
     ) -> Callable[[], dict[str, Array]]:
         """Return a function that runs a model on the values that `inputs` have at the time of each call.
 
-        The request is prepared only once, which makes calls in a loop faster. The function returns and raises
-        what `infer` does.
+        The request is prepared only once, for calls in a loop. The function returns and raises what `infer`
+        does.
 
         The arguments are those of `infer`. Each array in `inputs` must be C-contiguous.
 

@@ -1,7 +1,7 @@
-"""Requests of commands to the running service, for example to read its metrics or load another version.
+"""Requests to the running service, for example to read its metrics or load another version.
 
-Without a running service these requests are not needed, because the service loads the installed versions when
-it starts. This module does not import numpy, unlike the client, so that the agent of a fleet stays small.
+A service that starts loads the installed versions by itself. Unlike the client, this module does not import
+numpy, so that the agent of a fleet stays small.
 """
 
 import contextlib

@@ -41,8 +41,7 @@ class Address:
         prefix: prefix of the path of each request, such as `/edge` behind a proxy, or empty.
         host, port: TCP address, or empty and 0 for a Unix socket.
         is_tls: whether the service speaks TLS at this address.
-        ca_file: PEM file of the authority that signed the service's certificate, or None for the authorities
-            of the system.
+        ca_file: PEM file of the authority that signed the service's certificate, or None for the system's.
     """
 
     path: str | None = None
@@ -68,10 +67,9 @@ class Address:
             text: a path, `unix:PATH`, `host:port`, or a URL of HTTP or HTTPS.
             ca_file: PEM file of the authority that signed the service's certificate.
             has_token: whether requests carry a token. If so, plain HTTP to another machine is never allowed.
-            insecure: whether plain HTTP to another machine is allowed. Anybody in the network can then read
-                the data and forge answers.
-            allows_prefix: whether a URL may have a path, which then becomes the prefix of each request's
-                path.
+            insecure: whether plain HTTP to another machine is allowed. Others can then read the data and
+                forge answers.
+            allows_prefix: whether a URL may have a path, the prefix of each request's path.
 
         Raises:
             TransportError: `text` has another form.
@@ -179,7 +177,6 @@ class Link:
         self.first_read = (0.0, 0)
 
     def connect(self, timeout_s: float) -> None:
-        """Connect if there is no connection."""
         if self._socket is None:
             self._socket = open_connection(self.address, timeout_s)
             self._was_used = False
@@ -287,7 +284,7 @@ class Link:
         Args:
             head: head with `Expect: 100-continue`.
             body: body of the request.
-            descriptor: descriptor to send with the first byte of the body.
+            descriptor: sent with the first byte of the body.
             timeout_s: time limit for the response.
 
         Raises:

@@ -29,7 +29,7 @@ class RequestTemplate:
     Attributes:
         start: head and JSON of the request.
         size_bytes: size of the whole request, with the binary data.
-        regions: names of the shared memory regions in the request. They must be registered with the service.
+        regions: shared memory regions in the request, which must be registered with the service.
         layout: layout of the last response to this request, or None.
     """
 
@@ -44,7 +44,7 @@ class InferOptions(NamedTuple):
 
     Attributes:
         version: version of the model, or None for the version that the service prefers.
-        priority: priority of the request. 1 is the highest, and 0 means the default of the model.
+        priority: priority of the request. 1 is the highest, and 0 is the model's default.
         timeout_s: time within which the request must begin, or None.
         sequence: see `SequenceStep`, or None for a request outside a sequence.
     """
@@ -57,7 +57,7 @@ class InferOptions(NamedTuple):
 
 
 def make_request_head(method: str, path: str, fields: str, body_bytes: int = 0) -> bytes:
-    """Return the head of a request, including the empty line at its end.
+    """Return the head of a request, with the empty line at its end.
 
     `fields` contains complete header lines with line ends.
     """

@@ -1,7 +1,7 @@
 """Responses of the service: heads, errors, and the arrays of an inference.
 
-Successive responses of a service often differ only in the values of the outputs. The client therefore
-remembers where the values are in the last response.
+Successive responses of a service often differ only in the values of the outputs. The client therefore stores
+the positions of the values in the last response.
 """
 
 import functools
@@ -113,8 +113,7 @@ class Layout:
         """Return a dict from output name to array for the response that is now in the memory.
 
         Args:
-            targets: a dict from output name to array in shared memory, or None. These arrays are returned for
-                the outputs in shared memory.
+            targets: a dict from output name to the array in shared memory to return, or None.
         """
         arrays = {}
         for name, shape, view in self._outputs:
@@ -136,7 +135,7 @@ def read_response(
         head: head of the response.
         body: body of the response.
         targets: a dict from output name to the array in shared memory that the service wrote to, or None.
-        memory: buffer for the next response. A response that is larger than this buffer has no layout.
+        memory: buffer for the next response. A response that does not fit into it has no layout.
 
     Raises:
         TransportError: the response does not follow the protocol, or is shorter than it states.
@@ -199,7 +198,6 @@ def _reshape(target: Array, shape: tuple[int, ...]) -> Array:
 
 
 def make_error(head: ResponseHead, body: memoryview) -> RequestError:
-    """Return the error for a response that reports an error."""
     message = decode_error(bytes(body)) or f"the service answered with status {head.status} and no reason"
     if head.status in _NO_SERVER and not decode_error(bytes(body)):
         message += ", as a proxy does where no server is left"

@@ -37,7 +37,6 @@ def list_codings() -> tuple[str, ...]:
 
 
 def has_zstd() -> bool:
-    """Whether zstd is available on this machine."""
     return find_zstd() is not None
 
 
@@ -55,7 +54,7 @@ def read_size(data: "bytes | memoryview", coding: str) -> int | None:
     """Return the decompressed size that `data` states, or None if it states none. The size may be wrong.
 
     Raises:
-        RequestError: with status 400, the beginning of `data` is invalid, or with 415, the coding is unknown.
+        RequestError: the beginning of `data` is invalid (status 400), or the coding is unknown (415).
     """
     if coding in _WINDOW_BITS:
         return None
@@ -78,9 +77,8 @@ def decompress(data: "bytes | memoryview", coding: str, *, max_bytes: int) -> by
         max_bytes: maximum size of the content, and of the memory for it, whatever size the body states.
 
     Raises:
-        RequestError: status 400 means that the body is malformed, cut off, of another size than it states, or
-            followed by other bytes. Status 413 means that the content is larger than `max_bytes`. Status 415
-            means that the coding is unknown.
+        RequestError: the body is malformed, cut off, of another size than it states, or followed by other
+            bytes (status 400), the content is larger than `max_bytes` (413), or the coding is unknown (415).
         BackendError: zstandard is not installed.
     """
     size_bytes = read_size(data, coding)
@@ -162,7 +160,6 @@ def _refuse_size(size_bytes: int | None, max_bytes: int) -> RequestError:
 
 
 def find_zstd() -> ModuleType | None:
-    """Return the module `zstandard`, or None if it is not installed."""
     try:
         import zstandard
     except ImportError:

@@ -1,9 +1,9 @@
 """Encodes and decodes photographs as JPEG or WebP, and sound as Opus, for tensors that a device sends.
 
 Cut tables name a codec by a string: `jpeg:90` or `webp:80` with the quality 1 to 100, or `opus:24@16000` with
-the bit rate in kbit/s and the sample rate in Hz, which is 16,000 by default. Files to decode may be hostile,
-so the size is checked before memory is allocated. The decoders are C libraries. A server that is open to
-strangers therefore runs such models in an isolated process.
+the bit rate in kbit/s and the sample rate in Hz. Files to decode may be hostile, so the size is checked
+before memory is allocated. The decoders are C libraries, so a server that is open to strangers isolates such
+models.
 """
 
 import importlib
@@ -59,7 +59,7 @@ class MediaCodec:
     def parse(cls, text: str) -> "MediaCodec":
         """Parse the name of a codec, such as `jpeg:90` or `opus:24@16000`.
 
-        If the name has no quality or rate, the defaults are `jpeg:90`, `webp:80` and `opus:24@16000`.
+        The defaults are `jpeg:90`, `webp:80` and `opus:24@16000`.
 
         Raises:
             DataError: `text` is not the name of a codec.
@@ -85,8 +85,8 @@ def encode_media(codec: MediaCodec, array: Array) -> bytes:
 
     Args:
         codec: codec of the file.
-        array: a photograph as uint8 [H, W, 3] in RGB or [H, W, 1] in grey, or one channel of sound as int16
-            [T] or float32 [T] in -1..1.
+        array: a photograph as uint8 [H, W, 3] in RGB or [H, W, 1] in grey, or mono sound as int16 [T] or
+            float32 [T] in -1..1.
 
     Raises:
         DataError: the array has another dtype or shape.

@@ -9,8 +9,8 @@ symbol. The decoder then updates the state:
 
 For example, the symbol 0 owns half of all slots, so f = 2^13 and c = 0. The state 0x10005 has the slot 5,
 decodes to 0, and becomes 2^13 * 4 + 5 = 0x8005. This is less than 2^16, so with the next word 0xABCD it
-becomes 0x8005ABCD. All lanes do this at the same time, with numpy. If several lanes need a word, they read
-one after the other.
+becomes 0x8005ABCD. All lanes do this at the same time, with numpy. If several lanes need a word, they read in
+order.
 
 Each lane decodes its own part of a chunk. There are 16 tables of frequencies. The mean of the preceding bytes
 selects the table, and the means of successive tables grow by a factor of 1.4. The tables begin with geometric

@@ -141,8 +141,7 @@ def renew_certificate(config: Path, is_refused: bool, stated_s: float) -> "Renew
 
     Args:
         config: configuration folder.
-        is_refused: whether the broker refuses this device. If so, the web server is asked even if no renewal
-            is due.
+        is_refused: whether the broker refuses this device. A renewal is then always due.
         stated_s: see `TrustedTime`.
     """
     from edgekit_runtime.agent.link_watch import Renewal

@@ -28,13 +28,10 @@ class Outcome:
 
 
 class Command(Protocol):
-    """A command, which is a module of this package."""
-
     def add_parser(self, commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
         """Add the parser of the command, and set its default `run` to the function that runs the command.
 
-        That function takes the parsed arguments and returns an `Outcome`. It raises an `EdgekitError` if it
-        fails.
+        That function returns an `Outcome`, or raises an `EdgekitError`.
         """
 
 

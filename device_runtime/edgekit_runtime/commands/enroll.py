@@ -28,7 +28,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Join the fleet."""
     from edgekit_runtime.agent.documents import EnrolmentCode
     from edgekit_runtime.agent.enrolment import enrol
     from edgekit_runtime.trust.keys import list_keys

@@ -35,7 +35,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Show the journal."""
     from edgekit_runtime.agent.journal import is_held, read_journal
     from edgekit_runtime.agent.manager_keys import ManagerKeys, read_held
     from edgekit_runtime.agent.membership import read_link_status, read_membership
@@ -92,7 +91,6 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 
 def run_apply(arguments: argparse.Namespace) -> Outcome:
-    """Apply a bundle."""
     from edgekit_runtime.agent.execution.bundle import apply_bundle
     from edgekit_runtime.agent.execution.install import Installer
     from edgekit_runtime.agent.journal import hold_journal

@@ -54,7 +54,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run_list(arguments: argparse.Namespace) -> Outcome:
-    """Show the keys."""
     folder = find_keys(arguments)
     keys = list_trusted(folder)
     lines = [f"{key.name}  {key.key_id}" for key in keys] or [
@@ -70,7 +69,6 @@ def run_trust(arguments: argparse.Namespace) -> Outcome:
 
 
 def run_remove(arguments: argparse.Namespace) -> Outcome:
-    """Stop trusting a key."""
     return _describe(remove_key(arguments.name, find_keys(arguments)), "is trusted no more", arguments)
 
 

@@ -20,7 +20,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Pin the model, or unpin it."""
     state = open_slots(arguments).pin(arguments.model, not arguments.off)
     message = "takes new versions" if state.pinned is None else f"stays at {state.pinned}"
     return Outcome({"model": state.model, "pinned": state.pinned}, [f"{state.model} {message}"])

@@ -71,7 +71,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Serve until told to stop."""
     if arguments.print_unit:
         from edgekit_runtime.service.systemd import write_unit
 

@@ -33,7 +33,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Examine all models."""
     slots = open_slots(arguments)
     socket_path: Path | None = arguments.socket or find_running_service()
     serving = None if socket_path is None else read_index(socket_path)

@@ -31,7 +31,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Hold the tournament and save its winner."""
     from edgekit_runtime.autotune.tournament import hold_tournament
     from edgekit_runtime.sessions.local_results import keep_winner
 

@@ -33,7 +33,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Tune the package and save the best setting."""
     with open_package(arguments) as package:
         own = _find_setting(package)
         choice = own.find_choice(package.manifest)
