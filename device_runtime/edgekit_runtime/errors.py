@@ -1,7 +1,7 @@
 """The error classes. Each class has the exit code that the command line returns for it.
 
-A message says what happened, what was expected, what was found, where, and what to do next. Exceptions of
-other libraries are converted once, where the library is called.
+A message says what was expected and found, where, and what to do next. Exceptions of other libraries are
+converted where the library is called.
 """
 
 from typing import ClassVar
@@ -147,7 +147,7 @@ class SlotError(EdgekitError):
 
 
 class RequestError(EdgekitError):
-    """A service refused a request. It is the inference service or the fleet's HTTP interface.
+    """The inference service or the fleet's HTTP interface refused a request.
 
     Attributes:
         retry_after_s: time after which to try again, in seconds, or None if unknown.

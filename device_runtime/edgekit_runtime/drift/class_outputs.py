@@ -1,7 +1,6 @@
-"""Decides whether the first output of a model contains class scores, by its shape or by the manifest.
+"""Decides by shape or manifest whether the first output of a model contains class scores.
 
-The shape alone is not sufficient, because the output of a regression, a time series model or an embedding may
-have the same shape.
+The shape alone proves nothing: the output of a regression or an embedding may have the same shape.
 """
 
 from collections.abc import Mapping, Sequence

@@ -28,7 +28,7 @@ class Moments:
     Attributes:
         count: number of values. It may be a fraction after `halve`.
         squares: sum of the squared differences between the values and the mean.
-        low, high: smallest and largest value. Before the first value they are infinity and minus infinity.
+        low, high: smallest and largest value, initially infinity and minus infinity.
 
     Source: T. Chan, G. Golub, R. LeVeque, Updating formulae and a pairwise algorithm for computing sample
     variances (1979), equation 2.1. For a single value it is Welford's formula.
@@ -41,7 +41,6 @@ class Moments:
     high: float = -math.inf
 
     def merge(self, other: "Moments") -> None:
-        """Add the values of another stream."""
         total = self.count + other.count
         if not other.count:
             return
@@ -109,16 +108,14 @@ class ValueSketch:
         self.moments.merge(Moments(count, mean, float(wide.dot(wide)), low, high))
 
     def halve(self) -> None:
-        """Halve the weight of all values so far."""
         self.moments.halve()
         self.bins = [count / 2 for count in self.bins]
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return `count`, `mean`, `std`, `low`, `high` and `not_finite`.
 
-        With a reference, the result also has `bins`, `outside` and `psi`. `outside` is the share of the
-        values outside the range of the reference. For `psi` see `find_distance`. Both are None if there are
-        no values.
+        With a reference, the result also has `bins`, `outside` (the share of the values outside its range)
+        and `psi`, see `find_distance`. The last two are None if there are no values.
         """
         moments = self.moments
         stated: dict[str, JsonValue] = {
@@ -196,7 +193,6 @@ class ClassSketch:
         self.classes[best % len(self.classes)] += 1
 
     def halve(self) -> None:
-        """Halve the weight of all values so far."""
         self.entropy.halve()
         self.confidence = [count / 2 for count in self.confidence]
         self.classes = [count / 2 for count in self.classes]
@@ -221,16 +217,15 @@ class ClassSketch:
 
 
 def are_probabilities(scores: Array) -> bool:
-    """Return whether all values are at least 0 and their sum is 1, within 1 %."""
     return float(scores.min()) >= 0 and abs(float(scores.sum(dtype=np.float64)) - 1) < 1e-2
 
 
 def find_distance(counts: Sequence[float], shares: Sequence[float]) -> float | None:
     """Return the population stability index of counts compared with the shares of a reference.
 
-    The index is 0 if the distributions are equal. As a rule of thumb, an index from 0.1 is a moderate change
-    and an index from 0.25 is a significant change. For n counts in b bins, chance alone gives an index of
-    about (b - 1) / n. The result is None without counts.
+    The index is 0 if the distributions are equal. As a rule of thumb, 0.1 is a moderate and 0.25 a
+    significant change. For n counts in b bins, chance alone gives about (b - 1) / n. The result is None
+    without counts.
 
     Source: B. Yurdakul, Statistical properties of population stability index (2018), sections 1 and 3.
     """

@@ -3,11 +3,11 @@
     b"EDGEENC1" | length of the header, 4 bytes, big endian | header, canonical JSON | chunks
 
 Each chunk contains `chunk_bytes` of plaintext, encrypted with AES-256-GCM, and the tag. The last chunk may be
-shorter. The encryption key and the nonce prefix are derived from the content key by HKDF-SHA256, with the
-salt of the header as salt and the whole head as info. Each file therefore has its own key, and a file with a
-changed header cannot be decrypted. A nonce consists of the prefix, the number of the chunk, and a flag for
-the last chunk. Therefore chunks that are moved, removed or added are detected. If a device rebuilds the
-plaintext from a delta, it can also rebuild the same encrypted file from the header.
+shorter. The key and the nonce prefix are derived from the content key by HKDF-SHA256, with the header's salt
+as salt and the whole head as info. Each file therefore has its own key, and a file with a changed header
+cannot be decrypted. A nonce consists of the prefix, the number of the chunk, and a flag for the last chunk,
+so moved, removed or added chunks are detected. A device that rebuilds the plaintext from a delta can also
+rebuild the same encrypted file.
 
 Source: Hoang, Reyhanitabar, Rogaway, Vizár, "Online Authenticated-Encryption and its Nonce-Reuse
     Misuse-Resistance", the STREAM construction; Tink, "AES-GCM-HKDF Streaming AEAD".
@@ -107,7 +107,6 @@ class Header(Record):
 
     @property
     def file_bytes(self) -> int:
-        """Size of the encrypted file."""
         return len(self.head) + self.plain_bytes + _TAG_BYTES * self.chunk_count
 
 
@@ -161,7 +160,7 @@ def read_header(path: Path) -> Header:
 
     Raises:
         EncryptionError: the file cannot be read, is not encrypted, or differs in size from its header.
-        UnavailableError: the machine has too few file descriptors or too little memory now.
+        UnavailableError: the machine lacks file descriptors or memory now.
     """
     with open_file(path) as file:
         return parse_head(file, str(path))
@@ -341,7 +340,7 @@ def open_file(path: Path) -> BinaryIO:
 
     Raises:
         EncryptionError: there is no such file, or it cannot be read.
-        UnavailableError: the machine has too few file descriptors or too little memory now.
+        UnavailableError: the machine lacks file descriptors or memory now.
     """
     try:
         # Not blocking, since opening a FIFO for reading would wait for a writer.

@@ -24,7 +24,7 @@ class KeyHolder:
 
     Attributes:
         name: name in `device-key.json`.
-        sentence: text that `status` shows about the attackers against whom the holder protects the key.
+        sentence: text for `status` that says against whom the holder protects the key.
         is_available: returns whether the holder can store a key on this machine now.
         create: creates a key, and returns the data to store and the public key as an uncompressed point.
         open: returns a key exchange with the stored private key. Like `create`, it raises `UnavailableError`

@@ -2,7 +2,7 @@
 
 The key has the type `user`, 32 bytes and the name `edgekit:device`. It must be in a keyring of this process
 or of its user. A restart empties the keyrings. The owner decides from where the boot loads the key again,
-such as an initramfs, a network or a person. The security of this holder depends on that choice.
+such as an initramfs or a network. The security of this holder depends on that choice.
 
 Source: keyctl(2), request_key(2), keyrings(7).
 """

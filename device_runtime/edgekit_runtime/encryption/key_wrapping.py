@@ -1,7 +1,7 @@
 """Wraps a content key for one device, with HPKE in base mode.
 
 The suite is DHKEM(P-256, HKDF-SHA256), HKDF-SHA256, AES-256-GCM. It is implemented here because
-`cryptography` supports it only from release 47, and because a TPM computes the shared secret itself.
+`cryptography` has it only from release 47, and a TPM computes the shared secret itself.
 
 Source: RFC 9180, sections 4.1, 5.1.1 and 6.1.
 """
@@ -115,7 +115,7 @@ def unseal(
 
 
 def make_exchange(private: "EllipticCurvePrivateKey") -> Exchange:
-    """Return the key exchange of a private key. It raises `EncryptionError` for an invalid point."""
+    """Return the exchange of a private key, which raises `EncryptionError` for an invalid point."""
 
     def exchange(point: bytes) -> bytes:
         from cryptography.hazmat.primitives.asymmetric import ec

@@ -5,8 +5,8 @@ agent of a fleet writes:
 
     {"format":1,"key_id":"ID of the content key","wrapped":"BASE64"}
 
-The users of the plaintext receive a descriptor of sealed memory, and a key for derived files on the disk,
-such as a built engine. They never receive the content key.
+The users of the plaintext receive a descriptor of sealed memory and a key for derived files, such as a built
+engine, but never the content key.
 """
 
 import os
@@ -81,7 +81,7 @@ def decrypt_file(path: Path, max_bytes: int) -> Decrypted:
 def write_key_file(path: Path, key_id: str, wrapped: str, disk: Disk = DISK) -> None:
     """Write the file with the wrapped key for the encrypted file at `path`, see `key_path`.
 
-    `wrapped` is the wrapped key in base64. The encrypted file need not exist yet.
+    `wrapped` is in base64. The encrypted file need not exist yet.
     """
     content = encode_json({"format": _FORMAT, "key_id": key_id, "wrapped": wrapped})
     with write_atomically(key_path(path), mode=0o600, disk=disk) as file:
@@ -89,9 +89,9 @@ def write_key_file(path: Path, key_id: str, wrapped: str, disk: Disk = DISK) -> 
 
 
 def find_content_key(path: Path, header: Header) -> tuple[ContentKey, bytes]:
-    """Return the content key of a file, and the content of its key file.
+    """Return the content key of a file and the content of its key file.
 
-    The second value is empty if the header of the file contains the key.
+    The second value is empty if the header contains the key.
 
     Raises:
         EncryptionError: the file is not for this device, or its key is missing or damaged.

@@ -50,9 +50,8 @@ def create() -> tuple[Mapping[str, Any], bytes]:
 def open_exchange(stored: Mapping[str, Any]) -> Exchange:
     """Return a function that computes a key exchange in the TPM.
 
-    Each call of that function loads the key again. It raises `UnavailableError` if tpm2-tools is missing, or
-    if the TPM refuses or does not answer in time. It raises `EncryptionError` if tpm2-tools prints no public
-    key.
+    Each call of that function loads the key again. It raises `UnavailableError` if tpm2-tools is missing or
+    the TPM refuses or does not answer in time, and `EncryptionError` if tpm2-tools prints no public key.
 
     Args:
         stored: result of `create`, with 32 bytes in base64 as `unique`.

@@ -4,9 +4,9 @@ The choice takes microseconds and uses no clock, numpy or I/O. `link_estimate` e
 
 Example: at 8 Mbit/s, `local` takes 50 ms and `cut2-int8` takes 40 ms, so `cut2-int8` runs. Then the bandwidth
 falls to 5 Mbit/s, and `cut2-int8` takes 52 ms. `local` is now better by 4 %, but a switch requires 10 %, so
-`cut2-int8` stays. With each decision in which `local` is better, the required gain becomes smaller: 5 % after
-four decisions, 3.5 % after six, and then `local` runs. `local` would run at once if `cut2-int8` exceeded the
-latency limit, or if the server reported a high load.
+`cut2-int8` stays. While `local` stays better, the required gain shrinks: 5 % after four decisions, 3.5 %
+after six, and then `local` runs. It would run at once if `cut2-int8` exceeded the latency limit, or if the
+server reported a high load.
 """
 
 import math
@@ -62,11 +62,11 @@ class PlanChoice:
     """The chosen plan, and the reasons for the choice.
 
     Attributes:
-        cost: (0, cost in seconds or joules), or (1, latency) if the plan exceeds the latency limit. Plans are
-            compared by this tuple.
+        cost: tuple by which plans are compared: (0, cost in seconds or joules), or (1, latency) if the plan
+            exceeds the latency limit.
         predicted_s: predicted latency of a request, in seconds.
         limit_s: limit of the latency for the objectives energy and capacity.
-        other: the best other plan, or None. It may be better than `plan`, but not by enough for a switch.
+        other: the best other plan, or None. It may be slightly better than `plan`.
         challenges: number of consecutive decisions in which another plan was better, but not by enough for a
             switch.
         cause: why no plan that needs the server was considered, or empty.
@@ -126,8 +126,7 @@ def choose(
     """Return the next plan.
 
     The plan with the lowest cost is chosen, but a plan that replaces the current plan must be better by 10 %.
-    The required gain becomes smaller while the other plan stays better: 5 % after four decisions, 2.5 % after
-    eight.
+    The required gain shrinks while the other plan stays better: 5 % after four decisions, 2.5 % after eight.
 
     Args:
         table: the plans.

@@ -1,8 +1,8 @@
 """The cut table of a package: the few plans that may be optimal under some conditions, with their costs.
 
 A plan is one way to run the model: completely on the device, completely on a server, or split. The table is
-an artifact of the package, so the package's signature covers it. This module does not choose plans (see
-`choose`) and does not measure.
+an artifact of the package, so the package's signature covers it. This module neither chooses plans nor
+measures.
 
 Source: docs/reference/package-format.md, section "Cut table".
 """

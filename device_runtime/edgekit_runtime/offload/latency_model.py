@@ -2,7 +2,7 @@
 
 Depending on the objective, the cost is the latency, the time of the slowest stage or the server time, in
 seconds, or the energy in joules. The planner on the host and the device use the same model, so their results
-agree. The model measures nothing.
+agree.
 """
 
 import math
@@ -36,8 +36,8 @@ class LinkState:
         up_bits_per_s, down_bits_per_s: bandwidth of a large TCP transfer to and from the server, or 0 if the
             link is down.
         rtt_s: round trip time of a small message.
-        window_bytes: number of bytes that TCP may send before the first acknowledgement. It is larger for a
-            connection in use than for a new one.
+        window_bytes: bytes that TCP may send before the first acknowledgement, more on a connection in use
+            than on a new one.
     """
 
     up_bits_per_s: float
@@ -85,8 +85,8 @@ def predict_s(plan: OffloadPlan, conditions: Conditions) -> float:
 def slowest_stage_s(plan: OffloadPlan, conditions: Conditions) -> float:
     """Return the time per request of the slowest stage (device, link or server), in seconds.
 
-    This time determines the throughput. Requests overlap, so round trips do not count. As in a radio network,
-    the link carries only one direction at a time.
+    This time determines the throughput. Requests overlap, so round trips do not count. The link carries only
+    one direction at a time, as radio does.
     """
     costs, link = _sent_costs(plan, conditions), conditions.link
     device_s = costs.device_s * conditions.device_slowdown

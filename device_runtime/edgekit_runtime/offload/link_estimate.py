@@ -2,10 +2,10 @@
 
 The bandwidth is computed from the time between request and reply, without the server's own time and the round
 trip. A lower bandwidth is accepted at once, or after two samples if the messages are small. A much higher
-bandwidth is accepted when a second sample agrees. After a probe, its value counts until a request has
-measured the bandwidth. A longer round trip time looks like a lower bandwidth, so the estimate is restored
-once the longer round trip is measured. The duration of `send` is ignored, because `send` only fills the
-buffers of this machine. This module does not read a clock.
+bandwidth is accepted when a second sample agrees. The value of a probe counts until a request has measured
+the bandwidth. A longer round trip looks like a lower bandwidth, so the estimate is restored once the longer
+round trip is measured. The duration of `send` is ignored, because `send` only fills the buffers of this
+machine.
 
 Source: docs/explanation/offload.md.
 """
@@ -44,8 +44,7 @@ class Exchange:
         window_bytes: TCP's send window afterwards, or None without TCP.
         rest_bytes: number of bytes of the reply that came after the first read.
         rest_s: time from the first read to the last read.
-        acked_s: time until all sent bytes were acknowledged, from the kernel, or None if the kernel does not
-            provide it.
+        acked_s: time until all sent bytes were acknowledged, as measured by the kernel, or None.
     """
 
     upload_bytes: float
@@ -68,8 +67,7 @@ class LinkEstimate:
         is_bound: whether `up_bits_per_s` is only a lower bound.
         is_claimed: whether a probe has raised `up_bits_per_s`, and no request has confirmed it since.
         rtt_s: round trip time of the network, or None before the first sample.
-        overhead_s: time of a small exchange in addition to the round trip of the network, which is the work
-            of both machines.
+        overhead_s: time of a small exchange in addition to the round trip: the work of both machines.
     """
 
     def __init__(self) -> None:
@@ -107,7 +105,6 @@ class LinkEstimate:
         self.rtt_s = rtt_s
 
     def note(self, now_s: float, exchange: Exchange) -> None:
-        """Record a request, whose size and time may show the bandwidth."""
         self.is_claimed = False
         self._note_exchange(now_s, exchange)
 

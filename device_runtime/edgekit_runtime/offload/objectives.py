@@ -1,8 +1,7 @@
 """The objectives by which plans are compared, one record each.
 
-The planner, packages, commands and devices all use these records. The solver minimises sums over kernels and
-sent tensors with the weights from `stages`. When plans are compared, `score` also includes effects that no
-sum can express, such as TCP's slow start.
+The solver minimises sums over kernels and sent tensors with the weights from `stages`. When plans are
+compared, `score` also includes effects that no sum can express, such as TCP's slow start.
 """
 
 import math
@@ -43,9 +42,8 @@ class Objective:
         stages: function from the power of the computing device and of its radio, in watts, to the weights of
             the solver's sums. The largest sum counts.
         solver_unit: unit of the sums.
-        score: function of plan, conditions, latency limit in seconds and power of the radio in watts, which
-            returns the seconds or joules to minimise, or infinity if the limit cannot be met. None means the
-            latency.
+        score: function of plan, conditions, latency limit in seconds and radio power in watts. It returns the
+            seconds or joules to minimise, or infinity if the limit cannot be met. None means the latency.
         needs: fields of a cut table that must be set.
         keeps_limit: whether the latency of a plan must meet a limit.
         tie: weight of the latency, which decides between plans with equal scores.

@@ -22,17 +22,16 @@ class OffloadOptions:
     Attributes:
         server: address of the server, such as `https://edge-box:8443`.
         token_file: file with the token that the server requires, or None.
-        ca_file: PEM file of the authority that signed the server's certificate, or None for the authorities
-            of the system.
+        ca_file: PEM file of the authority that signed the server's certificate, or None for the system's.
         prefer: `latency` or `energy`, or None for the package's objective.
         deadline_s: limit of the latency for the objectives energy and capacity, or None for the package's
             limit.
-        hedge_share: maximum time of hedges as a share of the time of requests on this device. A hedge is a
-            local run that begins because a reply is late. Four hedges are always allowed.
+        hedge_share: maximum time of hedges (local runs that begin because a reply is late) as a share of the
+            time of requests on this device. Four hedges are always allowed.
         timeout_s: time limit of a request if the model cannot run on this device, or if a plan is requested
             by name.
-        probe_bytes_per_hour: maximum number of bytes per hour that probes send over a metered link. None
-            means that only their schedule limits them.
+        probe_bytes_per_hour: maximum that probes send over a metered link, or None for only the limit of
+            their schedule.
         plan: name of the plan to run whenever the server allows it, for debugging, or None to choose.
         insecure: whether the application's data may be sent to another machine over plain HTTP.
 

@@ -144,7 +144,7 @@ def make_tail_request(
 def make_upload_probe(size_bytes: int, fields: str, tail: str | None) -> TailRequest:
     """Return a request with random bytes for a model that no server has. The answer is 404.
 
-    The request names `tail` as the version, so that an edgekit server states the load of `tail`.
+    The request names `tail` as its version, so that an edgekit server states the load of `tail`.
 
     Args:
         size_bytes: size of the random bytes.
@@ -261,7 +261,6 @@ class Pending:
                 self._connection.link.abort()
 
     def publish(self, reply: Reply) -> None:
-        """Pass the reply to the waiting caller. A second call has no effect."""
         if not self.done.is_set():
             self.reply = reply
             self.done.set()
@@ -352,8 +351,8 @@ class OffloadServer:
     def measure_round_trip(self, timeout_s: float) -> tuple[float, float]:
         """Return the round trip time of the network, and the time of a small request, in seconds.
 
-        The connection is already open when the time is measured. The method waits for three replies, at most
-        `timeout_s` for each.
+        The connection is opened before the measurement, which waits for three replies, at most `timeout_s`
+        for each.
 
         Raises:
             TransportError: the server cannot be reached, or does not speak the protocol.

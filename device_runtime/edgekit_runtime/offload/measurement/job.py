@@ -82,15 +82,14 @@ class Job:
 
     Attributes:
         kind: `profile` measures the kernels of one graph. `time` measures whole runs of the graphs in turn,
-            with a pause before each run. `batch` measures consecutive runs of the graphs in turn, without
-            pauses.
+            with pauses. `batch` measures consecutive runs of the graphs in turn, without pauses.
         seconds: approximate time limit of the runs that count. Runs at an unusual processor speed do not
             count. All runs together take at most three times as long.
         engine: engine that runs the graphs. Jobs of the kind `batch` may use LiteRT for `.tflite` files.
             Their graphs have no options, inputs or weights, and run in the same sessions as packages.
         quota: processor time that the sender grants, in cores, or None for the limit of the system.
-        usual_s: `MachineFacts.usual_s` of an earlier job whose times are to be compared with this one. If the
-            processor rarely has that speed, runs at another speed count.
+        usual_s: `MachineFacts.usual_s` of an earlier job to compare with. If the processor rarely has that
+            speed, runs at another speed count.
     """
 
     kind: JobKind

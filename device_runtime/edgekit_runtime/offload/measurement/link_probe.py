@@ -2,13 +2,11 @@
 
 It sends only ordinary requests over one connection, so it works with any such server:
 
-- Round trip: the minimum that TCP has measured, which is the time of the network alone. The work of both
-  machines is part of the plan's costs. If the system does not provide this minimum, the median time of `GET
-  /v2/health/live` is used.
+- Round trip: the minimum that TCP has measured, which is the time of the network alone. If the system does
+  not provide this minimum, the median time of `GET /v2/health/live` is used.
 - Upload: inference requests with a large body for a model that no server has. The server must read the body
   before it answers 404. Two body sizes are sent in turn. The bandwidth is the difference of their bytes
-  divided by the difference of their times, which cancels the round trip and the work of the server. The
-  duration of `send` is not used, because `send` only fills the buffers of this machine.
+  divided by the difference of their times, which cancels the round trip and the work of the server.
 - Download: the protocol has no large reply without a model. Therefore several requests for the server's
   longest page are sent at once, and two numbers of requests are compared in the same way. The result includes
   the work of the server, so it is a lower bound.
@@ -96,7 +94,7 @@ def probe_link(
         server: `host:port`, `http://host:port` or `https://host:port`.
         token: token for servers that require one.
         ca_file: PEM file of the authority that signed the server's certificate.
-        insecure: whether plain HTTP to another machine is allowed. With a token, it is never allowed.
+        insecure: whether plain HTTP to another machine is allowed. With a token, it never is.
         seconds: time limit of the measurement and of each reply. The last transfer may exceed it.
 
     Raises:

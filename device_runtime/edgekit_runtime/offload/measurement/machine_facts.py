@@ -26,8 +26,7 @@ class MachineFacts:
         engine: name and release of the engine.
         date: date and time in UTC, in ISO 8601.
         gpu: GPU that ran the graphs, such as `NVIDIA L4 by CUDA`, or empty if the processor ran them.
-        usual_s: time in seconds of a fixed piece of work, which shows the processor speed (`SpeedGate`), or
-            None if unknown.
+        usual_s: time of a fixed piece of work, which shows the processor speed (`SpeedGate`), or None.
     """
 
     cpu: str
@@ -45,7 +44,7 @@ def describe_machine(quota: float | None = None, engine: str = "ort") -> Machine
     """Return the facts about this machine, without `usual_s` and `gpu`, which the measurement sets.
 
     Args:
-        quota: processor time of this process in cores, or None for the limit of the system.
+        quota: processor time of this process, in cores, or None for the system's limit.
         engine: name of the engine to describe.
 
     Raises:
@@ -63,7 +62,6 @@ def describe_machine(quota: float | None = None, engine: str = "ort") -> Machine
 
 
 def read_load_average() -> float | None:
-    """Return the load average of the last minute, or None if the system has none."""
     with contextlib.suppress(OSError, AttributeError):
         return os.getloadavg()[0]
     return None

@@ -1,6 +1,6 @@
 """Measures the time that a request takes in addition to the link and the models.
 
-This is the time to choose a plan, check and encode the tensors, switch threads, handle HTTP, and evaluate the
+This is the time for the session's choice and checks, encoding, threads, HTTP, and the evaluation of the
 reply.
 """
 
@@ -144,9 +144,8 @@ def is_precise(values: Sequence[float], within: float = 0.0) -> bool:
     """Return whether the standard error of `average_middle(values)` is at most 1 % of the median.
 
     If `within` is larger than 1 % of the median, it is the limit. It has the unit of `values`. Fewer than 20
-    values are never precise. For normally distributed values, the quartiles are 1.35 standard deviations
-    apart, and the mean of the middle half of n values has a standard error of 1.09 standard deviations /
-    sqrt(n).
+    values are never precise. For normal values, the quartiles are 1.35 standard deviations apart, and the
+    mean of the middle half of n values has a standard error of 1.09 standard deviations / sqrt(n).
     """
     if len(values) < _LEAST_PRECISE:
         return False
