@@ -41,8 +41,7 @@ _INTERRUPTED_EXIT_CODE: Final = 130  # 128 + SIGINT, as shells report it
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. If threads are still running, end the process with that code.
 
-    Args:
-        argv: the arguments after the program's name, by default those of the process.
+    `argv` are the arguments after the program's name, by default those of the process.
     """
     words = sys.argv[1:] if argv is None else argv
     arguments = _make_parser(words).parse_args(words)

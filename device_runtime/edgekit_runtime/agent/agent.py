@@ -198,8 +198,7 @@ class Agent:
     def turn(self, elapsed_s: float) -> bool:
         """Process received messages, decide, begin a step, and report. `run` calls this repeatedly.
 
-        Args:
-            elapsed_s: time since the last turn.
+        `elapsed_s` is the time since the last turn.
 
         Returns:
             False if the turn failed, for example because the disk is full. The next turn tries again.

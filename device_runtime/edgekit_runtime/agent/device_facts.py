@@ -51,8 +51,7 @@ class DeviceFacts:
     def has_engine(self, named: str) -> bool:
         """Return whether an engine, or the `-gpu` variant of its package, is installed.
 
-        Args:
-            named: name and version of the engine, such as `onnxruntime 1.24.4`.
+        `named` is the name and version of the engine, such as `onnxruntime 1.24.4`.
         """
         return named in {f"{name.removesuffix('-gpu')} {release}" for name, release in self.engines.items()}
 

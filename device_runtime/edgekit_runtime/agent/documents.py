@@ -208,8 +208,8 @@ class ReportedModel:
     Attributes:
         model: name of the model.
         version, manifest_sha256: the package that the slots open, or empty if there is none.
-        health: `unproven`, `healthy` or `rejected`. `missing` means that no package is open. `faulty` means
-            that the model answers NaN or infinity to finite inputs.
+        health: `unproven`, `healthy`, `rejected`, `missing` if no package is open, or `faulty` if the model
+            answers NaN or infinity to finite inputs.
         previous: version in the spare slot, or empty.
         because: why the open version is faulty or not the desired version, as one sentence, or empty.
         pinned: version to which somebody pinned the model on the device, or empty.
@@ -268,8 +268,8 @@ class ReportedStream:
 
     Attributes:
         model: name of the model that answers.
-        state: state of the stream. `waiting` is between two attempts to open the source. `failed` means that
-            there are no more attempts. `missing` means that no service runs the stream.
+        state: `waiting` between two attempts to open the source, `failed` after the last attempt, `missing`
+            if no service runs the stream.
         fps: recent answers per second.
         error: the current problem, or empty.
     """
@@ -285,8 +285,7 @@ class ReportedSamples:
     """The samples of one order, as reported by the device.
 
     Attributes:
-        state: state of the order. `forbidden` means that the device's owner forbids it. `missing` means that
-            no service serves the model.
+        state: `forbidden` if the device's owner forbids it, `missing` if no service serves the model.
         triggers: a dict from each kind of trigger to the number of samples that it chose since the service
             started.
         waiting, waiting_bytes: number and size of the samples that are stored on the device and not yet sent.
@@ -311,9 +310,9 @@ class Reported:
         device: identifier of the device.
         sequence: number of this report. The numbers always rise, also after a restart.
         desired_version: `$version` of the document that the device follows, or 0 before the first document.
-        status: `converged` means that the device runs the desired version. `working` means that an update is
-            under way. `diverged` means that it runs another version and will not change that by itself.
-            `stale` means that it has no valid document.
+        status: `converged` if the device runs the desired version, `working` while an update is under way,
+            `diverged` if the device runs another version and will not change that by itself, `stale` without
+            a valid document.
         because: one sentence that explains `diverged` or `stale`.
         models, figures: see `ReportedModel` and `ModelFigures`.
         executions: executions under way, and for each model the last one that has ended.

@@ -143,9 +143,7 @@ class DeviceSettings:
     def list_states(self, socket_path: Path | None, now_s: float) -> dict[str, str]:
         """Return a dict from each key to the reason why the setting has no effect. The reason may be empty.
 
-        Args:
-            socket_path: socket of the service, or None if no service runs.
-            now_s: time of the monotonic clock.
+        `socket_path` is the socket of the service, or None. `now_s` is the time of the monotonic clock.
         """
         desired = self._desired or {}
         if any(key in SETTINGS and SETTINGS[key].reader != "agent" for key in desired) and (

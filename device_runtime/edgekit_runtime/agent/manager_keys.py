@@ -107,9 +107,7 @@ class ManagerKeys:
 def read_held(envelope: str, keys: Mapping[str, Ed25519PublicKey]) -> Desired | None:
     """Return the verified document of the journal, or None if it is missing or not signed by a key in `keys`.
 
-    Args:
-        envelope: the field `desired` of the journal.
-        keys: a dict from key id to public key of the manager.
+    `envelope` is the field `desired` of the journal. `keys` is a dict from key id to public key.
     """
     if not envelope:
         return None
@@ -123,8 +121,7 @@ def read_held(envelope: str, keys: Mapping[str, Ed25519PublicKey]) -> Desired | 
 def read_named(root: str) -> dict[str, Ed25519PublicKey]:
     """Return the manager keys that a root names, as a dict from key id to key.
 
-    Args:
-        root: content of the root. Its signatures are not verified. If it is not a root, the result is empty.
+    The signatures of the root are not verified. If the text is not a root, the result is empty.
     """
     try:
         named = json.loads(root)["signed"][FIELD]

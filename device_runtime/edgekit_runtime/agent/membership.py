@@ -105,8 +105,7 @@ class Membership:
 def read_membership(config: Path) -> Membership:
     """Return the membership of this device.
 
-    Args:
-        config: configuration folder. The membership is in its folder `fleet`.
+    It is stored in the folder `fleet` of the configuration folder `config`.
 
     Raises:
         EnrolmentError: this device is in no fleet, or the files are damaged.

@@ -73,10 +73,7 @@ class NextSteps:
 def accept_desired(desired: Desired, previous: Desired | None, device: str) -> bool:
     """Return whether a verified document replaces the previous one. False if they are equal.
 
-    Args:
-        desired: the verified document.
-        previous: the last accepted document, or None.
-        device: identifier of this device.
+    `previous` is the last accepted document, or None.
 
     Raises:
         SignatureError: the document is for another device, or differs from the previous one and is not newer.
@@ -105,7 +102,7 @@ def reconcile(
 
     Args:
         desired: the last accepted document, or None.
-        executions: executions from the journal, with their current age.
+        executions: executions from the journal.
         views: a dict from model to its state on the device.
         conditions: current conditions of the device.
     """
@@ -300,9 +297,7 @@ def _judge(
 def choose_step(steps: Sequence[Step], put_off: Collection[tuple[Action, str]]) -> Step | None:
     """Return the most urgent step that is not postponed, or None.
 
-    Args:
-        steps: see `NextSteps`.
-        put_off: action and model of the postponed steps.
+    `put_off` contains the action and the model of each postponed step.
     """
     return next((step for step in steps if (step.action, step.model) not in put_off), None)
 

@@ -45,11 +45,7 @@ class SampleUploads:
     ) -> bool:
         """Return whether a sample can be sent now and the service says that the owner allows it.
 
-        Args:
-            now_s: time of the monotonic clock.
-            orders: ids of the orders that must wait, see `list_held`.
-            conditions: current conditions of the device.
-            stated: what the service says about samples, see `read_samples`.
+        `orders` is the result of `list_held`, and `stated` that of `read_samples`.
         """
         return (
             stated.get("allowed") is True

@@ -108,10 +108,8 @@ class Measure(Protocol):
 def measure_afresh(package: OpenedPackage, keys: Path, threads: int | None = None) -> Measure:
     """Return a function that measures settings of `package`, in a new process at each call.
 
-    Args:
-        package: the package.
-        keys: folder of the trusted keys.
-        threads: threads of one inference, or None for the number in the options.
+    `keys` is the folder of the trusted keys. `threads` is the number of threads of one inference, or None for
+    the number in the options.
     """
     digest = package.manifest.sha256
 
@@ -290,9 +288,7 @@ def rank(times: Mapping[RunSetting, float], manifest: Manifest) -> list[RunSetti
     Settings within 2 % of the fastest come first, ordered by their number of threads. The others follow,
     ordered by time.
 
-    Args:
-        times: time of each setting in any unit. Equally good settings keep their order.
-        manifest: manifest of the package.
+    `times` may have any unit. Equally good settings keep their order.
     """
     limit = (1 + TIE_SHARE) * min(times.values(), default=0.0)
 

@@ -39,10 +39,7 @@ def measure(
     Each setting must first reproduce the golden outputs of its variant. All settings are timed on the golden
     inputs of the default variant.
 
-    Args:
-        package: the package.
-        order: the settings to measure.
-        announce: called with the longest time until the next message to the parent process, in seconds.
+    `announce` is called with the longest time until the next message to the parent process, in seconds.
 
     Raises:
         BackendError: an engine failed during the measurement.

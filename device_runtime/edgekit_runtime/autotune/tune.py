@@ -92,11 +92,8 @@ def list_settings(
 ) -> list[RunSetting]:
     """Return the settings to try, the package's own first.
 
-    Args:
-        choice: the backend, with its options in the package.
-        objective: `latency` or `throughput`.
-        processors: number of processors to use.
-        may_batch: whether rows are independent. If so, a search for throughput also tries batches.
+    `choice` has the options of the package. `processors` is the number of processors to use. If rows are
+    independent (`may_batch`), a search for throughput also tries batches.
     """
     most = min(processors, MAX_THREADS)
     counts = sorted({1, *(1 << power for power in range(most.bit_length())), most})

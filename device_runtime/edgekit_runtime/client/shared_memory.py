@@ -71,10 +71,7 @@ class SharedMemory:
     def register(self, link: Link, fields: str, timeout_s: float) -> bool:
         """Register this memory with the service, which is necessary on each new connection.
 
-        Args:
-            link: connection to the service.
-            fields: header lines of every request, with line ends.
-            timeout_s: time limit for the answer.
+        `fields` contains the header lines of every request, with line ends.
 
         Returns:
             True if the service answered, False if it had closed an idle connection.

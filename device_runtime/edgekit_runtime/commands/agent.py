@@ -139,10 +139,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
 def renew_certificate(config: Path, is_refused: bool, stated_s: float) -> "Renewal":
     """Fetch and store a new certificate if a renewal is due.
 
-    Args:
-        config: configuration folder.
-        is_refused: whether the broker refuses this device. A renewal is then always due.
-        stated_s: see `TrustedTime`.
+    `is_refused` says that the broker refuses this device. A renewal is then always due. For `stated_s` see
+    `TrustedTime`.
     """
     from edgekit_runtime.agent.link_watch import Renewal
     from edgekit_runtime.system.child_process import ChildProcess

@@ -26,12 +26,8 @@ def class_count(spec: TensorSpec) -> int:
 def find_statement(figures: Mapping[str, JsonValue], output: str) -> str | None:
     """Return the field of the manifest that declares an output as class scores, or None.
 
-    Args:
-        figures: figures of the manifest.
-        output: name of the first output.
-
-    Returns:
-        The name of the field, such as `figures.class_output`.
+    `figures` are the figures of the manifest, and `output` is the name of the first output. The result is a
+    name such as `figures.class_output`.
     """
     if figures.get("class_output") == output:
         return "figures.class_output"

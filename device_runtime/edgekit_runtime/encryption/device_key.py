@@ -90,8 +90,7 @@ def wrap_for(content_key: ContentKey, public_keys: Iterable[bytes]) -> dict[str,
 def read_device_key(folder: Path | None = None) -> DeviceKey | None:
     """Return the key of this device, or None if it has none yet.
 
-    Args:
-        folder: folder of keys, by default `find_keys_folder()`.
+    `folder` is the folder of keys, by default `find_keys_folder()`.
 
     Raises:
         EncryptionError: the file of the key is damaged.
@@ -119,10 +118,8 @@ def read_device_key(folder: Path | None = None) -> DeviceKey | None:
 def make_device_key(folder: Path | None = None, disk: Disk = DISK, *, holder: str = "") -> DeviceKey:
     """Return the key of this device. Create the key if there is none.
 
-    Args:
-        folder: folder of keys, by default `find_keys_folder()`.
-        disk: file operations.
-        holder: `tpm`, `keyring` or `file`, by default the first that is available.
+    `folder` is the folder of keys, by default `find_keys_folder()`. `holder` is `tpm`, `keyring` or `file`,
+    by default the first that is available.
 
     Raises:
         EncryptionError: the file of the key is damaged, or the holder is not available.

@@ -146,10 +146,7 @@ def make_upload_probe(size_bytes: int, fields: str, tail: str | None) -> TailReq
 
     The request names `tail` as its version, so that an edgekit server states the load of `tail`.
 
-    Args:
-        size_bytes: size of the random bytes.
-        fields: further header lines, each with its line end.
-        tail: name of a model on the server, or None.
+    `fields` contains further header lines, each with its line end.
     """
     body = np.random.default_rng(0).integers(0, 256, size_bytes, np.uint8)
     return make_tail_request(NO_MODEL, {"x": body}, (), "identity", fields, version=tail)

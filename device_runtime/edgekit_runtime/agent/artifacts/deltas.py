@@ -130,8 +130,7 @@ _LEAST_S: Final = 60.0
 def list_lzma_filters(model: int) -> list[dict[str, Any]]:
     """Return the filters that decode raw LZMA data.
 
-    Args:
-        model: the LZMA parameters as one number, (pb · 5 + lp) · 9 + lc.
+    `model` states the LZMA parameters as one number, (pb · 5 + lp) · 9 + lc.
 
     Raises:
         PackageError: `model` is too large.
@@ -175,9 +174,7 @@ def find_delta(desired_model: DesiredModel, installed: frozenset[str]) -> DeltaO
 
     The result may be a coded file, which needs no installed package.
 
-    Args:
-        desired_model: the package that the desired document names.
-        installed: digests of the manifests of the installed packages.
+    `installed` contains the digests of the manifests of the installed packages.
     """
     usable = [
         offer

@@ -74,9 +74,7 @@ class Bundle:
     def read_desired(self, device: str, keys: Mapping[str, Ed25519PublicKey]) -> Desired:
         """Return the verified document of a device.
 
-        Args:
-            device: identifier of the device.
-            keys: a dict from key id to public key of the manager.
+        `keys` is a dict from key id to public key of the manager.
 
         Raises:
             SignatureError: the document is missing, names another device, or is not signed by a key in
