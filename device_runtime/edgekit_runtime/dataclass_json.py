@@ -45,7 +45,6 @@ class Range:
         return self.least <= value <= self.most
 
     def __str__(self) -> str:
-        """Return `1 to 64`, for messages."""
         return f"{self.least:.16g} to {self.most:.16g}"
 
 

@@ -79,7 +79,6 @@ class Wishes:
     """
 
     def __init__(self, folder: Path, disk: Disk) -> None:
-        """Read what an earlier run wrote into `folder`."""
         self._streams = WishFile(folder / STREAMS_FILE, "streams", disk)
         self._orders = WishFile(folder / SAMPLES_FILE, "orders", disk)
         self.uploads = SampleUploads(folder)

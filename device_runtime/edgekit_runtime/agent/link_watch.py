@@ -100,7 +100,6 @@ class Presence:
     """
 
     def __init__(self, member: Membership, journal: Journal, link: DocumentLink) -> None:
-        """Say nothing yet."""
         self._member, self._journal, self._link = member, journal, link
         self._instance = secrets.token_hex(8)
         self._sequence = 0

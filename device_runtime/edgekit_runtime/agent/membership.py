@@ -217,13 +217,11 @@ class _RecordingSocket(ssl.SSLSocket):
     """Checks times of certificates, and notes in its context why it fails."""
 
     def do_handshake(self, block: bool = False) -> None:
-        """Shake hands, see `ssl.SSLSocket.do_handshake`."""
         super().do_handshake(block)
         if isinstance(self.context, ResumingContext):
             self.context.check_end(self)
 
     def recv(self, *args: Any) -> bytes:
-        """Return received bytes, see `ssl.SSLSocket.recv`."""
         try:
             return super().recv(*args)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):

@@ -24,7 +24,6 @@ class SampleUploads:
     """Decides when to upload samples. Each `now_s` is a time of the monotonic clock."""
 
     def __init__(self, folder: Path) -> None:
-        """Look at the samples in the agent's folder."""
         self._folder = SampleFolder(folder / SAMPLES_FOLDER)
         self._waiting: list[StoredSample] = []
         self._listed_s = self._due_s = float("-inf")

@@ -81,7 +81,6 @@ def take_turns(
 
 
 def _count_runs(runner: Runner, threads: Executor, clock: Callable[[], float]) -> int:
-    """Return how many runs make a turn."""
     _run(runner, 1, threads)
     begin_s = clock()
     _run(runner, 1, threads)

@@ -313,7 +313,6 @@ class Client:
     def _prepare(
         self, options: InferOptions, inputs: Mapping[str, Array], outputs: Mapping[str, Array] | None
     ) -> tuple[RequestTemplate, list[Any]]:
-        """Return the request, and its parts: bytes and arrays."""
         arrays = list(inputs.values())
         shared_places: Sequence[SharedPlace | None] = (None,) * len(arrays)
         if self._shared:

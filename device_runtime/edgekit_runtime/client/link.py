@@ -328,7 +328,6 @@ class Link:
             sent -= len(view)
 
     def _receive(self, data: bytes, until_s: float) -> Response:
-        """Return the response that begins with `data`."""
         connected: Any = self._socket
         while (end := data.find(b"\r\n\r\n") + 4) < 4:
             self._limit_rest(until_s)

@@ -159,7 +159,6 @@ def _read_config(arguments: argparse.Namespace) -> "ServiceConfig":
 
 
 def _override(options: Options, stated: Mapping[str, Any], where: str) -> Options:
-    """Return options with those that the command line states."""
     from edgekit_runtime.dataclass_json import from_plain, to_plain
 
     changes = {name: value for name, value in stated.items() if value is not None}

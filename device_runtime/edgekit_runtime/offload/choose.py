@@ -103,7 +103,6 @@ class PlanChoice:
         return text + ", which is too little better to switch yet" * (other.cost < self.cost)
 
     def _judge(self, predicted_s: float, cost: tuple[float, float]) -> str:
-        """Return the compared figure of a plan, in words."""
         duration = f"{predicted_s * _MS:.3g} ms"
         if not math.isfinite(predicted_s):
             return "for ever"

@@ -168,7 +168,6 @@ class LinkEstimate:
         return now_s - self._used_s < _IDLE_S
 
     def _note_least(self, bits_per_s: float) -> None:
-        """Note that the bandwidth is at least this."""
         if self.up_bits_per_s is None or bits_per_s > self.up_bits_per_s:
             self._replace((bits_per_s,))
             self.is_bound = True

@@ -375,8 +375,6 @@ def _read_number(read: Callable[[int], bytes]) -> int:
 
 
 class _Part:
-    """Reads a part of a file."""
-
     def __init__(self, file: BinaryIO, begin: int, end: int) -> None:
         self._file, self._position, self._end = file, begin, end
 

@@ -95,7 +95,6 @@ class BundleDownloader(Downloader):
     """A downloader that reads files from a bundle and not from the web server."""
 
     def __init__(self, bundle: Bundle, member: Membership) -> None:
-        """Serve files as the repository of `member` would."""
         super().__init__(member.make_context(), DownloadLimits())
         self._bundle, self._root = bundle, f"{urlsplit(member.enrolment.artifacts).path.rstrip('/')}/"
 

@@ -32,7 +32,6 @@ class DeviceObserver:
     """
 
     def __init__(self, installer: Installer, now_s: float) -> None:
-        """Read nothing yet."""
         self._installer = installer
         self.views: dict[str, ModelView] = {}
         self._fingerprint: dict[str, int] = {}

@@ -64,7 +64,6 @@ class _Meter:
         self._count, self.came_bytes, self.left_bytes = count, 0, most_bytes
 
     def __call__(self, came_bytes: int) -> None:
-        """Count received bytes."""
         self._count(came_bytes)
         self.came_bytes += came_bytes
         if self.left_bytes is not None:

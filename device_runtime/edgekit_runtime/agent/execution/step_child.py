@@ -157,8 +157,6 @@ class ChildSteps:
 
 
 class _Reporter:
-    """Sends the news since the last report."""
-
     def __init__(self, lines: TextIO) -> None:
         self._lines, self._lock = lines, threading.Lock()
         self._came_bytes = 0

@@ -208,7 +208,6 @@ def _open_session(model: memoryview, engine: str) -> Callable[[], object]:
 def _open_half(
     graph: JobGraph, blobs: Sequence[memoryview], folder: Path, number: int
 ) -> Callable[[], object]:
-    """Return a call that runs a graph and its coding once."""
     coding = graph.coding
     if coding is None:
         return _open(graph, blobs, folder, number)
@@ -235,7 +234,6 @@ def _open_half(
 
 
 def _encode(coding: TransferCoding, tensors: Mapping[str, Array]) -> list[bytes | memoryview]:
-    """Return the parts of a body."""
     parts: list[bytes | memoryview] = []
     for name in coding.tensors:
         array = np.ascontiguousarray(tensors[name])

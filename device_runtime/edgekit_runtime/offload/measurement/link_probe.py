@@ -220,7 +220,6 @@ class _Exchange:
 
 
 def _probe_upload(exchange: _Exchange, until_s: float) -> tuple[int, float]:
-    """Return the larger of the compared sizes, and bits per second."""
     size_bytes = _LEAST_BYTES
     while size_bytes < _MOST_BYTES and time.monotonic() < until_s:
         # Each one also widens TCP's window, so that only the link limits the last ones.
