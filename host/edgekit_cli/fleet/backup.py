@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from edgekit_cli.fleet.fleet_options import find_folder, folder_and_json_options, print_json
+from edgekit_cli.fleet.fleet_options import find_folder, folder_and_json_options, show
 
 
 @click.command("backup")
@@ -21,10 +21,9 @@ def command(file: Path, *, path: Path | None, as_json: bool) -> None:
     from edgekit_fleet.operations import records
 
     records.back_up(folder, file)
-    if as_json:
-        print_json({"file": str(file), "size_bytes": file.stat().st_size})
-    else:
-        click.echo(f"{file}: {file.stat().st_size / 1e6:.1f} MB. It holds private keys: keep it safe.")
+    size_bytes = file.stat().st_size
+    line = f"{file}: {size_bytes / 1e6:.1f} MB. It holds private keys: keep it safe."
+    show({"file": str(file), "size_bytes": size_bytes}, [line], as_json=as_json)
 
 
 @click.command("restore")
@@ -49,7 +48,5 @@ def restore(file: Path, *, database: str, path: Path | None, as_json: bool) -> N
     from edgekit_fleet.operations import records
 
     records.restore(folder, file, database)
-    if as_json:
-        print_json({"folder": str(folder.path)})
-    else:
-        click.echo(f"Restored to {folder.path}. Next: edgekit fleet up")
+    line = f"Restored to {folder.path}. Next: edgekit fleet up"
+    show({"folder": str(folder.path)}, [line], as_json=as_json)

@@ -11,7 +11,7 @@ from edgekit_cli.fleet.fleet_options import (
     folder_and_json_options,
     format_time,
     open_fleet,
-    print_json,
+    show,
 )
 
 
@@ -36,15 +36,12 @@ def command(release: str, *, selector: str, out: Path, path: Path | None, as_jso
         from edgekit_fleet.operations.bundles import write_bundle
 
         bundle = write_bundle(folder, store, release, selector, out, actor=find_actor())
-    if as_json:
-        print_json(bundle)
-        return
-    from edgekit_runtime.system.shown_text import clean
-
-    click.echo(clean(f"{out}  {bundle.size_bytes / 1e6:.3f} MB, good until {format_time(bundle.expires_at)}"))
-    click.echo(clean(f"  for {len(bundle.devices)} devices: {', '.join(bundle.devices[:10])}"))
-    for name, reason in bundle.refused:
-        click.echo(clean(f"  not for {name}: {reason}"))
+    lines = [
+        f"{out}  {bundle.size_bytes / 1e6:.3f} MB, good until {format_time(bundle.expires_at)}",
+        f"  for {len(bundle.devices)} devices: {', '.join(bundle.devices[:10])}",
+        *(f"  not for {name}: {reason}" for name, reason in bundle.refused),
+    ]
+    show(bundle, lines, as_json=as_json)
 
 
 @click.command("collect")
@@ -58,11 +55,8 @@ def collect(results: tuple[Path, ...], *, path: Path | None, as_json: bool) -> N
         from edgekit_fleet.operations.bundles import collect_results
 
         collected = collect_results(store, results, actor=find_actor())
-    if as_json:
-        print_json(collected)
-        return
-    from edgekit_runtime.system.shown_text import clean
-
+    lines = []
     for result in collected:
         refused = "".join(f", {count} refused ({reason})" for reason, count in result.refused.items())
-        click.echo(clean(f"{result.path}: {result.device}, {result.accepted} messages taken in{refused}"))
+        lines.append(f"{result.path}: {result.device}, {result.accepted} messages taken in{refused}")
+    show(collected, lines, as_json=as_json)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgekit_cli.fleet.fleet_options import folder_and_json_options, format_time, print_json, read_tags
+from edgekit_cli.fleet.fleet_options import folder_and_json_options, format_time, print_json, read_tags, show
 from edgekit_cli.fleet.fleet_server import connect
 from edgekit_runtime.errors import FleetError, RequestError
 from edgekit_runtime.protocol.device_settings import SETTINGS
@@ -118,7 +118,6 @@ def _show(device: DeviceDetail) -> None:
 def _show_logs(fleet: FleetCaller, name: str, lines: int, *, as_json: bool) -> None:
     """Ask the device for lines, wait for them, and show them."""
     from edgekit_fleet.api.endpoints.devices import AskForLogs, GetLog, ask_for_logs, get_log
-    from edgekit_runtime.system.shown_text import clean
 
     log = fleet.call(ask_for_logs, AskForLogs(name=name, lines=lines))
     end = time.monotonic() + _LOGS_S
@@ -132,10 +131,7 @@ def _show_logs(fleet: FleetCaller, name: str, lines: int, *, as_json: bool) -> N
         )
     if log.refusal:
         raise FleetError(f"{name}: {log.refusal}")
-    if as_json:
-        print_json(log)
-        return
-    click.echo(clean(log.text) or "the logs are empty")
+    show(log, [log.text or "the logs are empty"], as_json=as_json)
 
 
 @click.command("tag")
@@ -148,11 +144,8 @@ def tag(device: str, tags: tuple[str, ...], *, is_sure: bool, path: Path | None,
     read = read_tags(tags)
     with connect(path) as fleet:
         summary = set_tags(fleet, device, read, is_sure=is_sure)
-    if as_json:
-        print_json(summary)
-        return
     tag_text = ", ".join(f"{name}={value}" for name, value in sorted(summary.tags.items()))
-    click.echo(f"{device}: {tag_text or 'no tags'}")
+    show(summary, [f"{device}: {tag_text or 'no tags'}"], as_json=as_json)
 
 
 def set_tags(fleet: FleetCaller, device: str, tags: Mapping[str, str], *, is_sure: bool) -> DeviceSummary:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from edgekit_cli.fleet.fleet_options import folder_and_json_options, print_json, read_tags
+from edgekit_cli.fleet.fleet_options import folder_and_json_options, read_tags, show
 from edgekit_cli.fleet.fleet_server import connect
 from edgekit_cli.number_range import NumberRange
 
@@ -39,9 +39,8 @@ def command(
         names = (name,) if count is None else tuple(f"{name}-{number}" for number in range(1, count + 1))
         request = InviteDevices(names=names, target=target, tags=read_tags(tags), hours=hours)
         invitations = fleet.call(invite_devices, request).items
-    if as_json:
-        print_json(invitations)
-        return
+    lines = []
     for invitation in invitations:
-        click.echo(f"On {invitation.device}, within {hours:g} hours:")
-        click.echo(f"  edgekit-device enroll --code {invitation.code}")
+        lines.append(f"On {invitation.device}, within {hours:g} hours:")
+        lines.append(f"  edgekit-device enroll --code {invitation.code}")
+    show(invitations, lines, as_json=as_json)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -14,6 +14,7 @@ import click
 
 from edgekit_cli.shared_options import as_json_option
 from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.system.shown_text import clean
 
 if TYPE_CHECKING:
     from edgekit_fleet.store.database import Store
@@ -139,6 +140,15 @@ def print_json(value: Any) -> None:
         )
 
     click.echo(json.dumps(value, indent=2, default=plain))
+
+
+def show(result: Any, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print a result as JSON, or the lines that describe it."""
+    if as_json:
+        print_json(result)
+        return
+    for line in lines:
+        click.echo(clean(line))
 
 
 def read_tags(texts: tuple[str, ...], option: str = "--tag") -> dict[str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from edgekit_cli.fleet.fleet_options import find_actor, folder_and_json_options, open_fleet, print_json
+from edgekit_cli.fleet.fleet_options import find_actor, folder_and_json_options, open_fleet, show
 
 
 @click.group("keys")
@@ -34,9 +34,7 @@ def rotate(roles: tuple[str, ...], root_folder: Path | None, path: Path | None, 
         from edgekit_fleet.operations import releases
 
         releases.rotate_keys(folder, store, roles, actor=find_actor(), root_folder=root_folder)
-    if as_json:
-        print_json({"rotated": roles})
-    elif not roles:
-        click.echo("the root is signed again, with the same keys")
-    else:
-        click.echo(f"new keys for {', '.join(roles)}; back the fleet up: edgekit fleet backup FILE")
+    line = "the root is signed again, with the same keys"
+    if roles:
+        line = f"new keys for {', '.join(roles)}; back the fleet up: edgekit fleet backup FILE"
+    show({"rotated": roles}, [line], as_json=as_json)

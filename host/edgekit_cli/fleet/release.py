@@ -13,13 +13,15 @@ from edgekit_cli.fleet.fleet_options import (
     folder_and_json_options,
     folder_option,
     open_fleet,
-    print_json,
+    show,
 )
 from edgekit_cli.fleet.fleet_server import connect, is_remote
 from edgekit_cli.number_range import NumberRange
 from edgekit_cli.shared_options import as_json_option, keys_folder_option
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from edgekit_fleet.operations.releases import ReleaseSummary
 
 
@@ -80,22 +82,20 @@ def command(
                 releases = [_make_there(files, settings)]
             else:
                 releases = [_make_here(path, files, keys_folder, settings)]
-    if as_json:
-        print_json(releases)
-        return
-    from edgekit_runtime.system.shown_text import clean
+    none = "no releases; make one: edgekit fleet release PACKAGE..."
+    lines = [line for release in releases for line in _describe(release)]
+    show(releases, lines or [none], as_json=as_json)
 
-    for release in releases:
-        states = [name for name in ("encrypted", "withdrawn") if getattr(release, f"is_{name}")]
-        state = f" ({', '.join(states)})" if states else ""
-        click.echo(clean(f"{release.name}{state}  {release.note}".rstrip()))
-        for model, version, target, size_bytes in release.packages:
-            click.echo(clean(f"  {model} {version} for {target}, {size_bytes / 1e6:.3f} MB"))
-        for model, target, version, size_bytes in release.deltas:
-            source = f"from {version}" if version else "coded"
-            click.echo(clean(f"  {model} for {target} {source}: {size_bytes / 1e6:.3f} MB"))
-    if not releases:
-        click.echo("no releases; make one: edgekit fleet release PACKAGE...")
+
+def _describe(release: ReleaseSummary) -> Iterator[str]:
+    states = [name for name in ("encrypted", "withdrawn") if getattr(release, f"is_{name}")]
+    state = f" ({', '.join(states)})" if states else ""
+    yield f"{release.name}{state}  {release.note}".rstrip()
+    for model, version, target, size_bytes in release.packages:
+        yield f"  {model} {version} for {target}, {size_bytes / 1e6:.3f} MB"
+    for model, target, version, size_bytes in release.deltas:
+        source = f"from {version}" if version else "coded"
+        yield f"  {model} for {target} {source}: {size_bytes / 1e6:.3f} MB"
 
 
 def _find_file(package: str, folder: Path) -> Path:
@@ -154,16 +154,10 @@ def _make_here(
 @folder_and_json_options
 def withdraw(release: str, path: Path | None, as_json: bool) -> None:
     """Withdraw RELEASE: no rollout can use it, and no device can fetch it. Devices that run it keep it."""
-    from edgekit_runtime.system.shown_text import clean
-
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.endpoint import Named
         from edgekit_fleet.api.endpoints.releases import withdraw_release
 
         withdrawal = fleet.call(withdraw_release, Named(name=release))
-    if as_json:
-        print_json(withdrawal)
-    else:
-        click.echo(
-            clean(f"{withdrawal.name} is withdrawn; to take devices back: edgekit fleet rollback ROLLOUT")
-        )
+    line = f"{withdrawal.name} is withdrawn; to take devices back: edgekit fleet rollback ROLLOUT"
+    show(withdrawal, [line], as_json=as_json)

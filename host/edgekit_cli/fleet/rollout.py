@@ -13,13 +13,15 @@ from edgekit_cli.fleet.fleet_options import (
     folder_and_json_options,
     folder_option,
     format_time,
-    print_json,
+    show,
 )
 from edgekit_cli.fleet.fleet_server import connect
 from edgekit_cli.number_range import NumberRange
 from edgekit_cli.shared_options import as_json_option
 from edgekit_fleet.rollouts.gate_table import LIMITS
 from edgekit_fleet.rollouts.outside_gates import OutsideGate
+from edgekit_runtime.dataclass_json import from_plain, list_settings, to_plain
+from edgekit_runtime.system.shown_text import clean
 
 if TYPE_CHECKING:
     from edgekit_fleet.api.client import FleetCaller
@@ -64,7 +66,6 @@ def _read_evidence(
     """Return gate -> its settings, from texts such as `conversion worse=lower limit=-0.02`."""
     import shlex
 
-    from edgekit_runtime.dataclass_json import from_plain, list_settings
     from edgekit_runtime.errors import ConfigError
 
     kinds = {setting.name: setting.kind for setting in list_settings(OutsideGate)}
@@ -238,7 +239,7 @@ def watch(name: str, path: Path | None, as_json: bool) -> None:
 
             with Live(console=console, refresh_per_second=4) as live:
                 for summary in _follow(fleet, name):
-                    live.update(_describe(summary))
+                    live.update(clean(_describe(summary)))
         else:
             for summary in _follow(fleet, name):
                 _print_summaries([summary], as_json)
@@ -268,34 +269,24 @@ def _follow(fleet: FleetCaller, name: str) -> Iterator[RolloutSummary]:
 @folder_and_json_options
 def replay(name: str, path: Path | None, as_json: bool) -> None:
     """Decide a rollout again from the audit log; show differences, with exit code 1 if there are any."""
-    from edgekit_runtime.system.shown_text import clean
-
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.endpoint import Named
         from edgekit_fleet.api.endpoints.releases import replay_rollout
 
         differences = fleet.call(replay_rollout, Named(name=name)).differences
-    if as_json:
-        from edgekit_runtime.dataclass_json import to_plain
-
-        print_json(
-            {
-                "rollout": name,
-                "is_equal": not differences,
-                "differences": [to_plain(difference) for difference in differences],
-            }
-        )
-    elif not differences:
-        click.echo(clean(f"{name}: equal, its log gives every decision again"))
-    for difference in differences if not as_json else ():
+    lines = []
+    for difference in differences:
         decided = (
             "nothing"
             if difference.decided is None
             else f"{difference.decided.action}: {difference.decided.sentence}"
         )
         logged = f"logged {difference.logged.action}: {difference.logged.sentence}"
-        click.echo(clean(f"{format_time(difference.at)}: {logged}"))
-        click.echo(clean(f"  decided now: {decided}"))
+        lines += [f"{format_time(difference.at)}: {logged}", f"  decided now: {decided}"]
+    plain = [to_plain(difference) for difference in differences]
+    comparison = {"rollout": name, "is_equal": not differences, "differences": plain}
+    equal = f"{name}: equal, its log gives every decision again"
+    show(comparison, lines or [equal], as_json=as_json)
     if differences:
         click.get_current_context().exit(1)
 
@@ -330,62 +321,48 @@ command.add_command(_make_order("abort", "Stop, and take back every device that 
 
 
 def _print_plan(rollout_plan: RolloutPlan, as_json: bool) -> None:
-    from edgekit_runtime.dataclass_json import to_plain
-    from edgekit_runtime.system.shown_text import clean
+    plain = {**to_plain(rollout_plan), "bytes": rollout_plan.bytes}
+    show(plain, _describe_plan(rollout_plan), as_json=as_json)
 
-    if as_json:
-        print_json({**to_plain(rollout_plan), "bytes": rollout_plan.bytes})
-        return
+
+def _describe_plan(rollout_plan: RolloutPlan) -> Iterator[str]:
     count = len(rollout_plan.planned)
     if not count and not rollout_plan.refused:
-        click.echo(
-            clean(
-                f"no device matches {rollout_plan.selector!r}; `edgekit fleet devices` lists devices and tags"
-            )
-        )
+        yield f"no device matches {rollout_plan.selector!r}; `edgekit fleet devices` lists devices and tags"
         return
     minutes = max((device.minutes for device in rollout_plan.planned), default=0.0)
-    click.echo(
+    yield (
         f"devices that get it: {count}; {rollout_plan.bytes / 1e6:.1f} MB in all,"
         f" at most {minutes:.1f} minutes each (estimated)"
     )
     for device in rollout_plan.planned[:_MOST_LISTED]:
         packages = ", ".join(f"{package.model} {package.version}" for package in device.packages)
         note = f" ({device.note})" if device.note else ""
-        click.echo(clean(f"  {device.device}: {packages}, {device.bytes / 1e6:.1f} MB{note}"))
-    _print_rest(count)
-    click.echo(f"devices that match and get nothing: {len(rollout_plan.refused)}")
+        yield f"  {device.device}: {packages}, {device.bytes / 1e6:.1f} MB{note}"
+    yield from _describe_rest(count)
+    yield f"devices that match and get nothing: {len(rollout_plan.refused)}"
     for refusal in rollout_plan.refused[:_MOST_LISTED]:
-        click.echo(clean(f"  {refusal.device}: {refusal.reason}"))
-    _print_rest(len(rollout_plan.refused))
+        yield f"  {refusal.device}: {refusal.reason}"
+    yield from _describe_rest(len(rollout_plan.refused))
     if count:
-        click.echo(f"devices at the end of each wave: {', '.join(map(str, rollout_plan.waves))}")
-        click.echo(
-            f"agreement with the version before: at least {rollout_plan.min_agreement:g}, if it is tried"
-        )
+        yield f"devices at the end of each wave: {', '.join(map(str, rollout_plan.waves))}"
+        yield f"agreement with the version before: at least {rollout_plan.min_agreement:g}, if it is tried"
 
 
-def _print_rest(count: int) -> None:
+def _describe_rest(count: int) -> Iterator[str]:
     if count > _MOST_LISTED:
-        click.echo(f"  and {count - _MOST_LISTED} more; --json lists all")
+        yield f"  and {count - _MOST_LISTED} more; --json lists all"
 
 
 def _print_summaries(rollouts: list[RolloutSummary], as_json: bool) -> None:
-    if as_json:
-        print_json(rollouts)
-        return
-    for rollout in rollouts:
-        click.echo(_describe(rollout))
-    if not rollouts:
-        click.echo("no rollouts; start one: edgekit fleet rollout start RELEASE --to SELECTOR")
+    none = "no rollouts; start one: edgekit fleet rollout start RELEASE --to SELECTOR"
+    show(rollouts, list(map(_describe, rollouts)) or [none], as_json=as_json)
 
 
 def _describe(summary: RolloutSummary) -> str:
-    from edgekit_runtime.system.shown_text import clean
-
     devices = ", ".join(f"{count} {state}" for state, count in sorted(summary.members.items()))
     wave = f"wave {summary.wave} of {len(summary.waves)}"
-    return clean(f"{summary.name}: {summary.state}, {wave}; {devices}; {summary.because}")
+    return f"{summary.name}: {summary.state}, {wave}; {devices}; {summary.because}"
 
 
 @click.command("rollback")

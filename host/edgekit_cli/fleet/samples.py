@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from edgekit_cli.fleet.fleet_options import folder_and_json_options, format_time, print_json
+from edgekit_cli.fleet.fleet_options import folder_and_json_options, format_time, show
 from edgekit_cli.fleet.fleet_server import connect
 from edgekit_cli.number_range import NumberRange
+from edgekit_runtime.system.shown_text import clean
 
 if TYPE_CHECKING:
     from edgekit_fleet.operations.samples import SampleOrderStatus, SampleStatus
@@ -87,8 +88,6 @@ def start(
     as_json: bool,
 ) -> None:
     """Order samples of a model from devices."""
-    from edgekit_runtime.system.shown_text import clean
-
     per_day = _read_rate(rate)
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.samples import StartSamples, start_samples
@@ -104,11 +103,8 @@ def start(
             window=window,
         )
         order = fleet.call(start_samples, request)
-    if as_json:
-        print_json(order)
-        return
-    click.echo(clean(_describe_order(order)))
-    click.echo(f"End it early: edgekit fleet samples stop {order.id}")
+    lines = [_describe_order(order), f"End it early: edgekit fleet samples stop {order.id}"]
+    show(order, lines, as_json=as_json)
 
 
 @command.command("stop")
@@ -116,14 +112,12 @@ def start(
 @folder_and_json_options
 def stop(order: str, path: Path | None, as_json: bool) -> None:
     """End the order ORDER; received samples are kept."""
-    from edgekit_runtime.system.shown_text import clean
-
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.endpoint import Named
         from edgekit_fleet.api.endpoints.samples import stop_samples
 
         status = fleet.call(stop_samples, Named(name=order))
-    print_json(status) if as_json else click.echo(clean(_describe_order(status)))
+    show(status, [_describe_order(status)], as_json=as_json)
 
 
 @command.command("status")
@@ -151,11 +145,7 @@ def list_command(model: str, device: str, trigger: str, path: Path | None, as_js
 
         choice = {"model": model, "device": device, "trigger": trigger}
         items = list(list_all(fleet, list_samples, ListSamples, **choice))
-    if as_json:
-        print_json(items)
-        return
-    from edgekit_runtime.system.shown_text import clean
-
+    lines = []
     for item in items:
         facts = (
             item.id,
@@ -167,9 +157,8 @@ def list_command(model: str, device: str, trigger: str, path: Path | None, as_js
             f"{item.size_bytes / 1e3:.1f} kB",
             format_time(item.received_at),
         )
-        click.echo(clean("  ".join(facts)))
-    if not items:
-        click.echo("there is no such sample")
+        lines.append("  ".join(facts))
+    show(items, lines or ["there is no such sample"], as_json=as_json)
 
 
 @command.command("get")
@@ -184,25 +173,21 @@ def get(*, model: str, device: str, order: str, folder: Path, path: Path | None,
     People fill in the column `label` of its labels.csv; selection.csv has the probabilities of selection, by
     which the packager weighs each sample.
     """
-    from edgekit_runtime.system.shown_text import clean
-
     with connect(path) as fleet:
         from edgekit_fleet.api.field_folder import write_field_folder
 
         count, faults = write_field_folder(fleet, folder, model=model, device=device, order=order)
-    if as_json:
-        print_json({"folder": str(folder), "new": count, "faults": faults})
-        return
-    for fault in faults:
+    for fault in faults if not as_json else ():
         click.echo(clean(f"left out: {fault}"), err=True)
-    click.echo(f"{count} new samples in {folder}")
+    lines = [f"{count} new samples in {folder}"]
     if count:
         labels = folder / "labels.csv"
         task = (
             f"Fill in 'label' in {labels}" if labels.exists() else "Add labels as an array 'y' to each .npz"
         )
-        click.echo(f"{task}, then:")
-        click.echo(f"  edgekit package MODEL --target TARGET --calibration {folder} --eval {folder}")
+        lines.append(f"{task}, then:")
+        lines.append(f"  edgekit package MODEL --target TARGET --calibration {folder} --eval {folder}")
+    show({"folder": str(folder), "new": count, "faults": faults}, lines, as_json=as_json)
 
 
 @command.command("delete")
@@ -231,7 +216,7 @@ def delete(
             ids=ids, model=model, device=device, order=order, older_than_days=older_than_days
         )
         count = fleet.call(delete_samples, choice).count
-    print_json({"deleted": count}) if as_json else click.echo(f"{count} samples are deleted")
+    show({"deleted": count}, [f"{count} samples are deleted"], as_json=as_json)
 
 
 def _switch(path: Path | None, *, as_json: bool, is_on: bool, **changes: float | None) -> None:
@@ -254,22 +239,13 @@ def _read_rate(text: str) -> float:
 
 
 def _show_status(status: SampleStatus, *, as_json: bool) -> None:
-    from edgekit_runtime.system.shown_text import clean
-
-    if as_json:
-        print_json(status)
-        return
+    first = "This fleet takes no samples; an administrator allows it: edgekit fleet samples on"
     if status.is_on:
-        click.echo(f"This fleet takes samples, and stores them for {status.days:g} days.")
-    else:
-        click.echo("This fleet takes no samples; an administrator allows it: edgekit fleet samples on")
+        first = f"This fleet takes samples, and stores them for {status.days:g} days."
     counts = ", ".join(f"{count} {kind}" for kind, count in status.by_trigger.items())
-    click.echo(
-        f"{status.samples} samples, {status.size_bytes / 1e6:.1f} of {status.max_bytes / 1e6:.0f} MB"
-        f"{f': {counts}' if counts else ''}"
-    )
-    for order in status.orders:
-        click.echo(clean(_describe_order(order)))
+    sizes = f"{status.size_bytes / 1e6:.1f} of {status.max_bytes / 1e6:.0f} MB"
+    stored = f"{status.samples} samples, {sizes}{f': {counts}' if counts else ''}"
+    show(status, [first, stored, *map(_describe_order, status.orders)], as_json=as_json)
 
 
 def _describe_order(order: SampleOrderStatus) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from edgekit_cli.fleet.fleet_options import folder_and_json_options, print_json
+from edgekit_cli.fleet.fleet_options import folder_and_json_options, show
 from edgekit_cli.fleet.fleet_server import connect
 from edgekit_cli.number_range import NumberRange
 from edgekit_runtime.dataclass_json import from_plain, list_settings
@@ -59,7 +59,7 @@ def set_command(device: str, name: str, *, path: Path | None, as_json: bool, **s
         from edgekit_fleet.api.endpoints.devices import SetStream, set_stream
 
         detail = fleet.call(set_stream, SetStream(name=device, stream=name, settings=stream))
-    _show(detail, as_json=as_json)
+    _show_streams(detail, as_json=as_json)
 
 
 @command.command("remove")
@@ -72,7 +72,7 @@ def remove(device: str, name: str, path: Path | None, as_json: bool) -> None:
         from edgekit_fleet.api.endpoints.devices import NamedStream, remove_stream
 
         detail = fleet.call(remove_stream, NamedStream(name=device, stream=name))
-    _show(detail, as_json=as_json)
+    _show_streams(detail, as_json=as_json)
 
 
 @command.command("list")
@@ -85,7 +85,7 @@ def list_command(device: str, path: Path | None, as_json: bool) -> None:
         from edgekit_fleet.api.endpoints.endpoint import Named
 
         detail = fleet.call(get_device, Named(name=device))
-    _show(detail, as_json=as_json)
+    _show_streams(detail, as_json=as_json)
 
 
 def describe_streams(detail: DeviceDetail) -> list[tuple[str, str, str]]:
@@ -101,14 +101,8 @@ def describe_streams(detail: DeviceDetail) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _show(detail: DeviceDetail, *, as_json: bool) -> None:
-    from edgekit_runtime.system.shown_text import clean
-
-    if as_json:
-        print_json({"desired": detail.streams, "reported": (detail.reported or {}).get("streams", {})})
-        return
-    rows = describe_streams(detail)
-    for row in rows:
-        click.echo(clean("  ".join(row)))
-    if not rows:
-        click.echo(f"the fleet wants no stream of {detail.summary.name}")
+def _show_streams(detail: DeviceDetail, *, as_json: bool) -> None:
+    lines = ["  ".join(row) for row in describe_streams(detail)]
+    none = f"the fleet wants no stream of {detail.summary.name}"
+    streams = {"desired": detail.streams, "reported": (detail.reported or {}).get("streams", {})}
+    show(streams, lines or [none], as_json=as_json)

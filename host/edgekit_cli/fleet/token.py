@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgekit_cli.fleet.fleet_options import folder_and_json_options, format_time, print_json
+from edgekit_cli.fleet.fleet_options import folder_and_json_options, format_time, show
 from edgekit_cli.fleet.fleet_server import connect
 from edgekit_cli.number_range import NumberRange
 
@@ -40,10 +40,7 @@ def add(name: str, scopes: tuple[Scope, ...], days: float, path: Path | None, as
         from edgekit_fleet.api.endpoints.access import AddToken, add_token
 
         token = fleet.call(add_token, AddToken(name=name, scopes=scopes, days=days))
-    if as_json:
-        print_json(token)
-    else:
-        click.echo(token.token)
+    show(token, [token.token], as_json=as_json)
 
 
 @command.command("list")
@@ -55,14 +52,14 @@ def list_command(path: Path | None, as_json: bool) -> None:
         from edgekit_fleet.api.endpoints.endpoint import Nothing
 
         tokens = fleet.call(list_tokens, Nothing()).items
-    if as_json:
-        print_json(tokens)
-        return
+    lines = []
     for token in tokens:
         end = "for ever" if token.expires_at is None else f"until {format_time(token.expires_at)}"
-        click.echo(f"{token.name}: {', '.join(token.scopes)}; {end}, last used {format_time(token.used_at)}")
-    if not tokens:
-        click.echo("no tokens; make one: edgekit fleet token add NAME --scope read")
+        lines.append(
+            f"{token.name}: {', '.join(token.scopes)}; {end}, last used {format_time(token.used_at)}"
+        )
+    none = "no tokens; make one: edgekit fleet token add NAME --scope read"
+    show(tokens, lines or [none], as_json=as_json)
 
 
 @command.command("revoke")
@@ -75,7 +72,4 @@ def revoke(name: str, path: Path | None, as_json: bool) -> None:
         from edgekit_fleet.api.endpoints.endpoint import Named
 
         tokens = fleet.call(revoke_token, Named(name=name)).items
-    if as_json:
-        print_json(tokens)
-    else:
-        click.echo(f"{name} has ended; {len(tokens)} tokens are left")
+    show(tokens, [f"{name} has ended; {len(tokens)} tokens are left"], as_json=as_json)

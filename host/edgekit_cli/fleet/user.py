@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekit_cli.fleet.fleet_options import folder_and_json_options, format_time, print_json
+from edgekit_cli.fleet.fleet_options import folder_and_json_options, format_time, show
 from edgekit_cli.fleet.fleet_server import connect
 
 if TYPE_CHECKING:
@@ -96,14 +96,14 @@ def second_factor(name: str, path: Path | None, *, is_removal: bool, as_json: bo
         return
     with connect(path) as fleet:
         factor = fleet.call(add_second_factor, Named(name=name))
-    if as_json:
-        print_json(factor)
-        return
-    _print_qr_code(factor.uri)
-    click.echo(f"For the authenticator app of {name}: {factor.uri}")
-    click.echo("Recovery codes, each for one login without the app:")
-    for code in factor.recovery_codes:
-        click.echo(f"  {code}")
+    if not as_json:
+        _print_qr_code(factor.uri)
+    lines = [
+        f"For the authenticator app of {name}: {factor.uri}",
+        "Recovery codes, each for one login without the app:",
+        *(f"  {code}" for code in factor.recovery_codes),
+    ]
+    show(factor, lines, as_json=as_json)
 
 
 def _print_qr_code(text: str) -> None:
@@ -119,13 +119,9 @@ def _print_qr_code(text: str) -> None:
 def _call(endpoint: Endpoint[Any, Any], request: Any, path: Path | None, *, as_json: bool) -> None:
     with connect(path) as fleet:
         users = fleet.call(endpoint, request).items
-    if as_json:
-        print_json(users)
-        return
-    for user in users:
-        click.echo(f"{user.name}: {user.role}, last seen {format_time(user.seen_at)}")
-    if not users:
-        click.echo("no users; make one: edgekit fleet user add NAME --role admin")
+    lines = [f"{user.name}: {user.role}, last seen {format_time(user.seen_at)}" for user in users]
+    none = "no users; make one: edgekit fleet user add NAME --role admin"
+    show(users, lines or [none], as_json=as_json)
 
 
 def _read_password() -> str:

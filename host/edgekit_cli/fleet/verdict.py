@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from edgekit_cli.fleet.fleet_options import folder_and_json_options, print_json
+from edgekit_cli.fleet.fleet_options import folder_and_json_options, show
 from edgekit_cli.fleet.fleet_server import connect
 from edgekit_cli.number_range import NumberRange
 
@@ -30,8 +30,6 @@ _EXIT_CODES = {"pass": 0, "stop": 22, "undecided": 23}
 @folder_and_json_options
 def command(rollout: str, *, wait: bool, timeout_s: float, path: Path | None, as_json: bool) -> None:
     """Say whether ROLLOUT passes or stops, and why; exit with 0 (passes), 22 (stops) or 23 (undecided)."""
-    from edgekit_runtime.system.shown_text import clean
-
     end = time.monotonic() + (timeout_s if wait else 0.0)
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.verdicts import GetVerdict, get_verdict
@@ -42,12 +40,8 @@ def command(rollout: str, *, wait: bool, timeout_s: float, path: Path | None, as
             if verdict.verdict != "undecided" or time.monotonic() >= end:
                 break
             time.sleep(min(rest_s, _PAUSE_S))  # a fleet in a folder answers at once
-    if as_json:
-        print_json(verdict)
-    else:
-        click.echo(clean(f"{rollout}: {verdict.verdict}"))
-        for reason in verdict.reasons:
-            click.echo(clean(f"  {reason}"))
+    lines = [f"{rollout}: {verdict.verdict}", *(f"  {reason}" for reason in verdict.reasons)]
+    show(verdict, lines, as_json=as_json)
     click.get_current_context().exit(_EXIT_CODES[verdict.verdict])
 
 
@@ -67,14 +61,9 @@ def evidence(
     rollout: str, *, statement: str | None, path: Path | None, as_json: bool, **figures: object
 ) -> None:
     """Add evidence of an outside judge to ROLLOUT, such as a business metric."""
-    from edgekit_runtime.system.shown_text import clean
-
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.verdicts import AddEvidence, add_evidence
 
         request = AddEvidence(name=rollout, statement=statement or "", **figures)  # type: ignore[arg-type]
         finding = fleet.call(add_evidence, request)
-    if as_json:
-        print_json(finding)
-    else:
-        click.echo(clean(f"{finding.outcome}: {finding.sentence}"))
+    show(finding, [f"{finding.outcome}: {finding.sentence}"], as_json=as_json)

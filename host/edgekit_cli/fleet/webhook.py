@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from edgekit_cli.fleet.fleet_options import folder_and_json_options, print_json
+from edgekit_cli.fleet.fleet_options import folder_and_json_options, show
 from edgekit_cli.fleet.fleet_server import connect
 
 
@@ -28,31 +28,24 @@ def add(name: str, url: str, actions: tuple[str, ...], path: Path | None, as_jso
         from edgekit_fleet.api.endpoints.access import AddWebhook, add_webhook
 
         webhook = fleet.call(add_webhook, AddWebhook(name=name, url=url, actions=actions))
-    if as_json:
-        print_json(webhook)
-    else:
-        click.echo(webhook.secret)
+    show(webhook, [webhook.secret], as_json=as_json)
 
 
 @command.command("list")
 @folder_and_json_options
 def list_command(path: Path | None, as_json: bool) -> None:
     """List the webhooks, and whether their messages arrive."""
-    from edgekit_runtime.system.shown_text import clean
-
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.access import list_webhooks
         from edgekit_fleet.api.endpoints.endpoint import Nothing
 
         webhooks = fleet.call(list_webhooks, Nothing()).items
-    if as_json:
-        print_json(webhooks)
-        return
+    lines = []
     for webhook in webhooks:
         state = f"failed {webhook.failures} times: {webhook.because}" if webhook.failures else "well"
-        click.echo(clean(f"{webhook.name}: {webhook.url}, {state}"))
-    if not webhooks:
-        click.echo("no webhooks; make one: edgekit fleet webhook add NAME URL")
+        lines.append(f"{webhook.name}: {webhook.url}, {state}")
+    none = "no webhooks; make one: edgekit fleet webhook add NAME URL"
+    show(webhooks, lines or [none], as_json=as_json)
 
 
 @command.command("remove")
@@ -65,7 +58,4 @@ def remove(name: str, path: Path | None, as_json: bool) -> None:
         from edgekit_fleet.api.endpoints.endpoint import Named
 
         webhooks = fleet.call(remove_webhook, Named(name=name)).items
-    if as_json:
-        print_json(webhooks)
-    else:
-        click.echo(f"{name} is removed; {len(webhooks)} webhooks are left")
+    show(webhooks, [f"{name} is removed; {len(webhooks)} webhooks are left"], as_json=as_json)
