@@ -17,17 +17,8 @@ from edgekit_fleet.store.database import Store, open_store, sqlite_url
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.migration import alembic_config
 from edgekit_fleet.store.migrations import find_newest_revision
-from edgekit_fleet.store.tables import DeviceRow, Table
+from edgekit_fleet.store.tables import Table
 from edgekit_runtime.errors import ConfigError, OutputError
-
-LATER_COLUMNS = (
-    "devices.streams",
-    "devices.settings",
-    "devices.logs",
-    "devices.decryption_key",
-    "release_packages.key_id",
-    "release_packages.allows_plain",
-)
 
 
 def test_first_open_makes_the_tables_of_the_code(store: Store):
@@ -60,29 +51,6 @@ def test_second_open_keeps_what_is_there(store_url: str):
         assert audit.find_break(session) is None
         assert session.execute(text("SELECT count(*) FROM audit")).scalar() == 1
     second.close()
-
-
-@pytest.mark.parametrize("is_first_form", [True, False])
-def test_store_of_the_first_form_gets_what_later_versions_added(store_url: str, is_first_form: bool):
-    store = open_store(store_url)
-    with store.transaction() as session:
-        numbers = {"certificate_serial": "1", "certificate_expires_at": 0.0, "enrolled_at": 0.0}
-        session.add(DeviceRow(name="d1", target="x", public_key=b"", **numbers))
-        session.flush()
-        if is_first_form:
-            for column in LATER_COLUMNS:
-                table, name = column.split(".")
-                session.execute(text(f"ALTER TABLE {table} DROP COLUMN {name}"))
-            session.execute(text("DROP TABLE content_keys"))
-            session.execute(text("DROP TABLE device_logs"))
-        session.execute(text("UPDATE alembic_version SET version_num = 'v0001'"))
-    store.close()
-    store = open_store(store_url)
-    with store.transaction() as session:
-        device = session.get_one(DeviceRow, "d1")
-        assert (device.streams, device.decryption_key) == ({}, "")
-        assert compare_metadata(MigrationContext.configure(session.connection()), Table.metadata) == []
-    store.close()
 
 
 def test_store_of_a_newer_edgekit_is_refused(store_url: str):

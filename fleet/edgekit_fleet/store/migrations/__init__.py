@@ -7,5 +7,5 @@ FOLDER: Final = Path(__file__).parent
 
 
 def find_newest_revision() -> str:
-    """Return the revision of the newest migration, such as `v0006`."""
+    """Return the revision of the newest migration, such as `v0001`."""
     return max(path.name for path in FOLDER.glob("versions/v*.py")).partition("_")[0]
