@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-from jinja2 import Environment
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -32,7 +32,6 @@ from edgekit_fleet.access.logins import LoginDesk, csrf_of
 from edgekit_fleet.access.principal import Principal, Scope
 from edgekit_fleet.access.second_factor import has_factor
 from edgekit_fleet.access.sign_on import Identity, SignOn, SpoofedHeadersError, fits_login
-from edgekit_fleet.console.compiled_templates import open_templates
 from edgekit_fleet.console.formats import FILTERS, format_share
 from edgekit_fleet.console.live import Watcher
 from edgekit_fleet.store.database import Store
@@ -306,7 +305,14 @@ class Console:
 @functools.cache
 def _read_templates() -> Environment:
     """Return the templates, all compiled now: some take 0.1 s, which would delay the first page."""
-    templates = open_templates(_TEMPLATES)
+    templates = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        auto_reload=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     templates.filters.update(FILTERS)
     templates.globals.update(themes=THEMES, assets=_list_assets(), share=format_share)
     for name in templates.list_templates():
