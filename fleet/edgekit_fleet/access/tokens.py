@@ -13,7 +13,7 @@ from edgekit_fleet.access.digests import digest, make_secret
 from edgekit_fleet.access.principal import SCOPES, Principal, Scope
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store
-from edgekit_fleet.store.tables import CodeRow, TokenRow, WebhookRow
+from edgekit_fleet.store.tables import CodeRow, TokenRow, WebhookRow, read_record
 from edgekit_runtime.errors import FleetError, NotFoundError
 
 PREFIX: Final = "ekt_"  # lets scanners of repositories find a committed token
@@ -78,14 +78,7 @@ def add_token(
 def list_tokens(session: Session) -> list[Token]:
     """Return all tokens, by name."""
     return [
-        Token(
-            name=row.name,
-            scopes=tuple(row.scopes),  # type: ignore[arg-type]  # checked when written
-            created_at=row.created_at,
-            created_by=row.created_by,
-            expires_at=row.expires_at,
-            used_at=row.used_at,
-        )
+        read_record(Token, row, scopes=tuple(row.scopes))  # which were checked when written
         for row in session.scalars(select(TokenRow).order_by(TokenRow.name))
     ]
 

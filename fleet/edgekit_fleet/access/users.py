@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from edgekit_fleet.access.principal import SCOPES_OF_ROLE, Principal, Role
 from edgekit_fleet.access.tokens import end_grants_of
 from edgekit_fleet.store import audit
-from edgekit_fleet.store.tables import KnownAddressRow, LoginRow, SecondFactorRow, UserRow
+from edgekit_fleet.store.tables import KnownAddressRow, LoginRow, SecondFactorRow, UserRow, read_record
 from edgekit_runtime.errors import FleetError, NotFoundError
 
 NAME_FORM: Final = re.compile(r"[a-z0-9][a-z0-9._@-]{0,63}")
@@ -70,10 +70,9 @@ def list_users(session: Session) -> list[User]:
     )
     factors = set(session.scalars(select(SecondFactorRow.user).where(SecondFactorRow.is_confirmed)))
     return [
-        User(
-            name=row.name,
-            role=row.role,  # type: ignore[arg-type]  # checked when written
-            created_at=row.created_at,
+        read_record(
+            User,
+            row,
             seen_at=last_seen.get(row.name),
             has_second_factor=row.name in factors,
             is_signed_on=not row.password_digest,

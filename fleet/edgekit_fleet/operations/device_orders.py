@@ -10,7 +10,7 @@ from edgekit_fleet.identity.enrolment import find_device
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.due import mark_due
-from edgekit_fleet.store.tables import DeviceLogRow
+from edgekit_fleet.store.tables import DeviceLogRow, read_record
 from edgekit_runtime.agent.documents import LogRequest
 from edgekit_runtime.dataclass_json import Range, to_plain
 from edgekit_runtime.errors import FleetError, NotFoundError, RequestError
@@ -80,7 +80,7 @@ def ask_for_logs(store: Store, device: str, lines: int, *, actor: str) -> Device
         row.logs = to_plain(request)
         audit.record(session, actor, "device.logs", device, lines=lines)
         mark_due(session, [device])
-        return _describe(log)
+        return read_record(DeviceLog, log)
 
 
 def find_log(store: Store, device: str) -> DeviceLog:
@@ -97,17 +97,4 @@ def find_log(store: Store, device: str) -> DeviceLog:
             raise NotFoundError(
                 f"nobody has asked '{device}' for its logs: edgekit fleet device {device} --logs 200"
             )
-        return _describe(log)
-
-
-def _describe(log: DeviceLogRow) -> DeviceLog:
-    return DeviceLog(
-        device=log.device,
-        lines=log.lines,
-        asked_at=log.asked_at,
-        asked_by=log.asked_by,
-        answered_at=log.answered_at,
-        source=log.source,
-        refusal=log.refusal,
-        text=log.text,
-    )
+        return read_record(DeviceLog, log)

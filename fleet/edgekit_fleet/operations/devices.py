@@ -26,6 +26,7 @@ from edgekit_fleet.store.tables import (
     ExecutionRow,
     ReleasePackageRow,
     WantedModelRow,
+    read_record,
 )
 from edgekit_runtime.agent.documents import ENDED, Reported
 from edgekit_runtime.agent.trusted_time import RELEASED_S, format_utc
@@ -177,16 +178,12 @@ def describe(store: Store, name: str) -> DeviceDetail:
             for desired_row in desired_rows
             if not desired_row.is_removed
         }
-        return DeviceDetail(
+        return read_record(
+            DeviceDetail,
+            row,
             summary=_summarize(row),
             why=" ".join((_explain(row, sent, desired_rows, newest), *_find_faults(session, row))),
-            facts=row.facts,
-            pinned=row.pinned,
-            certificate_serial=row.certificate_serial,
-            certificate_expires_at=row.certificate_expires_at,
-            enrolled_at=row.enrolled_at,
             desired_sent=sent,
-            desired_held=row.desired_held,
             desired=desired,
             executions=tuple(
                 {
@@ -195,9 +192,7 @@ def describe(store: Store, name: str) -> DeviceDetail:
                 }
                 for execution in newest
             ),
-            reported=row.reported,
             streams={name: hide_passwords(stream) for name, stream in read_streams(row.streams).items()},
-            settings=row.settings,
         )
 
 
@@ -240,16 +235,7 @@ def _explain_absence(session: Session, name: str) -> str:
 
 
 def _summarize(row: DeviceRow) -> DeviceSummary:
-    return DeviceSummary(
-        name=row.name,
-        target=row.target,
-        tags=row.tags,
-        status=row.status,
-        because=row.because,
-        is_online=row.is_online,
-        last_seen_at=row.last_seen_at,
-        models=list_models(row.reported),
-    )
+    return read_record(DeviceSummary, row, models=list_models(row.reported))
 
 
 def _explain(row: DeviceRow, sent: int, desired_rows: Any, executions: Any) -> str:

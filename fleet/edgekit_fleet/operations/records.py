@@ -20,7 +20,7 @@ from edgekit_fleet.store import audit
 from edgekit_fleet.store.copying import copy_store
 from edgekit_fleet.store.database import Store, open_store
 from edgekit_fleet.store.fleet_folder import FleetFolder
-from edgekit_fleet.store.tables import AuditRow, ManagerRow
+from edgekit_fleet.store.tables import AuditRow, ManagerRow, read_record
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import ConfigError, OutputError, RequestError
 from edgekit_runtime.system.atomic_files import DISK, make_folders, write_atomically
@@ -67,17 +67,7 @@ def read_audit(
     if before is not None:
         statement = statement.where(AuditRow.number < before)
     with store.snapshot() as session:
-        return [
-            AuditRecord(
-                number=row.number,
-                at=row.at,
-                actor=row.actor,
-                action=row.action,
-                subject=row.subject,
-                detail=row.detail,
-            )
-            for row in reversed(session.scalars(statement).all())
-        ]
+        return [read_record(AuditRecord, row) for row in reversed(session.scalars(statement).all())]
 
 
 def find_audit_break(store: Store) -> int | None:

@@ -25,7 +25,7 @@ from edgekit_fleet.rollouts.views import list_encrypted
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder
-from edgekit_fleet.store.tables import ContentKeyRow, ReleasePackageRow, ReleaseRow, RolloutRow
+from edgekit_fleet.store.tables import ContentKeyRow, ReleasePackageRow, ReleaseRow, RolloutRow, read_record
 from edgekit_runtime.agent.documents import DeltaOffer
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import to_plain
@@ -409,11 +409,9 @@ def _summarize(session: Session, rows: Sequence[ReleaseRow]) -> list[ReleaseSumm
             for delta in package.deltas
         )
     return [
-        ReleaseSummary(
-            name=row.name,
-            note=row.note,
-            created_at=row.created_at,
-            created_by=row.created_by,
+        read_record(
+            ReleaseSummary,
+            row,
             is_withdrawn=row.withdrawn_at is not None,
             is_encrypted=row.name in encrypted,
             packages=tuple(sorted(packages.get(row.name, ()))),

@@ -35,7 +35,7 @@ from edgekit_fleet.rollouts.views import (
 )
 from edgekit_fleet.rollouts.waves import DEFAULT_WAVES, default_minimum, freeze_cohort, plan_waves
 from edgekit_fleet.store.database import Store, insert_many
-from edgekit_fleet.store.tables import MemberRow, ReleasePackageRow, RolloutRow, WantedModelRow
+from edgekit_fleet.store.tables import MemberRow, ReleasePackageRow, RolloutRow, WantedModelRow, read_record
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import FleetError, NotFoundError
 
@@ -538,16 +538,5 @@ def find_row(session: Session, name: str, *, will_change: bool = False) -> Rollo
 
 
 def _summarize(row: RolloutRow, members: Mapping[str, int]) -> RolloutSummary:
-    return RolloutSummary(
-        name=row.name,
-        release=row.release,
-        selector=row.selector,
-        state=row.state,
-        because=row.because,
-        created_at=row.created_at,
-        created_by=row.created_by,
-        ended_at=row.ended_at,
-        wave=row.wave + 1,
-        waves=tuple(row.settings["waves"]),
-        members=members,
-    )
+    waves = tuple(row.settings["waves"])
+    return read_record(RolloutSummary, row, wave=row.wave + 1, waves=waves, members=members)

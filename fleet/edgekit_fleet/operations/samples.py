@@ -16,7 +16,7 @@ from edgekit_fleet.samples.orders import SETTING, list_orders, mark_meant, read_
 from edgekit_fleet.samples.vault import SampleVault
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store
-from edgekit_fleet.store.tables import SampleOrderRow, SampleRow, SampleSettingRow
+from edgekit_fleet.store.tables import SampleOrderRow, SampleRow, SampleSettingRow, read_record
 from edgekit_runtime.dataclass_json import Range, from_plain, to_plain
 from edgekit_runtime.errors import DataError, FleetError, NotFoundError, RequestError
 from edgekit_runtime.protocol.samples import MAX_ORDERS, TRIGGERS, Sample, SampleTrigger
@@ -361,32 +361,9 @@ def _count_by(session: Session, column: Any) -> dict[str, int]:
 
 def _describe_order(row: SampleOrderRow, counts: dict[str, int], now: float) -> SampleOrderStatus:
     state = "stopped" if row.stopped_at is not None else "active" if now < row.ends_at else "ended"
-    return SampleOrderStatus(
-        id=row.id,
-        model=row.model,
-        selector=row.selector,
-        triggers=read_order(row, "").triggers,
-        per_day=row.per_day,
-        max_bytes=row.max_bytes,
-        created_at=row.created_at,
-        created_by=row.created_by,
-        ends_at=row.ends_at,
-        state=state,
-        samples=counts.get(row.id, 0),
-    )
+    triggers = read_order(row, "").triggers
+    return read_record(SampleOrderStatus, row, triggers=triggers, state=state, samples=counts.get(row.id, 0))
 
 
 def _describe(row: SampleRow) -> SampleSummary:
-    return SampleSummary(
-        id=row.id,
-        device=row.device,
-        order=row.order,
-        model=row.model,
-        version=row.version,
-        triggers=tuple(row.triggers.split()),
-        probability=row.probability,
-        media_type=row.media_type,
-        size_bytes=row.size_bytes,
-        taken_at=row.taken_at,
-        received_at=row.received_at,
-    )
+    return read_record(SampleSummary, row, triggers=tuple(row.triggers.split()))

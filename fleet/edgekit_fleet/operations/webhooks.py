@@ -26,7 +26,7 @@ from sqlalchemy import func, select
 from edgekit_fleet.operations.names import check_name
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store
-from edgekit_fleet.store.tables import AuditRow, WebhookRow
+from edgekit_fleet.store.tables import AuditRow, WebhookRow, read_record
 from edgekit_runtime.errors import EdgekitError, FleetError, NotFoundError
 
 _PREFIX: Final = "whsec_"
@@ -94,16 +94,7 @@ def list_webhooks(store: Store) -> list[Webhook]:
     with store.snapshot() as session:
         newest = session.scalar(select(func.max(AuditRow.number))) or 0
         return [
-            Webhook(
-                name=row.name,
-                url=row.url,
-                actions=tuple(row.actions),
-                created_at=row.created_at,
-                created_by=row.created_by,
-                failures=row.failures,
-                because=row.because,
-                waiting=newest - row.position,
-            )
+            read_record(Webhook, row, actions=tuple(row.actions), waiting=newest - row.position)
             for row in session.scalars(select(WebhookRow).order_by(WebhookRow.name))
         ]
 

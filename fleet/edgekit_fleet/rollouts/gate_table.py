@@ -297,19 +297,3 @@ def make_limits(changes: Mapping[str, float] | None = None) -> dict[str, float]:
             raise FleetError(f"{name} is {value}, expected {whole}{limit.range}")
         values[name] = int(value) if limit.is_whole else value
     return values
-
-
-def check_stored_limits(values: Mapping[str, float]) -> None:
-    """Check the limits of a stored rollout; accept also what earlier versions of edgekit accepted.
-
-    Raises:
-        ValueError: a limit is unknown, or no gate can be decided with it.
-    """
-    limits = {limit.name: limit for limit in LIMITS}
-    for name, value in values.items():
-        if name not in limits:
-            raise ValueError(f"unknown limit '{name[:80]}'")
-        low, high = limits[name].range.least, limits[name].range.most
-        floor = 1.0 if low > 1 else 0.0
-        if not (value > floor or value == low) or (high <= 1 and value > 1):
-            raise ValueError(f"{name} is {value}, which no gate can be decided with")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from edgekit_fleet.rollouts.gate_table import Fault, Sample, check_stored_limits, make_limits
+from edgekit_fleet.rollouts.gate_table import Fault, Sample, make_limits
 from edgekit_fleet.rollouts.outside_gates import (
     Evidence,
     OutsideFinding,
@@ -82,7 +82,6 @@ class RolloutSettings:
     evidence: Mapping[str, OutsideGate] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_stored_limits(self.limits)
         check_gates(self.evidence)
 
 

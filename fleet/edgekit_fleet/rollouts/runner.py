@@ -49,6 +49,7 @@ from edgekit_fleet.store.tables import (
     ReleasePackageRow,
     RolloutRow,
     WantedModelRow,
+    read_record,
 )
 from edgekit_runtime.agent.documents import ENDED, DeltaOffer, DesiredModel
 from edgekit_runtime.dataclass_json import from_plain, to_plain
@@ -552,15 +553,10 @@ def _member(rollout: str, device: str, **changes: object) -> dict[str, Any]:
 def _document(row: RolloutRow, package: ReleasePackageRow, memory: _RolloutMemory) -> dict[str, Any]:
     settings = memory.progress.settings
     of_model = settings.models[package.model]
-    document = DesiredModel(
-        model=package.model,
-        version=package.version,
-        manifest_sha256=package.manifest_sha256,
-        path=package.path,
-        size_bytes=package.size_bytes,
-        sha256=package.sha256,
+    document = read_record(
+        DesiredModel,
+        package,
         execution="",
-        release=row.release,
         rollout=row.name,
         trial=settings.trial,
         order=of_model.order,
@@ -568,8 +564,6 @@ def _document(row: RolloutRow, package: ReleasePackageRow, memory: _RolloutMemor
         window=settings.window,
         timeout_s=settings.step_timeout_s,
         deltas=tuple(from_plain(DeltaOffer, delta) for delta in package.deltas),
-        key_id=package.key_id,
-        allows_plain=package.allows_plain,
     )
     plain: dict[str, Any] = to_plain(document)
     return plain

@@ -19,6 +19,7 @@ from edgekit_fleet.store.tables import (
     ReleaseRow,
     RolloutRow,
     WantedModelRow,
+    read_record,
 )
 from edgekit_runtime.agent.conditions import count_needed_bytes
 from edgekit_runtime.agent.documents import DesiredModel
@@ -57,20 +58,14 @@ def read_packages(session: Session, release: str) -> tuple[PackageView, ...]:
         raise FleetError(f"release '{release}' was withdrawn; make another one")
     rows = session.scalars(select(ReleasePackageRow).where(ReleasePackageRow.release == release))
     return tuple(
-        PackageView(
-            model=row.model,
-            target=row.target,
-            version=row.version,
-            manifest_sha256=row.manifest_sha256,
-            path=row.path,
-            size_bytes=row.size_bytes,
-            sha256=row.sha256,
+        read_record(
+            PackageView,
+            row,
             engines=tuple(row.needs.get("engines", ())),
             memory_bytes=row.needs.get("memory_bytes"),
             agreement=row.needs.get("min_agreement"),
             deltas=tuple(row.deltas),
             is_encrypted=bool(row.key_id),
-            allows_plain=row.allows_plain,
         )
         for row in rows
     )

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from edgekit_fleet.rollouts.selector import parse_selector
 from edgekit_fleet.rollouts.selector_sql import compile_selector
 from edgekit_fleet.store.due import mark_due
-from edgekit_fleet.store.tables import DeviceRow, SampleOrderRow, SampleSettingRow
+from edgekit_fleet.store.tables import DeviceRow, SampleOrderRow, SampleSettingRow, read_record
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.protocol.samples import SampleOrder, SampleTrigger
 
@@ -60,16 +60,8 @@ def mark_meant(session: Session, row: SampleOrderRow) -> int:
 
 
 def read_order(row: SampleOrderRow, public_key: str) -> SampleOrder:
-    return SampleOrder(
-        id=row.id,
-        model=row.model,
-        triggers=tuple(from_plain(SampleTrigger, trigger, row.id) for trigger in row.triggers),
-        per_day=row.per_day,
-        max_bytes=row.max_bytes,
-        ends_at=row.ends_at,
-        window=row.window,
-        public_key=public_key,
-    )
+    triggers = tuple(from_plain(SampleTrigger, trigger, row.id) for trigger in row.triggers)
+    return read_record(SampleOrder, row, triggers=triggers, public_key=public_key)
 
 
 def _select_meant(session: Session, row: SampleOrderRow) -> Any:

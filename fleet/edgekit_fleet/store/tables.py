@@ -3,8 +3,9 @@
 `database` makes them in an empty store. From the first release on, each change needs a migration, too.
 """
 
+import dataclasses
 import zlib
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 from sqlalchemy import (
     JSON,
@@ -22,6 +23,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 NAME = String(128)
 SHARDS: Final = 64
+
+Record = TypeVar("Record")
 
 
 class Table(DeclarativeBase):
@@ -45,6 +48,14 @@ class Table(DeclarativeBase):
         list[Any]: JSON,
         list[str]: JSON,
     }
+
+
+def read_record(kind: type[Record], row: Table, **others: Any) -> Record:
+    """Return a `kind` with the columns of a row that its fields name; `others` are its further fields."""
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    columns = set(row.__table__.columns.keys())
+    values = {field.name: getattr(row, field.name) for field in fields if field.name in columns}
+    return kind(**{**values, **others})
 
 
 def shard_of(name: str) -> int:
@@ -80,7 +91,7 @@ class DeviceRow(Table):
         pinned: model -> version at which somebody pinned it on the device, as it reports.
         streams: name -> stream that the device should run: a `StreamOptions` as plain values, with passwords.
         decryption_key: P-256 public key (PEM) from its enrolment, for which content keys are wrapped; empty
-            for a device that enrolled before these keys existed.
+            for a device that stated none.
         settings: key -> value of the settings that it should have.
         logs: the newest `LogRequest` as plain values, or empty.
     """
@@ -206,7 +217,6 @@ class CodeRow(Table):
         secret_sha256: SHA-256 of the code's secret, which itself is not stored.
         target: target of the device, or empty where the device states it.
         used_at: when it was used, or None.
-        created_by: who made it; empty if an earlier version of edgekit made it.
     """
 
     __tablename__ = "enrolment_codes"
