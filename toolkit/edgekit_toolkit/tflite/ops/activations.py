@@ -1,4 +1,4 @@
-"""Activation functions of one tensor, and PRelu."""
+"""Activation functions that take more than one operator or have options."""
 
 import math
 
@@ -8,14 +8,6 @@ from edgekit_toolkit.tflite.builder import Options, Tensor
 from edgekit_toolkit.tflite.layout.rules import axis_last, elementwise
 from edgekit_toolkit.tflite.registry import writes
 from edgekit_toolkit.tflite.step import Step
-
-_PLAIN = {"Relu": "RELU", "Sigmoid": "LOGISTIC", "Tanh": "TANH", "HardSwish": "HARD_SWISH"}
-
-
-@writes("Relu", "Sigmoid", "Tanh", "HardSwish", rule=elementwise)
-def write_plain(step: Step) -> None:
-    """Write RELU, LOGISTIC, TANH or HARD_SWISH."""
-    step.give(_unary(step, _PLAIN[step.node.op_type], _float_input(step)))
 
 
 @writes("Clip", rule=elementwise)
@@ -64,12 +56,6 @@ def write_prelu(step: Step) -> None:
         step.give(_unary(step, "LEAKY_RELU", _float_input(step), options))
         return
     step.give(step.emit("PRELU", [_float_input(step), step.read(1)], step.held()))
-
-
-@writes("Elu", rule=elementwise)
-def write_elu(step: Step) -> None:
-    """Write ELU; its alpha is 1, since an Elu with another alpha is lowered."""
-    step.give(_unary(step, "ELU", _float_input(step)))
 
 
 @writes("HardSigmoid", rule=elementwise)

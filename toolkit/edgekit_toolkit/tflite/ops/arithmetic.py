@@ -1,7 +1,4 @@
-"""Arithmetic, comparison, logic and selection of tensors that are broadcast to each other."""
-
-from collections.abc import Mapping
-from typing import Final
+"""Arithmetic of tensors that are broadcast to each other."""
 
 import numpy as np
 
@@ -10,32 +7,6 @@ from edgekit_toolkit.tflite.layout.rules import elementwise
 from edgekit_toolkit.tflite.refusal import RefusedError
 from edgekit_toolkit.tflite.registry import writes
 from edgekit_toolkit.tflite.step import Step
-
-_COMPARISONS: Final = {
-    "Equal": ("EQUAL", "EqualOptions"),
-    "Greater": ("GREATER", "GreaterOptions"),
-    "GreaterOrEqual": ("GREATER_EQUAL", "GreaterEqualOptions"),
-    "Less": ("LESS", "LessOptions"),
-    "LessOrEqual": ("LESS_EQUAL", "LessEqualOptions"),
-}
-_LOGIC: Final = {
-    "And": ("LOGICAL_AND", "LogicalAndOptions"),
-    "Or": ("LOGICAL_OR", "LogicalOrOptions"),
-    "Xor": ("NOT_EQUAL", "NotEqualOptions"),
-}
-# Element types that each kernel takes, besides float32.
-_INTEGERS: Final[Mapping[str, frozenset[str]]] = {
-    "ADD": frozenset({"int32", "int64"}),
-    "SUB": frozenset({"int32", "int64"}),
-    "MUL": frozenset({"int32", "int64"}),
-    "MAXIMUM": frozenset({"int32", "int64"}),
-    "MINIMUM": frozenset({"int32", "int64"}),
-    "DIV": frozenset({"int32"}),
-    "FLOOR_MOD": frozenset({"int32", "int64"}),
-    "FLOOR_DIV": frozenset({"int32"}),
-    "POW": frozenset({"int32"}),
-}
-_COMPARED: Final = frozenset({"float32", "int32", "int64"})
 
 
 @writes("Add", "Sub", "Mul", "Div", rule=elementwise, fuses=True)
@@ -103,28 +74,6 @@ def write_mod(step: Step) -> None:
     step.give(step.emit("FLOOR_MOD", [step.read(0), step.read(1)], step.held(), Options("FloorModOptions")))
 
 
-@writes("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", rule=elementwise)
-def write_comparison(step: Step) -> None:
-    """Write the comparison of the same name."""
-    step.require(*(_COMPARED | {"bool"} if step.node.op_type == "Equal" else _COMPARED))
-    kind, table = _COMPARISONS[step.node.op_type]
-    inputs = [step.read(0), step.read(1)]
-    step.give(step.emit(kind, inputs, step.held(), Options(table), dtype=np.dtype(np.bool_)))
-
-
-@writes("And", "Or", "Xor", rule=elementwise)
-def write_logic(step: Step) -> None:
-    """Write LOGICAL_AND, LOGICAL_OR, or for Xor NOT_EQUAL of booleans."""
-    kind, table = _LOGIC[step.node.op_type]
-    step.give(step.emit(kind, [step.read(0), step.read(1)], step.held(), Options(table)))
-
-
-@writes("Where", rule=elementwise)
-def write_where(step: Step) -> None:
-    inputs = [step.read(index) for index in range(3)]
-    step.give(step.emit("SELECT_V2", inputs, step.held(), Options("SelectV2Options"), dtype=inputs[1].dtype))
-
-
 def _extreme(step: Step, kind: str, first: Tensor, right: Tensor) -> Tensor:
     if kind == "ADD":
         return step.binary(kind, first, right)
@@ -138,4 +87,4 @@ def _check(step: Step, kind: str) -> None:
     Raises:
         RefusedError: it does not.
     """
-    step.require("float32", *_INTEGERS.get(kind, ()))
+    step.require("float32", "int32", *(() if kind == "DIV" else ("int64",)))
