@@ -19,7 +19,6 @@ from edgekit_runtime.errors import ModelError
 from edgekit_toolkit.costs.target_model import NodeCost
 from edgekit_toolkit.onnx_graph.control_flow import (
     CONTROL_FLOW,
-    bodies,
     body_model,
     captured,
     check_steady,
@@ -28,6 +27,7 @@ from edgekit_toolkit.onnx_graph.control_flow import (
 from edgekit_toolkit.onnx_graph.functions import inline_functions, opaque_functions
 from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute
 from edgekit_toolkit.onnx_graph.shapes import with_shapes
+from edgekit_toolkit.onnx_graph.traversal import bodies
 from edgekit_toolkit.targets.spec import Precision
 
 # Operand positions (data, weight) of the operators whose work is multiply-accumulates.

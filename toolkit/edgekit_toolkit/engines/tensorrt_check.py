@@ -20,7 +20,7 @@ from edgekit_runtime.sessions.tensorrt.options import Precision, Shapes, TensorR
 from edgekit_runtime.system.child_process import ChildProcess
 from edgekit_runtime.system.install_hint import python_here
 from edgekit_toolkit.onnx_graph.index import attribute
-from edgekit_toolkit.onnx_graph.traversal import is_control_flow, nodes, stored_tensors
+from edgekit_toolkit.onnx_graph.traversal import bodies, nodes, stored_tensors
 
 VERSION: Final = "1.7.1.116"
 INSTALL_COMMAND: Final = (
@@ -129,9 +129,7 @@ def _with_suspects(errors: tuple[str, ...], model: onnx.ModelProto) -> tuple[str
     naming the place.
     """
     operators = [
-        f"operator '{node.op_type}' at node '{node.name}'"
-        for node in model.graph.node
-        if is_control_flow(node)
+        f"operator '{node.op_type}' at node '{node.name}'" for node in model.graph.node if bodies(node)
     ]
     if not operators or not any(_INTERNAL in error for error in errors):
         return errors

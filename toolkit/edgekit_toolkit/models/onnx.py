@@ -20,7 +20,7 @@ from edgekit_toolkit.models.saturating_products import find_saturating
 from edgekit_toolkit.onnx_graph.index import opset
 from edgekit_toolkit.onnx_graph.ort_options import ort_options, stated_options
 from edgekit_toolkit.onnx_graph.specs import free_dims, tensor_specs
-from edgekit_toolkit.onnx_graph.traversal import computes_in_integers, is_control_flow, random_nodes
+from edgekit_toolkit.onnx_graph.traversal import bodies, computes_in_integers, random_nodes
 from edgekit_toolkit.openings.sessions import open_ort
 from edgekit_toolkit.samples.range_trap import CodeRange
 
@@ -103,6 +103,6 @@ class OnnxModel:
 
     def estimate_memory(self, dims: Mapping[str, int], *, blocked_layout: bool) -> MemoryEstimate | None:
         """Return the estimate for onnxruntime; None for a model with control flow."""
-        if any(map(is_control_flow, self.proto.graph.node)):
+        if any(map(bodies, self.proto.graph.node)):
             return None
         return estimate_peak_memory(self.proto, engine_bytes=0, dims=dims, blocked_layout=blocked_layout)

@@ -15,6 +15,7 @@ from onnx.reference import ReferenceEvaluator
 
 from edgekit_runtime.errors import ModelError
 from edgekit_toolkit.onnx_graph.index import attribute, opset
+from edgekit_toolkit.onnx_graph.traversal import bodies
 
 CONTROL_FLOW: Final = frozenset({"If", "Loop", "Scan"})
 # A condition that counts is followed step by step; texts and recordings have fewer steps.
@@ -23,11 +24,6 @@ _SCAN_OPSET: Final = 9  # before, Scan had a batch and sequence lengths
 
 Types = Mapping[str, onnx.TypeProto]
 Values = Mapping[str, NDArray[Any]]
-
-
-def bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    """Return the graphs inside a node: the body of a loop, or the branches of an If."""
-    return [item.g for item in node.attribute if item.type == onnx.AttributeProto.GRAPH]
 
 
 def captured(graph: onnx.GraphProto) -> set[str]:

@@ -12,7 +12,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from edgekit_toolkit.onnx_graph.traversal import graphs
+from edgekit_toolkit.onnx_graph.traversal import bodies, graphs
 
 DEFAULT_DOMAINS: Final = frozenset({"", "ai.onnx"})
 STANDARD_DOMAINS: Final = DEFAULT_DOMAINS | {"ai.onnx.ml"}
@@ -78,12 +78,10 @@ class GraphIndex:
 def reads(node: onnx.NodeProto) -> Iterable[str]:
     """Yield the names of the tensors that a node and its sub-graphs read."""
     yield from (name for name in node.input if name)
-    for attribute in node.attribute:
-        graphs = [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else list(attribute.graphs)
-        for graph in graphs:
-            for inner in graph.node:
-                yield from reads(inner)
-            yield from (value.name for value in graph.output)
+    for graph in bodies(node):
+        for inner in graph.node:
+            yield from reads(inner)
+        yield from (value.name for value in graph.output)
 
 
 def recorded_shapes(graph: onnx.GraphProto) -> dict[str, Shape]:

@@ -22,7 +22,7 @@ from edgekit_runtime.tensors import DTYPES
 from edgekit_toolkit.onnx_graph.index import copy_model
 from edgekit_toolkit.onnx_graph.ort_options import ort_options, stated_options
 from edgekit_toolkit.onnx_graph.specs import bound_shape, real_inputs, tensor_specs
-from edgekit_toolkit.onnx_graph.traversal import stored_tensors
+from edgekit_toolkit.onnx_graph.traversal import bodies, stored_tensors
 from edgekit_toolkit.openings.model_opening import check_opening
 
 BLOCKED_DOMAIN: Final = "com.microsoft.nchwc"
@@ -92,12 +92,7 @@ def optimise_as_engine(
         values = _infer(optimised)
     except Exception as error:  # onnxruntime's exceptions have no common base but this
         raise ModelError(f"onnxruntime refused the model: {error}") from error
-    branched = {
-        name
-        for node in optimised.graph.node
-        if any(attribute.type == onnx.AttributeProto.GRAPH for attribute in node.attribute)
-        for name in node.output
-    }
+    branched = {name for node in optimised.graph.node if bodies(node) for name in node.output}
     return EngineGraph(
         nodes=tuple(optimised.graph.node),
         tensors={value.name: _tensor(value, value.name in branched) for value in values} | _inputs(bound),

@@ -15,9 +15,10 @@ from onnx import numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
 from edgekit_runtime.errors import ModelError
-from edgekit_toolkit.onnx_graph.control_flow import bodies, body_model, output_types
+from edgekit_toolkit.onnx_graph.control_flow import body_model, output_types
 from edgekit_toolkit.onnx_graph.index import attribute, copy_model, set_items
 from edgekit_toolkit.onnx_graph.specs import dimension, real_inputs
+from edgekit_toolkit.onnx_graph.traversal import bodies
 
 # Enough for any shape, axes or padding; weights are larger or floating.
 _MAX_FOLDED_ELEMENTS = 256

@@ -46,6 +46,11 @@ _FLOAT_TYPES = {
 _CONVERSIONS = frozenset({"Cast", "CastLike", "DequantizeLinear", "QuantizeLinear"})
 
 
+def bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """Return the graphs inside a node: the body of a `Loop` or `Scan`, or the branches of an `If`."""
+    return [graph for item in node.attribute for graph in ([item.g] if item.HasField("g") else item.graphs)]
+
+
 def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """Yield `graph` and every graph inside its `If`, `Loop` and `Scan` nodes, outer ones first."""
     yield graph
@@ -87,11 +92,6 @@ def random_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     ]
 
 
-def is_control_flow(node: onnx.NodeProto) -> bool:
-    """Return whether the node holds graphs: `If`, `Loop`, `Scan`."""
-    return any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
-
-
 def computes_in_integers(model: onnx.ModelProto) -> bool:
     """Return whether activations become integer codes somewhere in the model."""
     return any(node.op_type in _INTEGER_OPERATORS for node in nodes(model))
@@ -125,8 +125,8 @@ def stored_tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorPro
 
     A sparse tensor is seen as its values and its indices. Tensors in the bodies of functions are included.
     """
-    bodies = [graph for function in model.functions for graph in _inner_graphs(function.node)]
-    for graph in (*graphs(model.graph), *bodies):
+    inner = [graph for function in model.functions for graph in _inner_graphs(function.node)]
+    for graph in (*graphs(model.graph), *inner):
         for tensor in graph.initializer:
             yield tensor.name, tensor
         for sparse in graph.sparse_initializer:
@@ -139,11 +139,8 @@ def stored_tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorPro
 
 def _inner_graphs(function_nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
     for node in function_nodes:
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from graphs(attribute.g)
-            for inner in attribute.graphs:
-                yield from graphs(inner)
+        for body in bodies(node):
+            yield from graphs(body)
 
 
 def _attribute_tensors(attribute_nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, onnx.TensorProto]]:

@@ -6,7 +6,6 @@ that never runs takes its weights with it. Source: ONNX's operator `If`.
 
 import onnx
 
-from edgekit_toolkit.onnx_graph.control_flow import bodies
 from edgekit_toolkit.onnx_graph.index import (
     GraphIndex,
     attribute,
@@ -15,6 +14,7 @@ from edgekit_toolkit.onnx_graph.index import (
     remove_unused_initializers,
     replace_nodes,
 )
+from edgekit_toolkit.onnx_graph.traversal import bodies
 from edgekit_toolkit.passes import fold_constants
 from edgekit_toolkit.passes.foreign import simplify
 

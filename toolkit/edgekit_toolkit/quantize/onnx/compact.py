@@ -26,6 +26,7 @@ from edgekit_toolkit.onnx_graph.index import (
     set_items,
 )
 from edgekit_toolkit.onnx_graph.ort_options import notes_of
+from edgekit_toolkit.onnx_graph.traversal import bodies
 
 _DIGITS = string.ascii_lowercase
 _DEFAULTS: Final = {"strides": 1, "dilations": 1, "pads": 0}
@@ -50,8 +51,7 @@ def shorten_names(model: onnx.ModelProto) -> onnx.ModelProto:
         item.ClearField("metadata_props")
         item.ClearField("doc_string")
     result.metadata_props.extend(notes_of(model))
-    attributes = itertools.chain.from_iterable(node.attribute for node in graph.node)
-    if any(item.type in {onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS} for item in attributes):
+    if any(map(bodies, graph.node)):
         return result
     _drop_defaults(graph)
     stable_names = {value.name for value in (*graph.input, *graph.output)}

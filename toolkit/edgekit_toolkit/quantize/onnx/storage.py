@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from edgekit_runtime.errors import BackendError
-from edgekit_toolkit.onnx_graph.control_flow import bodies, captured
+from edgekit_toolkit.onnx_graph.control_flow import captured
 from edgekit_toolkit.onnx_graph.index import (
     GraphIndex,
     add_constant,
@@ -28,7 +28,7 @@ from edgekit_toolkit.onnx_graph.index import (
     remove_unused_initializers,
     set_items,
 )
-from edgekit_toolkit.onnx_graph.traversal import graphs
+from edgekit_toolkit.onnx_graph.traversal import bodies, graphs
 from edgekit_toolkit.quantize.onnx.emitter import Emitter
 from edgekit_toolkit.quantize.plan import COMPUTE, weight_axis
 from edgekit_toolkit.quantize.scheme import quantize_weight
