@@ -31,6 +31,12 @@ def test_first_load_fails_after_seven_refusals_of_the_system_and_about_eight_sec
     assert sum(one.delay_s for one in decisions[:-1]) == pytest.approx(7.75)
 
 
+def test_restarts_wait_longer_after_each_crash() -> None:
+    decisions = ends(started(max_delay_s=2.0, max_crashes=6), End.CRASH, 7)
+    assert [one.delay_s for one in decisions] == [0.0, 0.25, 0.5, 1.0, 2.0, 2.0, 2.0]
+    assert [one.is_loop for one in decisions] == [*[False] * 5, True, True]
+
+
 def test_crashes_become_a_loop_and_a_long_life_ends_it() -> None:
     policy = started(max_crashes=3)
     assert [one.is_loop for one in ends(policy, End.CRASH, 4)] == [False, False, True, True]

@@ -36,19 +36,7 @@ from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.options.model import Isolation, ModelOptions
 from edgekit_runtime.service.workers import isolated_model, worker_handle
-from edgekit_runtime.service.workers.restart_policy import Crashes
 from edgekit_runtime.slots import HEALTHY, REJECTED, UNPROVEN, Slots
-
-
-def test_restarts_wait_longer_each_time_and_a_long_life_ends_that() -> None:
-    isolation, crashes, delays = Isolation(max_delay_s=2.0, max_crashes=6), Crashes(), []
-    for _ in range(7):
-        crashes = crashes.after(1.0, isolation)
-        delays.append((crashes.delay_s(isolation), crashes.is_loop(isolation)))
-    assert delays == [
-        *((0.0, False), (0.25, False), (0.5, False), (1.0, False), (2.0, False), (2.0, True), (2.0, True))
-    ]
-    assert crashes.after(60.0, isolation) == Crashes(1)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ at most `Gates.alpha`, and so is the chance that it promotes one that misses a l
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import field
-from enum import Enum
 from typing import Final, TypeAlias
 
 from edgekit_runtime.records import dataclass
@@ -127,18 +126,15 @@ class Rollback:
 Verdict: TypeAlias = Continue | Promote | Rollback
 
 
-class _State(Enum):
-    PASSED = "passed"
-    MISSED = "missed"
-    OPEN = "open"
-
-
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """The state of a gate; with `is_proof_needed`, an open gate is not passed when the time is over."""
+    """Whether a gate is proved kept (True) or missed (False); None: undecided.
+
+    With `is_proof_needed`, an undecided gate is not passed when the time is over.
+    """
 
     gate: str
-    state: _State
+    is_kept: bool | None
     text: Callable[[], str]  # only a verdict needs it, and quantiles take time
     is_proof_needed: bool
 
@@ -158,9 +154,9 @@ def judge(observed: Observations, gates: Gates) -> Verdict:
         return at_once
     findings = list(_find(observed, gates))
     for finding in findings:
-        if finding.state is _State.MISSED:
+        if finding.is_kept is False:
             return Rollback(finding.gate, finding.text())
-    undecided = tuple(finding.gate for finding in findings if finding.state is _State.OPEN)
+    undecided = tuple(finding.gate for finding in findings if finding.is_kept is None)
     samples = observed.candidate.answers
     if samples >= gates.min_samples and not undecided:
         return Promote()
@@ -172,7 +168,7 @@ def judge(observed: Observations, gates: Gates) -> Verdict:
             f"{samples} answers in {observed.elapsed_s:.0f} s, expected at least {gates.min_samples}",
         )
     for finding in findings:
-        if finding.state is _State.OPEN and finding.is_proof_needed:
+        if finding.is_kept is None and finding.is_proof_needed:
             return Rollback(finding.gate, f"not shown in {observed.elapsed_s:.0f} s: {finding.text()}")
     return Promote()
 
@@ -185,7 +181,7 @@ def may_be_promoted(current: Arm, candidate: Arm, gates: Gates) -> bool:
     if candidate.answers < gates.min_samples:
         return False
     counted = Observations(current=current, candidate=candidate)
-    return _find_errors(counted, gates).state is not _State.MISSED
+    return _find_errors(counted, gates).is_kept is not False
 
 
 def _find_at_once(observed: Observations, gates: Gates) -> Rollback | None:
@@ -210,13 +206,13 @@ def _find(observed: Observations, gates: Gates) -> Iterator[_Finding]:
 
 
 def _find_agreement(observed: Observations, least: float, alpha: float) -> _Finding:
-    is_above = share_is_above(observed.agreement, observed.compared, least, alpha / _TESTS)
+    is_kept = share_is_above(observed.agreement, observed.compared, least, alpha / _TESTS)
 
     def text() -> str:
         mean = observed.agreement / observed.compared if observed.compared else math.nan
         return f"agreement {mean:.4f} over {observed.compared} answers, expected at least {least:g}"
 
-    return _Finding("agreement", _state_of(is_above, expected=True), text, is_proof_needed=True)
+    return _Finding("agreement", is_kept, text, is_proof_needed=True)
 
 
 def _find_errors(observed: Observations, gates: Gates) -> _Finding:
@@ -224,7 +220,7 @@ def _find_errors(observed: Observations, gates: Gates) -> _Finding:
     part = gates.alpha / _TESTS / 2  # of each arm
     own = share_interval(candidate.failed, candidate.answers, part)
     low, high = share_interval(current.failed, current.answers, part)
-    state = _compare(own, low + gates.max_extra_errors, high + gates.max_extra_errors)
+    is_kept = _compare(own, low + gates.max_extra_errors, high + gates.max_extra_errors)
 
     def text() -> str:
         return (
@@ -236,24 +232,18 @@ def _find_errors(observed: Observations, gates: Gates) -> _Finding:
     share = current.failed / current.answers if current.answers >= max(gates.min_samples, 1) else 0.0
     allowed = (share + gates.max_extra_errors) * candidate.answers
     is_beyond = candidate.failed > allowed + 1e-6  # products of shares round
-    return _Finding("errors", state, text, is_proof_needed=is_beyond)
+    return _Finding("errors", is_kept, text, is_proof_needed=is_beyond)
 
 
-def _state_of(is_above: bool | None, *, expected: bool) -> _State:
-    if is_above is None:
-        return _State.OPEN
-    return _State.PASSED if is_above is expected else _State.MISSED
-
-
-def _compare(own: tuple[float, float], low_limit: float, high_limit: float) -> _State:
-    """Compare the interval of the candidate with a limit that lies between two bounds."""
+def _compare(own: tuple[float, float], low_limit: float, high_limit: float) -> bool | None:
+    """Compare the interval of the candidate with a limit that lies between two bounds, see `_Finding`."""
     if own[0] > high_limit:
-        return _State.MISSED
-    return _State.PASSED if own[1] <= low_limit else _State.OPEN
+        return False
+    return True if own[1] <= low_limit else None
 
 
 def _find_p50(paired: PairedLatency, limit: float, alpha: float) -> _Finding:
-    state = _compare(paired.ratio.quantile_interval(0.5, alpha / _TESTS), limit, limit)
+    is_kept = _compare(paired.ratio.quantile_interval(0.5, alpha / _TESTS), limit, limit)
 
     def text() -> str:
         ratio = paired.ratio.quantile(0.5) or math.nan
@@ -262,7 +252,7 @@ def _find_p50(paired: PairedLatency, limit: float, alpha: float) -> _Finding:
             f" {paired.ratio.count} pairs, expected at most {limit:g} times"
         )
 
-    return _Finding("latency_p50", state, text, is_proof_needed=False)
+    return _Finding("latency_p50", is_kept, text, is_proof_needed=False)
 
 
 def _find_p99(paired: PairedLatency, limit: float, alpha: float) -> _Finding:
@@ -280,16 +270,16 @@ def _find_p99(paired: PairedLatency, limit: float, alpha: float) -> _Finding:
             f" p99 of {slow_ms:.3g} ms), and only the current version in {others} (over that p99)"
         )
 
-    return _Finding("latency_p99", _state_of(is_above, expected=False), text, is_proof_needed=False)
+    return _Finding("latency_p99", None if is_above is None else not is_above, text, is_proof_needed=False)
 
 
 def _find_energy(candidate: LogHistogram, current: LogHistogram, limit: float, alpha: float) -> _Finding:
     part = alpha / _TESTS / 2
     interval, (low, high) = (arm.quantile_interval(0.5, part) for arm in (candidate, current))
-    state = _compare(interval, limit * low, limit * high)
+    is_kept = _compare(interval, limit * low, limit * high)
 
     def text() -> str:
         own, other = (arm.quantile(0.5) or math.nan for arm in (candidate, current))
         return f"it is {own / other:.2f} times the current version's, expected at most {limit:g} times"
 
-    return _Finding("energy", state, text, is_proof_needed=False)
+    return _Finding("energy", is_kept, text, is_proof_needed=False)

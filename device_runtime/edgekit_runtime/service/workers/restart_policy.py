@@ -22,31 +22,6 @@ class End(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Crashes:
-    """Crashes of a model's workers in a row.
-
-    Attributes:
-        count: number of crashes. A crash after `healthy_s` of service starts at 1 again.
-    """
-
-    count: int = 0
-
-    def after(self, lived_s: float, isolation: Isolation) -> "Crashes":
-        """Return the count after one more crash, of a worker that had been ready for `lived_s`."""
-        return Crashes(1 if lived_s >= isolation.healthy_s else self.count + 1)
-
-    def delay_s(self, isolation: Isolation) -> float:
-        """Return the seconds to wait before the next start: 0 after one crash, then longer each time."""
-        if self.count <= 1:
-            return 0.0
-        return min(_FIRST_DELAY_S * 2.0 ** min(self.count - 2, 30), isolation.max_delay_s)
-
-    def is_loop(self, isolation: Isolation) -> bool:
-        """Return whether there were so many crashes in a row that the version should be given up."""
-        return self.count >= isolation.max_crashes
-
-
-@dataclass(frozen=True, slots=True)
 class RestartDecision:
     """The decision after the end of a worker.
 
@@ -66,8 +41,7 @@ class RestartPolicy:
 
     def __init__(self, isolation: Isolation) -> None:
         self._isolation = isolation
-        self._crashes, self._traps = Crashes(), Crashes()
-        self._refusals = 0  # of the system, in a row
+        self._crashes = self._traps = self._refusals = 0  # in a row; refusals are the system's
         self.has_started = False
 
     def note_ready(self) -> None:
@@ -80,16 +54,22 @@ class RestartPolicy:
         if end is End.TRIAL:
             return RestartDecision()
         if end is End.TRAP:  # never a loop: any client could get a good version rejected
-            self._traps = self._traps.after(lived_s, isolation)
-            return RestartDecision(self._traps.delay_s(isolation))
+            self._traps = 1 if lived_s >= isolation.healthy_s else self._traps + 1
+            return RestartDecision(self._find_delay_s(self._traps))
         if end is End.UNAVAILABLE:
             self._refusals += 1
-            delay_s = Crashes(self._crashes.count + self._refusals).delay_s(isolation)
+            delay_s = self._find_delay_s(self._crashes + self._refusals)
             return RestartDecision(delay_s, fails_load=is_first and self._refusals >= MAX_FIRST_REFUSALS)
-        self._crashes = self._crashes.after(lived_s, isolation)
-        is_final = end is End.REFUSED or self._crashes.count >= _MAX_FIRST_CRASHES
+        self._crashes = 1 if lived_s >= isolation.healthy_s else self._crashes + 1
+        is_final = end is End.REFUSED or self._crashes >= _MAX_FIRST_CRASHES
         return RestartDecision(
-            self._crashes.delay_s(isolation),
+            self._find_delay_s(self._crashes),
             fails_load=is_first and is_final,
-            is_loop=self._crashes.is_loop(isolation),
+            is_loop=self._crashes >= isolation.max_crashes,
         )
+
+    def _find_delay_s(self, count: int) -> float:
+        """Return the seconds to wait before the next start: 0 after one failure, then longer each time."""
+        if count <= 1:
+            return 0.0
+        return min(_FIRST_DELAY_S * 2.0 ** min(count - 2, 30), self._isolation.max_delay_s)
