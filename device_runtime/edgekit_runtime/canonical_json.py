@@ -88,7 +88,7 @@ class Fields:
         """Return and remove the member `key`. Its type is not checked here.
 
         Raises:
-            EdgekitError: the member is missing. The constructor received the class.
+            EdgekitError: the member is missing. The class is an argument of the constructor.
         """
         try:
             return self._unread.pop(key)
@@ -103,7 +103,7 @@ class Fields:
         """Return and remove the member `key`, which must be a list.
 
         Raises:
-            EdgekitError: the member is missing or not a list. The constructor received the class.
+            EdgekitError: the member is missing or not a list. The class is an argument of the constructor.
         """
         value: list[Any] = self.take(key)
         self.check_list(key, value)
@@ -113,7 +113,7 @@ class Fields:
         """Check that the value of the member `key` is a list of at most `most` items. None means no maximum.
 
         Raises:
-            EdgekitError: the check fails. The constructor received the class.
+            EdgekitError: the check fails. The class is an argument of the constructor.
         """
         if not isinstance(value, list):
             raise self._error(f"{self.where}: field '{key}' is {name_kind(value)}, expected a list")
@@ -150,7 +150,7 @@ class Record:
         `where` is the start of the error messages, by default the name of the class.
 
         Raises:
-            EdgekitError: a member is missing or wrong. The record class determines the class.
+            EdgekitError: a member is missing or wrong. The record determines the class of the error.
         """
         where = where or cls.__name__
         fields = Fields(value, where, cls._error)

@@ -78,7 +78,7 @@ class AgentOptions:
         month_bytes: maximum number of bytes to transfer in a calendar month (UTC), or None.
         live_url: URL of the live page of this device, or empty. The console of the fleet links to it.
         shows_logs: whether the fleet may ask for the last lines of the logs.
-        takes_settings: whether the fleet may change settings. Settings that are fixed here never change.
+        takes_settings: whether the fleet may change settings, except those that these options fix.
     """
 
     bytes_per_s: float | None = None
@@ -191,7 +191,7 @@ class Agent:
         return "stopped"
 
     def connect(self) -> None:
-        """Set the last will, and begin to connect; `run` calls this first."""
+        """Set the last will and begin to connect. `run` calls this first."""
         self._presence.prepare()
         self._link.start()
 

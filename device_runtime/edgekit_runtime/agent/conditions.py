@@ -121,7 +121,7 @@ def count_needed_bytes(sizes_bytes: Sequence[int], done_bytes: int = 0) -> int:
 
     The plan of a rollout uses the same function, so that the plan and the devices agree.
 
-    `sizes_bytes` has the size of each package. `done_bytes` of them are already on the disk.
+    `sizes_bytes` has the size of each package. `done_bytes` is the part that is already on the disk.
     """
     return sum(sizes_bytes) - done_bytes + max(sizes_bytes) + SPARE_BYTES
 

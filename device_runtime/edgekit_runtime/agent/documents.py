@@ -89,8 +89,8 @@ class DesiredModel:
         is_return: whether the version was in use before and may be installed even if this device rejected it.
         deltas: smaller files from which the device can make the package, see `DeltaOffer`.
         key_id: id of the content key of the package and its deltas, or empty if they are not encrypted.
-        wrapped_key: the content key in base64, wrapped for this device alone. It is empty without encryption
-            or a decryption key of the device.
+        wrapped_key: the content key in base64, wrapped for this device alone. It is empty without encryption,
+            and for a device without a decryption key.
         allows_plain: whether an unencrypted package may replace an encrypted version.
     """
 
@@ -131,7 +131,7 @@ class LogRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Desired:
-    """Everything that the manager wants of a device. The device leaves models that are not named as they are.
+    """Everything that the manager wants of a device. Models that are not named do not change.
 
     Attributes:
         device: identifier of the device. Other devices refuse the document.

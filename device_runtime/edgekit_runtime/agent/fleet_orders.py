@@ -41,7 +41,7 @@ _logger = logging.getLogger(__name__)
 
 
 class WishFile:
-    """Writes what the fleet wants to a file whenever it changes.
+    """A file with what the fleet wants, written whenever that changes.
 
     Only the user that runs the agent and the service can read the file.
     """

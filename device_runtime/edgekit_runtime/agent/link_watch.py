@@ -184,7 +184,7 @@ class LinkWatch:
             self._write(LinkStatus(is_connected=is_connected, since_at=since_at, problem=text))
 
     def note_end(self, now: float) -> None:
-        """Write that the agent has stopped; `now` is in seconds since 1970."""
+        """Write that the agent has stopped. `now` is in seconds since 1970."""
         self._write(LinkStatus(since_at=now if self._status.is_connected else self._status.since_at))
 
     def has_renewed(self, now_s: float, stated_s: float) -> bool:

@@ -42,7 +42,7 @@ def load_installed(socket_path: Path, model: str, rollout: str | None = None) ->
         rollout: `swap`, `canary` or `shadow` for this load, or None for the configuration of the service.
 
     Raises:
-        SlotError: the service refused or did not answer. It loads the versions at its next start.
+        SlotError: the service refused or did not answer. The service loads the versions at its next start.
     """
     stated = b"" if rollout is None else encode_json({"parameters": {"rollout": rollout}})
     return _change(socket_path, model, "load", stated)

@@ -214,7 +214,7 @@ class Link:
             self.close()
 
     def read_tcp_field(self, offset: int, size_bytes: int = 4) -> int | None:
-        """See `read_tcp_field`; may be called from any thread."""
+        """See `read_tcp_field`. This may be called from any thread."""
         connected = self._socket
         return None if connected is None else read_tcp_field(connected, offset, size_bytes)
 
@@ -365,7 +365,7 @@ class Link:
 
 
 def read_tcp_field(connected: socket.socket, offset: int, size_bytes: int = 4) -> int | None:
-    """Return a number in `tcp_info`; None if the system or the connection does not have it.
+    """Return a number from `tcp_info`, or None if the system or the connection does not have it.
 
     `offset`, `size_bytes`: of a field of struct tcp_info of linux/tcp.h.
     """

@@ -30,8 +30,7 @@ class OffloadOptions:
             time of requests on this device. Four hedges are always allowed.
         timeout_s: time limit of a request if the model cannot run on this device, or if a plan is requested
             by name.
-        probe_bytes_per_hour: maximum that probes send over a metered link, or None for only the limit of
-            their schedule.
+        probe_bytes_per_hour: maximum number of bytes per hour that probes send over a metered link, or None.
         plan: name of the plan to run whenever the server allows it, for debugging, or None to choose.
         insecure: whether the application's data may be sent to another machine over plain HTTP.
 

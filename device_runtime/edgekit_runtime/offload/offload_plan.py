@@ -48,7 +48,7 @@ class PlanCosts:
 
 @dataclass(frozen=True, slots=True)
 class Escalation:
-    """The rule by which a cascade sends a request to the server: if its small model is not sure.
+    """The rule of a cascade, which sends a request to the server if its small model is not sure.
 
     Attributes:
         output: output of the head whose last axis contains class scores.
@@ -100,8 +100,8 @@ class OffloadPlan:
             tail receives the encoded bytes.
         compression: compression of the request's body. It is used only while it saves time, see
             `latency_model.as_sent`.
-        escalation: rule of a cascade, which uses the answer of `head` if `head` is sure. None for other
-            plans.
+        escalation: rule of a cascade, or None for other plans. A cascade uses the answer of `head` if it is
+            sure.
         codes: a dict from each input of the model to the values that the head can encode. Inputs that are not
             in the dict have no limit.
         decoder: submodel that restores the outputs on the device from the codes in a reply, or None if

@@ -329,7 +329,7 @@ class OffloadServer:
         return pending
 
     def find_connect_s(self) -> float:
-        """Return the time that the last connection took to open, in seconds, or 0 if an open one is idle."""
+        """Return the time that the last connection took to open, or 0 if there is an idle open connection."""
         with self._lock:
             return 0.0 if self._idle and self._idle[-1].check_open() else self._connect_s
 

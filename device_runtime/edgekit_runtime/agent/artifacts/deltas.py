@@ -45,7 +45,7 @@ Buffer: TypeAlias = bytes | mmap.mmap
 
 @dataclass(frozen=True, slots=True)
 class RunKind:
-    """How a run, which is a number of consecutive bytes of the result, is made.
+    """How a run of consecutive bytes of the result is made.
 
     Attributes:
         number: number of the kind in the delta file.

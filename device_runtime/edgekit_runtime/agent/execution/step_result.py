@@ -55,7 +55,7 @@ class StepResult:
     max_failures: int | None = None
 
     def apply(self, progress: Progress) -> Progress:
-        """Return the execution after the step. An execution that has already ended stays as it is."""
+        """Return the execution after the step. An execution that has already ended does not change."""
         if self.outcome == "unchanged" or progress.has_ended:  # it has ended meanwhile, by its timeout
             return progress
         if self.outcome == "installed":

@@ -40,9 +40,7 @@ class JobInput:
 
 @dataclass(frozen=True, slots=True)
 class TransferCoding:
-    """How one part of a split model encodes or decodes the tensors that cross the link.
-
-    This happens outside of its graph.
+    """How the tensors that cross the link are encoded or decoded, outside of the graph.
 
     Attributes:
         tensors: names of the tensors that are sent: outputs or inputs of a head, or inputs of a tail.

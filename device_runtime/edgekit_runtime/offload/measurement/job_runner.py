@@ -1,4 +1,4 @@
-"""Measures models on this machine for the planner, for `edgekit-device offload measure`.
+"""Measures models on this machine for the planner: `edgekit-device offload measure`.
 
 It runs one job and ends. It needs numpy and onnxruntime, but not the package onnx. The host interprets the
 kernels, see `edgekit_offload.profiling`.

@@ -73,7 +73,7 @@ class LinkProbe:
 
     @property
     def state(self) -> LinkState:
-        """The link for predictions. An unmeasured bandwidth from the server equals that to the server."""
+        """The link for predictions. If the download was not measured, the upload bandwidth is used."""
         down_bits_per_s = self.up_bits_per_s if self.down_bits_per_s is None else self.down_bits_per_s
         return LinkState(self.up_bits_per_s, down_bits_per_s, self.rtt_s)
 

@@ -1,7 +1,6 @@
 """Measures the time that a request takes in addition to the link and the models.
 
-This is the time for the session's choice and checks, encoding, threads, HTTP, and the evaluation of the
-reply.
+This includes the choice of a plan, checks, encoding, threads, HTTP, and the evaluation of the reply.
 """
 
 import contextlib
@@ -83,10 +82,10 @@ class RequestCost:
 
 
 def measure_request(pause_s: float, seconds: float, gate: SpeedGate, share: float = 1.0) -> RequestCost:
-    """Measure the time of a request to a server on this machine that computes nothing.
+    """Measure the time of a request to a local server that computes nothing.
 
-    The request goes through a `RemoteSession` over TLS. The reply comes after `pause_s`, because in such a
-    pause other programs use the caches of a device, and its processor may sleep.
+    The request goes through a `RemoteSession` over TLS. The reply is delayed by `pause_s`. During such a
+    pause on a device, other programs use the caches, and the processor may sleep.
 
     Args:
         pause_s: pause before each request, and before its reply.
@@ -141,11 +140,11 @@ def average_middle(values: Sequence[float]) -> float:
 
 
 def is_precise(values: Sequence[float], within: float = 0.0) -> bool:
-    """Return whether the standard error of `average_middle(values)` is at most 1 % of the median.
+    """Return whether the standard error of `average_middle(values)` is small.
 
-    If `within` is larger than 1 % of the median, it is the limit. It has the unit of `values`. Fewer than 20
-    values are never precise. For normal values, the quartiles are 1.35 standard deviations apart, and the
-    mean of the middle half of n values has a standard error of 1.09 standard deviations / sqrt(n).
+    The limit is 1 % of the median or `within`, whichever is larger. `within` has the unit of `values`. Fewer
+    than 20 values are never precise. For normal values, the quartiles are 1.35 standard deviations apart, and
+    the mean of the middle half of n values has a standard error of 1.09 standard deviations / sqrt(n).
     """
     if len(values) < _LEAST_PRECISE:
         return False
