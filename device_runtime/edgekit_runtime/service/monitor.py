@@ -1,7 +1,7 @@
-"""The tick once a second: it judges trials, updates metrics, shares out energy and runs the governor.
+"""A timer that judges trials, updates metrics, measures energy and runs the governor.
 
-A thread of its own reads the sensors (`power.sensors.sampling`). The tick uses the latest readings only, so a
-sensor that hangs delays no request.
+It runs once a second by default. A separate thread reads the sensors (`power.sensors.sampling`). The timer
+only uses the latest readings, so a sensor that hangs does not delay requests.
 """
 
 import logging
@@ -32,7 +32,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Monitor:
-    """Once a second judges trials, updates metrics, shares out energy and runs the governor."""
+    """Regularly judges trials, updates metrics, measures the energy of each model and runs the governor."""
 
     def __init__(
         self,
@@ -63,13 +63,13 @@ class Monitor:
         self._timer = loop.call_later(power.period_s, self._tick)
 
     def limit_power(self, power: Power) -> None:
-        """Replace the limits; requests under way are not affected."""
+        """Replace the power limits. Running requests are not affected."""
         self._power = power
         if self._governor is not None:
             self._governor.limits = power.limits(self._begun_s)
 
     def stop(self) -> None:
-        """Stop the timer and the reading of sensors. Call nothing afterwards."""
+        """Stop the timer and the reading of sensors. The object cannot be used afterwards."""
         self._timer.cancel()
         if self._sampling is not None:
             self._sampling.stop()

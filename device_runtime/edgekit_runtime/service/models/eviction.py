@@ -1,6 +1,6 @@
-"""The choice of models to unload so that another fits under the memory cap; pure.
+"""Chooses which models to unload so that another model fits under the memory cap.
 
-The least recently used are first, and no more than needed.
+The least recently used models are unloaded first. No model is unloaded without need.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ class Resident:
     """A model in memory.
 
     Attributes:
-        name: name of the model with its version.
-        size_bytes: memory that it takes.
-        used_s: when it was last used, on a monotonic clock.
-        is_pinned: whether it must stay.
-        is_busy: whether calls wait for it or are under way.
+        name: The name of the model, with its version.
+        size_bytes: The memory that the model occupies.
+        used_s: The time of the last use, on a monotonic clock.
+        is_pinned: Whether the model must not be unloaded.
+        is_busy: Whether calls of the model are waiting or running.
     """
 
     name: str
@@ -29,23 +29,23 @@ class Resident:
 
 
 class MemoryCapError(UnavailableError):
-    """A model does not fit under the memory cap: not now, or never if `retry_after_s` is None."""
+    """A model does not fit under the memory cap. If `retry_after_s` is None, it can never fit."""
 
 
 def choose_evictions(
     loaded: Sequence[Resident], needed_bytes: int, cap_bytes: int, *, retry_after_s: float = 1.0
 ) -> tuple[Resident, ...]:
-    """Return the models to unload, in this order, before a model of `needed_bytes` is loaded.
+    """Return the models to unload before a model of `needed_bytes` is loaded, in the order of unloading.
 
     Args:
-        loaded: all models in memory.
-        needed_bytes: memory of the model to load, at least 0.
-        cap_bytes: memory that all models may take together.
-        retry_after_s: seconds for the error's `retry_after_s`, if only busy models prevent the load.
+        loaded: All models in memory.
+        needed_bytes: The memory of the model to load, at least 0.
+        cap_bytes: The memory cap of all models together.
+        retry_after_s: The `retry_after_s` of the error if the model fits once busy models are idle.
 
     Raises:
-        MemoryCapError: the model is larger than the cap, or pinned or busy models prevent the load. Its
-            `retry_after_s` is set only if busy models alone prevent it.
+        MemoryCapError: The model is larger than the cap, or pinned or busy models prevent the load. Its
+            `retry_after_s` is None unless the model fits once busy models are idle.
     """
     excess_bytes = sum(model.size_bytes for model in loaded) + needed_bytes - cap_bytes
     if excess_bytes <= 0:

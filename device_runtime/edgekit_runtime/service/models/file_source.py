@@ -1,4 +1,4 @@
-"""Packages that are served straight from files, without slots."""
+"""A source that serves packages directly from files, without slots."""
 
 import contextlib
 import logging
@@ -30,15 +30,15 @@ _logger = logging.getLogger(__name__)
 
 
 class PackageFiles(Source):
-    """A `Source` of given files, and of all packages in given folders, which are listed again each time.
+    """A `Source` of package files, and of folders whose packages are listed again at each access.
 
-    From packages in `tails` it serves only the tails: submodels that a server runs for devices. The name of
-    each tail contains its digest, so tails of several versions are served side by side.
+    Of the packages in `tails`, only the tails are served: submodels that a server runs for devices. The name
+    of a tail contains its digest, so tails of several versions can be served at the same time.
 
-    Listing reads a package's name and version without verifying them; opening verifies everything. Once a
-    version was opened and not rejected, no older version is opened until the service restarts, unless the
-    policy names it. An old package is signed, too, so a file cannot show whether it is a rollback or an
-    attack.
+    Listing reads the name and version of a package without verification. Opening verifies the whole package.
+    After a version was opened, older versions are refused until the service restarts, unless the policy names
+    them or the version was rejected. An old package has a valid signature too, so the file alone does not
+    show whether someone replaced the newer package in an attack.
     """
 
     def __init__(self, paths: Sequence[Path], trust: Verifier, tails: Sequence[Path] = ()) -> None:
@@ -58,23 +58,24 @@ class PackageFiles(Source):
         self._opened: set[tuple[str, str]] = set()  # names and versions
 
     def names(self) -> Sequence[str]:
-        """Return the names of all models, in the order of the files."""
+        """Return the names of all models, in the order of their files."""
         return list(dict.fromkeys(package.name for package in self._read().values()))
 
     def find(self, name: str, policy: VersionPolicy) -> Sequence[Servable]:
         """Return the packages that `policy` chooses.
 
         Raises:
-            PackageError: there is no such package, and some file cannot be read.
-            RequestError: there is no such package, or a requested version is missing.
-            UnavailableError: the machine lacks memory or descriptors.
+            PackageError: The package was not found, and at least one file cannot be read.
+            RequestError: The package or a requested version was not found.
+            UnavailableError: The system is out of memory or file descriptors.
         """
         return policy.choose(name, list(self._list(name).values()))
 
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
-        """Verify and `load` the packages that `policy` chooses, see `Source.open`.
+        """Verify and load the packages that `policy` chooses, as `Source.open` does.
 
-        The next best version replaces a damaged package, but not a package with a wrong signature.
+        If a package is damaged, the next best version is opened instead. If a signature is wrong, no other
+        version is opened.
         """
         loaded: list[Loaded] = []
         with contextlib.ExitStack() as packages, contextlib.ExitStack() as undo:
@@ -87,14 +88,16 @@ class PackageFiles(Source):
         return loaded
 
     def open_again(self, package: Servable, load: Load) -> Loaded:
-        """Verify and `load` a package that was served before."""
+        """Verify and load a package that was served before."""
         with open_listed(package, self._trust, self.limits) as opened:
             return load(opened)
 
     def reject(self, name: str, version: str, _reason: str) -> bool:
-        """Ignore a version's file until it changes or the service restarts; return True.
+        """Ignore the file of a version until the file changes or the service restarts.
 
-        If there is no other version, keep it and return False.
+        Returns:
+            True if the file is ignored. False if the model has no other version, so that the file stays in
+            use.
         """
         packages = {key: package for key, package in self._read().items() if package.name == name}
         own = [key for key, package in packages.items() if package.version == version]

@@ -1,7 +1,7 @@
-"""Opening, draining and freeing versions of models.
+"""Opens, drains and frees versions of models.
 
-Work that reads packages, or opens or closes sessions, gets a thread of its own, so that a model that hangs
-delays no other. Listing and recording share one thread. All else happens on the thread of the event loop.
+Reading packages and opening or closing sessions run on a new thread each time, so a model that hangs does not
+delay others. Listing models and recording results share one thread. Everything else runs on the event loop.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ _logger = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """Opens the versions to be served, and frees those no longer served.
+    """Opens the versions to serve, and frees versions that are no longer served.
 
     Attributes:
-        source: where packages lie.
-        make_served: puts lanes in front of a loaded version, on the loop's thread.
-        confirmations: records which versions serve well.
-        leaving: versions that no request finds any more, and whose memory is not free yet.
+        source: The source of the packages.
+        make_served: Builds the lanes of a loaded version. It is called on the event loop.
+        confirmations: Confirms versions that have served without a crash.
+        leaving: The versions that get no new requests but still occupy memory.
     """
 
     def __init__(
@@ -61,31 +61,39 @@ class Lifecycle:
         self.confirmations = Confirmations(source, self._disk)
 
     async def open(self, name: str, options: ModelOptions, beside: Loaded | None = None) -> list[Served]:
-        """Open the versions of a model that will serve, see `Source.open`; no request finds them yet.
+        """Open the versions of a model that `Source.open` chooses. They get no requests yet.
 
-        `beside`: the version in use, if the opened versions are to be tried beside it.
+        Args:
+            name: The name of the model.
+            options: The options of the model.
+            beside: The version in use if the new version will be on trial beside it.
         """
         load_one = functools.partial(self._load, options=options, beside=beside)
         opened = await self.on_thread(self.source.open, name, VersionPolicy.of(options), load_one)
         return [self.make_served(loaded) for loaded in opened]
 
     async def open_again(self, package: Servable, options: ModelOptions) -> Served:
-        """Return a version that was served before."""
+        """Open a version that was served before."""
         load_one = functools.partial(self._load, options=options)
         return self.make_served(await self.on_thread(self.source.open_again, package, load_one))
 
     async def list_names(self) -> Sequence[str]:
-        """Return the names of all installed models, without waiting for a model that is loading.
+        """Return the names of all installed models. A model that is loading does not delay this.
 
         Raises:
-            EdgekitError: they cannot be listed.
+            EdgekitError: The models cannot be listed.
         """
         return await asyncio.get_running_loop().run_in_executor(self._disk, self.source.names)
 
     async def drain(self, served: Served, late: Callable[[], object] | None = None) -> bool:
-        """Wait for the last calls of a version that accepts no more; return whether they end in time.
+        """Wait for the last calls of a version that accepts no new calls.
 
-        If they take longer, an error is logged, and `late` is called once they end.
+        Args:
+            served: The version.
+            late: Called when the calls end after the time limit.
+
+        Returns:
+            True if all calls ended within the time limit. Otherwise an error is logged.
         """
         if served.cache is not None:
             served.cache.close()
@@ -110,7 +118,7 @@ class Lifecycle:
     async def retire(self, old: Iterable[Served]) -> None:
         """Cancel the confirmations of versions, wait for their calls, then free their sessions.
 
-        If a call hangs, its version is freed once the call ends.
+        A version with a hanging call is freed when the call ends.
         """
         old = list(old)
         self.confirmations.cancel(old)
@@ -128,7 +136,7 @@ class Lifecycle:
         return freed
 
     def on_thread(self, work: Callable[..., Result], *args: Any) -> "asyncio.Future[Result]":
-        """Start `work` on a thread of its own, and return the future of its result."""
+        """Run `work` on a new thread, and return a future of its result."""
         done: Future[Result] = Future()
         self._working.add(done)
         done.add_done_callback(self._working.discard)
@@ -137,12 +145,12 @@ class Lifecycle:
         return asyncio.wrap_future(done)
 
     async def shutdown(self) -> None:
-        """End the threads once their work is done."""
+        """Wait for all pending work, then end the threads."""
         await self.on_thread(self._disk.shutdown)
         await asyncio.gather(*map(asyncio.wrap_future, list(self._working)), return_exceptions=True)
 
     def abandon(self) -> None:
-        """End the threads and drop the work that waits; the work under way continues."""
+        """Drop queued work without waiting. Work that is already running continues."""
         self._disk.shutdown(wait=False, cancel_futures=True)
 
 

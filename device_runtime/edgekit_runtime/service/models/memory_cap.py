@@ -1,4 +1,4 @@
-"""Keeps all models under one memory cap: how a model is loaded, and which others are unloaded for it."""
+"""Enforces one memory cap for all models: plans loads, and unloads other models to make room."""
 
 import asyncio
 import contextlib
@@ -27,9 +27,9 @@ _logger = logging.getLogger(__name__)
 
 
 def estimate_bytes(packages: Sequence[Servable], options: ModelOptions | None = None) -> int:
-    """Estimate the memory of `packages` in bytes, from their manifests alone.
+    """Estimate the memory of `packages` in bytes from their manifests.
 
-    The options give the number of sessions. A larger number found by `tune` is ignored, since reading it
+    The number of sessions comes from the options. The number that `tune` found is ignored, because reading it
     would load the engine.
     """
     options = options or ModelOptions()
@@ -46,9 +46,9 @@ class LoadPlan:
     """A plan for loading one model.
 
     Attributes:
-        order: order of a swap, see `SwapOrder`.
-        needed_bytes: memory that the new versions need; 0 without a cap.
-        for_others: whether other models may be unloaded to make room.
+        order: The order of loading the new version and unloading the old one, see `SwapOrder`.
+        needed_bytes: The memory that the new versions need. 0 if there is no cap.
+        for_others: Whether other models may be unloaded to make room.
     """
 
     order: SwapOrder
@@ -61,7 +61,7 @@ Decision: TypeAlias = tuple[LoadPlan | None, str | None]
 
 
 class MemoryCap:
-    """Plans loads and swaps, and unloads other models where the cap requires it."""
+    """Plans loads and swaps of models, and unloads other models if the cap requires it."""
 
     def __init__(
         self,
@@ -81,16 +81,18 @@ class MemoryCap:
     async def plan(
         self, model: ModelEntry, *, for_others: bool, patience_s: float
     ) -> AsyncIterator[LoadPlan | None]:
-        """Yield how to load a model, with memory reserved for it during the block.
+        """Yield a plan for loading a model. Its memory is reserved within the `async with` block.
 
-        Without `for_others`, it yields None for an unloaded model that fits only later. The first request
-        then loads that model.
+        If `for_others` is False and an unloaded model does not fit now, the plan is None. The first request
+        then loads the model.
 
-        `for_others`: whether other models may be unloaded for it. `patience_s`: how long to wait until busy
-        models can be unloaded.
+        Args:
+            model: The model to load.
+            for_others: Whether other models may be unloaded to make room.
+            patience_s: The longest wait until busy models can be unloaded.
 
         Raises:
-            MemoryCapError: the model can never fit, or there was no room within `patience_s`.
+            MemoryCapError: The model can never fit, or there was no room within `patience_s`.
         """
         load_plan = await self._estimate(model, for_others=for_others)
         async with self._hold(model, lambda: self._decide(model, load_plan), patience_s) as plan:
@@ -98,10 +100,12 @@ class MemoryCap:
 
     @contextlib.asynccontextmanager
     async def reserve(self, model: ModelEntry, plan: LoadPlan) -> AsyncIterator[None]:
-        """Reserve memory for a model during the block. Its old versions must be unloaded already.
+        """Reserve memory for a model within the `async with` block.
+
+        Its old versions must be unloaded already.
 
         Raises:
-            MemoryCapError: the cap leaves no room.
+            MemoryCapError: There is no room under the cap.
         """
         async with self._hold(model, lambda: (plan, self._choose_victim(plan)), 0.0):
             yield

@@ -1,6 +1,6 @@
-"""Loading, swapping and unloading the models that are served.
+"""Loads, swaps and unloads the models that are served.
 
-All of it happens on the thread of the event loop; `Lifecycle` does what waits for the disk and for engines.
+This module runs on the event loop. `Lifecycle` runs everything that waits for the disk or for engines.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ _logger = logging.getLogger(__name__)
 
 
 class Registry:
-    """Changes which models are served.
+    """Loads, swaps and unloads the served models.
 
     Attributes:
-        models: the catalogue in which requests find models.
-        metrics: counts changes by outcome: `swapped`, `failed`, `tried` (a trial began), `promoted`,
-            `rolled_back`, `evicted`, `unloaded` and `hung` (a call outlasted `drain_timeout_s`).
-        rollouts: carries out the verdicts of trials.
+        models: The catalogue in which requests look up models.
+        metrics: Counts changes by outcome: `swapped`, `failed`, `tried` (a trial started), `promoted`,
+            `rolled_back`, `evicted`, `unloaded` and `hung` (a call exceeded `drain_timeout_s`).
+        rollouts: Starts trials of new versions and applies their verdicts.
     """
 
     def __init__(
@@ -84,9 +84,14 @@ class Registry:
         self.rollouts = RolloutController(self._lifecycle, self.metrics, self._start)
 
     def find_remote(self, name: str, version: str | None) -> IsolatedVersion | None:
-        """Return a version in worker processes; None if it runs in this process, is unknown or not ready.
+        """Return a version that runs in worker processes.
 
-        None for `version` means the version that answers requests without a version.
+        Args:
+            name: The name of the model.
+            version: The version, or None for the version that serves requests without a version.
+
+        Returns:
+            The version, or None if it is unknown, not ready, or runs in this process.
         """
         try:
             return self.models.find(name, version).loaded.remote
@@ -94,13 +99,19 @@ class Registry:
             return None
 
     def report_crash(self, name: str, version: str, reason: str, *, is_loop: bool) -> None:
-        """Postpone the confirmation of a version that crashed. If `is_loop`, replace the version."""
+        """Postpone the confirmation of a version that crashed.
+
+        If `is_loop` is True, the version crashes repeatedly, and another version replaces it.
+        """
         self._lifecycle.confirmations.postpone(name, version)
         if is_loop:
             self._start(self.give_up(name, version, f"crash: {reason}"))
 
     async def give_up(self, name: str, version: str, reason: str) -> None:
-        """Reject a version that keeps failing, and serve another version if possible. Errors are logged."""
+        """Reject a version that keeps failing, and serve another version if there is one.
+
+        Errors are logged.
+        """
         try:
             if await self._lifecycle.on_thread(self._source.reject, name, version, reason):
                 await self.load(name)
@@ -108,7 +119,10 @@ class Registry:
             _logger.error("%s %s keeps failing, and nothing replaces it: %s", name, version, error)  # noqa: TRY400  # says all
 
     async def index(self) -> list[Status]:
-        """Return the state of all installed or loaded models; only of loaded models if listing fails."""
+        """Return the status of all installed and loaded models.
+
+        If listing fails, return only the loaded models.
+        """
         names: Sequence[str] = ()
         try:
             names = await self._lifecycle.list_names()
@@ -117,12 +131,13 @@ class Registry:
         return self.models.describe(names)
 
     async def load_all(self) -> None:
-        """Load all installed models one after the other, to keep the peak memory low.
+        """Load all installed models in sequence, to limit the peak memory.
 
-        A model that fails is logged. If a model takes over `NEXT_AFTER_S`, the next load starts meanwhile.
+        If a model takes longer than `NEXT_AFTER_S`, the next load starts in parallel. Models that fail are
+        logged.
 
         Raises:
-            EdgekitError: the models cannot be listed, or all packages are damaged.
+            EdgekitError: The models cannot be listed, or all packages are damaged.
         """
         names = await self._lifecycle.list_names()
         for name in names:
@@ -145,15 +160,18 @@ class Registry:
         patience_s: float = 0.0,
         rollout: str | None = None,
     ) -> None:
-        """Serve exactly the versions of `name` that its version policy chooses.
+        """Load the versions of a model that its version policy chooses, and unload its other versions.
 
-        `for_others`: whether other models may be unloaded to make room. If False and there is no room, the
-        model is loaded at its first request. `patience_s`: how long to wait until busy models can be
-        unloaded. `rollout`: `swap`, `canary` or `shadow`. By default, the rollout requested at installation;
-        without such a request, the option `rollout`.
+        Args:
+            name: The name of the model.
+            for_others: Whether other models may be unloaded to make room. If False and there is no room, the
+                first request loads the model.
+            patience_s: The longest wait until busy models can be unloaded.
+            rollout: `swap`, `canary` or `shadow`. The default is the rollout requested at installation, or
+                else the rollout in the options of the model.
 
         Raises:
-            EdgekitError: the versions cannot be loaded; the versions in use stay.
+            EdgekitError: The versions cannot be loaded. The versions in use keep serving.
         """
         model = await self._find_or_add(name)
         async with model.lock:
@@ -178,10 +196,10 @@ class Registry:
                 model.state, model.reason = "READY", ""
 
     async def unload(self, name: str) -> None:
-        """Stop serving `name` once its calls are answered.
+        """Stop serving a model after its calls are answered.
 
         Raises:
-            RequestError: no such model is loaded.
+            RequestError: The model is not loaded.
         """
         model = self.models.by_name.get(name)
         if model is None or not (model.versions or model.is_evicted):
@@ -192,7 +210,7 @@ class Registry:
             await self._lifecycle.retire(model.withdraw())
 
     async def settle_trial(self, name: str, version: str, *, is_promoted: bool) -> None:
-        """Promote or unload a version on trial; does nothing if it is not on trial."""
+        """Promote the version on trial, or unload it. If `version` is not on trial, do nothing."""
         model = self.models.by_name[name]
         async with model.lock:
             trial = model.trial
@@ -204,10 +222,10 @@ class Registry:
                 await self._lifecycle.retire([model.end_trial(trial)])
 
     async def wait_for(self, name: str) -> None:
-        """Load a model that was unloaded for others, and return once it is loaded.
+        """Load a model that was unloaded to make room for others, and wait until it is loaded.
 
         Raises:
-            UnavailableError: too many calls wait for loads already, or loading takes too long.
+            UnavailableError: Too many calls already wait for loads, or the load takes too long.
         """
         model = self.models.by_name[name]
         if model.default is not None:
@@ -228,7 +246,7 @@ class Registry:
             model.waiting -= 1
 
     async def close(self) -> None:
-        """Confirm all versions whose confirmation is pending, and stop serving."""
+        """Confirm all pending versions that have not crashed, and stop serving."""
         self._lifecycle.confirmations.confirm_all()
         await self._tasks.cancel()
         for model in self.models.by_name.values():
@@ -240,7 +258,7 @@ class Registry:
         await self._lifecycle.shutdown()
 
     def abandon(self) -> None:
-        """Stop without waiting, after `close` took too long."""
+        """Stop without waiting. This is called if `close` takes too long."""
         self._lifecycle.abandon()
 
     async def _load_at_start(self, name: str) -> None:

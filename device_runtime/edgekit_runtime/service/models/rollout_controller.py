@@ -1,4 +1,4 @@
-"""New versions on trial: begun beside the version in use, and settled by the verdict of their gates."""
+"""Starts trials of new versions beside the version in use, and applies the verdicts of the gates."""
 
 import asyncio
 import dataclasses
@@ -26,10 +26,10 @@ _logger = logging.getLogger(__name__)
 
 
 class RolloutController:
-    """Begins trials, and carries out their verdicts.
+    """Starts trials and applies their verdicts.
 
     Attributes:
-        report: called with a verdict. By default it carries the verdict out; in a worker process it sends the
+        report: Called with each verdict. By default it applies the verdict. In a worker process it sends the
             verdict to the service.
     """
 
@@ -39,15 +39,16 @@ class RolloutController:
         self.report: Report = self._report
 
     async def begin(self, model: ModelEntry, options: ModelOptions) -> bool:
-        """Put the newest version on trial. The caller holds the lock of `model`.
+        """Start a trial of the newest version. The caller holds the lock of `model`.
 
         Returns:
-            False if there is nothing to try: no version is in use, or no version is newer. Otherwise True,
-            also if the source rejected the newest version; `model.failed` then says why.
+            False if there is nothing to try, because no version is in use or none is newer. Otherwise True.
+            If the source rejected the newest version, the result is True too, and `model.failed` states the
+            reason.
 
         Raises:
-            EdgekitError: the new version cannot be opened now, or cannot be compared. The version in use
-                stays.
+            EdgekitError: The new version cannot be opened now, or its outputs cannot be compared. The version
+                in use keeps serving.
         """
         policy = VersionPolicy.of(options)
         newest = (await self._lifecycle.on_thread(self._lifecycle.source.find, model.name, policy))[0]
@@ -130,7 +131,7 @@ class RolloutController:
                 await self._roll_back(model, trial, verdict)
 
     async def promote(self, model: ModelEntry, trial: Trial) -> None:
-        """Replace the version in use by the candidate. The caller holds the lock of `model`."""
+        """Replace the version in use with the candidate. The caller holds the lock of `model`."""
         _logger.info("%s %s takes over from %s", model.name, trial.candidate.version, trial.current.version)
         fresh = trial.candidate
         if trial.options.rollout == "shadow" and fresh.loaded.remote is None:

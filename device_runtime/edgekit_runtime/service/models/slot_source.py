@@ -1,7 +1,7 @@
-"""The models that are installed in slots, as a source of the service.
+"""A source of the models that are installed in slots.
 
-`slots` decides which version is opened. A version that fails here is rejected there, and the next best takes
-its place.
+The `slots` package chooses the version to open. If a version fails, this module rejects it in the slots and
+opens the next best version.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class InstalledModels(Source):
         return self._slots.models()
 
     def find(self, name: str, policy: VersionPolicy) -> Sequence[Servable]:
-        """Return the versions in `policy.specific`; if it is empty, the active version."""
+        """Return the versions in `policy.specific`, or the active version if it is empty."""
         servables = []
         for version in policy.ordered() or (None,):
             candidates = self._slots.list_candidates(name, version, counted=self._begun)
@@ -48,7 +48,7 @@ class InstalledModels(Source):
         return servables
 
     def find_proven(self, name: str) -> Servable | None:
-        """Return a proven version if the current version is unproven, else None."""
+        """Return an older proven version if the current version is not proven yet, else None."""
         state = self._slots.load(name).state
         if state.current is None or state.current.health != UNPROVEN:
             return None
@@ -58,21 +58,21 @@ class InstalledModels(Source):
         return None
 
     def find_trial(self, name: str) -> str | None:
-        """Return the trial requested when the current version was installed: `shadow`, `canary` or None.
+        """Return the rollout requested when the current version was installed: `shadow`, `canary` or None.
 
-        Once that version has proved itself, this is None.
+        If the current version is already proven, return None.
 
         Raises:
-            SlotError: no such model, or its folder is open to other users.
+            SlotError: The model does not exist, or other users can write to its folder.
         """
         current = self._slots.load(name).state.current
         return None if current is None or current.health != UNPROVEN else current.trial or None
 
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
-        """Open the versions in `policy.specific`; if it is empty, the version that the slots choose.
+        """Open the versions in `policy.specific`, or the version that the slots choose if it is empty.
 
-        Each start is counted. If a version in `policy.specific` fails, its error is raised. Any other version
-        that fails is rejected, and the slots choose again.
+        The slots count each start. If a version in `policy.specific` fails, its error is raised. If the
+        version that the slots chose fails, it is rejected, and the slots choose another one.
         """
         if not policy.specific:
             return [self._open_active(name, load)]
@@ -85,19 +85,19 @@ class InstalledModels(Source):
         return opened
 
     def open_again(self, package: Servable, load: Load) -> Loaded:
-        """Verify and load a package that was served before; counts no start."""
+        """Verify and load a package that was served before. This is not counted as a start."""
         with self._slots.open(package.name, package.sha256) as opened:
             return load(opened)
 
     def confirm(self, name: str, version: str) -> None:
-        """Record that `version` is good."""
+        """Record that `version` works."""
         try:
             self._slots.confirm(name, version)
         except RecordError as error:  # such as a full disk
             raise UnavailableError(str(error)) from error
 
     def undo_start(self, name: str, version: str) -> bool:
-        """Subtract one start from a version's count of starts. Return True if that was recorded."""
+        """Reduce the start count of a version by one. Return True if the new count was recorded."""
         try:
             self._slots.undo_start(name, version)
         except EdgekitError as error:
@@ -108,7 +108,11 @@ class InstalledModels(Source):
         return True
 
     def reject(self, name: str, version: str, reason: str) -> bool:
-        """Record that `version` fails. Return True if another version can be opened; its start is counted."""
+        """Record that a version failed.
+
+        Returns:
+            True if there is another version to open. Its start is counted already.
+        """
         choice = self._reject(name, version, reason)
         if choice is None:
             return False

@@ -1,4 +1,4 @@
-"""The interface of a source of packages: slots, files, or the packages passed to a worker."""
+"""The interface of package sources, such as slots, files, or the packages passed to a worker."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
@@ -14,11 +14,11 @@ Load: TypeAlias = Callable[[OpenedPackage], Loaded]
 
 
 class Source(Protocol):
-    """Where packages come from. Every method may wait for the disk and for engines, so it runs on a thread.
+    """A source of packages. All methods may block on the disk or on engines, so call them on a thread.
 
     Attributes:
-        limits: limits of reading packages.
-        confirm_after_s: how long a version serves before `confirm`.
+        limits: The limits for reading packages.
+        confirm_after_s: How long a version must serve before `confirm` is called.
     """
 
     __slots__ = ()
@@ -27,81 +27,82 @@ class Source(Protocol):
     confirm_after_s: float = 10.0
 
     def names(self) -> Sequence[str]:
-        """Return the names of all installed models. May be called on any thread.
+        """Return the names of all installed models. This may be called on any thread.
 
         Raises:
-            EdgekitError: they cannot be listed.
+            EdgekitError: The models cannot be listed.
         """
 
     def find(self, name: str, policy: VersionPolicy) -> Sequence[Servable]:
         """Return the packages that `open` would open now, without opening or verifying them.
 
         Raises:
-            EdgekitError: there are none, or they cannot be listed.
+            EdgekitError: There are no packages, or they cannot be listed.
         """
 
     def find_proven(self, _name: str) -> Servable | None:
-        """Return the version that should serve while a newer version is on trial, or None; opens nothing.
+        """Return the version that should serve while a newer version is on trial, or None. It is not opened.
 
         Raises:
-            EdgekitError: the versions cannot be listed.
+            EdgekitError: The versions cannot be listed.
         """
         return None
 
     def find_trial(self, _name: str) -> str | None:
-        """Return the trial requested for the newest version: `canary`, `shadow` or None.
+        """Return the kind of trial requested for the newest version: `canary`, `shadow` or None.
 
         Raises:
-            EdgekitError: the request cannot be read.
+            EdgekitError: The request cannot be read.
         """
         return None
 
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
-        """Verify each package that `policy` chooses, and return what `load` makes of them.
+        """Verify each package that `policy` chooses, and call `load` with it.
 
-        The first result answers requests without a version.
+        Returns:
+            The results of `load`. The first version answers requests without a version.
 
         Raises:
-            EdgekitError: a version fails and cannot be replaced. All opened versions are closed.
+            EdgekitError: A version failed and cannot be replaced. All opened versions are closed.
         """
 
     def open_again(self, package: Servable, load: Load) -> Loaded:
-        """Verify a package served before, and return the result of `load`.
+        """Verify a package that was served before, and return the result of `load`.
 
         Raises:
-            EdgekitError: it cannot be opened any more.
+            EdgekitError: The package can no longer be opened.
         """
 
     def confirm(self, _name: str, _version: str) -> None:
-        """Record that a version is good.
+        """Record that a version works.
 
         Raises:
-            UnavailableError: it cannot be recorded now.
-            EdgekitError: it cannot be recorded.
+            UnavailableError: It cannot be recorded at the moment.
+            EdgekitError: It cannot be recorded.
         """
         return  # else it would be abstract, and most sources have no state
 
     def undo_start(self, _name: str, _version: str) -> bool:
-        """Subtract one start from a version's count of starts. Return True if that was recorded.
+        """Reduce the start count of a version by one. Return True if the new count was recorded.
 
-        The service does this before a planned stop.
+        The service calls this before a planned stop.
         """
         return False
 
     def reject(self, _name: str, _version: str, _reason: str) -> bool:
-        """Record that a version fails. Return True if another version should be opened instead.
+        """Record that a version failed. Return True if another version should be opened instead.
 
         Raises:
-            EdgekitError: it cannot be recorded.
+            EdgekitError: It cannot be recorded.
         """
         return False
 
 
 def open_listed(listed: Servable, trust: Verifier, limits: Limits) -> OpenedPackage:
-    """Verify and return a listed package, or its part `listed.submodel`.
+    """Verify and return a listed package, or only its submodel `listed.submodel`.
 
     Raises:
-        PackageError: the file was replaced since it was listed, or `read_package` refused it.
+        PackageError: The file was replaced after it was listed, or `read_package` refused it.
     """
     package = read_package(listed.path, trust, limits)
     if package.manifest.sha256 != listed.sha256:

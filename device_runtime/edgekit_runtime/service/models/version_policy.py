@@ -1,4 +1,4 @@
-"""The choice of the versions to serve, and of the order of a swap; pure."""
+"""Chooses which versions of a model to serve, and in which order to swap them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +11,11 @@ from edgekit_runtime.service.options.model import ModelOptions, SwapOrder
 
 @dataclass(frozen=True, slots=True)
 class Servable:
-    """A package that may be served, as its source lists it; it is not verified yet.
+    """A package that can be served. Its source has listed it, but has not verified it yet.
 
     Attributes:
-        sha256: digest of the package's manifest.
-        submodel: the part of the package that is served as this model; None for the whole model.
+        sha256: The digest of the package's manifest.
+        submodel: The submodel of the package that is served. None for the whole model.
     """
 
     name: str
@@ -30,8 +30,8 @@ class VersionPolicy:
     """Which versions are served. Requests without a version go to the newest served version.
 
     Attributes:
-        latest: number of newest versions to serve if `specific` is empty.
-        specific: the versions to serve; empty for the newest ones.
+        latest: The number of versions to serve if `specific` is empty, the newest first.
+        specific: The versions to serve, or empty to serve the newest ones.
     """
 
     latest: int = 1
@@ -39,18 +39,18 @@ class VersionPolicy:
 
     @classmethod
     def of(cls, options: ModelOptions) -> "VersionPolicy":
-        """Return the policy that a model's options state."""
+        """Return the policy in the options of a model."""
         return cls(options.latest, options.specific)
 
     def ordered(self) -> tuple[str, ...]:
-        """Return the specific versions, the newest first."""
+        """Return the versions in `specific`, the newest first."""
         return tuple(sorted(self.specific, key=sort_key, reverse=True))
 
     def choose(self, name: str, installed: Sequence[Servable]) -> tuple[Servable, ...]:
-        """Return the packages in `installed` to serve, the newest version first.
+        """Return the packages to serve from `installed`, the newest version first.
 
         Raises:
-            RequestError: no version is installed, or a version in `specific` is missing.
+            RequestError: No version is installed, or a version in `specific` is missing.
         """
         newest_first = sorted(installed, key=lambda package: sort_key(package.version), reverse=True)
         if not newest_first:
@@ -66,12 +66,12 @@ class VersionPolicy:
 
 
 def choose_order(needed_bytes: int, available_bytes: int, configured: SwapOrder) -> SwapOrder:
-    """Return the order of a swap: load first (`availability`) or unload first (`resource`).
+    """Return the order of a swap: `availability` loads first, `resource` unloads first.
 
     Args:
-        needed_bytes: memory that the new version needs.
-        available_bytes: free memory on this machine, while the old version is loaded.
-        configured: the order to return, or `auto` to decide by memory.
+        needed_bytes: The memory that the new version needs.
+        available_bytes: The free memory of the machine while the old version is loaded.
+        configured: The configured order. `auto` chooses the order by the memory.
     """
     if configured != "auto":
         return configured

@@ -1,4 +1,4 @@
-"""Names of models in the stack that is written to the log when an engine ends the process."""
+"""Shows the name of the running model in the stack trace that is logged when an engine crashes."""
 
 import types
 from collections.abc import Callable
@@ -9,13 +9,14 @@ _Result = TypeVar("_Result")
 
 
 def name_frame(function: Callable[_Parameters, _Result], name: str) -> Callable[_Parameters, _Result]:
-    """Return a copy of `function` under another name. Calls cost no more than before.
+    """Return a copy of `function` with another name. Calling the copy is equally fast.
 
-    At a crash such as SIGSEGV, `faulthandler` prints function names only, so the name says what ran.
+    At a crash such as SIGSEGV, `faulthandler` prints only function names. The new name shows what was
+    running.
 
     Args:
-        function: a plain function at the top level of a module.
-        name: text for the stack trace.
+        function: A plain function at the top level of a module.
+        name: The name to show in the stack trace.
     """
     if not isinstance(function, types.FunctionType):
         raise TypeError(f"{function!r} is no plain function")

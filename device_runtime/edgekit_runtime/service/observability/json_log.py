@@ -1,6 +1,7 @@
-"""Log records as lines of JSON, for what collects them.
+"""Writes log records as JSON, one object per line, for log collectors.
 
-A request is not logged when it succeeds: the metrics count it, and a line would cost more than a short model.
+Successful requests are not logged. They are counted in the metrics, and writing a log record would take
+longer than running a small model.
 """
 
 import json
@@ -12,13 +13,13 @@ _FIELDS: Final = ("request_id", "model", "version")
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a record: time, level, logger, message, and what the record is about.
+    """Formats a record as a JSON object with its time, level, logger, message and subject.
 
-    A record names its subject by `extra={"model": ..., "version": ..., "request_id": ...}`.
+    The subject is passed as `extra={"model": ..., "version": ..., "request_id": ...}`.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as one line."""
+        """Return the record as one line of JSON."""
         entry: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),

@@ -1,7 +1,7 @@
-"""Counts, gauges and histograms, cheap to change; each object owns those that describe it.
+"""Counters, gauges and histograms of the service and of each served version.
 
-Nothing here is locked: only the thread of the event loop changes or reads it. `prometheus` writes the text
-when it is requested.
+Only the event loop changes or reads them, so there are no locks. The module `prometheus` formats them on
+request.
 """
 
 from bisect import bisect_left
@@ -36,13 +36,12 @@ _BATCH_BOUNDS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
 
 class Histogram:
-    """Counts of values by range, and their sum.
+    """A histogram with fixed bounds, and the sum of its values.
 
     Attributes:
-        bounds: upper ends of the ranges, in rising order. A value equal to an end belongs to that range. The
-            last range has no upper end.
-        counts: number of values in each range; one entry more than `bounds`.
-        total: sum of the values.
+        bounds: The upper bounds of the ranges, inclusive, in ascending order. The last range has no bound.
+        counts: The number of values in each range. It has one entry more than `bounds`.
+        total: The sum of all values.
     """
 
     __slots__ = ("bounds", "counts", "total")
@@ -53,22 +52,23 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count `value` as often as `times` says."""
+        """Add `value` to the histogram `times` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
     @property
     def count(self) -> int:
-        """How many values were counted."""
+        """The number of values in the histogram."""
         return sum(self.counts)
 
 
 class RunCount:
-    """Count and times of the engine's runs with the same numbers of calls and rows.
+    """The number and durations of the engine runs that have the same number of calls and rows.
 
     Attributes:
-        merge_s, infer_s, split_s: seconds spent on merging calls into a batch, in the engine, and on
-            splitting the outputs; summed over the runs.
+        merge_s: The total time in seconds to merge calls into batches.
+        infer_s: The total time in seconds in the engine.
+        split_s: The total time in seconds to split the outputs.
     """
 
     __slots__ = ("count", "infer_s", "merge_s", "split_s")
@@ -78,7 +78,7 @@ class RunCount:
         self.merge_s = self.infer_s = self.split_s = 0.0
 
     def add(self, other: "RunCount") -> None:
-        """Count the runs of `other`, too."""
+        """Add the runs of `other`."""
         self.count += other.count
         self.merge_s += other.merge_s
         self.infer_s += other.infer_s
@@ -86,26 +86,26 @@ class RunCount:
 
 
 class LaneMetrics:
-    """Counts and times of one version of a model.
+    """Counts and durations of the calls of one version of a model.
 
     Attributes:
-        queue: seconds from a call's arrival to its beginning.
-        compute: seconds in the engine, for each call. Each call of a batch counts the time of the batch.
-        total: seconds from a call's arrival to its answer, of calls that ran.
-        cached: seconds from a call's arrival to its answer, of calls answered from the response cache.
-        runs: (calls, rows) in a run -> count of such runs. If the model's first dimension is fixed, each call
-            has one row. After `MAX_KINDS` different pairs, new ones are rounded down to powers of two.
-        succeeded: calls that ran and were answered with outputs.
-        rows: number of rows in those calls.
-        failed: calls that ran and were answered with an error.
-        failed_s: seconds from arrival to answer of the failed calls, summed.
-        shed: calls refused since too many waited.
-        late: calls refused since their deadline had come.
-        refused: calls refused for other reasons, such as wrong inputs, or a model that is being unloaded.
-        cancelled: calls that were not run or were stopped, since their client had gone or the service ends.
-        cache_misses: calls that the response cache did not hold.
-        waiting: calls that wait now.
-        last_s: when the engine or the cache last answered a call, on the clock of the scheduler, or None.
+        queue: Seconds from the arrival of a call until it starts to run.
+        compute: Seconds in the engine, per call. Each call in a batch counts the time of the whole batch.
+        total: Seconds from the arrival of a call to its answer, for calls that ran.
+        cached: Seconds from the arrival of a call to its answer, for calls answered from the response cache.
+        runs: A dict from (calls, rows) to the `RunCount` of such runs. If the first dimension of the model is
+            fixed, each call has one row. After `MAX_KINDS` pairs, new pairs are rounded down to powers of 2.
+        succeeded: The number of calls that ran and returned outputs.
+        rows: The number of rows in these calls.
+        failed: The number of calls that ran and returned an error.
+        failed_s: The sum of the seconds from arrival to answer of the failed calls.
+        shed: The number of calls refused because too many calls were waiting.
+        late: The number of calls refused because their deadline had passed.
+        refused: The number of calls refused for other reasons, such as wrong inputs.
+        cancelled: The number of calls cancelled because the client disconnected or the service stopped.
+        cache_misses: The number of calls not found in the response cache.
+        waiting: The number of calls that wait now.
+        last_s: The time of the last answer, on the clock of the scheduler, or None.
     """
 
     def __init__(self, model: str, version: str) -> None:
@@ -121,32 +121,38 @@ class LaneMetrics:
 
     @property
     def cache_hits(self) -> int:
-        """Calls answered from the response cache, some after waiting for the result of an equal call."""
+        """The number of calls answered from the response cache.
+
+        Some waited for the result of an equal call.
+        """
         return self.cached.count
 
     @property
     def answered(self) -> int:
-        """Calls that were answered with outputs, from the cache or not."""
+        """The number of calls answered with outputs, with or without the cache."""
         return self.succeeded + self.cached.count
 
     def answer_histogram(self) -> Histogram:
-        """Return a histogram of `total` and `cached` together."""
+        """Return the sum of the histograms `total` and `cached`."""
         histogram = Histogram()
         histogram.counts = [ran + hit for ran, hit in zip(self.total.counts, self.cached.counts, strict=True)]
         histogram.total = self.total.total + self.cached.total
         return histogram
 
     def batch_histogram(self) -> Histogram:
-        """Return a histogram of the runs by number of calls."""
+        """Return a histogram of the number of calls per run."""
         histogram = Histogram(_BATCH_BOUNDS)
         for (calls, _), run in self.runs.items():
             histogram.observe(calls, run.count)
         return histogram
 
     def note_lone(self, seconds: float, now_s: float, rows: int = 1) -> None:
-        """Count a call that ran at once and alone, and succeeded.
+        """Count a successful call that ran alone and without waiting.
 
-        `now_s`: time on the scheduler's clock.
+        Args:
+            seconds: The duration of the run.
+            now_s: The time on the scheduler's clock.
+            rows: The number of rows in the call.
         """
         index = bisect_left(LATENCY_BOUNDS_S, seconds)
         self.queue.counts[0] += 1
@@ -163,7 +169,7 @@ class LaneMetrics:
         self.last_s = now_s
 
     def note_run(self, calls: int, rows: int, merge_s: float, infer_s: float, split_s: float) -> None:
-        """Count one run of the engine for `calls` calls with `rows` rows in total; times as in `RunCount`."""
+        """Count one run of the engine. The durations are those of `RunCount`."""
         run = self._find_run(calls, rows)
         run.count += 1
         run.merge_s += merge_s
@@ -173,7 +179,7 @@ class LaneMetrics:
     def note_success(
         self, queue_s: float, compute_s: float, total_s: float, now_s: float, rows: int = 1
     ) -> None:
-        """Count a call that waited, ran and was answered with outputs; see the class for the times."""
+        """Count a successful call that waited before it ran. The class describes the durations."""
         self.queue.observe(queue_s)
         self.compute.observe(compute_s)
         self.total.observe(total_s)
@@ -205,12 +211,12 @@ class ServiceMetrics:
     """Counts and measurements of the whole service.
 
     Attributes:
-        swaps: (model, outcome) -> changes of a model's version; outcomes such as `swapped` or `rolled_back`.
-        energy_j: (model,) -> joules above idle, summed since the start, where measured.
-        request_energy_j: (model, version) -> mean joules above idle per request, where measured.
-        power_w: (sensor,) -> watts now.
-        temperature_c: (zone,) -> degrees Celsius now.
-        device: name of a metric -> its value, for all other figures of the device.
+        swaps: A dict from (model, outcome) to the number of version changes, such as `rolled_back`.
+        energy_j: A dict from (model,) to the measured joules above idle since the start.
+        request_energy_j: A dict from (model, version) to the measured mean joules per request above idle.
+        power_w: A dict from (sensor,) to the latest power in watts.
+        temperature_c: A dict from (zone,) to the latest temperature in degrees Celsius.
+        device: A dict from metric names to values, for all other measurements of the device.
     """
 
     __slots__ = ("device", "energy_j", "power_w", "request_energy_j", "swaps", "temperature_c")

@@ -1,4 +1,4 @@
-"""Metrics as Prometheus reads them: its text format, version 0.0.4, written when it is asked for.
+"""Writes metrics in the Prometheus text format, version 0.0.4.
 
 Source: https://prometheus.io/docs/instrumenting/exposition_formats/
 """
@@ -22,12 +22,12 @@ Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
 @dataclass(frozen=True, slots=True)
 class MetricFamily:
-    """One metric with all its labels.
+    """One metric with the values of all its label sets.
 
     Attributes:
-        name: name with its unit, as Prometheus recommends. The name of a counter ends in `_total`.
-        help: one line that explains the metric.
-        series: a value for each set of labels.
+        name: The name with its unit, as Prometheus recommends. The name of a counter ends in `_total`.
+        help: A one-line description of the metric.
+        series: Pairs of a label set and its value.
     """
 
     name: str
@@ -37,7 +37,7 @@ class MetricFamily:
 
 
 def write_exposition(families: Iterable[MetricFamily]) -> str:
-    """Return the metrics of all families that have a series, in Prometheus' text format."""
+    """Return the metrics in the Prometheus text format. Families without values are omitted."""
     lines = []
     for family in families:
         if not family.series:
@@ -109,7 +109,7 @@ _SERVICE_METRICS: Final[tuple[tuple[str, Kind, str, str, tuple[str, ...]], ...]]
 
 
 def lane_families(lanes: Iterable[LaneMetrics]) -> list[MetricFamily]:
-    """Return the metrics of versions, with the labels `model` and `version`."""
+    """Return the metrics of all served versions, with the labels `model` and `version`."""
     labelled = [({"model": lane.model, "version": lane.version}, lane) for lane in lanes]
     requests = tuple(
         ({**labels, "outcome": outcome}, getattr(lane, field))
@@ -128,7 +128,7 @@ def lane_families(lanes: Iterable[LaneMetrics]) -> list[MetricFamily]:
 
 
 def service_families(service: ServiceMetrics) -> list[MetricFamily]:
-    """Return the metrics of the whole service, with its present memory."""
+    """Return the metrics of the whole service, including its current memory."""
     families = []
     for name, kind, text, field, labels in _SERVICE_METRICS:
         values: Mapping[tuple[str, ...], float] = getattr(service, field)
@@ -142,7 +142,10 @@ def service_families(service: ServiceMetrics) -> list[MetricFamily]:
 
 
 def read_memory(path: Path = _STATUS) -> dict[str, int]:
-    """Return this process's resident (`rss`) and proportional (`pss`) memory in bytes; empty if unknown."""
+    """Return the resident (`rss`) and proportional (`pss`) memory of this process in bytes.
+
+    The result is empty if they are unknown.
+    """
     try:
         lines = path.read_text().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""What responses say about the server: the time that a call took, and how loaded the service is.
+"""Response headers with the duration of a call and the load of the service.
 
-Devices decide by these figures whether to send the next request. It costs a few microseconds a response, so
-it is an option, and nothing of this file runs without it.
+Devices use these values to decide whether to send the next request. The headers cost a few microseconds per
+response, so they are optional.
 
 Source: W3C Server Timing, section 2; Open Request Cost Aggregation (ORCA), per-request reports.
 """
@@ -16,11 +16,11 @@ _WINDOW_S: Final = 0.25
 
 
 class RunTimes:
-    """The times of one call. The lane sets both just before it answers the call.
+    """The durations of one call. The lane sets them just before it answers the call.
 
     Attributes:
-        queue_s: seconds from the call's arrival to its beginning.
-        compute_s: seconds in the engine.
+        queue_s: Seconds from the arrival of the call until it starts to run.
+        compute_s: Seconds in the engine.
     """
 
     __slots__ = ("compute_s", "queue_s")
@@ -29,14 +29,14 @@ class RunTimes:
         self.queue_s = self.compute_s = 0.0
 
     def take(self) -> tuple[float, float]:
-        """Return both times and reset them to 0: a response from the cache sets no times."""
+        """Return both durations and reset them to 0."""
         durations = self.queue_s, self.compute_s
         self.queue_s = self.compute_s = 0.0
         return durations
 
 
 class TimedMetrics(LaneMetrics):
-    """Metrics of a lane that notes the times of each call."""
+    """Metrics of a lane that also stores the durations of the latest call in a `RunTimes`."""
 
     __slots__ = ("_times",)
 
@@ -45,14 +45,14 @@ class TimedMetrics(LaneMetrics):
         self._times = times
 
     def note_lone(self, seconds: float, now_s: float, rows: int = 1) -> None:
-        """Count a call that ran at once, see `LaneMetrics`."""
+        """Count a successful call that ran without waiting, see `LaneMetrics`."""
         super().note_lone(seconds, now_s, rows)
         self._times.queue_s, self._times.compute_s = 0.0, seconds
 
     def note_success(
         self, queue_s: float, compute_s: float, total_s: float, now_s: float, rows: int = 1
     ) -> None:
-        """Count a call that waited, see `LaneMetrics`."""
+        """Count a successful call that waited before it ran, see `LaneMetrics`."""
         super().note_success(queue_s, compute_s, total_s, now_s, rows)
         self._times.queue_s, self._times.compute_s = queue_s, compute_s
 
@@ -63,7 +63,7 @@ class TimedMetrics(LaneMetrics):
 
 
 class UtilizationMeter:
-    """Measures how busy other clients keep a model's sessions, or the machine's processors."""
+    """Measures the utilization of a model's sessions, or of the processors, by other clients."""
 
     __slots__ = ("_askers", "_began_s", "_busy_s", "_clock", "_own", "_share", "_slots")
 
@@ -81,14 +81,14 @@ class UtilizationMeter:
         self._own: dict[int, float] = {}  # asker -> its share of the calls in the window before
 
     def note(self, asker: int, compute_s: float) -> None:
-        """Count a call of the client `asker`. `compute_s` may be the time of its whole batch."""
+        """Count a call of the client `asker`. `compute_s` may be the time of the whole batch of the call."""
         self._askers[asker] = self._askers.get(asker, 0.0) + compute_s
 
     def measure(self, list_lanes: Callable[[], Iterable[LaneMetrics]], asker: int = 0) -> float:
-        """Return the share of the slots' time that clients other than `asker` use, 0..1.
+        """Return the utilization by clients other than `asker`, from 0 to 1.
 
-        Time that `asker` uses itself is left out, so a client that is alone gets 0. The share is a mean over
-        0.25 s, or since the last measurement if that is longer ago.
+        The time that `asker` uses is excluded, so the only client of a service gets 0. The utilization is
+        averaged over the time between two measurements, at least 0.25 s.
         """
         now_s = self._clock()
         elapsed_s = now_s - self._began_s
@@ -107,11 +107,11 @@ class UtilizationMeter:
 
 
 def format_fields(times: tuple[float, float] | None, load: float) -> dict[str, str]:
-    """Return the headers `Endpoint-Load-Metrics` and, for a call that ran, `Server-Timing`.
+    """Return the header `Endpoint-Load-Metrics` and, for a call that ran, `Server-Timing`.
 
     Args:
-        times: `RunTimes.queue_s` and `compute_s`; None for a call that did not run.
-        load: share of the slots that other clients use, 0..1; more than 1 if calls wait.
+        times: `RunTimes.queue_s` and `compute_s`, or None for a call that did not run.
+        load: The utilization by other clients, from 0 to 1. It exceeds 1 if calls are waiting.
     """
     fields = {"Endpoint-Load-Metrics": f"TEXT application_utilization={load:.3f}"}
     if times is not None:
