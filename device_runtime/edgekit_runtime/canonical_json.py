@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar, get_args, get_origin
 
 from edgekit_runtime.errors import EdgekitError, ManifestError
+from edgekit_runtime.records import dataclass
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 
@@ -130,18 +131,21 @@ OPTIONAL: Final[Mapping[str, Any]] = {"optional": True}
 _Record = TypeVar("_Record", bound="Record")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """Base of frozen dataclasses for the objects of signed documents. Each field is a member of the object.
 
-    The last field, `extra`, contains the members that this reader does not know, and they are written again.
     The metadata of a field may contain `key` (the name of the member), `optional`, `most` (the maximum length
     of a list), and `read` (a function like `from_json` for the member, or for each item if it is a list).
     Each dataclass checks its types and values itself.
+
+    Attributes:
+        extra: the members that this reader does not know; they are written again.
     """
 
-    __slots__ = ()
     _error: ClassVar[type[EdgekitError]] = ManifestError
-    extra: Mapping[str, JsonValue]
+
+    extra: Mapping[str, JsonValue] = dataclasses.field(default_factory=dict, hash=False)
 
     @classmethod
     def from_json(cls: type[_Record], value: object, where: str = "") -> _Record:
@@ -184,7 +188,7 @@ def _list_members(
 ) -> tuple[tuple[dataclasses.Field[Any], Callable[[Any, str], Any], bool], ...]:
     """Return the fields except `extra`: for each its reader, and whether it holds several values."""
     members = []
-    for field in dataclasses.fields(record):  # type: ignore[arg-type]  # a dataclass, see `Record`
+    for field in dataclasses.fields(record):
         parts = (field.type, *get_args(field.type))  # of `Golden`, `Codes | None` or `tuple[Variant, ...]`
         classes = [part for part in parts if get_origin(part) is None and isinstance(part, type)]
         kind = next((cls for cls in classes if issubclass(cls, Record)), None)

@@ -5,12 +5,11 @@ It does not convert arrays: a caller that passes float64 where float32 is expect
 
 import math
 from collections.abc import Mapping
-from dataclasses import field
 from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 
-from edgekit_runtime.canonical_json import JsonValue, Record
+from edgekit_runtime.canonical_json import Record
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.records import dataclass
 
@@ -35,7 +34,6 @@ class TensorSpec(Record):
         name: the name in the model graph.
         dtype: a numpy dtype name out of `DTYPES`, such as `float32`.
         shape: sizes of the dimensions; a string names a dimension of any size.
-        extra: fields of a newer writer, kept for the round trip.
 
     Raises:
         DataError: a field has the wrong type or value.
@@ -46,7 +44,6 @@ class TensorSpec(Record):
     name: str
     dtype: str
     shape: tuple[int | str, ...]
-    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:

@@ -24,7 +24,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, ClassVar, Final
 
-from edgekit_runtime.canonical_json import OPTIONAL, JsonValue, Record, decode_json, encode_json
+from edgekit_runtime.canonical_json import OPTIONAL, Record, decode_json, encode_json
 from edgekit_runtime.encryption import MAGIC
 from edgekit_runtime.encryption.key_derivation import derive
 from edgekit_runtime.errors import PackageError, UnavailableError
@@ -76,7 +76,6 @@ class Header(Record):
     chunk_bytes: int = _CHUNK_BYTES
     format: int = FORMAT
     recipients: Mapping[str, str] = field(default_factory=dict, hash=False, metadata=OPTIONAL)
-    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         _require(self.format == FORMAT, f"format {self.format!r}, this edgekit reads {FORMAT}; update it")

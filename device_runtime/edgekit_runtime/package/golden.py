@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from edgekit_runtime.canonical_json import OPTIONAL, JsonValue, Record
+from edgekit_runtime.canonical_json import OPTIONAL, Record
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.records import dataclass
 from edgekit_runtime.tensors import DTYPES, TensorSpec
@@ -140,7 +140,6 @@ class Codes(Record):
     scale: float
     offset: float
     repeat: tuple[int, ...] | None = field(default=None, metadata=OPTIONAL)
-    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if self.dtype not in ("uint8", "int8"):
@@ -201,7 +200,6 @@ class GoldenInput(Record):
     shape: tuple[int, ...]
     path: str
     codes: Codes | None = None
-    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         _check_golden(self.name, self.dtype, self.shape, self.path)
@@ -266,7 +264,6 @@ class GoldenOutput(Record):
     axis: int | None = field(default=None, metadata=OPTIONAL)
     loose: int = field(default=0, metadata=OPTIONAL)
     count_atol: int = field(default=0, metadata=OPTIONAL)
-    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         _check_golden(self.name, self.dtype, self.shape, self.path)
@@ -346,7 +343,6 @@ class RowsOutput(Record):
     atol: tuple[float, ...]
     rtol: tuple[float, ...] = field(default=(), metadata=OPTIONAL)
     every: int = field(default=1, metadata=OPTIONAL)
-    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +358,6 @@ class GoldenRows(Record):
 
     seeds: tuple[int, ...]
     outputs: tuple[RowsOutput, ...]
-    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         valid = all(type(seed) is int and 0 <= seed <= MAX_SEED for seed in self.seeds)
@@ -388,7 +383,6 @@ class Golden(Record):
     inputs: tuple[GoldenInput, ...]
     outputs: tuple[GoldenOutput, ...]
     rows: GoldenRows | None = field(default=None, metadata=OPTIONAL)
-    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def row_outputs(self) -> list[list[GoldenOutput]]:
         """Return the expected outputs of the additional rows.

@@ -107,7 +107,6 @@ class Manifest(Record):
     task: TaskChoice | None = field(default=None, metadata=OPTIONAL)
     states: tuple[RecurrentState, ...] = field(default=(), metadata={**OPTIONAL, "most": MAX_STATES})
     pipeline: "Pipeline | None" = field(default=None, metadata={**OPTIONAL, "read": _read_pipeline})
-    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for key in ("name", "version", "target"):

@@ -53,7 +53,6 @@ class FormatInfo(Record):
 
     version: int = FORMAT_VERSION
     critical: tuple[str, ...] = ()
-    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         valid = isinstance(self.version, int) and not isinstance(self.version, bool) and self.version >= 1
@@ -84,7 +83,6 @@ class Artifact(Record):
     size_bytes: int = field(metadata={"key": "bytes"})
     sha256: str
     role: str
-    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         require(isinstance(self.path, str), f"artifact path is {self.path!r}, expected a string")
@@ -119,7 +117,6 @@ class BackendChoice(Record):
     artifact: str
     options: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
     fallback: "BackendChoice | None" = None
-    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         require_token(self.name, "backend name")
@@ -152,7 +149,7 @@ class BackendChoice(Record):
         fallback = fields.take_optional("fallback", None) if depth else fields.take("fallback")
         if fallback is not None:
             fallback = cls.from_json(fallback, f"{where}.fallback", depth=depth + 1)
-        return cls(name, artifact, options, fallback, fields.rest())
+        return cls(name, artifact, options, fallback, extra=fields.rest())
 
     def to_json(self, *, is_fallback: bool = False) -> dict[str, JsonValue]:
         fields: dict[str, JsonValue] = {"name": self.name, "artifact": self.artifact, "options": self.options}
@@ -172,7 +169,6 @@ class TaskChoice(Record):
 
     name: str
     options: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
-    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         require_token(self.name, "task name")

@@ -14,7 +14,7 @@ from dataclasses import field
 from graphlib import CycleError, TopologicalSorter
 from typing import Final
 
-from edgekit_runtime.canonical_json import OPTIONAL, JsonValue, Record
+from edgekit_runtime.canonical_json import OPTIONAL, Record
 from edgekit_runtime.package.manifest_entries import MANIFEST_NAME, require, require_token
 from edgekit_runtime.records import dataclass
 
@@ -43,7 +43,6 @@ class Condition(Record):
 
     label: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
     min_score: float = field(default=0.0, metadata=OPTIONAL)
-    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         require(all(isinstance(label, str) for label in self.label), "when: label must hold strings")
@@ -75,7 +74,6 @@ class Stage(Record):
     ensemble: str | None = field(default=None, metadata=OPTIONAL)
     stages: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
     engines: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
-    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         require_token(self.name, "stage name")
@@ -123,7 +121,6 @@ class Pipeline(Record):
 
     stages: tuple[Stage, ...] = field(metadata={"most": MAX_STAGES})
     output: tuple[str, ...]
-    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         problem = find_stages_problem(self.stages, self.output)

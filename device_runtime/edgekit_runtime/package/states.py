@@ -8,12 +8,11 @@ determines the size:
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from typing import Final
 
 import numpy as np
 
-from edgekit_runtime.canonical_json import JsonValue, Record
+from edgekit_runtime.canonical_json import Record
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.package.golden import Golden
 from edgekit_runtime.package.manifest_entries import require
@@ -30,7 +29,6 @@ class RecurrentState(Record):
 
     output: str
     input: str
-    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for side in ("output", "input"):

@@ -45,7 +45,6 @@ class Submodel(Record):
     golden: Golden
     weights_bytes: int = field(default=0, metadata=OPTIONAL)
     divides_integers: bool | None = field(default=None, metadata=OPTIONAL)
-    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         require_token(self.name, "submodel name")

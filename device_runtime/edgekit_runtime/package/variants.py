@@ -39,7 +39,6 @@ class Variant(Record):
     backend: BackendChoice
     golden: Golden
     figures: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
-    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         require_token(self.name, "variant name")

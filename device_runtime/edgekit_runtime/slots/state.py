@@ -9,7 +9,7 @@ Source: docs/explanation/slots.md, section "state.json".
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import field, replace
 from typing import ClassVar, Final
 
@@ -58,7 +58,6 @@ class Installed(Record):
     begun: int = 0
     trial: str = field(default="", metadata={"optional": True})
     encrypted: bool = field(default=False, metadata={"optional": True})
-    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         _check_identity(self.version, self.sha256)
@@ -78,7 +77,6 @@ class Rejection(Record):
     version: str
     sha256: str
     reason: str
-    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         _check_identity(self.version, self.sha256)
@@ -108,7 +106,6 @@ class ModelState(Record):
     factory: Installed | None = None
     pinned: str | None = None
     rejected: tuple[Rejection, ...] = ()
-    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         _check_token(self.model, "model")
