@@ -24,7 +24,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -51,6 +51,7 @@ from edgekit_runtime.agent.reconcile import (
     reconcile,
 )
 from edgekit_runtime.agent.signing import seal, seal_report
+from edgekit_runtime.agent.trusted_time import TrustedTime
 from edgekit_runtime.errors import EdgekitError, OutputError, SignatureError
 from edgekit_runtime.power.sensors.battery import read_battery
 from edgekit_runtime.records import dataclass
@@ -74,28 +75,16 @@ class AgentOptions:
     """Options of the agent.
 
     Attributes:
-        bytes_per_s: maximum rate of downloads and uploads, or None.
-        month_bytes: maximum number of bytes to transfer in a calendar month (UTC), or None.
+        fixed: key -> value of each setting that the fleet cannot change, see `protocol.device_settings`.
         live_url: URL of the live page of this device, or empty. The console of the fleet links to it.
         shows_logs: whether the fleet may ask for the last lines of the logs.
-        takes_settings: whether the fleet may change settings, except those that these options fix.
+        takes_settings: whether the fleet may change settings that are not `fixed`.
     """
 
-    bytes_per_s: float | None = None
-    month_bytes: int | None = None
+    fixed: Mapping[str, str] = field(default_factory=dict)
     live_url: str = ""
     shows_logs: bool = True
     takes_settings: bool = True
-
-    @property
-    def fixed(self) -> dict[str, str]:
-        """The limits that the command line sets, as text. The keys are `month-mb` and `cap-kbit-s`."""
-        month, cap = self.month_bytes, self.bytes_per_s
-        numbers = {
-            "month-mb": None if month is None else month / 1e6,
-            "cap-kbit-s": None if cap is None else cap / 125,
-        }
-        return {key: f"{number:.6f}" for key, number in numbers.items() if number is not None}
 
 
 class Agent:
@@ -106,9 +95,9 @@ class Agent:
         installer: Installer,
         options: AgentOptions | None = None,
         *,
+        carrier: StepCarrier,
         clock: Callable[[], float] = time.time,
         link: DocumentLink | None = None,
-        carrier: StepCarrier | None = None,
         renew: Renewer | None = None,
         pause: RefusalPause | None = None,
     ) -> None:
@@ -119,9 +108,9 @@ class Agent:
             folder: folder of the journal, metadata and downloads; it is created.
             installer: the models of the device.
             options: see `AgentOptions`.
+            carrier: downloads and installs.
             clock: seconds since 1970.
             link: used in place of a connection to the broker.
-            carrier: downloads and installs; by default this process does.
             renew: see `Renewer`; None never renews.
             pause: pause that an earlier agent of this process began.
         """
@@ -131,21 +120,16 @@ class Agent:
         disk, now_s = installer.slots.disk, time.monotonic()
         self._journal = Journal(folder / "journal.json", disk, clock)
         self._documents = ObeyedDocuments(folder, member.enrolment.tuf_root, now_s)
-        self._time = member.make_time(folder, clock, time.monotonic)
+        self._time = TrustedTime(member.enrolment.certificate, folder, clock, time.monotonic)
         self._last_action: Action | None = None
         self._desired = self._read_desired()
         # The last run may have lost this much of their age: else a device that restarts in a loop never
         # times out.
         self._executions = count_time(self._journal.record.executions, _SAVE_S)
-        context = member.make_context(self._time)
-        if carrier is None:
-            from edgekit_runtime.agent.artifacts.download import Downloader, DownloadLimits
-            from edgekit_runtime.agent.execution.local_steps import LocalSteps
-
-            downloader = Downloader(context, DownloadLimits(bytes_per_s=options.bytes_per_s), disk)
-            carrier = LocalSteps(member, folder, installer, downloader, clock=clock)
         self._steps = StepRunner(folder, installer, carrier)
-        self._link: DocumentLink = link or MqttLink(self._device, member.enrolment.brokers, context, b"")
+        self._link: DocumentLink = link or MqttLink(
+            self._device, member.enrolment.brokers, member.make_context(self._time), b""
+        )
         if self._desired is not None:  # else a whole site whose power comes back would use a narrow window
             self._link.reconnect_s = self._desired.reconnect_s
         self._observer = DeviceObserver(installer, now_s)

@@ -104,12 +104,10 @@ def run(arguments: argparse.Namespace) -> Outcome:
     keep_lines()
     config, keys = find_config_folder(), find_keys(arguments)
     state: Path = arguments.state or find_state_folder()
-    cap, month, socket_path = arguments.cap_kbit_s, arguments.month_mb, arguments.socket
-    month_bytes = None if month is None else int(month * 1e6)
-    bytes_per_s = None if cap is None else cap * 125.0
+    socket_path = arguments.socket
+    limits = {"cap-kbit-s": arguments.cap_kbit_s, "month-mb": arguments.month_mb}
     options = AgentOptions(
-        bytes_per_s=bytes_per_s,
-        month_bytes=month_bytes,
+        fixed={key: str(limit) for key, limit in limits.items() if limit is not None},
         live_url=arguments.live,
         shows_logs=not arguments.no_logs,
         takes_settings=not arguments.no_settings,
@@ -119,7 +117,6 @@ def run(arguments: argparse.Namespace) -> Outcome:
         state=str(state.absolute()),
         keys=str(keys.absolute()),
         socket_path=None if socket_path is None else str(socket_path.absolute()),
-        bytes_per_s=bytes_per_s,
     )
     stop, pause = threading.Event(), RefusalPause()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -26,10 +26,11 @@ from edgekit_fleet.releases.repository_keys import MANAGER_ROLE, RepositoryKeys
 from edgekit_runtime.agent import agent as agent_module
 from edgekit_runtime.agent.agent import Agent, AgentOptions
 from edgekit_runtime.agent.artifacts import download
-from edgekit_runtime.agent.artifacts.download import Downloader
+from edgekit_runtime.agent.artifacts.download import Downloader, DownloadLimits
 from edgekit_runtime.agent.documents import Desired, DesiredModel
 from edgekit_runtime.agent.execution import step_runner
 from edgekit_runtime.agent.execution.install import Installer
+from edgekit_runtime.agent.execution.local_steps import LocalSteps
 from edgekit_runtime.agent.membership import Membership
 from edgekit_runtime.agent.mqtt_link import LinkMessage
 from edgekit_runtime.agent.signing import seal
@@ -200,7 +201,9 @@ class AttackSite:
         slots = Slots(self.folder / "slots", self.maker.trust, TARGET)
         installer = Installer(slots, self.folder / "none", self_test=lambda _: None)
         (self.folder / "slots").mkdir(exist_ok=True)
-        self.agent = Agent(member, self.folder / "agent", installer, self.options, clock=self.clock.time)
+        folder, clock = self.folder / "agent", self.clock.time
+        steps = LocalSteps(member, folder, installer, Downloader(None, DownloadLimits()), clock=clock)
+        self.agent = Agent(member, folder, installer, self.options, carrier=steps, clock=clock)
         self.broker = self.agent._link
         self.agent.connect()
 

@@ -139,7 +139,7 @@ def test_device_whose_documents_are_withheld_learns_the_new_key_within_a_day(sit
 
 def test_flood_of_documents_by_unknown_keys_costs_few_refreshes(site):  # noqa: F811
     """Each refresh that finds no new key doubles the pause; its bytes are counted, and block nothing."""
-    site.options = AgentOptions(month_bytes=1)
+    site.options = AgentOptions(fixed={"month-mb": "0.000001"})
     site.restart()
     before_bytes, before = site.mirror.sent_bytes, count_refreshes(site)
     counted_bytes = site.agent._journal.record.metered_bytes

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from edgekit_runtime.agent.agent import Agent, AgentOptions
+from edgekit_runtime.agent.agent import Agent
 from edgekit_runtime.agent.artifacts.download import Downloader, DownloadLimits, HttpStatusError
 from edgekit_runtime.agent.documents import Desired, Event, Kind, Reported, topic
 from edgekit_runtime.agent.execution.install import Installer
@@ -249,7 +249,7 @@ def apply_bundle(
     payload = bytes(bundle.read(f"desired/{desired.device}.json") or b"")
     stop = threading.Event()
     link = BundleLink(member, payload, desired.version, stop)
-    agent = Agent(member, folder, installer, AgentOptions(), clock=clock, link=link, carrier=carrier)
+    agent = Agent(member, folder, installer, carrier=carrier, clock=clock, link=link)
     timer = threading.Timer(timeout_s, stop.set)
     timer.start()
     try:

@@ -38,21 +38,19 @@ _MAX_TEXT: Final = 1000  # characters of an event
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlaces:
-    """Paths and limits for a step process.
+    """Paths for a step process.
 
     Attributes:
         config: configuration folder.
         state: folder of the slots. It contains the agent's folder.
         keys: folder of the keys whose packages are trusted.
         socket_path: socket of the service, or None to look for a running service.
-        bytes_per_s: maximum rate in bytes per second, or None.
     """
 
     config: str
     state: str
     keys: str
     socket_path: str | None = None
-    bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +79,10 @@ class ChildSteps:
         silence_s: float = 60.0,
         stop_s: float = 3.0,
     ) -> None:
-        """Use the paths and limits in `folders`.
+        """Use the paths in `folders`.
 
         Args:
-            folders: paths and limits of steps.
+            folders: paths of steps.
             module: module that carries a step out.
             silence_s: time without news after which the process or its disk hangs.
             stop_s: wait for a process that was told to stop, before it is killed.
@@ -202,7 +200,7 @@ def _carry_out(
     member, state = read_membership(Path(folders.config)), Path(folders.state)
     slots = Slots(state, TrustStore.from_folder(Path(folders.keys)), member.enrolment.target)
     installer = Installer(slots, None if folders.socket_path is None else Path(folders.socket_path))
-    limits = DownloadLimits(bytes_per_s=order.bytes_per_s or folders.bytes_per_s)
+    limits = DownloadLimits(bytes_per_s=order.bytes_per_s)
     trusted_time = TrustedTime(member.enrolment.certificate)
     trusted_time.note(order.known_time_s)
     downloader = Downloader(member.make_download_context(trusted_time), limits, slots.disk)

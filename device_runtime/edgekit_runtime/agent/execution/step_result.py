@@ -24,7 +24,7 @@ class StepOrder:
         step: the step that `reconcile` returned.
         most_bytes: maximum number of bytes that a download receives or an upload sends, or None.
         known_time_s: lower bound of the time, in seconds since 1970, which is used if the clock is behind it.
-        bytes_per_s: maximum rate in bytes per second, or None for the rate from the agent's command line.
+        bytes_per_s: maximum rate in bytes per second, or None.
         held_orders: ids of the orders whose samples must not be sent yet.
     """
 
