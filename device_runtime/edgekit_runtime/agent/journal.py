@@ -119,10 +119,8 @@ class Journal:
         make_folders(path.parent, 0o700, disk)
         self._path, self._disk = path, disk
         try:
-            self.record = _read(path)
-        except FileNotFoundError:
-            self.record = JournalRecord()
-        except (JournalError, OSError) as error:
+            self.record = read_journal(path)
+        except JournalError as error:
             _logger.warning("%s; the device begins like a new one", error)
             self.record = JournalRecord()
             with contextlib.suppress(OSError):  # the damaged file stays beside it, to find the cause
@@ -209,16 +207,12 @@ def read_journal(path: Path) -> JournalRecord:
         JournalError: the journal is damaged or cannot be read.
     """
     try:
-        return _read(path)
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
     except FileNotFoundError:
         return JournalRecord()
     except OSError as cause:
         raise JournalError(f"{path}: cannot be read: {cause.strerror}") from cause
-
-
-def _read(path: Path) -> JournalRecord:
-    with path.open("rb") as file:
-        data = file.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
         raise JournalError(f"{path}: is over {_MAX_BYTES} bytes")
     try:

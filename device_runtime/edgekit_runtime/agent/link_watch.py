@@ -16,18 +16,18 @@ from edgekit_runtime import __version__
 from edgekit_runtime.agent.documents import Hello, Kind
 from edgekit_runtime.agent.journal import Journal
 from edgekit_runtime.agent.membership import (
+    ENROLMENT,
     LinkProblem,
     LinkStatus,
     Membership,
     read_link_status,
-    read_stamp,
     write_link_status,
 )
 from edgekit_runtime.agent.mqtt_link import LinkMessage
 from edgekit_runtime.agent.signing import seal
 from edgekit_runtime.errors import OutputError
 from edgekit_runtime.records import dataclass
-from edgekit_runtime.system.atomic_files import Disk
+from edgekit_runtime.system.atomic_files import Disk, read_stamp
 
 _FIRST_RENEWAL_S: Final = 120.0  # so that a device that is on for minutes a day renews its certificate too
 _RENEWAL_S: Final = 21_600.0
@@ -197,7 +197,7 @@ class LinkWatch:
             now_s: time of the monotonic clock.
             stated_s: see `TrustedTime`.
         """
-        if read_stamp(self._member.folder) != self._member.stamp:
+        if read_stamp(self._member.folder / ENROLMENT) != self._member.stamp:
             self._pause.ends_s = 0.0
             return True
         problem = self._link.problem

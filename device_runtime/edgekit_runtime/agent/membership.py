@@ -23,7 +23,7 @@ from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.dataclass_json import from_json, to_plain
 from edgekit_runtime.errors import ConfigError, EdgekitError
 from edgekit_runtime.records import dataclass
-from edgekit_runtime.system.atomic_files import Disk, write_atomically
+from edgekit_runtime.system.atomic_files import Disk, read_stamp, write_atomically
 
 KEY, CERTIFICATE, ENROLMENT = "device.key", "device.crt", "enrolment.json"
 """Names of the files."""
@@ -61,13 +61,13 @@ class Membership:
 
     Attributes:
         folder: folder that contains the key, the certificate and the enrolment.
-        stamp: see `read_stamp`.
+        stamp: stamp of the enrolment, which changes with each enrolment and renewal, see `read_stamp`.
     """
 
     enrolment: Enrolment
     key: Ed25519PrivateKey
     folder: Path
-    stamp: tuple[int, int] | None = None
+    stamp: tuple[int, ...] = ()
 
     def make_context(self, trusted_time: TrustedTime | None = None) -> ssl.SSLContext:
         """Return a TLS context with this device's certificate, see the function `make_context`."""
@@ -83,21 +83,9 @@ class Membership:
                 context.authority_end_s = math.inf
         return context
 
-    def make_time(
-        self, folder: Path, clock: Callable[[], float], monotonic: Callable[[], float] = time.monotonic
-    ) -> TrustedTime:
-        """Return a `TrustedTime` that knows no document of the manager yet.
-
-        Args:
-            folder: the agent's folder.
-            clock: returns seconds since 1970.
-            monotonic: returns seconds of a clock that never goes back.
-        """
-        return TrustedTime(self.enrolment.certificate, folder, clock, monotonic)
-
     def read_time(self, folder: Path, clock: Callable[[], float] = time.time) -> TrustedTime:
         """Return a `TrustedTime` that knows the journal's document. `clock` returns seconds since 1970."""
-        trusted_time = self.make_time(folder, clock)
+        trusted_time = TrustedTime(self.enrolment.certificate, folder, clock)
         trusted_time.note(read_journal(folder / "journal.json").known_time_s)
         return trusted_time
 
@@ -111,7 +99,7 @@ def read_membership(config: Path) -> Membership:
         EnrolmentError: this device is in no fleet, or the files are damaged.
     """
     folder = config / "fleet"
-    stamp = read_stamp(folder)
+    stamp = read_stamp(folder / ENROLMENT)
     try:
         enrolment = from_json(Enrolment, (folder / ENROLMENT).read_bytes(), ENROLMENT)
         key = _read_key((folder / KEY).read_text())
@@ -123,15 +111,6 @@ def read_membership(config: Path) -> Membership:
         raise EnrolmentError(f"{folder}: {cause}; join the fleet again") from cause
     own = Ed25519PrivateKey.from_private_bytes(key)
     return Membership(enrolment=enrolment, key=own, folder=folder, stamp=stamp)
-
-
-def read_stamp(folder: Path) -> tuple[int, int] | None:
-    """Return a value that changes with each enrolment and renewal, or None if the device is in no fleet."""
-    try:
-        status = (folder / ENROLMENT).stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns
 
 
 def _read_key(pem: str) -> bytes:

@@ -34,7 +34,7 @@ class DeviceObserver:
     def __init__(self, installer: Installer, now_s: float) -> None:
         self._installer = installer
         self.views: dict[str, ModelView] = {}
-        self._fingerprint: dict[str, int] = {}
+        self._fingerprint: dict[str, tuple[int, ...]] = {}
         self._service: tuple[bool, ServiceIndex | None] = (False, None)
         self._service_s = self._figures_s = 0.0
         self._busy_s = now_s  # when an execution was last under way

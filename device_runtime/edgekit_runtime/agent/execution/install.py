@@ -15,6 +15,7 @@ from edgekit_runtime.client.control import is_listening, load_installed, read_in
 from edgekit_runtime.errors import BackendError, SlotError
 from edgekit_runtime.records import dataclass
 from edgekit_runtime.slots import REJECTED, Permissions, Slots
+from edgekit_runtime.system.atomic_files import read_stamp
 from edgekit_runtime.system.child_process import ChildProcess
 from edgekit_runtime.system.paths import find_running_service
 
@@ -151,11 +152,11 @@ class Installer:
             return False, None
         return True, read_index(socket_path)
 
-    def fingerprint(self) -> Mapping[str, int]:
-        """Return a dict from model to a number that changes with its stored state, 0 without a state."""
+    def fingerprint(self) -> Mapping[str, tuple[int, ...]]:
+        """Return a dict from model to a stamp that changes with its stored state, empty without a state."""
         models = self.slots.folder / "models"
         try:
-            return {folder.name: _fingerprint(folder / "state.json") for folder in models.iterdir()}
+            return {folder.name: read_stamp(folder / "state.json") for folder in models.iterdir()}
         except OSError:
             return {}
 
@@ -205,14 +206,6 @@ def _choose_trial(desired_model: DesiredModel) -> Literal["swap", "shadow", "can
         if desired_model.trial != "none" and desired_model.order == "new-first"
         else "swap"
     )
-
-
-def _fingerprint(path: Path) -> int:
-    try:
-        status = path.stat()
-    except OSError:
-        return 0
-    return hash((status.st_mtime_ns, status.st_ino, status.st_size))
 
 
 def describe_service(index: ServiceIndex, model: str) -> tuple[tuple[str, ...], str, str]:
