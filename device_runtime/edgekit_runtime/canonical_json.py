@@ -1,6 +1,6 @@
 """Canonical JSON: every value has exactly one encoding, so that signed documents can be compared as bytes.
 
-The encoding is UTF-8, with object keys sorted by code point, and without white space, NaN, infinity and
+The encoding is UTF-8, with object keys sorted by code point, and without white space, NaN, infinity or
 duplicate keys. Numbers are written as by Python's `json`, so this is not RFC 8785.
 """
 
@@ -89,7 +89,7 @@ class Fields:
         """Return and remove the member `key`. Its type is not checked here.
 
         Raises:
-            EdgekitError: the member is missing. The class is an argument of the constructor.
+            EdgekitError: the member is missing. Its class is an argument of the constructor.
         """
         try:
             return self._unread.pop(key)
@@ -104,7 +104,7 @@ class Fields:
         """Return and remove the member `key`, which must be a list.
 
         Raises:
-            EdgekitError: the member is missing or not a list. The class is an argument of the constructor.
+            EdgekitError: the member is missing or not a list. Its class is an argument of the constructor.
         """
         value: list[Any] = self.take(key)
         self.check_list(key, value)
@@ -114,7 +114,7 @@ class Fields:
         """Check that the value of the member `key` is a list of at most `most` items. None means no maximum.
 
         Raises:
-            EdgekitError: the check fails. The class is an argument of the constructor.
+            EdgekitError: the check fails. Its class is an argument of the constructor.
         """
         if not isinstance(value, list):
             raise self._error(f"{self.where}: field '{key}' is {name_kind(value)}, expected a list")

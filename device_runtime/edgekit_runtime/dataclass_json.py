@@ -308,7 +308,7 @@ def _find_fault(
 
 @functools.lru_cache(1024)  # a document may have any names
 def range_of_unit(name: str) -> Range:
-    """Return the default range of a number for the unit at the end of its name, or 0 to 2^31 - 1 if none."""
+    """Return the default range of a number for the unit in its name, or 0 to 2^31 - 1 without a unit."""
     return next((bounds for unit, bounds in _RANGES_OF_UNITS.items() if name.endswith(unit)), _RANGE_OF_REST)
 
 

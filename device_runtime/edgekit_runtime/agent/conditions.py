@@ -158,7 +158,7 @@ def is_window(text: str) -> bool:
 def check_window(window: str | None, conditions: DeviceConditions) -> Obstacle | None:
     """Return the condition that prevents a switch of versions now, or None.
 
-    The window may span midnight. None allows all times. While the local time is unknown, all other windows
+    The window may span midnight. A window of None is always open. While the local time is unknown, all others
     are closed.
     """
     if window is None:

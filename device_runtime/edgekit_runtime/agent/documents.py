@@ -398,7 +398,7 @@ class Logs:
     Attributes:
         device, sequence: the same fields as in `Hello`.
         request: name of the request.
-        source: `journal`, or `memory` for lines that the processes keep since their last start.
+        source: `journal`, or `memory` for the lines since the last start of the processes.
         refusal: why there are no lines, or empty.
         text: the lines in order of time, with secrets removed, compressed with zlib and encoded in base64.
     """

@@ -4,11 +4,11 @@ For example:
 
     document                   settings {"month-mb": "50", "power-w": "12"}
                                logs {"request": "r1", "lines": 200}
-    agent                      transfers up to 50 MB a month; tells the service of power-w by a file
+    agent                      transfers up to 50 MB a month; writes power-w to a file for the service
     report                     {"month-mb": "", "power-w": "this device's owner has fixed it"}
     document of kind `logs`    once for r1: lines of service and agent, without secrets, compressed
 
-None of this can name a file or a command.
+No such field can name a file or a command.
 """
 
 import base64

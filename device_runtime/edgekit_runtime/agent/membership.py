@@ -254,7 +254,7 @@ class LinkProblem:
 
     Attributes:
         text: what happened and what to do, without a full stop.
-        is_refusal: whether the fleet refuses this device. The fleet's web server may know the reason.
+        is_refusal: whether the fleet refuses this device. If so, the fleet's web server may know the reason.
     """
 
     text: str

@@ -49,7 +49,7 @@ class ObeyedDocuments:
     def unseal(self, payload: bytes, now_s: float, width_s: float) -> Desired | None:
         """Return the document in an envelope, or None if the document waits for a refresh of the metadata.
 
-        Only the newest document with an unknown key waits. The manager sends its document again.
+        Only the newest document with an unknown key waits, because the manager sends its document again.
 
         Args:
             payload: the envelope.

@@ -89,7 +89,7 @@ class TrustedTime:
 
     @property
     def is_clock_behind(self) -> bool:
-        """Whether the clock is over `TOLERATED_S` behind the lower bound, and so certainly wrong."""
+        """Whether the clock is certainly wrong, because it is over `TOLERATED_S` behind the bound."""
         return self._clock() < self.least_s - TOLERATED_S
 
     def outgrows(self, stored_s: float) -> bool:

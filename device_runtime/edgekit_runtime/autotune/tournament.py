@@ -1,7 +1,7 @@
 """The tournament: all engines of a package run the same inputs in turn, and the fastest one wins.
 
-Every variant of a package takes part with each of its backends that reproduces the golden outputs of the
-variant. The tournament measures the latency of single inferences, and not throughput, memory or energy.
+Each backend of each variant takes part if it reproduces the golden outputs of the variant. The tournament
+measures the latency of single inferences, and not throughput, memory or energy.
 """
 
 import time

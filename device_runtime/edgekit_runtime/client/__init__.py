@@ -1,6 +1,6 @@
 """A small synchronous client of the inference service, or of any Open Inference Protocol server.
 
-It imports no engine and no module of the service. Both use the code in `protocol/`.
+It imports no engine and no module of the service. Client and service share the code in `protocol/`.
 """
 
 from typing import TYPE_CHECKING, Any

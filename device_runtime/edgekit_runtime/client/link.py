@@ -367,7 +367,7 @@ class Link:
 def read_tcp_field(connected: socket.socket, offset: int, size_bytes: int = 4) -> int | None:
     """Return a number from `tcp_info`, or None if the system or the connection does not have it.
 
-    `offset`, `size_bytes`: of a field of struct tcp_info of linux/tcp.h.
+    `offset` and `size_bytes` are those of the field in struct tcp_info of linux/tcp.h.
     """
     try:
         data = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, offset + size_bytes)
