@@ -187,8 +187,11 @@ def test_an_interrupt_while_judging_leaves_nothing(model: Path, tmp_path: Path) 
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "function", ["pipeline.publish.write_evidence", "report.files.write_text_atomically"]
+)
 def test_an_interrupt_while_writing_leaves_the_earlier_results(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    function: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert package(model, tmp_path / "out").code == 0
     before = listing(tmp_path / "out")
@@ -196,7 +199,7 @@ def test_an_interrupt_while_writing_leaves_the_earlier_results(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(publish, "write_evidence", interrupt)
+    monkeypatch.setattr(f"edgekit_toolkit.{function}", interrupt)
     assert package(model, tmp_path / "out", "--batch", 2).code == 130
     assert listing(tmp_path / "out") == before
 

@@ -4,7 +4,6 @@ Any number of samples is run in the batch that the model takes. All it knows of 
 output is whether it looks like class scores.
 """
 
-import json
 import zipfile  # noqa: TID251 - an .npz is data for the user, not a package
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
+from edgekit_runtime.canonical_json import decode_json
 from edgekit_runtime.errors import DataError, PackageError
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import Manifest
@@ -207,12 +207,8 @@ def package_decoding(package: OpenedPackage) -> Decoding:
     path = package.manifest.preprocessing
     if path is None:
         return Decoding(labelled=False)
-    try:
-        fields = json.loads(bytes(package.read(path)))
-    except (ValueError, RecursionError) as cause:
-        raise PackageError(f"{package.path}: preprocessing '{path}' is no JSON: {cause}") from cause
-    if not isinstance(fields, dict):
-        raise PackageError(f"{package.path}: preprocessing '{path}' is no JSON object")
+    where = f"{package.path}: preprocessing '{path}'"
+    fields = decode_json(bytes(package.read(path)), where, PackageError)
     in_steps = bool(package.manifest.states) and fields.get("type") == "audio"
     return Decoding(fields, labelled=False, in_steps=in_steps)
 

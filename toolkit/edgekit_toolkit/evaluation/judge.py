@@ -70,6 +70,9 @@ class TargetCosts:
     energy_label: Literal["calibrated", "modelled"] = "modelled"
 
 
+NOT_MODELLED: Final = TargetCosts(latency_ms=None, energy_mj=None, uncertainty=1.0, source="not measured")
+
+
 def model_on_target(
     models: Sequence[Model], target: Target, dims: Mapping[str, int], feeds: Feeds
 ) -> list[TargetCosts]:

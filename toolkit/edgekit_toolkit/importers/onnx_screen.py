@@ -145,12 +145,6 @@ def explain_refusal(model: onnx.ModelProto, refusal: BaseException) -> ModelErro
     newer = re.search(r"Opset (\d+) is under development", text)
     if newer:
         return ModelError(f"opset {newer[1]} is too new for {engine}; export with opset_version=17")
-    version = re.search(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)", text)
-    if version:
-        return ModelError(
-            f"the file has ONNX IR version {version[1]}, {engine} reads up to {version[2]}; export it with an"
-            " older onnx, or update onnxruntime"
-        )
     return ModelError(f"{engine} refuses the model: {text.strip()}; export the model again or report this")
 
 

@@ -31,10 +31,10 @@ from edgekit_toolkit.pipeline.compressed_forms import (
     in_turns,
     rounding_s,
 )
-from edgekit_toolkit.pipeline.drafts import Draft
 from edgekit_toolkit.pipeline.near_misses import DISTILLED_SHARE, Distiller, MeasureDrops
 from edgekit_toolkit.pipeline.prepare import Preparation, check_fixed_sizes
 from edgekit_toolkit.pipeline.request import Progress, Request
+from edgekit_toolkit.pipeline.run import JudgedCandidate
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form, compressed_floats
 from edgekit_toolkit.quantize.quantizer import Quantizer
@@ -60,7 +60,7 @@ def compress(
     quantizer: Quantizer,
     candidate_set: CandidateSet,
     *,
-    drafts: Sequence[Draft],
+    drafts: Sequence[JudgedCandidate],
     binding: frozenset[str],
     max_drop: float,
     measure_drops: MeasureDrops,
@@ -77,7 +77,7 @@ def compress(
         candidate_set.dropped.append("compressed forms: they are made of ONNX models, and this is a .tflite")
         return
 
-    examples = {draft.candidate.form.kind: draft.package for draft in reversed(drafts)}
+    examples = {draft.form.kind: draft.package for draft in reversed(drafts)}
 
     def measure_transport(model: Model, kind: str) -> int:
         example = examples[kind]

@@ -1,47 +1,28 @@
-"""Drafts of the candidates: recipe, package and costs of each. Nothing is written."""
+"""Drafts of the candidates: recipe, package and costs of each, without times. Nothing is written."""
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from edgekit_host.transport.package_encoder import coded_size
 from edgekit_runtime.package.figures import INTEGER_DIVISION_FIGURE, RUN_MEMORY_FIGURE
 from edgekit_runtime.system.engines import find_engine
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate
-from edgekit_toolkit.evaluation.judge import find_memory
-from edgekit_toolkit.evaluation.scoring import Score, Scores
+from edgekit_toolkit.evaluation.judge import NOT_MODELLED, find_memory
+from edgekit_toolkit.evaluation.scoring import Scores
 from edgekit_toolkit.measurement.arithmetic import score_label
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
 from edgekit_toolkit.openings.emulated_processor import PROCESSOR
-from edgekit_toolkit.packaging.assemble import GOLDEN_SEED, PackageDraft, assemble, package_file
+from edgekit_toolkit.packaging.assemble import GOLDEN_SEED, assemble, package_file
 from edgekit_toolkit.packaging.recipe import Recipe, tool_versions
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 from edgekit_toolkit.pipeline.candidates import Candidate
 from edgekit_toolkit.pipeline.prepare import Preparation
 from edgekit_toolkit.pipeline.request import Request
+from edgekit_toolkit.pipeline.run import JudgedCandidate
 from edgekit_toolkit.selection.budget import Budget
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """A candidate, and the recipe and package that it would become.
-
-    Attributes:
-        score: score on the samples by which candidates are chosen.
-        confirmation: score on the samples held back; None if there are too few.
-        memory: memory of a process that runs it, or a text that says why it is unknown.
-        costs: name -> figure: `size`, `memory` and `transport` in bytes, `drop` in points.
-    """
-
-    candidate: Candidate
-    score: Score
-    confirmation: Score | None
-    memory: MemoryEstimate | PeakMemory | str
-    recipe: Recipe
-    package: PackageDraft
-    costs: Mapping[str, float]
+from edgekit_toolkit.selection.choice import CandidateFigures
 
 
 def draft_packages(
@@ -50,8 +31,8 @@ def draft_packages(
     candidates: Sequence[Candidate],
     scores: Scores,
     signer: StatementSigner,
-) -> list[Draft]:
-    """Assemble a recipe and a package for each candidate.
+) -> list[JudgedCandidate]:
+    """Assemble a recipe and a package for each candidate; ids, latencies and energies are set later.
 
     The request's budget must hold the limits in force; see `limits_in_force`.
 
@@ -71,18 +52,25 @@ def draft_packages(
         package = assemble(recipe, prepared.golden, candidate.model)
         costs = {
             **size_figures(package_file(package, signer), request.budget),
+            "latency": math.inf,
             "memory": math.inf if isinstance(memory, str) else float(memory.total_bytes),
+            "energy": math.inf,
             "drop": score.drop.points,
         }
         drafts.append(
-            Draft(
-                candidate=candidate,
+            JudgedCandidate(
+                candidate.label,
+                candidate.form,
+                candidate.model,
+                candidate.snr_db,
                 score=score,
                 confirmation=None if scores.confirmation is None else scores.confirmation.of(index),
+                latency=None,
+                modelled=NOT_MODELLED,
                 memory=memory,
                 recipe=recipe,
                 package=package,
-                costs=costs,
+                measured=CandidateFigures("", candidate.label, costs),
             )
         )
     return drafts

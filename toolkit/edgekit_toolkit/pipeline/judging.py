@@ -21,7 +21,7 @@ from edgekit_toolkit.measurement.host_load import HostLoad, LoadMeter
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 from edgekit_toolkit.pipeline.candidates import Candidate, CandidateSet
-from edgekit_toolkit.pipeline.drafts import Draft, draft_packages
+from edgekit_toolkit.pipeline.drafts import draft_packages
 from edgekit_toolkit.pipeline.prepare import Preparation
 from edgekit_toolkit.pipeline.request import Phases, Request
 from edgekit_toolkit.pipeline.run import JudgedCandidate
@@ -74,7 +74,7 @@ class Judging:
         self._signer, self._phases, self._quantizer = signer, phases, quantizer
         self.limits = limits_in_force(request.budget, has_data=prepared.has_data, strict=request.strict)
         self._scores: Scores | None = None
-        self.drafts: list[Draft] = []
+        self.drafts: list[JudgedCandidate] = []
 
     def judge_added(self) -> None:
         """Score and draft the candidates that have no draft yet; remove unusable candidates."""
@@ -101,7 +101,7 @@ class Judging:
         request, prepared = self._request, self._prepared
         names, feeds = self._names, prepared.feeds[0]
         with self._phases.phase("measure"):
-            models: list[Model] = [draft.candidate.model for draft in self.drafts]
+            models = [draft.model for draft in self.drafts]
             meter = LoadMeter()
             runs = [model.open(names, threads=request.threads) for model in (prepared.source.model, *models)]
             source_latency, *latencies = measure_latencies(runs, feeds)
@@ -127,40 +127,28 @@ class Judging:
     def _complete(
         self,
         candidate_id: str,
-        draft: Draft,
+        draft: JudgedCandidate,
         latency: Latency,
         ratio: float,
         modelled: TargetCosts,
         snr_db: float,
     ) -> JudgedCandidate:
-        candidate, here = draft.candidate, measures_here(self._request.target)
+        here = measures_here(self._request.target)
         costs = {
-            **draft.costs,
+            **draft.measured.figures,
             "latency": _known(latency.median_s * 1e3 if here else modelled.latency_ms),
             "energy": _known(modelled.energy_mj),
         }
-        return JudgedCandidate(
-            candidate.label,
-            candidate.form,
-            candidate.model,
-            candidate.snr_db,
-            score=draft.score,
-            confirmation=draft.confirmation,
-            latency=latency,
-            modelled=modelled,
-            memory=draft.memory,
-            recipe=draft.recipe,
-            package=draft.package,
-            measured=CandidateFigures(
-                candidate_id,
-                candidate.label,
-                costs,
-                latency_uncertainty=1.0 if here else modelled.uncertainty,
-                host_ratio=ratio if self._is_timed_as_on_target(candidate.form) else math.inf,
-                drop_error=draft.score.drop.standard_error,
-                snr_db=snr_db,
-            ),
+        measured = CandidateFigures(
+            candidate_id,
+            draft.label,
+            costs,
+            latency_uncertainty=1.0 if here else modelled.uncertainty,
+            host_ratio=ratio if self._is_timed_as_on_target(draft.form) else math.inf,
+            drop_error=draft.score.drop.standard_error,
+            snr_db=snr_db,
         )
+        return replace(draft, latency=latency, modelled=modelled, measured=measured)
 
     def _is_timed_as_on_target(self, form: Form) -> bool:
         """Return whether times here may choose a form: exact kernels are slower where VNNI is missing."""
@@ -175,12 +163,12 @@ class Judging:
         the calibration samples, so their noise says less.
         """
         limit = self.limits.limits.get("transport", 0.0)
-        within = [draft.costs.get("transport", math.inf) <= limit for draft in self.drafts]
+        within = [draft.measured.figures.get("transport", math.inf) <= limit for draft in self.drafts]
         part = self._prepared.samples.evaluation
         is_aligned = self._scores is not None and not self._scores.unjudged and part.group == 1
         is_aligned &= self._prepared.sequences is None
         if sum(within) < 2 or not is_aligned:
-            return [draft.candidate.snr_db for draft in self.drafts]
+            return [draft.snr_db for draft in self.drafts]
         choosing = set(split_evaluation(part.count, hold_back=not part.is_generated)[0].tolist())
         feeds = (feed for index, feed in enumerate(feeds_only(part)) if index in choosing)
         samples = list(islice(feeds, _NOISE_SAMPLES))
@@ -192,7 +180,7 @@ class Judging:
             parts=self._quantizer.output_parts(samples[0]),
         )
         return [
-            decibel(fidelity.noise(draft.candidate.model)) if is_within else draft.candidate.snr_db
+            decibel(fidelity.noise(draft.model)) if is_within else draft.snr_db
             for draft, is_within in zip(self.drafts, within, strict=True)
         ]
 

@@ -172,12 +172,10 @@ def _find_binding(judging: Judging, judged: JudgedSet | None) -> frozenset[str]:
 
     `judged`: None if no limit is on what a clock measures.
     """
-    figures = (
-        [draft.costs for draft in judging.drafts]
-        if judged is None
-        else [candidate.measured.figures for candidate in judged.candidates]
-    )
-    violations = [frozenset(judging.limits.violations(costs)) for costs in figures]
+    candidates = judging.drafts if judged is None else judged.candidates
+    violations = [
+        frozenset(judging.limits.violations(candidate.measured.figures)) for candidate in candidates
+    ]
     return frozenset[str]().union(
         *(broken for broken in violations if not any(fewer < broken for fewer in violations))
     )

@@ -10,7 +10,6 @@ from dataclasses import replace
 from edgekit_runtime.errors import EdgekitError, TargetError
 from edgekit_toolkit.engines.record import SUPPORTS, EngineSupport
 from edgekit_toolkit.evaluation.drops import CONFIDENCE
-from edgekit_toolkit.evaluation.judge import TargetCosts
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 from edgekit_toolkit.pipeline.candidates import Candidate, CandidateSet
 from edgekit_toolkit.pipeline.compressed_candidates import open_quantizer
@@ -18,7 +17,6 @@ from edgekit_toolkit.pipeline.judging import Judging
 from edgekit_toolkit.pipeline.request import Phases, Progress
 from edgekit_toolkit.pipeline.run import FurtherVariant, JudgedCandidate, Run
 from edgekit_toolkit.quantize.forms import FLOAT32, Form
-from edgekit_toolkit.selection.choice import CandidateFigures
 from edgekit_toolkit.selection.confirmation import HeldDrop
 from edgekit_toolkit.targets.spec import Target
 
@@ -75,19 +73,9 @@ def _judge(
     if len(judging.drafts) < len(candidates):
         raise EdgekitError("its outputs are NaN or infinite, or nothing like those of float32")
     draft = judging.drafts[-1]
-    candidate = JudgedCandidate(
-        label,
-        draft.candidate.form,
-        draft.candidate.model,
-        draft.candidate.snr_db,
-        score=draft.score,
-        confirmation=draft.confirmation,
-        latency=None,
-        modelled=TargetCosts(latency_ms=None, energy_mj=None, uncertainty=1.0, source="not measured"),
-        memory=draft.memory,
-        recipe=draft.recipe,
-        package=draft.package,
+    candidate = replace(
+        draft,
         held=HeldDrop(draft.score.drop, CONFIDENCE, held_back=False) if prepared.has_data else None,
-        measured=CandidateFigures(kind, label, {**draft.costs, "latency": math.inf, "energy": math.inf}),
+        measured=replace(draft.measured, id=kind),
     )
     return replace(run, request=request), candidate

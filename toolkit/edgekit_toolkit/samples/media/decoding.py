@@ -113,7 +113,8 @@ def media_shard(path: Path, inputs: Sequence[TensorSpec], decoding: Decoding) ->
     if media.has_texts:
         texts = [TrueText(str(label), decoding.classes) for label in media.labels]
         return replace(shard, labels=_Truths(len(texts), texts.__getitem__), truth=TrueText)
-    return replace(shard, labels=ClassNumbers(path, _numbers(path, media.labels, decoding.classes)))
+    class_numbers = _numbers(path, media.labels, decoding.classes)
+    return replace(shard, labels=_Truths(len(class_numbers), class_numbers.__getitem__))
 
 
 class DecodedFiles:
@@ -272,37 +273,18 @@ def _true_steps(path: Path, media: MediaFiles, column: DecodedFiles, decoding: D
 
 
 @dataclass(frozen=True, slots=True)
-class ClassNumbers:
-    """The class number of each file in `path`, int64 [files]."""
-
-    path: Path
-    numbers: NDArray[np.int64]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.numbers.shape
-
-    def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:
-        yield from self.numbers if keep is None else self.numbers[keep]
-
-
-@dataclass(frozen=True, slots=True)
 class _Truths:
     count: int
     read: Callable[[int], Truth]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.count,)
 
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[Truth]:
         yield from map(self.read, range(self.count) if keep is None else np.flatnonzero(keep).tolist())
 
 
-def _numbers(path: Path, labels: Sequence[Label], classes: Sequence[str]) -> NDArray[np.int64]:
-    """Return the class number of each label, int64."""
+def _numbers(path: Path, labels: Sequence[Label], classes: Sequence[str]) -> list[int]:
+    """Return the class number of each label."""
     if isinstance(labels[0], int):
-        return np.array(labels, np.int64)
+        return [int(label) for label in labels]
     for name in dict.fromkeys(labels):
         count = classes.count(str(name))
         if count != 1:
@@ -313,7 +295,7 @@ def _numbers(path: Path, labels: Sequence[Label], classes: Sequence[str]) -> NDA
                 f" once: name folders and labels as --labels does{hint}"
             )
     numbers = {name: number for number, name in enumerate(classes)}
-    return np.array([numbers[str(label)] for label in labels], np.int64)
+    return [numbers[str(label)] for label in labels]
 
 
 def _few(names: Sequence[str]) -> str:
