@@ -1,9 +1,9 @@
 import ctypes
 
-import onnxruntime
 import pytest
 
-from edgekit_runtime.sessions.ort_memory import lean_loading, make_lean
+from edgekit_runtime.sessions.ort import OrtOptions, make_settings
+from edgekit_runtime.sessions.ort_memory import lean_loading
 
 
 class FakeLibrary:
@@ -27,8 +27,7 @@ def library(monkeypatch):
 
 
 def test_lean_session_has_an_arena_and_no_memory_pattern():
-    settings = onnxruntime.SessionOptions()
-    make_lean(settings)
+    settings = make_settings(OrtOptions())
     assert settings.enable_cpu_mem_arena
     assert not settings.enable_mem_pattern
     assert settings.get_session_config_entry("session.use_device_allocator_for_initializers") == "1"

@@ -21,7 +21,7 @@ from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.package.member_names import find_name_problem
 from edgekit_runtime.records import dataclass
 from edgekit_runtime.sessions.options import DECODE, read_options
-from edgekit_runtime.sessions.ort_memory import lean_loading, make_lean
+from edgekit_runtime.sessions.ort_memory import lean_loading
 from edgekit_runtime.sessions.ort_products import LOG_FATAL_ONLY, open_exact
 from edgekit_runtime.sessions.ort_providers import (
     ON_PROCESSOR,
@@ -336,7 +336,10 @@ def make_settings(options: OrtOptions) -> "onnxruntime.SessionOptions":
     settings.log_severity_level = LOG_FATAL_ONLY
     settings.intra_op_num_threads = options.threads or _count_allowed()
     settings.inter_op_num_threads = 1
-    make_lean(settings)
+    # With memory patterns, the first run allocates activations one by one, later runs allocate one block, and
+    # the arena keeps both. Weights are not in the arena, so loading leaves no holes in it.
+    settings.enable_mem_pattern = False
+    settings.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     settings.enable_cpu_mem_arena = options.arena
     settings.add_session_config_entry("session.intra_op.allow_spinning", "1" if options.spinning else "0")
     if options.fold_weights:

@@ -9,10 +9,7 @@ import ctypes
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    import onnxruntime
+from typing import Final
 
 _M_TRIM_THRESHOLD: Final = -1  # mallopt's names, see malloc.h of glibc
 _M_MMAP_THRESHOLD: Final = -3
@@ -21,17 +18,6 @@ _LOADING_THRESHOLD_BYTES: Final = 64 * 1024
 _RUNNING_THRESHOLD_BYTES: Final = 32 * 1024 * 1024
 _OTHERS_S: Final = 10.0  # wait for a session under creation: longer than most take
 _loading = threading.Lock()
-
-
-def make_lean(settings: "onnxruntime.SessionOptions") -> None:
-    """Change `settings` in place to keep one session's memory small.
-
-    Memory patterns are off. With them, the first run allocates activations one by one, later runs allocate
-    one block, and the arena keeps both. Weights are not in the arena, so loading leaves no holes in it.
-    """
-    settings.enable_mem_pattern = False
-    settings.enable_cpu_mem_arena = True
-    settings.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
 
 
 @contextmanager

@@ -12,8 +12,7 @@ import os
 import socket
 from array import array
 from collections import deque
-from collections.abc import Coroutine
-from typing import Any, Final
+from typing import Final
 
 from edgekit_runtime.dataclass_json import from_json, from_plain
 from edgekit_runtime.errors import EdgekitError, UnavailableError
@@ -47,6 +46,7 @@ from edgekit_runtime.service.worker_wire.messages import (
 from edgekit_runtime.service.worker_wire.snapshots import write_snapshots
 from edgekit_runtime.system.child_process import open_channel
 from edgekit_runtime.system.engines import EngineMissingError
+from edgekit_runtime.system.tasks import Tasks
 
 _DESCRIPTORS: Final = 3
 _ANSWER_S: Final = 0.1
@@ -68,7 +68,7 @@ class _Worker:
         self._indices: dict[Connection, int] = {}
         self._later: deque[tuple[Kind, bytes, list[int]]] = deque()
         self._sent = b""  # snapshots
-        self._changes: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._channel = Channel(self._loop, connected, self._handle_message, _end)
 
     async def run(self) -> None:
@@ -117,11 +117,11 @@ class _Worker:
             self._retire()
         elif kind is Kind.MAIN_TRY:
             package = from_json(VerifiedPackage, payload, "the version to try")
-            self._change(self._try(package, descriptors))
+            self._tasks.start(self._try(package, descriptors), _end_after)
         elif kind is Kind.MAIN_SETTLE:
             (is_promoted,) = SETTLED.unpack_from(payload)
             version = payload[SETTLED.size :].decode()
-            self._change(self._settle(version, is_promoted=is_promoted))
+            self._tasks.start(self._settle(version, is_promoted=is_promoted), _end_after)
         elif kind is Kind.MAIN_ENERGY:
             for served in self._registry.models.served()[1:]:
                 if served.trial is not None:
@@ -197,17 +197,6 @@ class _Worker:
 
     # Trials, of which the service decides the outcome
 
-    def _change(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._changes.add(task)
-        task.add_done_callback(self._finish)
-
-    def _finish(self, task: asyncio.Task[None]) -> None:
-        self._changes.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            _logger.error("a change of the version failed", exc_info=task.exception())
-            os._exit(1)  # the service may assume another state; the next worker has one version only
-
     async def _try(self, package: VerifiedPackage, descriptors: list[int]) -> None:
         try:
             if not descriptors:
@@ -242,6 +231,11 @@ class _Worker:
             message = TrialReport(version, "rollback", verdict.gate, verdict.reason[:MAX_REASON])
         self._send_snapshots()  # the service compares the verdict with them
         self._channel.send(Kind.WORKER_TRIAL, message.to_bytes())
+
+
+def _end_after(error: BaseException) -> None:
+    _logger.error("a change of the version failed", exc_info=error)
+    os._exit(1)  # the service may assume another state; the next worker has one version only
 
 
 def _end(_reason: str) -> None:
