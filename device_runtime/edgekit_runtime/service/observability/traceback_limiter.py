@@ -15,17 +15,17 @@ _MAX_LOGGED: Final = 64  # a client may have a say in what messages are about
 
 
 def log_limited(prefix: str) -> None:
-    """Write warnings to standard error behind `prefix`, and the traceback of a fault once a minute."""
+    """Log warnings to standard error with `prefix`, and limit equal tracebacks to one a minute."""
     log_lines(prefix)
     for handler in logging.getLogger().handlers:
         handler.addFilter(TracebackLimiter(handler))
 
 
 class TracebackLimiter(logging.Filter):
-    """Logs the traceback of each fault at most once a minute, with the number of repeats left out.
+    """Limits equal tracebacks in the log to one a minute. The next one states how many were suppressed.
 
-    Two records are the same fault if message, type of the error and line are equal. Without this filter, a
-    failing engine would log pages for each request. Other handlers still get every record unchanged.
+    Two records are equal if they have the same message, error type and line. Without this filter, a failing
+    engine would log a traceback for each request. Other handlers still get every record.
     """
 
     def __init__(self, handler: logging.Handler, clock: Callable[[], float] = time.monotonic) -> None:
@@ -41,9 +41,9 @@ class TracebackLimiter(logging.Filter):
         self._logged: dict[Hashable, tuple[float, int]] = {}  # fault -> when it was said, how often not since
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to write the record; True if it has no traceback.
+        """Return whether the handler should write the record. Records without a traceback are always written.
 
-        If repeats of the record were left out before, this method writes a copy that states their number, and
+        If equal records were suppressed before, this method writes a copy of the record with their number and
         returns False.
         """
         error = record.exc_info[1] if record.exc_info else None

@@ -1,8 +1,8 @@
-"""The body of a model's statistics endpoint, in the form of Triton's statistics extension.
+"""The response body of a model's statistics endpoint, in the format of Triton's statistics extension.
 
-Inferences and the sizes of batches are counted in rows of the first dimension where that is free, all else in
-calls: a call of several rows is one success. Answers from the response cache count as successes and in the
-queue, where they spend no time, but neither as inferences nor in the engine's times.
+If the first dimension of a model is free, inferences and batch sizes are counted in rows. Everything else is
+counted in calls, so a call with several rows is one success. Answers from the response cache count as
+successes and as queued for 0 s. They do not count as inferences, nor in the times of the engine.
 
 Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_statistics.md
 """
@@ -21,9 +21,12 @@ def describe_statistics(
     clock: Callable[[], float] = time.monotonic,
     wall_clock: Callable[[], float] = time.time,
 ) -> dict[str, Any]:
-    """Return the body of `GET v2/models/MODEL/versions/VERSION/stats`: a list under `model_stats`.
+    """Return the body of `GET v2/models/MODEL/versions/VERSION/stats`, with the list `model_stats`.
 
-    `clock`: the clock of the schedulers. `wall_clock`: seconds since 1970.
+    Args:
+        lanes: The metrics of the versions to describe.
+        clock: The clock of the schedulers.
+        wall_clock: Returns the seconds since 1970.
     """
     offset_s = wall_clock() - clock()
     return {"model_stats": [_describe(lane, offset_s) for lane in lanes]}

@@ -1,1 +1,1 @@
-"""Requests and responses of the Open Inference Protocol v2, and shared memory of clients."""
+"""Requests, responses and shared memory of the Open Inference Protocol v2."""

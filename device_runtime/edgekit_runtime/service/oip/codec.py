@@ -1,7 +1,7 @@
-"""Requests to one version of a model, and its responses: bytes to arrays and back.
+"""Decodes requests for one version of a model to arrays, and encodes its outputs as responses.
 
-Tensors come as JSON, as binary data behind the JSON, or in shared memory. Clients repeat their JSON, so the
-codec keeps what the last few different ones mean. It neither waits nor runs a model.
+Tensors are sent as JSON, as binary data after the JSON, or in shared memory. Clients often repeat the same
+JSON, so the codec caches the last decoded documents. It never blocks, and it does not run models.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -46,7 +46,7 @@ RegionMap: TypeAlias = Mapping[str, Region]
 
 
 class Codec:
-    """Decodes requests to one version of a model and encodes its responses."""
+    """Decodes requests for one version of a model, and encodes the responses."""
 
     def __init__(
         self,
@@ -97,12 +97,12 @@ class Codec:
         """Return the decoded request and its inputs.
 
         Args:
-            body: body of the request; arrays may be views of it.
-            json_bytes: size of the JSON at the start of the body; None if all of it is JSON.
-            is_local: whether the request came over the Unix socket, see `Regions.find`.
+            body: The body of the request. The returned arrays may be views of it.
+            json_bytes: The size of the JSON at the start of the body, or None if the whole body is JSON.
+            is_local: Whether the request came over the Unix socket, see `Regions.find`.
 
         Raises:
-            RequestError: the request is malformed or does not fit the model.
+            RequestError: The request is malformed or does not fit the model.
         """
         text = self._cut_json(body, json_bytes)
         request = self._requests.get(text)
@@ -121,7 +121,7 @@ class Codec:
     def decode_in_slices(
         self, body: memoryview, json_bytes: int | None, *, is_local: bool = True
     ) -> Sliced[tuple[InferRequest, dict[str, Array]]]:
-        """Do the same as `decode` for a request with long JSON, in slices; see `is_long`."""
+        """Decode a request with long JSON like `decode`, but in slices. See `is_long`."""
         text = self._cut_json(body, json_bytes)
         document = yield from load_document(text, "the request")
         request = self._decode_json(document)
@@ -136,13 +136,16 @@ class Codec:
         return request, inputs
 
     def hold(self, request: InferRequest, *, is_local: bool) -> RegionMap:
-        """Return the regions for the outputs of a request.
+        """Return the shared memory regions for the outputs of a request, by output name.
 
-        The regions stay valid for this request, even if a name is registered again. `is_local`: see
-        `Regions.find`.
+        The result stays valid for this request, even if a client registers another region with the same name.
+
+        Args:
+            request: The request.
+            is_local: Whether the request came over the Unix socket, see `Regions.find`.
 
         Raises:
-            RequestError: a region is unknown, or an output would lie outside it.
+            RequestError: A region is unknown, or an output does not lie within its region.
         """
         regions = {}
         for output in request.outputs:
@@ -155,13 +158,16 @@ class Codec:
     def encode(
         self, request: InferRequest, outputs: Mapping[str, Array], regions: RegionMap
     ) -> tuple[Buffer, ...]:
-        """Return the parts of the response: its head with the JSON, and the binary data that follow.
+        """Return the parts of the response: the head with the JSON, then the binary data.
 
-        `outputs`: all outputs of the model. `regions`: regions from `hold`.
+        Args:
+            request: The request.
+            outputs: All outputs of the model.
+            regions: The regions that `hold` returned.
 
         Raises:
-            RequestError: an output does not fit into its shared memory, has a value that JSON lacks, or
-                makes the JSON too long.
+            RequestError: An output does not fit into its shared memory, cannot be written as JSON, or makes
+                the JSON too long.
         """
         if request.has_json_outputs:
             return finish(self.encode_in_slices(request, outputs, regions))
@@ -178,13 +184,13 @@ class Codec:
     def encode_in_slices(
         self, request: InferRequest, outputs: Mapping[str, Array], regions: RegionMap
     ) -> Sliced[tuple[Buffer, ...]]:
-        """Do the same as `encode` for a response with values in its JSON, in slices; see `measure_json`."""
+        """Encode a response with JSON values like `encode`, but in slices. See `measure_json`."""
         arrays, data = self._sort_outputs(request, outputs, regions)
         parts = yield from self._write_head(request, arrays)
         return *parts, *data
 
     def measure_json(self, request: InferRequest, outputs: Mapping[str, Array]) -> int | None:
-        """Return the most bytes of memory that a response's JSON needs; None if the JSON is short."""
+        """Return the maximum memory for the JSON of a response in bytes, or None if the JSON is short."""
         arrays = [
             outputs[requested.name]
             for requested in request.outputs
@@ -228,7 +234,7 @@ class Codec:
         """Check the size of inputs that were decoded from a file.
 
         Raises:
-            RequestError: they are larger than inputs of a request may be.
+            RequestError: The inputs exceed the size limit of a request.
         """
         if self._check_inputs is not None:
             self._check_inputs(
@@ -298,7 +304,7 @@ class Codec:
 
 
 def is_long(body: memoryview, json_bytes: int | None) -> bool:
-    """Whether the JSON is over 4 KiB, and should be decoded in slices; arguments as for `decode`."""
+    """Return whether the JSON is longer than 4 KiB and should be decoded in slices."""
     return (len(body) if json_bytes is None else json_bytes) > _MAX_KEPT_BYTES
 
 
@@ -312,15 +318,15 @@ def _check_binary(request: InferRequest, body: memoryview, json_bytes: int) -> N
 
 
 def classify(scores: Array, count: int, labels: Sequence[str]) -> Array:
-    """Return the best classes of each row as byte strings `SCORE:INDEX:LABEL`, [..., count].
+    """Return the best classes of each row as byte strings `SCORE:INDEX:LABEL`, of shape [..., count].
 
     Args:
-        scores: [..., classes].
-        count: number of classes to return; capped at their number in `scores`.
-        labels: names of the classes by index. A class without a name is `SCORE:INDEX`.
+        scores: The class scores, of shape [..., classes].
+        count: The number of classes to return, at most the number of classes in `scores`.
+        labels: The class names by index. Classes without a name are written as `SCORE:INDEX`.
 
     Raises:
-        RequestError: there are too many rows: writing them would delay other requests.
+        RequestError: There are so many rows that writing them would delay other requests.
 
     Source: Triton's classification extension.
     """

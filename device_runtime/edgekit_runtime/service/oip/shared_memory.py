@@ -1,9 +1,9 @@
-"""Memory that clients share with the service: they register it once, then requests name it.
+"""Memory that clients share with the service. Clients register a region once and then name it in requests.
 
-A memfd is mapped. It must be sealed against shrinking, since a read beyond the end of a mapped file ends the
-process. A hole in a file of huge pages does the same where the system has none left, so those are refused; a
-hole in ordinary memory is filled with zeros. A POSIX segment cannot be sealed, so it is not mapped, but read
-and written with calls that return short.
+A memfd is mapped into memory. It must be sealed against shrinking, because reading beyond the end of a mapped
+file crashes the process. Huge pages are refused, because reading a hole in such a file also crashes the
+process when no huge pages are free. Holes in ordinary memory are filled with zeros. POSIX segments cannot be
+sealed, so they are not mapped. They are read and written with system calls, which report a shrunk file.
 """
 
 import fcntl
@@ -27,13 +27,13 @@ _POSIX_KEY: Final = re.compile(r"/?([A-Za-z0-9_.+-]{1,200})", re.ASCII)
 
 
 class Region:
-    """Registered memory.
+    """A registered region of shared memory.
 
     Attributes:
-        key: the client's key: for POSIX memory, the name of the segment; for a memfd, any text.
-        offset_bytes: where the region begins in its file.
-        descriptor: descriptor of the region's file, open as long as the region is registered.
-        owner: process that passed the memfd, or None.
+        key: The name of the POSIX segment. For a memfd, any text that the client chose.
+        offset_bytes: The start of the region in its file.
+        descriptor: The open file descriptor of the region, or -1 after the region was unregistered.
+        owner: The process that sent the memfd, or None.
     """
 
     __slots__ = ("_mapping", "descriptor", "is_mapped", "key", "name", "offset_bytes", "owner", "size_bytes")
@@ -49,11 +49,11 @@ class Region:
         self._mapping: mmap.mmap | None = None
 
     def map(self) -> None:
-        """Map the file.
+        """Map the file into memory.
 
         Raises:
-            RequestError: it cannot be mapped for reading and writing.
-            UnavailableError: it cannot be mapped now.
+            RequestError: The file cannot be mapped for reading and writing.
+            UnavailableError: The system has not enough memory to map the file.
         """
         try:
             self._mapping = mmap.mmap(self.descriptor, self.offset_bytes + self.size_bytes)
@@ -63,10 +63,10 @@ class Region:
         self.is_mapped = True
 
     def read(self, dtype: "np.dtype[Any]", shape: tuple[int, ...], offset_bytes: int) -> Array:
-        """Return the array at `offset_bytes`: a view of a memfd if aligned, else a copy.
+        """Return the array at `offset_bytes`. It is a view if the memory is mapped and aligned, else a copy.
 
         Raises:
-            RequestError: it does not lie within the region, or the segment was shrunk.
+            RequestError: The array does not lie within the region, or the segment was shrunk.
         """
         size_bytes = dtype.itemsize
         for size in shape:
@@ -82,10 +82,10 @@ class Region:
         return array
 
     def write(self, array: Array, offset_bytes: int) -> None:
-        """Copy `array`, C-contiguous, to `offset_bytes`.
+        """Copy a C-contiguous array to `offset_bytes`.
 
         Raises:
-            RequestError: it does not fit, the region was unregistered, or the segment was shrunk.
+            RequestError: The array does not fit, the region was unregistered, or the segment was shrunk.
         """
         self.check_place(offset_bytes, array.nbytes)
         start = self.offset_bytes + offset_bytes
@@ -104,20 +104,20 @@ class Region:
             raise _refusal(self.name, f"its segment '{self.key}' has become smaller")
 
     def fileno(self) -> int:
-        """Return the descriptor of its file, or -1 once it is closed."""
+        """Return the file descriptor, or -1 if the file is closed."""
         return self.descriptor
 
     def close(self) -> None:
-        """Close the file. Requests under way keep their mapped memory."""
+        """Close the file. Running requests can still use the mapped memory."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
     def check_place(self, offset_bytes: int, size_bytes: int) -> None:
-        """Check that `size_bytes` from `offset_bytes` on lie within the region.
+        """Check that the `size_bytes` bytes at `offset_bytes` lie within the region.
 
         Raises:
-            RequestError: they do not.
+            RequestError: They do not lie within the region.
         """
         if offset_bytes < 0 or offset_bytes + size_bytes > self.size_bytes:
             raise _refusal(
@@ -126,10 +126,11 @@ class Region:
 
 
 class Regions:
-    """All registered regions, by name.
+    """All registered regions by name.
 
     Attributes:
-        on_add, on_remove: called with each added region, and with the name of each removed region; or None.
+        on_add: Called with each added region, or None.
+        on_remove: Called with the name of each removed region, or None.
     """
 
     __slots__ = ("_limits", "_regions", "on_add", "on_remove")
@@ -142,7 +143,7 @@ class Regions:
 
     @property
     def allows_posix(self) -> bool:
-        """Whether segments may be registered by their name alone."""
+        """Whether clients may register POSIX segments by name."""
         return self._limits.allows_posix
 
     def __iter__(self) -> Iterator[Region]:
@@ -151,10 +152,12 @@ class Regions:
     def find(self, name: str, *, is_local: bool) -> Region:
         """Return the region `name`.
 
-        `is_local`: whether the client uses the Unix socket. Only such clients see memfd regions.
+        Args:
+            name: The name of the region.
+            is_local: Whether the client uses the Unix socket. Other clients cannot use memfd regions.
 
         Raises:
-            RequestError: there is none for this client.
+            RequestError: There is no such region for this client.
         """
         region = self._regions.get(name)
         if region is None or (region.is_mapped and not is_local):
@@ -164,16 +167,22 @@ class Regions:
     def add_memfd(
         self, name: str, key: str, descriptor: int, *, offset_bytes: int, size_bytes: int, owner: int
     ) -> Region:
-        """Register the memfd `descriptor`. On success the region owns the descriptor.
+        """Register the memfd `descriptor`. On success, the region owns the descriptor.
 
-        A registered memfd may be registered again under its name, as by a client that has reconnected.
+        A client that reconnects can register the same memfd again under the same name.
 
-        `key`: any text. `offset_bytes`: where the region begins in the memfd. `owner`: process that sent it.
+        Args:
+            name: The name of the region.
+            key: Any text that the client chose.
+            descriptor: The file descriptor of the memfd.
+            offset_bytes: The start of the region in the memfd.
+            size_bytes: The size of the region.
+            owner: The process that sent the memfd.
 
         Raises:
-            RequestError: the name is taken by other memory, a limit is reached, or the file is unsuitable: no
-                memfd, not sealed against shrinking, with huge pages, or smaller than stated.
-            UnavailableError: it cannot be mapped now.
+            RequestError: The name is in use, a limit is exceeded, or the file is not a memfd, is not sealed
+                against shrinking, has huge pages or is too small.
+            UnavailableError: The system has not enough memory to map the file.
         """
         previous = self._regions.get(name)
         if previous is not None and os.path.sameopenfile(previous.descriptor, descriptor):
@@ -201,9 +210,9 @@ class Regions:
         """Register the POSIX segment `key`.
 
         Raises:
-            RequestError: POSIX segments are not allowed, the segment is missing or too small, the name is
-                taken, or a limit is reached.
-            UnavailableError: it cannot be opened now.
+            RequestError: POSIX segments are not allowed, the segment is missing or too small, the name is in
+                use, or a limit is exceeded.
+            UnavailableError: The system has not enough memory or file descriptors to open the segment.
         """
         if not self._limits.allows_posix:
             raise _refusal(
@@ -232,17 +241,17 @@ class Regions:
         return region
 
     def put(self, region: Region) -> None:
-        """Register `region`, whose name is free, without any check."""
+        """Register a region without checks. No other region may have its name."""
         self._regions[region.name] = region
         if self.on_add is not None:
             self.on_add(region)
 
     def of(self, *, is_local: bool) -> list[Region]:
-        """Return the regions that a client can use; see `find`."""
+        """Return the regions that a client may use, see `find`."""
         return [region for region in self if is_local or not region.is_mapped]
 
     def remove(self, region: Region) -> None:
-        """Forget `region`; a second call does nothing. Requests under way can still use its memory."""
+        """Unregister `region` if it is registered. Running requests can still use its mapped memory."""
         region.close()
         if self._regions.get(region.name) is region:
             del self._regions[region.name]

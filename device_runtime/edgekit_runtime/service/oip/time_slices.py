@@ -13,9 +13,9 @@ _RETRY_AFTER_S: Final = 1.0
 
 
 class Slicer:
-    """Runs long jobs in slices: each turn of the event loop runs one slice of the next job.
+    """Runs several long jobs in turn, one slice per iteration of the event loop.
 
-    A thread would not help: Python's JSON functions hold the interpreter lock for a whole document.
+    Threads would not help, because Python's JSON functions hold the interpreter lock for a whole document.
     """
 
     __slots__ = ("_held_bytes", "_loop", "_max_held_bytes", "_works")
@@ -33,14 +33,14 @@ class Slicer:
         self._works: deque[tuple[Sliced[None], int]] = deque()
 
     def start(self, work: Sliced[None], held_bytes: int) -> None:
-        """Begin `work`, which must not raise.
+        """Start `work`, which must not raise.
 
         Args:
-            work: slices of work; closed if refused.
-            held_bytes: memory that it needs until it ends.
+            work: A generator that yields after each part of the work. It is closed if this method raises.
+            held_bytes: The memory that the work needs until it ends.
 
         Raises:
-            UnavailableError: the work under way needs too much memory already.
+            UnavailableError: The memory limit of all running work would be exceeded.
         """
         if self._works and self._held_bytes + held_bytes > self._max_held_bytes:
             work.close()

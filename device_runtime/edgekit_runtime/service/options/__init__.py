@@ -1,1 +1,1 @@
-"""The service's options as plain data, and how they are read from a TOML file."""
+"""The options of the service as dataclasses, and the reader of their TOML file."""

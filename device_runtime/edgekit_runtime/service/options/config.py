@@ -1,4 +1,4 @@
-"""The configuration of the service, and how it is read from a TOML file."""
+"""The configuration of the service, and the reader of its TOML file."""
 
 import dataclasses
 import ipaddress
@@ -34,13 +34,13 @@ def _find_socket() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetStreamOptions:
-    """Whether and how the service runs streams that the fleet orders.
+    """Options of the streams that the fleet orders.
 
     Attributes:
-        file: the file that the agent writes; empty for none. By default, a service of installed models uses
-            the file in its state folder.
-        allows_files: whether these streams may use `file:` sinks and `gstreamer:` sources, which can write
-            any file of the service's user.
+        file: The file in which the agent writes the streams, or empty for none. By default, a service of
+            installed models uses the file in its state folder.
+        allows_files: Whether these streams may use `file:` sinks and `gstreamer:` sources. Both can write any
+            file that the user of the service can write.
     """
 
     file: str | None = None
@@ -48,7 +48,7 @@ class FleetStreamOptions:
 
     @property
     def settings_file(self) -> str:
-        """Path of the file with the settings that the fleet wants, beside `file`; empty for none."""
+        """The path of the settings file of the fleet, in the same folder as `file`, or empty for none."""
         from edgekit_runtime.protocol.rest import SETTINGS_FILE  # only where a device may be in a fleet
 
         return str(Path(self.file).with_name(SETTINGS_FILE)) if self.file else ""
@@ -56,14 +56,15 @@ class FleetStreamOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOptions:
-    """Whether and how the service stores requests as samples when the fleet orders it.
+    """Options of the samples that the fleet orders. A sample is a stored request.
 
     Attributes:
-        allow: whether it stores samples. If not, unsent samples are deleted.
-        file: the file in which the agent writes the fleet's orders; empty for none. By default, a service of
-            installed models uses `fleet/samples.json` in its state folder. Unsent samples lie beside it.
-        max_mb: size limit of all unsent samples in megabytes, for all orders together.
-        max_days: unsent samples that are older are deleted.
+        allow: Whether samples are stored. If False, unsent samples are deleted.
+        file: The file in which the agent writes the orders, or empty for none. By default, a service of
+            installed models uses `fleet/samples.json` in its state folder. Unsent samples are stored in the
+            same folder.
+        max_mb: The size limit of all unsent samples together, in megabytes.
+        max_days: The age in days after which unsent samples are deleted.
     """
 
     allow: bool = True
@@ -78,17 +79,18 @@ class SampleOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listen:
-    """Addresses of the service, TLS and the token.
+    """The addresses of the service, and its TLS and token files.
 
     Attributes:
-        unix_socket: path of the Unix socket, or empty for none.
-        host: address to listen on over TCP, or empty for none.
-        port: port of TCP, 0 for any.
-        tls_certificate, tls_key: PEM files; both or none.
-        token_file: holds the token that TCP clients must send as `Authorization: Bearer`.
+        unix_socket: The path of the Unix socket, or empty for none.
+        host: The TCP address to listen on, or empty for none.
+        port: The TCP port, or 0 for any free port.
+        tls_certificate: The PEM file of the certificate. It requires `tls_key`.
+        tls_key: The PEM file of the private key. It requires `tls_certificate`.
+        token_file: The file with the token that TCP clients must send as `Authorization: Bearer`.
 
     Raises:
-        ValueError: there is no address, or other machines could connect without TLS and a token.
+        ValueError: There is no address, or other machines could connect without TLS and a token.
     """
 
     unix_socket: str = field(default_factory=_find_socket)
@@ -106,10 +108,10 @@ class Listen:
         self.check_host(self.host)
 
     def check_host(self, host: str) -> None:
-        """Refuse an address beyond this machine without TLS and a token.
+        """Check that `host` is a loopback address, or that TLS and a token are configured.
 
         Raises:
-            ValueError: it is refused.
+            ValueError: Other machines could connect without TLS and a token.
         """
         missing = [name for name in ("tls_certificate", "token_file") if getattr(self, name) is None]
         if host and missing and not _is_loopback(host):
@@ -126,16 +128,16 @@ class Listen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inference:
-    """Bounds of single requests.
+    """Limits of requests and inferences.
 
     Attributes:
-        max_json_bytes: size limit of one request's JSON, with the tensors in it.
-        max_json_response_bytes: size limit of one response's JSON; binary data and shared memory have no such
-            limit.
-        max_run_bytes: memory that one inference may take, estimated from its package and its inputs. By
-            default, the least of 1 GiB, a quarter of the machine's memory and `memory.max_bytes`.
-        drain_timeout_s: how long unloading a version waits for its calls.
-        stop_timeout_s: how long requests may still run after SIGTERM.
+        max_json_bytes: The size limit of the JSON of a request, including the tensors in it.
+        max_json_response_bytes: The size limit of the JSON of a response. Binary data and shared memory are
+            not limited.
+        max_run_bytes: The memory limit of one inference, estimated from its package and inputs. The default
+            is the minimum of 1 GiB, a quarter of the machine's memory and `memory.max_bytes`.
+        drain_timeout_s: How long to wait for the calls of a version before it is unloaded.
+        stop_timeout_s: How long requests may continue to run after SIGTERM.
     """
 
     max_json_bytes: int = 2 << 20
@@ -147,11 +149,11 @@ class Inference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOptions:
-    """How log records are written to standard error.
+    """Options of the log on standard error.
 
     Attributes:
-        json: whether each record is a line of JSON; otherwise it is plain text.
-        level: least level of records. None means `info`, unless the fleet sets another level.
+        json: Whether each record is written as a line of JSON. The default is plain text.
+        level: The lowest level that is logged. None means the level that the fleet sets, or else `info`.
     """
 
     json: bool = False
@@ -160,11 +162,11 @@ class LogOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceConfig:
-    """All of the configuration; each field is a table of the TOML file.
+    """The configuration of the service. Each field is a table of the TOML file.
 
     Attributes:
-        models: name of a model -> its options; a model without options has the defaults.
-        streams: streams by name, which run as long as the service.
+        models: The options of models by name. Models without an entry use the defaults.
+        streams: The streams by name. They run as long as the service.
     """
 
     listen: Listen = field(default_factory=Listen)
@@ -189,7 +191,7 @@ class ServiceConfig:
             self.listen.check_host(self.grpc.host)
 
     def for_worker(self, name: str, options: ModelOptions) -> "ServiceConfig":
-        """Return the configuration of a process that serves one model, and does not listen."""
+        """Return the configuration of a worker process, which serves one model and does not listen."""
         return dataclasses.replace(
             self,
             listen=Listen(unix_socket="-", host=""),
@@ -205,8 +207,8 @@ def read_config(path: Path) -> ServiceConfig:
     """Return the configuration in the TOML file at `path`.
 
     Raises:
-        ConfigError: the file is unreadable or not TOML; a value is unknown, of a wrong type or unsafe; or
-            `power` sets a limit although no model has a governor.
+        ConfigError: The file cannot be read or is not TOML, a value is unknown, has a wrong type or is
+            unsafe, or `power` sets a limit although no model has a governor.
     """
     names = [field.name for field in dataclasses.fields(ServiceConfig)]
     try:
@@ -230,10 +232,10 @@ def read_config(path: Path) -> ServiceConfig:
 def isolate(models: Mapping[str, ModelOptions], names: Sequence[str]) -> dict[str, ModelOptions]:
     """Return the options of all models, with `isolated` set for the models in `names`.
 
-    A model in `names` without options gets the defaults.
+    Models in `names` that have no options get the defaults.
 
     Raises:
-        ConfigError: `isolated` contradicts another option of such a model.
+        ConfigError: `isolated` conflicts with another option of such a model.
     """
     try:
         isolated = {

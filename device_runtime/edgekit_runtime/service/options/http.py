@@ -1,4 +1,4 @@
-"""Options of the HTTP layer, of its page `/live`, and of gRPC beside it."""
+"""Options of HTTP, of the page `/live`, and of gRPC."""
 
 from typing import Annotated, TypeAlias
 
@@ -12,25 +12,28 @@ _Port: TypeAlias = Annotated[int | None, Range(0, 65_535)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """Bounds of the HTTP layer.
+    """Limits of HTTP connections, requests and responses.
 
     Attributes:
-        max_head_bytes: size limit of a request line with its headers.
-        max_body_bytes: size limit of one request body.
-        max_receiving_bytes: size limit of the received parts of all request bodies together. A second limit
-            of this size is for all compressed bodies that wait to be decompressed.
-        max_sending_bytes: size limit of all responses that clients have not received yet. Beyond it, the
-            connection is closed.
-        max_connections: a further connection gets 503 and is closed. If there are clients over the Unix
-            socket and over TCP, each kind gets at most three quarters of the connections.
-        max_tls_connections: limit of TLS connections and handshakes. Beyond it, a new client replaces the
-            oldest client that has not sent the token yet.
-        idle_timeout_s: how long a connection may wait for its next request.
-        read_timeout_s: time limit for a request head; over TCP, the first head's time starts when the client
-            connects. It is also the interval at which the progress of bodies and responses is checked.
-        min_bytes_per_s: a client that sends or receives more slowly is disconnected.
-        server_timing: whether responses to inference requests state their times (`Server-Timing`) and the
+        max_head_bytes: The size limit of a request line with its headers.
+        max_body_bytes: The size limit of one request body.
+        max_receiving_bytes: The size limit of the received parts of all request bodies together. The same
+            limit applies separately to all compressed bodies that wait for decompression.
+        max_sending_bytes: The size limit of all responses that clients have not received yet. If it is
+            exceeded, the connection is closed.
+        max_connections: The maximum number of connections. Further ones get status 503 and are closed. If
+            both Unix socket and TCP clients are connected, each kind may use at most three quarters.
+        max_tls_connections: The maximum number of TLS connections and handshakes. Beyond it, a new client
+            replaces the oldest client that has not sent the token yet.
+        idle_timeout_s: How long a connection may wait for its next request.
+        read_timeout_s: The time limit for a request head. Over TCP, the time of the first head starts when
+            the client connects. The progress of bodies and responses is checked at the same interval.
+        min_bytes_per_s: The minimum transfer rate. Slower clients are disconnected.
+        server_timing: Whether responses to inference requests state their duration (`Server-Timing`) and the
             load of the service (`Endpoint-Load-Metrics`).
+
+    Raises:
+        ValueError: A limit is not positive.
     """
 
     max_head_bytes: _Bytes = 16 << 10
@@ -46,19 +49,22 @@ class HttpLimits:
 
     @property
     def step_bytes(self) -> float:
-        """How many bytes must be sent or received between two checks of the progress."""
+        """The number of bytes that must be transferred between two checks of the progress."""
         return self.read_timeout_s * self.min_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcOptions:
-    """Addresses and bounds of gRPC. The bounds of the HTTP layer apply too.
+    """Addresses and limits of gRPC. The limits of HTTP apply too.
 
     Attributes:
-        unix_socket: path of a Unix socket, or empty for none.
-        host: address to listen on over TCP.
-        port: port of TCP, 0 for any; None for no TCP.
-        max_streams: calls at one time on one connection; further ones are refused.
+        unix_socket: The path of the Unix socket, or empty for none.
+        host: The TCP address to listen on.
+        port: The TCP port. 0 means any free port, and None disables TCP.
+        max_streams: The maximum number of simultaneous calls per connection. Further calls are refused.
+
+    Raises:
+        ValueError: The port is out of range.
     """
 
     unix_socket: str = ""
@@ -69,13 +75,13 @@ class GrpcOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveOptions:
-    """The page `/live`.
+    """Options of the page `/live`.
 
     Attributes:
-        enabled: whether the page exists; by default only if no other machine can reach the service.
-        max_viewers: most clients at one time.
-        max_fps: most pictures in a second.
-        max_side: longer side of the pictures in pixels.
+        enabled: Whether the page is served. By default, it is served only if no other machine can connect.
+        max_viewers: The maximum number of simultaneous viewers.
+        max_fps: The maximum number of pictures per second.
+        max_side: The longer side of the pictures in pixels.
     """
 
     enabled: bool | None = None

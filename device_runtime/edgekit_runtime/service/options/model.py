@@ -22,23 +22,23 @@ _Seconds: TypeAlias = Annotated[float, Range(0.001, 10**9)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingLimits:
-    """Scheduling of one model's calls.
+    """Options for scheduling the calls of a model.
 
     Attributes:
-        max_batch: most rows that run together; 1 turns batching off. Batching needs a model whose rows do not
-            change each other's outputs, see `rows_are_independent`.
-        max_delay_s: longest wait of a call for other calls to join its batch. With 0, a batch is made only of
-            calls that wait for a session anyway.
-        max_waiting: most calls that wait; further ones are refused.
-        levels: number of priority levels.
-        default_level: level of calls that state none.
-        max_passes: how many batches of other levels may run before a waiting level gets one.
-        short_s: a model runs on the thread of the event loop if its runs take less time; 0 for never.
-        max_run_s: time limit of a run, for each call in its batch; 0 for no limit. A longer run is stopped,
-            and its calls are refused.
+        max_batch: The maximum number of rows in a batch. 1 disables batching. Batching requires a model whose
+            rows do not affect each other's outputs, see `rows_are_independent`.
+        max_delay_s: How long a call may wait for other calls to join its batch. With 0, only calls that are
+            already waiting for a session are batched.
+        max_waiting: The maximum number of waiting calls. Further calls are refused.
+        levels: The number of priority levels.
+        default_level: The priority level of calls that do not state one.
+        max_passes: How many batches of other levels may run before a waiting level gets its turn.
+        short_s: Models with shorter runs run on the event loop. 0 disables this.
+        max_run_s: The time limit of a run, multiplied by the number of calls in its batch. A longer run is
+            stopped and its calls are refused. 0 means no limit.
 
     Raises:
-        ValueError: `default_level` is no level.
+        ValueError: A field is out of range.
     """
 
     max_batch: Annotated[int, Range(1, MAX_BATCH)] = 1
@@ -57,20 +57,24 @@ class SchedulingLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Isolation:
-    """The worker processes of one model.
+    """Options of the worker processes of a model.
 
     Attributes:
-        processes: number of workers; each serves a share of the connections.
-        standby: whether one more worker loads the model and waits to take over.
-        hang_s: a worker that sends no heartbeat for this time is restarted.
-        start_timeout_s: time limit for a worker to load its model.
-        max_crashes: the version is rejected after this number of crashes in a row.
-        healthy_s: a crash after this much time in service counts as the first in a row.
-        max_delay_s: longest wait before a crashed worker is restarted.
-        max_data_bytes: limit of a worker's memory (RLIMIT_DATA), or None. Beyond it, the engine reports an
+        processes: The number of workers. Each serves a part of the connections.
+        standby: Whether another worker loads the model and is ready to take over.
+        hang_s: A worker is restarted if it sends no heartbeat for this time.
+        start_timeout_s: The time limit for a worker to load its model.
+        max_crashes: The number of consecutive crashes after which the version is rejected.
+        healthy_s: How long a worker must serve for its earlier crashes to be forgotten.
+        max_delay_s: The longest delay before a crashed worker is restarted.
+        max_data_bytes: The memory limit of a worker (RLIMIT_DATA), or None. Beyond it, the engine reports an
             error or crashes.
-        niceness: niceness of the workers, 0 to 19.
-        oom_score: 0 to 1000; the kernel kills processes with a higher score first if memory runs out.
+        niceness: The niceness of the workers, from 0 to 19.
+        oom_score: The OOM score adjustment, from 0 to 1000. When memory runs out, the kernel first kills the
+            processes with the highest score.
+
+    Raises:
+        ValueError: A value is out of range.
     """
 
     processes: Annotated[int, Range(1, 64)] = 1
@@ -87,16 +91,16 @@ class Isolation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GovernorOptions:
-    """The settings of one model that a governor may change to hold the limits of the device.
+    """The settings of a model that the governor may change to keep the limits of the device.
 
     Attributes:
-        deadline_ms: time limit that 99 of 100 requests must keep, from arrival to response; or None.
-        variants: variants of the package that it may choose, the preferred first; empty for all.
-        threads: numbers of threads that it may choose; empty for the number that the package states.
-        batches: batch sizes that it may choose, each at most `scheduling.max_batch`.
+        deadline_ms: The limit of the 99th percentile of the time from arrival to response, or None.
+        variants: The variants of the package to choose from, in order of preference. Empty means all.
+        threads: The numbers of threads to choose from. Empty means only the number that the package states.
+        batches: The batch sizes to choose from, each at most `scheduling.max_batch`.
 
     Raises:
-        ValueError: `batches` is empty.
+        ValueError: A value is out of range.
     """
 
     deadline_ms: Annotated[float | None, Range(0.001, 10**9)] = None
@@ -111,35 +115,37 @@ class GovernorOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
-    """How one model is served: the table `[models.NAME]`.
+    """Options of one model, in the table `[models.NAME]`.
 
     Attributes:
-        latest: number of newest versions that are served if `specific` is empty.
-        specific: the versions that are served; empty for the newest ones.
-        swap: order of a swap; `auto` chooses by the memory that is free.
-        threads: threads of one inference, or None for the number that the package states.
-        load_timeout_s: time limit to open, test and warm up a version; beyond it, the version is rejected. By
-            default 120 s, and longer if TensorRT must build its engine.
-        instances: inferences that may run at once. With 1, the result of `tune` on this machine is used, if
-            any.
-        isolated: whether it runs in worker processes of its own. By default only if its inputs could crash or
-            hang the process (`find_hazard`).
-        cache: whether equal inputs are answered from the response cache.
-        drift: whether drift statistics of inputs and outputs are collected.
-        keep_loaded: whether it stays loaded when others need memory under the cap.
-        rollout: `swap` replaces the version in use at once; `canary` first gives the new version a share of
-            the calls; `shadow` gives it copies of a share of the calls.
-        canary, shadow, gates: options of a rollout by canary or shadow.
-        scheduling: how its calls are scheduled. With a `max_batch` of 1, the result of `tune` is used, if
-            any.
-        isolation: options of its worker processes, if it has any.
-        governor: what the governor may change, or None if it may change nothing.
-        max_sequences: for a model with states, most sequences at one time. The states of all of them count
-            under the memory cap.
-        sequence_idle_s: time without a request after which a sequence ends.
+        latest: The number of versions to serve if `specific` is empty, the newest first.
+        specific: The versions to serve, or empty to serve the newest ones.
+        swap: The order of a swap. `auto` chooses it by the free memory.
+        threads: The number of threads per inference, or None for the number that the package states.
+        load_timeout_s: The time limit to open, test and warm up a version. A version that exceeds it is
+            rejected. The default is 120 s, or longer if TensorRT must build its engine.
+        instances: The maximum number of simultaneous inferences. With 1, the result of `tune` on this machine
+            is used if there is one.
+        isolated: Whether the model runs in its own worker processes. By default, it does if its inputs could
+            crash or hang the process (`find_hazard`).
+        cache: Whether equal inputs are answered from the response cache.
+        drift: Whether drift statistics of inputs and outputs are collected.
+        keep_loaded: Whether the model stays loaded when other models need memory.
+        rollout: `swap` replaces the version in use at once. `canary` first sends a share of the calls to the
+            new version. `shadow` first sends copies of a share of the calls to the new version.
+        canary: Options of a canary rollout.
+        shadow: Options of a shadow rollout.
+        gates: The gates of a canary or shadow rollout.
+        scheduling: Options for scheduling calls. With a `max_batch` of 1, the result of `tune` is used if
+            there is one.
+        isolation: Options of the worker processes.
+        governor: What the governor may change, or None for nothing.
+        max_sequences: The maximum number of simultaneous sequences of a model with states. The states of all
+            of them count towards the memory cap.
+        sequence_idle_s: A sequence ends after this time without a request.
 
     Raises:
-        ValueError: two settings exclude each other.
+        ValueError: Two options conflict.
     """
 
     latest: Annotated[int, Range(1, 1000)] = 1
@@ -164,7 +170,7 @@ class ModelOptions:
 
     @property
     def trial(self) -> CanaryOptions | ShadowOptions:
-        """The options `canary` or `shadow`, as `rollout` says. Meaningless for `swap`."""
+        """The options `canary` or `shadow`, depending on `rollout`. Not meaningful for `swap`."""
         return self.canary if self.rollout == "canary" else self.shadow
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Options of what all models share: memory, response cache, drift statistics, sensors and power."""
+"""Options of resources that all models share, such as memory, the response cache and power."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,11 +11,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaLimits:
-    """Bounds of photographs and sound that the service decodes.
+    """Limits for decoding pictures and sound.
 
     Attributes:
-        max_pixels: most pixels of a picture, checked before it is decoded.
-        max_waiting: most requests whose files are being decoded or wait for that; further ones are refused.
+        max_pixels: The maximum number of pixels of a picture. It is checked before decoding.
+        max_waiting: The maximum number of requests whose files are being decoded or wait for it. Further
+            requests are refused.
     """
 
     max_pixels: int = 25_000_000
@@ -27,9 +28,12 @@ class ModelMemory:
     """The memory cap of all models together.
 
     Attributes:
-        max_bytes: limit of the estimated memory of all loaded models; None for no cap.
-        load_wait_s: how long a request may wait while its unloaded model is loaded again. Then it gets a 503.
-        max_waiting: most requests that wait for such loads; further ones get a 503.
+        max_bytes: The limit of the estimated memory of all loaded models, or None for no limit.
+        load_wait_s: How long a request may wait for its model to be loaded again. Then it gets status 503.
+        max_waiting: The maximum number of requests that wait for such loads. Further requests get status 503.
+
+    Raises:
+        ValueError: A value is out of range.
     """
 
     max_bytes: Annotated[int | None, Range(1, 1 << 50)] = None
@@ -39,12 +43,12 @@ class ModelMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLimits:
-    """Bounds of a response cache.
+    """Limits of the response cache.
 
     Attributes:
-        max_bytes: size limit of all outputs that it keeps.
-        max_input_bytes: calls with larger inputs are not cached: hashing takes about 1 ms per MiB on the
-            thread of the event loop.
+        max_bytes: The size limit of all cached outputs.
+        max_input_bytes: The size limit of the inputs of a cached call. Hashing larger inputs would block the
+            event loop, for about 1 ms per MiB.
     """
 
     max_bytes: Annotated[int, Range(1, 1 << 50)] = 8 << 20
@@ -53,11 +57,11 @@ class CacheLimits:
 
 @dataclass(frozen=True, slots=True)
 class RegionLimits:
-    """Bounds of the shared memory that clients register.
+    """Limits of the shared memory that clients register.
 
     Attributes:
-        max_region_bytes: size limit of all regions together.
-        allows_posix: whether clients may register POSIX segments by name. Then any client of this user
+        max_region_bytes: The size limit of all regions together.
+        allows_posix: Whether clients may register POSIX segments by name. If True, any client of this user
             can register any segment of this user.
     """
 
@@ -68,11 +72,11 @@ class RegionLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftLimits:
-    """Bounds of the time and the window of drift statistics.
+    """Limits of drift statistics.
 
     Attributes:
-        budget_s: mean time per call that the statistics may take.
-        window: number of sampled calls after which the weight of earlier calls is halved.
+        budget_s: The mean time per call that the statistics may take.
+        window: The number of sampled calls after which the weight of earlier calls is halved.
     """
 
     budget_s: Annotated[float, Range(1e-9, 10**9)] = 2e-6
@@ -81,19 +85,19 @@ class DriftLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Power:
-    """Sensors of the device, and the limits of power, temperature and battery of the whole device.
+    """Options of the sensors, and the limits of power, temperature and battery of the whole device.
 
     Attributes:
-        sysfs: folder with the kernel's sysfs; in a container, the folder where the host's sysfs is mounted.
-        period_s: time between two readings, and between two decisions of the governor.
-        power_w: limit of the mean power over `window_s`, or None.
-        temperature_c: limit of the hottest zone, or None.
-        battery_floor: battery charge to be left after `battery_hours` of service, 0 to 1, or None.
-        idle_w: first estimate of the power without requests; the governor learns the real one.
-        window_s: time over which the mean power is taken; with 0, no setting may take more than `power_w`.
+        sysfs: The sysfs folder. In a container, the folder where the sysfs of the host is mounted.
+        period_s: The time between two readings and between two decisions of the governor.
+        power_w: The limit of the mean power over `window_s`, or None.
+        temperature_c: The temperature limit of the hottest zone, or None.
+        battery_floor: The battery charge that must remain after `battery_hours` of service, 0 to 1, or None.
+        idle_w: A first estimate of the power without requests. The governor learns the actual power.
+        window_s: The time over which the power is averaged. With 0, no setting may exceed `power_w`.
 
     Raises:
-        ValueError: the governor cannot hold such a limit.
+        ValueError: A value is out of range.
     """
 
     sensors: bool = True
@@ -115,7 +119,7 @@ class Power:
         return (self.power_w, self.temperature_c, self.battery_floor) != (None, None, None)
 
     def limits(self, now_s: float) -> "DeviceLimits":
-        """Return the limits for a service that starts at `now_s`, on the governor's clock."""
+        """Return the limits for a service that started at `now_s` on the governor's clock."""
         # Imported here: most services have no governor.
         from edgekit_runtime.power.governor.settings import BatteryLimit, DeviceLimits
 

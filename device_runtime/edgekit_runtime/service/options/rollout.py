@@ -1,4 +1,4 @@
-"""Options of a canary and of a shadow, and of the gates that a candidate version must pass in either."""
+"""Options of canary and shadow rollouts, and of the gates that a candidate version must pass."""
 
 from typing import Annotated, Literal, TypeAlias
 
@@ -16,21 +16,23 @@ class Gates:
     """Limits that a candidate must keep. For agreement, latency and energy, 0 means no limit.
 
     Attributes:
-        min_agreement: least mean agreement with the current version (see `comparison`), 0..1. Without any
-            compared answers there is no promotion.
-        max_extra_errors: how much the share of failed answers may exceed the current version's share, 0..1.
-        max_p50_ratio: limit of the median latency ratio, candidate to current version, over runs with equal
-            inputs.
-        max_p99_ratio: limit of the ratio of 99th percentiles of latency, candidate to current version.
-        max_energy_ratio: limit of the ratio of median energies per request, candidate to current version. It
-            has no effect where energy is not measured.
-        error_burst: number of failed calls in a row that roll the candidate back at once.
-        min_samples: calls that the candidate must have answered before it can be promoted.
-        max_duration_s: time after which the trial is decided.
-        alpha: chance of a false rollback, and of a false promotion.
+        min_agreement: The minimum mean agreement with the current version, 0 to 1 (see `comparison`). Without
+            compared answers, the candidate is not promoted.
+        max_extra_errors: How much the candidate's share of failed answers may exceed the current version's
+            share, 0 to 1.
+        max_p50_ratio: The limit of the median latency ratio of the candidate to the current version, over
+            runs with equal inputs.
+        max_p99_ratio: The limit of the candidate's 99th percentile of latency, divided by the current
+            version's.
+        max_energy_ratio: The limit of the candidate's median energy per request, divided by the current
+            version's. It has no effect if energy is not measured.
+        error_burst: The number of consecutive failed calls after which the candidate is rolled back at once.
+        min_samples: The number of calls that the candidate must answer before it can be promoted.
+        max_duration_s: The maximum duration of the trial. After it, the trial is decided.
+        alpha: The probability of a wrong rollback, and of a wrong promotion.
 
     Raises:
-        ValueError: a share is outside its range.
+        ValueError: A value is out of range.
     """
 
     min_agreement: float = 0.9
@@ -52,14 +54,17 @@ class Gates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryOptions:
-    """Options of a canary.
+    """Options of a canary rollout.
 
     Attributes:
-        share: share of the calls, more than 0 and at most 1.
-        compared_share: share of the candidate's calls that both versions then run again for comparison (see
+        share: The share of the calls that the candidate answers, more than 0 and at most 1.
+        compared_share: The share of the candidate's calls that both versions run again for comparison (see
             `PairedRuns`), more than 0 and at most 1.
-        retry: whether the version in use answers a call that the candidate fails.
-        comparison: how answers are compared, or None to choose by the model.
+        retry: Whether the version in use answers calls that the candidate fails.
+        comparison: How answers are compared, or None to choose by the model.
+
+    Raises:
+        ValueError: A share is out of range.
     """
 
     share: _Share = 0.1
@@ -70,17 +75,20 @@ class CanaryOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowOptions:
-    """Options of a shadow.
+    """Options of a shadow rollout.
 
     Attributes:
-        share: share of the calls, more than 0 and at most 1.
-        max_load: most real calls under way while the candidate runs.
-        quiet_s: pause after the last real answer before the candidate may run.
-        max_wait_s: longest wait of a copy; then the copy is dropped.
-        max_pending: most copies that wait.
-        max_copied_bytes: size limit of inputs that must be copied, since the client can reuse their memory. A
-            call with larger inputs is left out: copying them could delay the response.
-        comparison: how answers are compared, or None to choose by the model.
+        share: The share of the calls that are copied, more than 0 and at most 1.
+        max_load: The maximum number of running real calls at which the candidate may run.
+        quiet_s: How long the candidate waits after the last real answer.
+        max_wait_s: How long a copy may wait. After that, it is dropped.
+        max_pending: The maximum number of waiting copies.
+        max_copied_bytes: The size limit of copied inputs. Inputs are copied if the client can reuse their
+            memory. Calls with larger inputs are skipped, because copying them could delay the response.
+        comparison: How answers are compared, or None to choose by the model.
+
+    Raises:
+        ValueError: A value is out of range.
     """
 
     share: _Share = 0.1

@@ -1,1 +1,1 @@
-"""A new version beside the one in use: canary, shadow, and the gates that decide."""
+"""Rollouts of new versions by canary or shadow, and the gates that decide on promotion."""

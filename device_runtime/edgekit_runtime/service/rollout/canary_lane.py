@@ -1,12 +1,12 @@
-"""A canary: a share of the calls is answered by the candidate, and clients do not see it fail.
+"""A canary: the candidate answers a share of the calls, and clients do not see its failures.
 
-The choice of calls is not random. Both versions run some of the candidate's calls again after the answer, to
-compare answers and latency. While these runs do not keep up, the candidate gets fewer calls, so that wrong
-answers are found after the same number of calls under any load. Answers from a cache count neither as errors
-nor in latency; they are compared like all others.
+Calls are chosen evenly, not at random. After the answer, both versions run some of the candidate's calls
+again to compare answers and latency. If these runs cannot keep up, the candidate gets fewer calls. So wrong
+answers are found after the same number of calls at any load. Answers from the cache are compared, but they do
+not count in the error rate or the latency.
 
-A sequence stays with the version with which it began, as only that one has its states. For a comparison, both
-run a call of it as if it were the first of its sequence.
+All calls of a sequence go to the version that answered the first one, because only this version has the
+states. For a comparison, both versions run such a call as if it were the first of its sequence.
 """
 
 import math
@@ -36,8 +36,8 @@ class CanaryLane(Lane):
     """Sends a share of the calls to the candidate and the rest to the current version.
 
     Attributes:
-        skipped: calls that were due for a comparison and got none, since another pair ran or real calls came
-            first.
+        skipped: The number of comparisons that were skipped because another comparison or real calls were
+            running.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class CanaryLane(Lane):
         self._measured = min(2 * options.share, 1.0)
 
     def submit(self, call: Call) -> None:
-        """Accept `call` and let one of the two versions answer it; raises nothing."""
+        """Let one of the two versions answer `call`. This does not raise."""
         self._phase = phase = (self._phase + GOLDEN) % 1.0
         verdict = self._observer.verdict
         if call.sequence is not None and not isinstance(verdict, Rollback):
@@ -200,7 +200,7 @@ class CanaryLane(Lane):
             self._observer.blame(not_finite=not isinstance(failed, EdgekitError))
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return what was observed, for `/v2` statistics."""
+        """Return the observations for the `/v2` statistics."""
         return {
             **self._observer.to_json(),
             "skipped": self.skipped,

@@ -1,6 +1,6 @@
-"""Metrics of how far the answers of two versions to the same inputs agree, without labels.
+"""Metrics of the agreement between the answers of two versions to the same inputs.
 
-It says how alike two versions are, not which of them is right.
+Labels are not needed. The metrics show how similar two versions are, not which one is correct.
 """
 
 import json
@@ -27,13 +27,13 @@ _CLASS_METRICS = ("top1", "top5", "agreement")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How the answers of two versions are compared.
+    """The method by which the answers of two versions are compared.
 
     Attributes:
-        name: `agreement` (same best class of the first output, or same labels and boxes of an answer) or
-            `similarity` (small relative difference).
-        reason: why this comparison was chosen.
-        is_guess: whether it was guessed from the shape of the first output.
+        name: `agreement` compares the best class of the first output, or the labels and boxes of an answer.
+            `similarity` measures the relative difference.
+        reason: Why this method was chosen.
+        is_guess: Whether the method was guessed from the shape of the first output.
     """
 
     name: str
@@ -42,12 +42,12 @@ class Comparison:
     compare: Compare
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return `name`, `reason` and `guessed`, for the `/v2` statistics."""
+        """Return `name`, `reason` and `guessed` for the `/v2` statistics."""
         return {"name": self.name, "reason": self.reason, "guessed": self.is_guess}
 
 
 def all_finite(arrays: Outputs) -> bool:
-    """Whether no float array holds NaN or infinity."""
+    """Return whether no float array contains NaN or infinity."""
     for array in arrays.values():  # noqa: SIM110  # a generator costs as much as a small array
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             return False
@@ -57,12 +57,15 @@ def all_finite(arrays: Outputs) -> bool:
 def choose_comparison(
     outputs: Sequence[TensorSpec], figures: Mapping[str, JsonValue], *, name: str | None = None
 ) -> Comparison:
-    """Return how to compare answers: as `name` says, else as the manifest says, else by the shape.
+    """Return the method to compare answers, chosen by `name`, the manifest, or the shape of the first output.
 
-    `outputs`, `figures`: from the manifest. `name`: `agreement`, `similarity` or None.
+    Args:
+        outputs: The outputs in the manifest.
+        figures: The figures in the manifest.
+        name: `agreement`, `similarity` or None.
 
     Raises:
-        ManifestError: no such comparison, or `agreement` for outputs that are no class scores.
+        ManifestError: The name is unknown, or it is `agreement` and the first output is not class scores.
     """
     first = outputs[0]
     if figures.get(ANSWER_OUTPUT_FIGURE) == first.name and name != "similarity":
@@ -128,9 +131,9 @@ def _by_class(output: str) -> Compare:
 
 
 def same_class(current: Array, candidate: Array) -> float:
-    """Return the share of samples with the same best class.
+    """Return the share of samples for which both versions have the same best class.
 
-    `current`, `candidate`: class scores [samples, classes]. Different shapes give 0.
+    Both arrays are class scores of shape [samples, classes]. If their shapes differ, the result is 0.
     """
     if current.shape != candidate.shape:
         return 0.0
@@ -142,11 +145,11 @@ def same_class(current: Array, candidate: Array) -> float:
 
 
 def similarity(current: Outputs, candidate: Outputs) -> float:
-    """Return the similarity of two answers, 0..1: the mean over the outputs.
+    """Return the similarity of two answers, 0 to 1, as the mean over the outputs.
 
-    For a float output, this is 1 - |difference| / |current|, at least 0. For another output, it is the share
-    of equal values. If only the number of rows differs (as with detections), rows are compared as sets. An
-    output that is missing or has another shape counts 0.
+    The similarity of a float output is 1 - |difference| / |current|, at least 0. For other dtypes, it is the
+    share of equal values. If only the number of rows differs, as in detections, the rows are compared as
+    sets. An output that is missing or has another shape counts as 0.
     """
     parts = []
     for name, want in current.items():

@@ -1,9 +1,10 @@
-"""The verdict on a candidate (promote, roll back or continue), from observations and gates.
+"""Decides whether a candidate is promoted, rolled back or observed further.
 
-This module only decides: `canary_lane` and `shadow_lane` observe, the rollout controller acts. `judge` may be
-asked any number of times. The chance that it rolls back a candidate that keeps all limits for missing one is
-at most `Gates.alpha`, and so is the chance that it promotes one that misses a limit before the time is over.
-`confidence_sequences` states the assumptions, docs/explanation/canary.md the measurements.
+The decision uses only observations and gates. `canary_lane` and `shadow_lane` observe, and the rollout
+controller acts. `judge` may be called any number of times. It rolls back a candidate that keeps all limits
+with a probability of at most `Gates.alpha`. Before the time limit, it promotes a candidate that misses a
+limit with at most the same probability. See `confidence_sequences` for the assumptions and
+docs/explanation/canary.md for measurements.
 """
 
 import math
@@ -24,10 +25,10 @@ class Arm:
     """Counts and latencies of one version.
 
     Attributes:
-        answers: number of answers, failed ones included.
-        failed: errors, and answers with NaN or infinity.
-        latency: latency of answers that did not fail, in seconds.
-        energy: energy per request, in joules; empty if it is not measured.
+        answers: The number of answers, including failed ones.
+        failed: The number of errors and of answers with NaN or infinity.
+        latency: The latency of successful answers in seconds.
+        energy: The energy per request in joules. Empty if it is not measured.
     """
 
     answers: int = 0
@@ -38,17 +39,18 @@ class Arm:
 
 @dataclass(slots=True)
 class PairedLatency:
-    """Latencies of both versions, run with the same inputs in quick succession, in random order.
+    """Latencies of both versions, run with the same inputs in quick succession and in random order.
 
-    A disturbance is as likely to slow down either version. So if both are equally fast, each is slower in
-    half of the pairs. The tests of `judge` rest on that.
+    The tests of `judge` assume that disturbances affect both versions equally often. If both versions are
+    equally fast, each of them is slower in half of the pairs.
 
     Attributes:
-        ratio: the candidate's latency over the current version's.
-        current: latency of the current version, in seconds.
-        candidate_slow: pairs in which only the candidate was slow: it took longer than `max_p99_ratio` times
-            the current version's 99th percentile so far.
-        current_slow: pairs in which only the current version was slow: it took longer than that percentile.
+        ratio: The candidate's latency divided by the current version's latency.
+        current: The latency of the current version in seconds.
+        candidate_slow: The number of pairs in which only the candidate was slow. It is slow above
+            `max_p99_ratio` times the current version's 99th percentile so far.
+        current_slow: The number of pairs in which only the current version was slow. It is slow above its own
+            99th percentile so far.
     """
 
     ratio: LogHistogram = field(default_factory=LogHistogram)
@@ -57,7 +59,7 @@ class PairedLatency:
     current_slow: int = 0
 
     def add(self, current_s: float, candidate_s: float, max_p99_ratio: float) -> None:
-        """Count a pair of latencies. `max_p99_ratio`: see `Gates`."""
+        """Add a pair of latencies in seconds. `max_p99_ratio` is described in `Gates`."""
         # From the pairs before this one: the limit must not depend on the pair that it judges.
         slow_s = self.current.quantile(0.99) if self.current.count >= _LEAST_FOR_P99 else None
         if slow_s is not None and max_p99_ratio:
@@ -70,18 +72,18 @@ class PairedLatency:
 
 @dataclass(slots=True, kw_only=True)
 class Observations:
-    """All observations since the trial began; a few kilobytes, however long it lasts.
+    """All observations since the start of the trial. Their size does not grow with its duration.
 
     Attributes:
-        elapsed_s: seconds since the trial began.
-        current, candidate: the two versions.
-        agreement: sum over `compared` answers, each 0..1.
-        compared: pairs of answers to the same inputs.
-        paired: latencies of both versions in pairs of runs.
-        not_finite: answers of the candidate with NaN or infinity although the inputs, or the current
-            version's answer, had none.
-        failed_in_a_row: failures of the candidate alone, in a row. A failure does not count if the current
-            version fails on the same inputs, or if a queue or a deadline caused it.
+        elapsed_s: The seconds since the start of the trial.
+        current: The observations of the current version.
+        candidate: The observations of the candidate.
+        agreement: The sum of the agreements of all compared answers, each 0 to 1.
+        compared: The number of compared pairs of answers to the same inputs.
+        paired: The latencies of both versions in these pairs.
+        not_finite: The number of candidate answers with NaN or infinity that its inputs do not explain.
+        failed_in_a_row: The number of consecutive failures of the candidate. A failure is not counted if the
+            current version fails on the same inputs, or if a queue or a deadline caused it.
     """
 
     elapsed_s: float = 0.0
@@ -96,10 +98,10 @@ class Observations:
 
 @dataclass(frozen=True, slots=True)
 class Continue:
-    """Observe for longer.
+    """The trial continues.
 
     Attributes:
-        undecided: the gates that are neither kept nor missed yet.
+        undecided: The gates that are neither kept nor missed yet.
     """
 
     undecided: tuple[str, ...]
@@ -115,8 +117,8 @@ class Rollback:
     """The candidate is unloaded.
 
     Attributes:
-        gate: the gate that the candidate missed.
-        reason: reason in words, with figures.
+        gate: The gate that the candidate missed.
+        reason: The reason as text, with figures.
     """
 
     gate: str
@@ -142,12 +144,11 @@ class _Finding:
 def judge(observed: Observations, gates: Gates) -> Verdict:
     """Return the verdict on the candidate.
 
-    NaN or a burst of errors rolls back at once. Otherwise, a gate that is proved missed rolls back, and the
-    candidate is promoted once all gates are proved kept.
+    NaN, infinity or a burst of errors causes a rollback at once. Otherwise, the candidate is rolled back when
+    a gate is proved to be missed, and promoted when all gates are proved to be kept.
 
-    After `max_duration_s`, the candidate is rolled back if it has too few answers, or if agreement is
-    undecided. Undecided errors pass if the counted errors are within the limit. Undecided latency and energy
-    pass.
+    After `max_duration_s`, a candidate with too few answers or undecided agreement is rolled back. Undecided
+    errors pass if the measured error rate is within the limit. Undecided latency and energy pass.
     """
     at_once = _find_at_once(observed, gates)
     if at_once is not None:
@@ -176,7 +177,7 @@ def judge(observed: Observations, gates: Gates) -> Verdict:
 def may_be_promoted(current: Arm, candidate: Arm, gates: Gates) -> bool:
     """Return whether the counts of answers allow `judge` to promote the candidate.
 
-    `current`, `candidate`: only `answers` and `failed` are read.
+    Only `answers` and `failed` of both arms are used.
     """
     if candidate.answers < gates.min_samples:
         return False

@@ -1,4 +1,4 @@
-"""Counts what two versions do, judges them now and then, and reports the verdict once."""
+"""Counts the answers of two versions, judges the candidate, and reports the verdict once."""
 
 import logging
 import time
@@ -26,10 +26,10 @@ _logger = logging.getLogger(__name__)
 
 
 class Observer:
-    """Counts the answers of two versions, judges them, and reports the verdict once.
+    """Counts the answers of two versions, judges the candidate, and reports the verdict once.
 
     Attributes:
-        verdict: the verdict of `judge`, or None before it.
+        verdict: The final verdict of `judge`, or None while the trial continues.
     """
 
     __slots__ = ("_begin_s", "_clock", "_defer", "_gates", "_report", "_until_look", "observed", "verdict")
@@ -60,13 +60,13 @@ class Observer:
         self.verdict: Promote | Rollback | None = None
 
     def count_current(self, latency_s: float | None) -> None:
-        """Count an answer of the current version. `latency_s`: None for a failed answer."""
+        """Count an answer of the current version. `latency_s` is None for a failed answer."""
         _count(self.observed.current, latency_s)
 
     def count_candidate(self, latency_s: float | None) -> None:
-        """Count an answer of the candidate; judge after every 32 answers, later more rarely.
+        """Count an answer of the candidate. `latency_s` is None for a failed answer.
 
-        `latency_s`: None for a failed answer.
+        The candidate is judged after every 32 answers, and less often as the number of answers grows.
         """
         _count(self.observed.candidate, latency_s)
         if latency_s is not None:
@@ -76,9 +76,9 @@ class Observer:
             self.look()
 
     def blame(self, *, not_finite: bool) -> None:
-        """Count a failure that is the candidate's own: the current version did not fail on the same inputs.
+        """Count a failure of the candidate that the current version did not have with the same inputs.
 
-        After NaN or infinity (`not_finite`), or a burst of failures, it judges at once.
+        After NaN or infinity (`not_finite`), or a burst of failures, the candidate is judged at once.
         """
         self.observed.failed_in_a_row += 1
         self.observed.not_finite += not_finite
@@ -86,7 +86,7 @@ class Observer:
             self.look()
 
     def add_pair(self, pair: Pair) -> None:
-        """Count a pair of runs with the same inputs; judge at once if the answers differ."""
+        """Add a pair of runs with the same inputs. If the answers differ, the candidate is judged at once."""
         observed, least = self.observed, self._gates.min_agreement
         observed.agreement += pair.agreement
         observed.compared += 1
@@ -95,12 +95,15 @@ class Observer:
             self.look()  # wrong answers go to clients until then
 
     def add_energy(self, candidate_j: float, current_j: float) -> None:
-        """Count the energy per request of both versions over the same stretch of time, in joules."""
+        """Add the energy per request of both versions in joules, measured over the same period."""
         self.observed.candidate.energy.add(candidate_j)
         self.observed.current.energy.add(current_j)
 
     def look(self) -> None:
-        """Judge now unless there is a verdict. Call this regularly: a verdict may depend on time."""
+        """Judge the candidate unless there is a verdict.
+
+        Call this regularly, because a verdict may depend on time.
+        """
         self._until_look = max(_LOOK_EVERY, int(self.observed.candidate.answers * _LOOK_SHARE))
         if self.verdict is not None:
             return
@@ -121,12 +124,12 @@ class Observer:
             report(self.verdict)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return what was observed, for `/v2` statistics; means without values are None.
+        """Return the observations for the `/v2` statistics. Means without values are None.
 
-        `verdict` is `promote`, `rollback` (with `gate` and `reason`) or `continue` (with `undecided` gates);
-        `compared` is the number of pairs, `agreement` their mean agreement, and `latency_ratio_p50` their
-        median latency ratio, candidate to current. `current` and `candidate` have counts, and quantiles of
-        latency and energy.
+        `verdict` is `promote`, `rollback` (with `gate` and `reason`) or `continue` (with the `undecided`
+        gates). `compared` is the number of pairs, `agreement` their mean agreement, and `latency_ratio_p50`
+        their median ratio of the candidate's latency to the current version's. `current` and `candidate`
+        contain counts and quantiles of latency and energy.
         """
         observed = self.observed
         verdict = self.verdict or judge(observed, self._gates)
@@ -147,7 +150,7 @@ class Observer:
 
 
 def is_of_model(failed: Answer) -> bool:
-    """Whether a failed answer may be the model's fault: no queue, deadline or closed lane caused it."""
+    """Return False if a queue, a deadline or a closed lane caused a failed answer, and not the model."""
     return isinstance(failed, BackendError | DataError) or not isinstance(failed, EdgekitError)
 
 

@@ -1,9 +1,8 @@
-"""Runs both versions of a model on the same inputs, one after the other, to compare answers and times.
+"""Runs both versions of a model on the same inputs to compare their answers and latencies.
 
-A canary's calls alone cannot say which version is slower: queues, caches and other work on the machine differ
-from call to call. Here both run on one thread, at about the same time and in random order, so that whatever
-else slows them down strikes either with the same chance. No client waits for it, and nothing is counted as a
-request.
+The calls of a canary alone do not show which version is slower, because queues, caches and other work differ
+from call to call. Here, both versions run on one thread in random order, one directly after the other, so
+that disturbances affect both equally. Clients do not wait for these runs, and they do not count as requests.
 """
 
 import contextlib
@@ -39,11 +38,12 @@ Inputs: TypeAlias = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The result of two runs with the same inputs.
+    """The result of running both versions on the same inputs.
 
     Attributes:
-        agreement: agreement of their answers, 0..1.
-        current_s, candidate_s: how long the versions took.
+        agreement: The agreement of the two answers, 0 to 1.
+        current_s: The duration of the current version's run in seconds.
+        candidate_s: The duration of the candidate's run in seconds.
     """
 
     agreement: float
@@ -63,17 +63,17 @@ def run_pair(
     flip: Callable[[], int],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Pair | None:
-    """Run both versions in random order; return None if one fails or answers NaN or infinity.
+    """Run both versions in random order. Return None if a run fails or returns NaN or infinity.
 
-    Runs that take less than 2 ms together are repeated, and only the repetition counts.
+    If both runs together take less than 2 ms, they are repeated, and only the repetition counts.
 
     Args:
-        current: session of the version in use.
-        candidate: session of the version on trial.
-        inputs: inputs for both.
-        compare: returns the agreement of two answers, 0..1.
-        flip: returns 0 or 1, with the same chance, for the order.
-        clock: in seconds.
+        current: The session of the version in use.
+        candidate: The session of the version on trial.
+        inputs: The inputs of both runs.
+        compare: Returns the agreement of two answers, 0 to 1.
+        flip: Returns 0 or 1 at random, to choose the order.
+        clock: Returns the time in seconds.
     """
     sessions = (current, candidate)
     answers, times_s = _run_both(sessions, inputs, flip, clock)
@@ -108,7 +108,7 @@ def _flip() -> int:
 
 
 class PairedRuns:
-    """Runs pairs one after the other on its own thread. Call its methods on the loop's thread."""
+    """Runs pairs one after the other on its own thread. Call its methods on the event loop."""
 
     def __init__(
         self,
@@ -146,18 +146,19 @@ class PairedRuns:
         self._has_thread = self._is_over = False
 
     def may_start(self) -> bool:
-        """Return whether real calls leave room for a pair now.
+        """Return whether real calls leave enough processor time for a pair now.
 
-        This does not depend on earlier results, which would bias the comparison.
+        This does not depend on earlier results, because they would bias the comparison.
         """
         return not self._is_busy()
 
     def start(self, inputs: Inputs, done: TakePair) -> None:
-        """Queue a pair of runs for the thread; does nothing after `close`.
+        """Queue a pair of runs. After `close`, this does nothing.
 
         Args:
-            inputs: inputs of both runs; nobody may write to these arrays any more.
-            done: takes the pair, or None if a run failed, on the loop's thread; not called after `close`.
+            inputs: The inputs of both runs. The arrays must not be changed any more.
+            done: Called on the event loop with the pair, or with None if a run failed. It is not called after
+                `close`.
         """
         if self._is_over:
             return
@@ -170,7 +171,7 @@ class PairedRuns:
             self._alarm = self._defer(self._max_run_s, self._stop)
 
     def close(self) -> None:
-        """Stop the present pair without reporting it, drop the queued pairs, and end the thread."""
+        """Stop the running pair without reporting it, drop the queued pairs, and end the thread."""
         self._is_over = True
         self._queue.put(None)
         self._stop()
