@@ -6,6 +6,8 @@ import multiprocessing
 import resource
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,7 +21,7 @@ from edgekit_toolkit.compress.sequential import round_weights
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.models.ort_session import run_session, session_for
 from edgekit_toolkit.onnx_graph.index import copy_model
-from edgekit_toolkit.pipeline.near_misses import Distiller
+from edgekit_toolkit.pipeline.near_misses import improve_near_misses
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import FLOAT32, Form
 from edgekit_toolkit.quantize.search_work import SearchWork
@@ -293,35 +295,43 @@ class Misses:
 
     Attributes:
         totals: steps that were announced.
+        task: what distillation reads of a `CompressionTask`.
     """
 
-    def __init__(self, floats: onnx.ModelProto, drops: Sequence[float], *, limit_s: float = 60.0) -> None:
+    def __init__(
+        self, floats: onnx.ModelProto, drops: Sequence[float], *, limit_s: float = 60.0, max_drop: float = 1.0
+    ) -> None:
         self.totals: set[int] = set()
-        self.distiller = Distiller(
+        self.task: Any = SimpleNamespace(
             floats=floats,
             work=SearchWork(OnnxModel(floats), {"n": 1}, limit_s),
-            max_drop=1.0,
+            max_drop=max_drop,
             measure_drops=lambda _models: drops,
             progress=lambda _text, _done, total: self.totals.add(total or 0),
         )
 
+    def improve(
+        self, pruned: Sequence[onnx.ModelProto], samples: Sequence[Feeds]
+    ) -> tuple[list[onnx.ModelProto | None], list[str]]:
+        return improve_near_misses(pruned, samples, self.task)
+
 
 def test_only_near_misses_are_distilled() -> None:
     misses = Misses(network(), [0.9, 1.1, 3.1])
-    better, reasons = misses.distiller.improve([spoil(network())] * 3, images(60))
+    better, reasons = misses.improve([spoil(network())] * 3, images(60))
     assert [model is not None for model in better] == [False, True, False]
     assert reasons == []
 
 
 def test_result_that_held_back_samples_refuse_is_not_used() -> None:
-    better, reasons = Misses(network(), [2.0]).distiller.improve([network()], images(60))
+    better, reasons = Misses(network(), [2.0]).improve([network()], images(60))
     assert better == [None]
     assert "no gain on held-back samples" in reasons[0]
 
 
 def test_operator_without_exact_gradient_is_a_reason() -> None:
     model = network(tail="Softplus")
-    better, reasons = Misses(model, [2.0]).distiller.improve([spoil(model)], images(60))
+    better, reasons = Misses(model, [2.0]).improve([spoil(model)], images(60))
     assert better == [None]
     assert "Softplus has no exact gradient" in reasons[0]
 
@@ -329,8 +339,8 @@ def test_operator_without_exact_gradient_is_a_reason() -> None:
 @pytest.mark.parametrize("spent_s", [0.0, 1.0])
 def test_short_search_distils_nothing(spent_s: float) -> None:
     misses = Misses(network(), [2.0], limit_s=1e-3)
-    misses.distiller.work.count(seconds=spent_s)
-    better, reasons = misses.distiller.improve([spoil(network())], images(60))
+    misses.task.work.count(seconds=spent_s)
+    better, reasons = misses.improve([spoil(network())], images(60))
     assert better == [None]
     expected = "too little of the search's work is left for 100 steps: raise --search-seconds"
     assert reasons == [f"distillation of a pruned form, drop 2.0 points: {expected}"]
@@ -342,8 +352,8 @@ def test_near_misses_share_half_the_work_of_the_search() -> None:
     limit_s = SearchWork(OnnxModel(model), {"n": 1}, 0.0).inference_s * 300_000
     for count in (1, 2):
         misses = Misses(model, [2.0] * count, limit_s=limit_s)
-        misses.distiller.improve([model] * count, images(60))
-        assert 0.48 * limit_s < misses.distiller.work.spent_s <= 0.5 * limit_s
+        misses.improve([model] * count, images(60))
+        assert 0.48 * limit_s < misses.task.work.spent_s <= 0.5 * limit_s
 
 
 def test_runs_of_the_float_model_on_samples_and_mixes_are_counted() -> None:
@@ -352,12 +362,12 @@ def test_runs_of_the_float_model_on_samples_and_mixes_are_counted() -> None:
     steps: list[int] = []
     for count in (50, 250):
         misses = Misses(model, [2.0], limit_s=inference_s * 120_000)
-        misses.distiller.improve([model], images(count))
+        misses.improve([model], images(count))
         steps += misses.totals
     runs_of_further_samples = 200 * 33
     assert steps[0] - steps[1] == pytest.approx(runs_of_further_samples / (BATCH * WORK), abs=1)
 
 
 def test_without_a_limit_on_the_drop_nothing_is_distilled() -> None:
-    distiller = replace(Misses(network(), [2.0]).distiller, max_drop=math.inf)
-    assert distiller.improve([spoil(network())], images(60)) == ([None], [])
+    misses = Misses(network(), [2.0], max_drop=math.inf)
+    assert misses.improve([spoil(network())], images(60)) == ([None], [])

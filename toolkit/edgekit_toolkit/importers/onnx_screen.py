@@ -14,18 +14,15 @@ import onnxruntime
 from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 from numpy.typing import NDArray
-from onnx import TensorProto, numpy_helper
+from onnx import numpy_helper
 
 from edgekit_runtime.errors import ModelError
 from edgekit_toolkit.onnx_graph.index import DEFAULT_DOMAINS, STANDARD_DOMAINS
 from edgekit_toolkit.onnx_graph.specs import real_inputs
-from edgekit_toolkit.onnx_graph.traversal import nodes, stored_tensors
+from edgekit_toolkit.onnx_graph.traversal import FLOAT_TYPES, nodes, stored_tensors
 
 MIN_OPSET: Final = 7  # the oldest that onnxruntime promises to run
 _PRODUCTS: Final = frozenset({"Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN"})
-FLOAT_TYPES: Final = frozenset(
-    {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16}
-)
 
 
 def check_names(message: Message) -> None:

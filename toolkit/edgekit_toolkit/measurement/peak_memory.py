@@ -49,7 +49,7 @@ class PeakMemory:
 
 
 def measure_peak_memory(
-    model: bytes | Path,
+    model: bytes,
     feeds: Feeds,
     *,
     engine: str = "ort",
@@ -59,8 +59,8 @@ def measure_peak_memory(
 ) -> PeakMemory:
     """Measure the peak memory of a fresh process here that opens `model` with our runtime and runs it.
 
-    `model`: content or path. `feeds`: input name -> array, one for each input. `options`: backend options as
-    in a manifest, by default none; onnxruntime only. `time_limit_s`: limit for the whole process.
+    `feeds`: input name -> array, one for each input. `options`: backend options as in a manifest, by default
+    none; onnxruntime only. `time_limit_s`: limit for the whole process.
 
     Raises:
         BackendError: the process died or took too long, or this system has no /proc.
@@ -115,7 +115,7 @@ def trivial_model(engine: str) -> bytes:
 
 
 def _peak_bytes(
-    model: bytes | Path,
+    model: bytes,
     feeds: Mapping[str, NDArray[Any]],
     request: Mapping[str, Any],
     time_limit_s: float,
@@ -146,16 +146,14 @@ def _peak_bytes(
 
 
 def _write_request(
-    folder: Path, model: bytes | Path, feeds: Mapping[str, NDArray[Any]], request: Mapping[str, Any]
+    folder: Path, model: bytes, feeds: Mapping[str, NDArray[Any]], request: Mapping[str, Any]
 ) -> Path:
-    if isinstance(model, bytes):
-        (folder / "model").write_bytes(model)
-        model = folder / "model"
+    (folder / "model").write_bytes(model)
     paths = {}
     for index, (input_name, array) in enumerate(feeds.items()):
         paths[input_name] = str(folder / f"{index}.npy")
         np.save(paths[input_name], array, allow_pickle=False)
-    whole = {**request, "model": str(model.resolve()), "feeds": paths, "runs": _RUNS}
+    whole = {**request, "model": str(folder / "model"), "feeds": paths, "runs": _RUNS}
     path = folder / "request.json"
     path.write_text(json.dumps(whole), encoding="utf-8")
     return path

@@ -10,18 +10,10 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from edgekit_toolkit.onnx_graph.traversal import graphs
+from edgekit_toolkit.onnx_graph.traversal import FLOAT_TYPES, graphs
 
 _ONNX_OPERATORS: Final = frozenset({"Div", "Mod"})
 _TFLITE_OPERATORS: Final = frozenset({"DIV", "FLOOR_DIV", "FLOOR_MOD"})
-_FLOAT_TYPES: Final = frozenset(
-    {
-        onnx.TensorProto.FLOAT,
-        onnx.TensorProto.FLOAT16,
-        onnx.TensorProto.BFLOAT16,
-        onnx.TensorProto.DOUBLE,
-    }
-)
 
 
 def onnx_divides_by_inputs(model: onnx.ModelProto) -> bool:
@@ -52,7 +44,7 @@ def onnx_divides_by_inputs(model: onnx.ModelProto) -> bool:
                 computed.update(node.output)
 
     def is_float(name: str) -> bool:
-        return name in types and types[name] <= _FLOAT_TYPES
+        return name in types and types[name] <= FLOAT_TYPES.keys()
 
     return any(
         not is_float(node.output[0])

@@ -37,12 +37,13 @@ _INTEGER_OPERATORS = frozenset(
     }
 )
 
-_FLOAT_TYPES = {
+FLOAT_TYPES = {
     onnx.TensorProto.FLOAT: "float32",
     onnx.TensorProto.FLOAT16: "float16",
     onnx.TensorProto.BFLOAT16: "bfloat16",
     onnx.TensorProto.DOUBLE: "float64",
 }
+"""Element type of floats -> its name in numpy or ml_dtypes."""
 _CONVERSIONS = frozenset({"Cast", "CastLike", "DequantizeLinear", "QuantizeLinear"})
 
 
@@ -116,7 +117,7 @@ def float_types(model: onnx.ModelProto) -> tuple[str, ...]:
     for graph in graphs(model.graph):
         types = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.output)}
         computed = [name for node in graph.node if node.op_type not in _CONVERSIONS for name in node.output]
-        types_of_values |= {_FLOAT_TYPES[types[name]] for name in computed if types.get(name) in _FLOAT_TYPES}
+        types_of_values |= {FLOAT_TYPES[types[name]] for name in computed if types.get(name) in FLOAT_TYPES}
     return tuple(sorted(types_of_values))
 
 

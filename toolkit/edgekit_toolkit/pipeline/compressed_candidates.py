@@ -6,7 +6,7 @@ where the limit on transport binds. Where the time, energy, memory or size binds
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Final
@@ -31,7 +31,7 @@ from edgekit_toolkit.pipeline.compressed_forms import (
     in_turns,
     rounding_s,
 )
-from edgekit_toolkit.pipeline.near_misses import DISTILLED_SHARE, Distiller, MeasureDrops
+from edgekit_toolkit.pipeline.near_misses import DISTILLED_SHARE, improve_near_misses
 from edgekit_toolkit.pipeline.prepare import Preparation, check_fixed_sizes
 from edgekit_toolkit.pipeline.request import Progress, Request
 from edgekit_toolkit.pipeline.run import JudgedCandidate
@@ -63,7 +63,7 @@ def compress(
     drafts: Sequence[JudgedCandidate],
     binding: frozenset[str],
     max_drop: float,
-    measure_drops: MeasureDrops,
+    measure_drops: Callable[[Sequence[Model]], Sequence[float]],
     signer: StatementSigner,
     progress: Progress,
 ) -> None:
@@ -204,14 +204,7 @@ def _prune(
             progress=lambda done, total: task.progress("ranking channels", done, total),
         )
         all_macs = _count_macs(task.floats, task.dims)
-        distiller = Distiller(
-            floats=task.floats,
-            max_drop=task.max_drop,
-            measure_drops=task.measure_drops,
-            work=task.work,
-            progress=task.progress,
-        )
-        better, reasons = distiller.improve([sliced.model for sliced in sliced_models], samples)
+        better, reasons = improve_near_misses([sliced.model for sliced in sliced_models], samples, task)
         candidate_set.dropped += reasons
         starts = []
         for sliced, distilled in zip(sliced_models, better, strict=True):

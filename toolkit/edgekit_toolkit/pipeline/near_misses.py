@@ -5,22 +5,15 @@ the search's, in seconds of a nominal processor: a busy machine trains the same 
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final
 
 import onnx
 
-from edgekit_runtime.errors import EdgekitError
 from edgekit_toolkit.compress.distillation import BATCH, SAMPLE_RUNS, WORK, distil
-from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
-from edgekit_toolkit.pipeline.request import Progress
-from edgekit_toolkit.quantize.onnx.propagation import ODD_GRAPH
-from edgekit_toolkit.quantize.search_work import SearchWork
+from edgekit_toolkit.pipeline.compressed_forms import FAILURES, CompressionTask
 from edgekit_toolkit.samples.generated import Feeds
-
-MeasureDrops = Callable[[Sequence[Model]], Sequence[float]]
 
 # A drop of so many times the limit, or of so many points, is a near miss: training takes away half of one
 # (docs/benchmarks/quantization.md).
@@ -33,65 +26,48 @@ _MAX_STEPS: Final = 400
 _MIN_STEPS: Final = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Distiller:
-    """Trains pruned models whose drop is a little over the limit.
+def improve_near_misses(
+    pruned: Sequence[onnx.ModelProto], samples: Sequence[Feeds], task: CompressionTask
+) -> tuple[list[onnx.ModelProto | None], list[str]]:
+    """Train the pruned models whose drop is a little over the limit.
 
-    Attributes:
-        max_drop: limit on the drop in points; infinite without one.
-        measure_drops: returns the drops of models in points.
-        work: counts the work of the search and limits it.
+    Return the trained model for each pruned model, or None; and the reasons why models near the limit did not
+    improve.
     """
-
-    floats: onnx.ModelProto
-    max_drop: float
-    measure_drops: MeasureDrops
-    work: SearchWork
-    progress: Progress
-
-    def improve(
-        self, pruned: Sequence[onnx.ModelProto], samples: Sequence[Feeds]
-    ) -> tuple[list[onnx.ModelProto | None], list[str]]:
-        """Train the pruned models whose drop is a little over the limit.
-
-        Return the trained model for each pruned model, or None; and the reasons why models near the limit did
-        not improve.
-        """
-        better: list[onnx.ModelProto | None] = [None] * len(pruned)
-        reasons: list[str] = []
-        if not pruned or not math.isfinite(self.max_drop):
-            return better, reasons
-        drops = self.measure_drops([OnnxModel(model) for model in pruned])
-        reach = max(_NEAR_LIMITS * self.max_drop, _NEAR_POINTS)
-        near = [index for index, drop in enumerate(drops) if self.max_drop < drop <= reach]
-        share_s = DISTILLED_SHARE * (self.work.limit_s - self.work.spent_s) / max(len(near), 1)
-        step_runs = share_s / self.work.inference_s - SAMPLE_RUNS * len(samples)
-        steps = int(min(step_runs / (BATCH * WORK), _MAX_STEPS))
-        for index in near:
-            better[index], reason = self._distil(pruned[index], samples, steps)
-            if reason:
-                reasons.append(f"distillation of a pruned form, drop {drops[index]:.1f} points: {reason}")
+    better: list[onnx.ModelProto | None] = [None] * len(pruned)
+    reasons: list[str] = []
+    if not pruned or not math.isfinite(task.max_drop):
         return better, reasons
+    drops = task.measure_drops([OnnxModel(model) for model in pruned])
+    reach = max(_NEAR_LIMITS * task.max_drop, _NEAR_POINTS)
+    near = [index for index, drop in enumerate(drops) if task.max_drop < drop <= reach]
+    share_s = DISTILLED_SHARE * (task.work.limit_s - task.work.spent_s) / max(len(near), 1)
+    step_runs = share_s / task.work.inference_s - SAMPLE_RUNS * len(samples)
+    steps = int(min(step_runs / (BATCH * WORK), _MAX_STEPS))
+    for index in near:
+        better[index], reason = _distil(pruned[index], samples, steps, task)
+        if reason:
+            reasons.append(f"distillation of a pruned form, drop {drops[index]:.1f} points: {reason}")
+    return better, reasons
 
-    def _distil(
-        self, model: onnx.ModelProto, samples: Sequence[Feeds], steps: int
-    ) -> tuple[onnx.ModelProto | None, str]:
-        if steps < _MIN_STEPS:
-            return None, (
-                f"too little of the search's work is left for {_MIN_STEPS} steps: raise --search-seconds"
-            )
-        self.work.count(inferences=SAMPLE_RUNS * len(samples) + steps * BATCH * WORK)
-        try:
-            result = distil(
-                self.floats,
-                model,
-                samples,
-                steps=steps,
-                progress=lambda done, total: self.progress("distilling", done, total),
-            )
-        except (EdgekitError, *ODD_GRAPH) as error:
-            return None, str(error).splitlines()[0]
-        if result.model is None:
-            noises = f"{100 * result.noise_before:.1f} to {100 * result.noise_after:.1f} %"
-            return None, f"no gain on held-back samples (noise {noises})"
-        return result.model, ""
+
+def _distil(
+    model: onnx.ModelProto, samples: Sequence[Feeds], steps: int, task: CompressionTask
+) -> tuple[onnx.ModelProto | None, str]:
+    if steps < _MIN_STEPS:
+        return None, f"too little of the search's work is left for {_MIN_STEPS} steps: raise --search-seconds"
+    task.work.count(inferences=SAMPLE_RUNS * len(samples) + steps * BATCH * WORK)
+    try:
+        result = distil(
+            task.floats,
+            model,
+            samples,
+            steps=steps,
+            progress=lambda done, total: task.progress("distilling", done, total),
+        )
+    except FAILURES as error:
+        return None, str(error).splitlines()[0]
+    if result.model is None:
+        noises = f"{100 * result.noise_before:.1f} to {100 * result.noise_after:.1f} %"
+        return None, f"no gain on held-back samples (noise {noises})"
+    return result.model, ""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.preprocessing.placement import Placement
-from edgekit_toolkit.samples.media.files import SUFFIXES, list_media
+from edgekit_toolkit.samples.boxes.box_set import list_images
 from edgekit_toolkit.samples.truth import TrueMask
 
 VOID: Final = 255
@@ -52,15 +52,11 @@ def find_mask_set(path: Path) -> MaskSet | None:
     """
     if not ((path / "images").is_dir() and (path / "masks").is_dir()):
         return None
-    files = [file for file in list_media(path / "images")[0] if SUFFIXES[file.suffix.lower()] == "image"]
+    files = list_images(path / "images")
     masks = [path / "masks" / file.relative_to(path / "images").with_suffix(".png") for file in files]
     lacking = [str(mask) for mask in masks if not mask.is_file()]
-    if not files or lacking:
-        raise DataError(
-            f"{path}: there is no mask {lacking[0]} ({len(lacking)} of {len(files)} are missing)"
-            if files
-            else f"{path / 'images'}: holds no image (JPEG, PNG, BMP, WebP)"
-        )
+    if lacking:
+        raise DataError(f"{path}: there is no mask {lacking[0]} ({len(lacking)} of {len(files)} are missing)")
     mask, count = Counter(masks).most_common(1)[0]
     if count > 1:
         raise DataError(f"{mask}: is the mask of {count} pictures; give each picture a name of its own")
