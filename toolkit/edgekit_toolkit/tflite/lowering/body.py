@@ -1,9 +1,9 @@
 """The nodes that replace one node, written as arithmetic on values.
 
-    @lowers("Sinh")
-    def _sinh(body: Body) -> Value:
-        x = body.input(0)
-        return (x.op("Exp") - (-x).op("Exp")) * 0.5
+    @lowers("Swish")
+    def _swish(body: Body) -> Value:
+        x, alpha = body.input(0), float(body.attribute("alpha", 1.0))
+        return x * (x * alpha).op("Sigmoid")
 
 A function returns None where the operator's own mapping covers the node, and raises `RefusedError` where
 nothing does.

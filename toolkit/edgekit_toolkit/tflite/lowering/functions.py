@@ -1,5 +1,8 @@
 """Functions of elements: trigonometry, hyperbolas, norms, what is chosen by its place or by a condition."""
 
+from collections.abc import Callable, Mapping
+from typing import Final
+
 import numpy as np
 
 from edgekit_toolkit.tflite.lowering.body import Body, Value, lowers
@@ -11,50 +14,32 @@ def _root(value: Value) -> Value:
     return value.op("Sqrt")
 
 
-@lowers("Tan")
-def _tan(body: Body) -> Value:
-    return body.input(0).op("Sin") / body.input(0).op("Cos")
-
-
-@lowers("Asin")
-def _asin(body: Body) -> Value:
-    x = body.input(0)
+def _asin(x: Value) -> Value:
     return (x / _root(-(x * x) + 1)).op("Atan")
 
 
-@lowers("Acos")
-def _acos(body: Body) -> Value:
-    return -_asin(body) + np.pi / 2
-
-
-@lowers("Sinh")
-def _sinh(body: Body) -> Value:
-    x = body.input(0)
-    return (x.op("Exp") - (-x).op("Exp")) * 0.5
-
-
-@lowers("Cosh")
-def _cosh(body: Body) -> Value:
-    x = body.input(0)
-    return (x.op("Exp") + (-x).op("Exp")) * 0.5
-
-
-@lowers("Asinh")
-def _asinh(body: Body) -> Value:
-    x, size = body.input(0), body.input(0).op("Abs")  # of a negative number the sum would cancel
+def _asinh(x: Value) -> Value:
+    size = x.op("Abs")  # of a negative number the sum would cancel
     return (size + _root(size * size + 1)).op("Log") * x.op("Sign")
 
 
-@lowers("Acosh")
-def _acosh(body: Body) -> Value:
-    x = body.input(0)
-    return (x + _root(x * x - 1)).op("Log")
+_FORMULAS: Final[Mapping[str, Callable[[Value], Value]]] = {
+    "Acos": lambda x: -_asin(x) + np.pi / 2,
+    "Acosh": lambda x: (x + _root(x * x - 1)).op("Log"),
+    "Asin": _asin,
+    "Asinh": _asinh,
+    "Atanh": lambda x: ((x + 1) / (-x + 1)).op("Log") * 0.5,
+    "Cosh": lambda x: (x.op("Exp") + (-x).op("Exp")) * 0.5,
+    "IsNaN": lambda x: x.equals(x).op("Not"),
+    "Sinh": lambda x: (x.op("Exp") - (-x).op("Exp")) * 0.5,
+    "Softsign": lambda x: x / (x.op("Abs") + 1),
+    "Tan": lambda x: x.op("Sin") / x.op("Cos"),
+}
 
 
-@lowers("Atanh")
-def _atanh(body: Body) -> Value:
-    x = body.input(0)
-    return ((x + 1) / (-x + 1)).op("Log") * 0.5
+@lowers(*_FORMULAS)
+def _formula(body: Body) -> Value:
+    return _FORMULAS[body.node.op_type](body.input(0))
 
 
 @lowers("IsInf")
@@ -70,11 +55,6 @@ def _bitwise_not(body: Body) -> Value:
     x = body.input(0)
     all_ones = -1 if x.dtype.kind == "i" else int(np.iinfo(x.dtype).max)
     return (-x.cast(np.int64) + all_ones).cast(x.dtype)
-
-
-@lowers("IsNaN")
-def _is_nan(body: Body) -> Value:
-    return body.input(0).equals(body.input(0)).op("Not")
 
 
 @lowers("Reciprocal")
@@ -108,11 +88,6 @@ def _softplus(body: Body) -> Value:
     x = body.input(0)
     result = ((-x.op("Abs")).op("Exp") + 1).op("Log") + x.op("Relu")
     return x * result.op("Tanh") if body.node.op_type == "Mish" else result
-
-
-@lowers("Softsign")
-def _softsign(body: Body) -> Value:
-    return body.input(0) / (body.input(0).op("Abs") + 1)
 
 
 @lowers("Swish")
