@@ -5,7 +5,6 @@ import pytest
 from tests.toolkit.small_models import model_of, node, random_weight
 
 from edgekit_toolkit.compress.code_sizes import MAX_STRENGTH, CodeSizes
-from edgekit_toolkit.compress.steps import EqualSlopeSteps
 from edgekit_toolkit.onnx_graph.layers import find_layers
 
 
@@ -14,8 +13,7 @@ def sizes() -> CodeSizes:
     weight = random_weight(np.random.default_rng(0), 32, 64)
     nodes = [node("Gemm", ["x", "w"], ["h"], transB=1), node("Relu", ["h"], ["y"])]
     layers = find_layers(model_of(nodes, {"w": weight}, {"x": [1, 64]}))
-    steps = EqualSlopeSteps(layers, {"h": 0.01}, peak=127)
-    return CodeSizes(layers, {"w": weight}, steps)
+    return CodeSizes(layers, {"w": weight}, {"h": 0.01}, peak=127)
 
 
 @pytest.mark.parametrize("max_bytes", [300, 800, 1400])

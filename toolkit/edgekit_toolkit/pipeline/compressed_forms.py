@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from edgekit_runtime.errors import EdgekitError
-from edgekit_toolkit.compress.code_sizes import MAX_STRENGTH, MIN_STRENGTH, CodeSizes
+from edgekit_toolkit.compress.code_sizes import MAX_STRENGTH, MIN_STRENGTH, CodeSizes, probe_step
 from edgekit_toolkit.compress.compression import CodedWeight, Compression
 from edgekit_toolkit.compress.sequential import (
     ChooseStep,
@@ -27,7 +27,6 @@ from edgekit_toolkit.compress.sequential import (
     least_error,
     round_weights,
 )
-from edgekit_toolkit.compress.steps import EqualSlopeSteps, probe_step
 from edgekit_toolkit.evaluation.judge import cost_of_nodes
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
@@ -270,8 +269,7 @@ class FormCompressor:
             self._record_stop(self._label("compressed forms", ""), self.most_s)
             return
         self._reserved_s = first_s
-        steps = EqualSlopeSteps(self._layers, self._layer_noises(), peak=self._peak)
-        sizes = CodeSizes(self._layers, self._constants, steps)
+        sizes = CodeSizes(self._layers, self._constants, self._layer_noises(), peak=self._peak)
         yield from in_turns(self._search(arithmetic, sizes) for arithmetic in self._start.bases)
         if not self._fits:  # a refusal needs the smallest form, for which nobody should search longer
             stopped = set(self._stopped)
@@ -341,7 +339,7 @@ class FormCompressor:
                 arithmetic,
                 "the limit on transport",
                 self._peak,
-                partial(search.sizes.steps.choose, strength=strength),
+                partial(search.sizes.choose_step, strength=strength),
             )
             if compression is None:
                 break
