@@ -1,10 +1,10 @@
-"""A shadow: the current version answers, the candidate gets copies of a share of the calls in quiet moments.
+"""A shadow: the current version answers, and the candidate runs on copies of calls when the service is idle.
 
-Real answers come first. Inputs are copied while the model runs, or just before the reply if it has run;
-large inputs are not copied. The candidate is asked only while no real call is under way or was just answered,
-and copies that wait too long are dropped. So nothing is compared under steady load; use a `CanaryLane` then.
-Answers and latency are compared by running both versions once more. The candidate's own lane should run it on
-a thread, so that a call that arrives meanwhile does not wait for it. Answers from a cache are not counted.
+Real calls come first. The candidate runs only if few real calls are running and none was answered just
+before. Large inputs are not copied, and copies that wait too long are dropped. Under steady load nothing is
+compared, so use a `CanaryLane` there. To compare answers and latency, both versions run again on the copied
+inputs. The candidate's own lane should run it on a thread, so that it does not delay new calls. Answers from
+the cache are not counted.
 """
 
 import time
@@ -33,11 +33,11 @@ class _Copy:
 
 
 class ShadowLane(Lane):
-    """Answers with the current version, and runs the candidate on copies of calls in quiet moments.
+    """Answers with the current version, and runs the candidate on copies of calls when the service is idle.
 
     Attributes:
-        under_way: real calls without an answer yet.
-        dropped: copies that were not made, or waited too long, since real calls came first.
+        under_way: The number of real calls that are not answered yet.
+        dropped: The number of copies that were skipped or dropped because real calls came first.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ShadowLane(Lane):
         self.dropped = 0
 
     def submit(self, call: Call) -> None:
-        """Accept `call`, which the current version answers; raises nothing."""
+        """Let the current version answer `call`. This does not raise."""
         self._phase = phase = (self._phase + GOLDEN) % 1.0
         begin_s = self._clock()
         copy = None
@@ -184,7 +184,7 @@ class ShadowLane(Lane):
         return False
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return what was observed, with the copies `dropped` and `waiting`."""
+        """Return the observations, and the numbers of `dropped` and `waiting` copies."""
         return {
             **self._observer.to_json(),
             "dropped": self.dropped,

@@ -1,4 +1,4 @@
-"""A new version beside the one in use, until its gates decide which of the two stays."""
+"""Starts a trial of a new version beside the version in use."""
 
 import asyncio
 import functools
@@ -25,16 +25,16 @@ Settle: TypeAlias = Callable[[Trial, Promote | Rollback], None]
 
 
 def begin_trial(current: Served, candidate: Served, options: ModelOptions, settle: Settle) -> Trial:
-    """Return a trial that has begun: from now on the candidate gets a share of the calls for `current`.
+    """Start and return a trial in which the candidate gets a share of the calls for `current`.
 
     Args:
-        current: the version in use.
-        candidate: the version on trial.
-        options: options of the model, with the kind of trial in `rollout`.
-        settle: takes the verdict, on the thread of the loop.
+        current: The version in use.
+        candidate: The version on trial.
+        options: The options of the model. `rollout` is the kind of trial.
+        settle: Called on the event loop with the verdict.
 
     Raises:
-        SlotError: the versions differ in what `find_difference` compares.
+        SlotError: `find_difference` found a difference between the versions.
     """
     difference = find_difference(current.loaded.manifest, candidate.loaded.manifest)
     if difference is not None:
@@ -103,10 +103,10 @@ class _LocalTrialRunner:
 
 
 def find_difference(current: Manifest, candidate: Manifest) -> str | None:
-    """Return the first difference that keeps two versions from sharing calls, or None.
+    """Return the first difference that prevents two versions from sharing calls, or None.
 
-    The version in use prepares and decodes the calls of both, so tensors, states, preprocessing, labels and
-    task must be equal. The text states the candidate's value first.
+    The version in use prepares and decodes the calls of both. So tensors, states, preprocessing, labels and
+    task must be equal. The text states the value of the candidate first.
     """
     old_parts, new_parts = _describe_parts(current), _describe_parts(candidate)
     return next(

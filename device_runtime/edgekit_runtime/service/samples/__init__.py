@@ -1,1 +1,1 @@
-"""Samples from the field: requests that the fleet ordered are drawn, looked at and stored."""
+"""Selects and stores the requests that the fleet orders as samples."""

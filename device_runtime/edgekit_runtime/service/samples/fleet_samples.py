@@ -1,7 +1,7 @@
-"""The samples that the fleet orders: the agent writes the orders into a file, and the service follows it.
+"""Follows the fleet's orders of samples. The agent writes the orders to a file that the service reads.
 
-A worker process follows the file itself, for its model. Where the device's owner forbids samples, none is
-taken, and those that wait are deleted.
+A worker process reads the file itself, for its own model. If the owner of the device forbids samples, none
+are stored, and unsent samples are deleted.
 """
 
 import contextlib
@@ -41,9 +41,9 @@ class _Orders:
 
 
 class FleetSamples:
-    """Gives a sampler to each version of a model for which the fleet orders samples.
+    """Provides a sampler to each version of a model for which the fleet orders samples.
 
-    Used on the loop's thread.
+    Use it on the event loop only.
     """
 
     def __init__(self, options: SampleOptions, models: Catalogue, loop: AbstractEventLoop) -> None:
@@ -58,7 +58,7 @@ class FleetSamples:
         self._scan_s = 0.0
 
     def look(self) -> None:
-        """Read the file of orders if it changed, give new versions samplers, delete samples over limits."""
+        """Read the orders if their file changed, give samplers to new versions, and delete excess samples."""
         if not self._options.file:
             return
         stamp = read_stamp(self._path)
@@ -79,7 +79,7 @@ class FleetSamples:
             self._writer.put(0, lambda: self._scan(shares))
 
     def keep(self, model: str, request_id: str | None) -> str:
-        """See `ModelSampler.keep`."""
+        """Store a recent request as a sample, see `ModelSampler.keep`."""
         self._models.find(model, None)
         return self._samplers.get(model, self._make(model)).keep(request_id)
 
@@ -91,7 +91,7 @@ class FleetSamples:
         return {"allowed": self._options.allow, "orders": stated}
 
     def close(self) -> bool:
-        """See `Writer.close`."""
+        """Finish the queued jobs, see `Writer.close`."""
         return self._writer.close()
 
     def _set_orders(self, models: Set[str]) -> None:

@@ -1,7 +1,8 @@
-"""Samples of one model: `note` takes each request; a thread looks at those that were drawn, and stores them.
+"""Stores requests of one model as samples.
 
-loop      note -> draw, 1 of very many: copy -> Writer.put          ... -> settle: learn from the look
-thread                                         triggers -> select -> seal -> folder
+The event loop calls `ModelSampler.note` for each request. It copies a random selection of the requests. The
+thread of `Writer` evaluates the triggers of each copy, and encrypts and stores the matching ones. Then it
+reports the result to the event loop, which adjusts the selection.
 """
 
 import contextlib
@@ -37,7 +38,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Writer:
-    """A thread that stores samples. Its queue holds up to 8 jobs and 32 MiB; further jobs are dropped."""
+    """A thread that stores samples. Its queue holds up to 8 jobs and 32 MiB. Further jobs are dropped."""
 
     def __init__(self) -> None:
         """Make the queue; the first job starts the thread."""
@@ -46,7 +47,7 @@ class Writer:
         self._thread: threading.Thread | None = None
 
     def put(self, size_bytes: int, job: Callable[[], None]) -> bool:
-        """Queue a job that needs `size_bytes` of memory; return False if it is dropped."""
+        """Queue a job that needs `size_bytes` of memory. Return False if the job is dropped."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="edgekit-samples", daemon=True)
             self._thread.start()
@@ -61,7 +62,7 @@ class Writer:
         return True
 
     def close(self) -> bool:
-        """Finish the queued jobs and end the thread; return False if it still runs after 4 s."""
+        """Finish the queued jobs and end the thread. Return False if it has not ended after 4 s."""
         if self._thread is None:
             return True
         with contextlib.suppress(queue.Full):
@@ -82,7 +83,7 @@ class Writer:
 
 
 class ModelSampler:
-    """Samples of one model. Used on the loop's thread; only the jobs for `Writer` run elsewhere."""
+    """Collects samples of one model. Use it on the event loop. Only its jobs for `Writer` run on a thread."""
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class ModelSampler:
         self._orders: tuple[SampleOrder, ...] = ()
 
     def set_orders(self, orders: tuple[SampleOrder, ...]) -> None:
-        """Follow these orders from now on."""
+        """Replace the orders to follow."""
         if orders == self._orders:
             return
         self._orders, self._problems = orders, {}
@@ -134,7 +135,7 @@ class ModelSampler:
         file: "tuple[bytes | memoryview, MediaType | None, Any] | None" = None,
         answer: Mapping[str, JsonValue] | None = None,
     ) -> None:
-        """Count a request, and copy it if it is chosen as a sample; see `served_version.Sampler`."""
+        """Count a request, and copy it if it is selected as a sample. See `served_version.Sampler`."""
         draws = self.draws
         draws.countdown -= 1
         if draws.countdown > 0 and self._recent is None:
@@ -162,11 +163,15 @@ class ModelSampler:
             self._put(request, draw)
 
     def keep(self, request_id: str | None) -> str:
-        """Store the recent request `request_id`, or the last request; return the sample's id.
+        """Store a recent request as a sample, and return the id of the sample.
+
+        Args:
+            request_id: The id of the request, or None for the latest request.
 
         Raises:
-            RequestError: no order wants samples from applications (409), the request is not remembered (404),
-                the orders have enough samples or no room (429), or the writer's queue is full (503).
+            RequestError: No order accepts samples from applications (409), the request is not among the last
+                ones (404), the orders have enough samples or no space (429), or the writer's queue is full
+                (503).
         """
         if self._recent is None:
             raise RequestError(409, f"the fleet has no order for kept samples of {self._model}")
@@ -186,12 +191,12 @@ class ModelSampler:
         self.draws.refresh(self._clock())
 
     def note_sizes(self, sizes: Mapping[tuple[str, str], int]) -> None:
-        """Learn how many bytes of samples wait, by order and kind."""
+        """Set the sizes in bytes of all unsent samples, by order and kind of trigger."""
         self._sizes = sizes
         self._note_room()
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return order id -> `triggers` (samples stored by kind), `dropped` and `error`."""
+        """Return a dict from order ids to `triggers` (numbers of stored samples), `dropped` and `error`."""
         orders: dict[str, JsonValue] = {}
         for order in self._orders:
             lines = [line for line in self.draws.lines if line.order.id == order.id]
@@ -288,7 +293,7 @@ def _judge(observation: Observation, line: Line) -> bool | None:
 
 
 def copy_borrowed(arrays: Mapping[str, Array], own: str | None) -> Mapping[str, Array]:
-    """Return arrays that stay valid: arrays in foreign memory are copied, except the array `own`."""
+    """Return the arrays, with copies of those that do not own their memory. The array `own` is not copied."""
     return {
         name: array if name == own or array.flags.owndata else array.copy() for name, array in arrays.items()
     }

@@ -1,4 +1,4 @@
-"""A request that was answered, copied so that it outlives its answer, and the sample that it becomes."""
+"""A copy of an answered request, and its conversion to a sample."""
 
 import base64
 import io
@@ -44,12 +44,12 @@ class ServedRequest:
     """A request with its outputs.
 
     Attributes:
-        data: the received file, or None for tensors.
-        media_type: as the client stated it, or None.
-        placement: where preprocessing put the picture, for decoding the answer; or None.
-        answer: answer of the task; None if not decoded yet, empty if undecodable.
-        id: identifier that the client gave it, or None.
-        taken_at: seconds since 1970.
+        data: The received file, or None if the request had tensors.
+        media_type: The media type that the client stated, or None.
+        placement: Where preprocessing placed the picture, or None. It is needed to decode the answer.
+        answer: The answer of the task. None if it is not decoded yet, empty if it cannot be decoded.
+        id: The id that the client gave to the request, or None.
+        taken_at: The time of the request in seconds since 1970.
     """
 
     served: Served
@@ -80,10 +80,10 @@ class ServedRequest:
         )
 
     def seal(self, selection: Selection, sample_id: str) -> bytes:
-        """Return the sample, encrypted for one order.
+        """Return the sample, encrypted with the public key of its order.
 
         Raises:
-            EdgekitError, ValueError: the order's public key is wrong.
+            EdgekitError, ValueError: The public key is invalid.
         """
         from edgekit_runtime.encryption.key_wrapping import seal  # cryptography: where a sample is stored
 
@@ -176,7 +176,9 @@ class ServedRequest:
 def write_wav(samples: bytes, parameters: Mapping[str, str]) -> bytes:
     """Return a WAV file of sound of the type `audio/x-raw`.
 
-    `parameters`: `rate` in hertz; `channels`, 1 by default; `format`, `S16LE` by default, or `F32LE`.
+    Args:
+        samples: The sound.
+        parameters: `rate` in hertz, `channels` (1 by default), and `format` (`S16LE` by default, or `F32LE`).
     """
     rate, channels = int(parameters["rate"]), int(parameters.get("channels", "1"))
     return pack_wav(samples, rate, channels, is_float=parameters.get("format") == "F32LE")

@@ -1,1 +1,1 @@
-"""When and where a call runs: queue, batches, threads, and the response cache."""
+"""Schedules calls with queues, batches and threads, and caches responses."""

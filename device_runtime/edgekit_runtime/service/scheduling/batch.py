@@ -1,8 +1,8 @@
-"""Several calls in one run of a model: which fit together, how they are merged, how the outputs are split.
+"""Runs several calls in one batch: which calls match, how inputs are merged, and how outputs are split.
 
-In a batch, no row may change the answer of another. So batches are only for models whose inputs and outputs
-all have a free first dimension, and whose rows were seen to be independent (`rows_are_independent`), or whose
-owner says so.
+No row of a batch may affect the outputs of other rows. So batching requires that the first dimension of all
+inputs and outputs is free, and that a test (`rows_are_independent`) or the owner of the model says that rows
+are independent.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -18,13 +18,13 @@ from edgekit_runtime.tensors import Array
 
 
 def find_kind(session: Session, inputs: Mapping[str, Array]) -> tuple[Hashable | None, int]:
-    """Return the kind and the number of rows of a call. All calls of a batch have one kind.
+    """Return the kind of a call and its number of rows. A batch contains only calls of one kind.
 
-    The kind is None if inputs have no rows or different numbers of rows; such a call fits no batch, and
-    counts as one row.
+    If the inputs have no rows or different numbers of rows, the kind is None and the number is 1. Such a call
+    is not batched.
 
     Raises:
-        DataError: the inputs do not fit the session. In a batch, they would make other calls fail too.
+        DataError: The inputs do not match the session. In a batch, they would make other calls fail too.
     """
     if inputs.keys() != {spec.name for spec in session.inputs}:
         raise DataError(f"got inputs {sorted(inputs)}, expected {sorted(s.name for s in session.inputs)}")
@@ -38,16 +38,17 @@ def find_kind(session: Session, inputs: Mapping[str, Array]) -> tuple[Hashable |
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """The result of one run.
+    """The result of running a batch.
 
     Attributes:
-        answers: outputs or error of each call, in the order of the calls.
-        began_s: when it began, on the clock of the batch.
-        merge_s, infer_s, split_s: seconds of merging the calls, of the engine, and of splitting the outputs.
-            For a call with `work`, its preparation counts as merging, and its decoding as splitting.
-        is_apart: whether the calls ran one by one after the batch failed.
-        is_refused: whether a call's `work` ended before the engine ran, since its inputs are wrong or it was
-            stopped.
+        answers: The outputs or the error of each call, in the order of the calls.
+        began_s: The start time, on the clock of the batch.
+        merge_s: The seconds spent on merging the inputs. For a call with `work`, its preparation.
+        infer_s: The seconds spent in the engine.
+        split_s: The seconds spent on splitting the outputs. For a call with `work`, its decoding.
+        is_apart: Whether the batch failed and its calls then ran one by one.
+        is_refused: Whether the `work` of a call ended before the engine ran, because the inputs are wrong or
+            the run was stopped.
     """
 
     answers: tuple[Answer, ...]
@@ -63,15 +64,16 @@ RunOne: TypeAlias = Callable[[Session, Mapping[str, Array]], Answer]
 
 
 class Batch:
-    """Calls of one kind, and their run in one session.
+    """Calls of one kind that run together in one session.
 
     Attributes:
-        session: session to run; used by this batch alone until it ends.
-        estimate_s: expected time of the run.
-        ran: result of the run; not set before `run` ends.
-        stop_error: error that its calls get if it was stopped, or None.
-        stops: how often it was stopped.
-        is_abandoned: whether it could not be stopped, and its calls were answered while it runs on.
+        session: The session, which only this batch uses until it ends.
+        estimate_s: The expected duration of the run.
+        ran: The result of the run. It is set when `run` ends.
+        stop_error: The error with which the calls are answered after a stop, or None.
+        stops: How often `stop` was called.
+        is_abandoned: Whether the run could not be stopped, so that its calls were answered while it
+            continues.
     """
 
     __slots__ = (
@@ -111,9 +113,9 @@ class Batch:
         self.is_abandoned = False
 
     def stop(self, error: EdgekitError) -> None:
-        """Ask the run to stop; its calls get `error`.
+        """Ask the run to stop. Its calls are answered with `error`.
 
-        Call this on the loop's thread, and repeat it until the run has ended.
+        Call this on the event loop, and repeat it until the run has ended.
         """
         self.stop_error = self.stop_error or error
         self.stops += 1
@@ -121,11 +123,11 @@ class Batch:
 
     @property
     def seconds(self) -> float:
-        """How long the run took."""
+        """The duration of the run."""
         return self.ran.merge_s + self.ran.infer_s + self.ran.split_s
 
     def run(self) -> None:
-        """Run all calls, set `ran`, and free the memory that a large run leaves behind; raises nothing."""
+        """Run all calls, set `ran`, and free the extra memory of a large run. This does not raise."""
         self._run()
         if self._trim is not None:
             self._trim(self.session)

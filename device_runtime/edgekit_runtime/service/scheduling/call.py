@@ -1,7 +1,7 @@
-"""One inference, and the protocol of the lanes that answer it.
+"""A call, which is one inference, and the protocol of the lanes that answer calls.
 
-Everything here happens on the thread of the event loop. A call is answered by calling `reply`, not through a
-future: for a model of 20 us a future and a turn of the loop would be half of the work again.
+All of this runs on the event loop. A call is answered with the callback `reply` instead of a future. For a
+model that takes 20 us, a future and another iteration of the loop would add half of that time.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +17,10 @@ Run: TypeAlias = Callable[[Mapping[str, Array]], Answer]
 
 
 class Reused(Mapping[str, Array]):
-    """Outputs computed for another, equal call. They say nothing new about a version."""
+    """Outputs that were computed for another call with equal inputs.
+
+    They tell nothing new about a version.
+    """
 
     __slots__ = ("_outputs",)
 
@@ -35,26 +38,26 @@ class Reused(Mapping[str, Array]):
 
 
 def never() -> bool:
-    """Return False: the default of `is_unwanted` for a call without a client."""
+    """Return False. This is the default of `is_unwanted` for calls without a client."""
     return False
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One inference on its way.
+    """One inference.
 
     Attributes:
-        inputs: input name -> array, valid until `reply` is called. The client may still change an array: read
-            each value only once, and check the value that you read.
-        reply: called once with the outputs or the error, on the loop's thread, maybe before `submit` returns.
-            The outputs must not be written to: several readers may hold them.
-        priority: 1 is the highest, 0 the model's default.
-        deadline_s: latest time on the clock of `time.monotonic`; a call that has not begun by then is
-            refused.
-        is_unwanted: returns whether the client has gone; such a call need not run.
-        sequence: its place in a sequence; None for a single call, also if `inputs` hold its states.
-        work: makes the inputs, runs the model and returns its outputs, on the thread of the run; raises
-            nothing. `inputs` then only show the shapes. Only for lanes whose `takes_work` is True.
+        inputs: The inputs by name, valid until `reply` is called. The client may still change an array, so
+            read each value only once and check the value that you have read.
+        reply: Called once on the event loop with the outputs or the error, possibly before `submit` returns.
+            Other readers may share the outputs, so they must not be changed.
+        priority: 1 is the highest priority, 0 is the default of the model.
+        deadline_s: The latest time to start, on the clock of `time.monotonic`. A later call is refused.
+        is_unwanted: Returns whether the client has disconnected, so that the call need not run.
+        sequence: The position in a sequence. None for a single call, even if `inputs` contain its states.
+        work: Prepares the inputs, runs the model and returns the outputs, on the thread of the run. It does
+            not raise. `inputs` then only have the right shapes. Use it only if `takes_work` of the lane is
+            True.
     """
 
     inputs: Mapping[str, Array]
@@ -66,42 +69,42 @@ class Call:
     work: "Callable[[Run], Answer] | None" = None
 
     def own_inputs(self) -> Mapping[str, Array]:
-        """Return inputs that stay valid after `reply`: arrays in foreign memory are copied."""
+        """Return inputs that stay valid after `reply`. Arrays that do not own their memory are copied."""
         return {name: array if array.flags.owndata else array.copy() for name, array in self.inputs.items()}
 
     def answered_by(self, reply: Callable[[Answer], None]) -> "Call":
-        """Return the call with another `reply` and without `work`, to pass it on to another lane."""
+        """Return a copy of the call for another lane, with another `reply` and without `work`."""
         return Call(self.inputs, reply, self.priority, self.deadline_s, self.is_unwanted, self.sequence)
 
 
 class Lane(Protocol):
-    """Answers calls: a scheduler in front of sessions, a canary in front of two lanes, a remote version."""
+    """Answers calls. Lanes are schedulers, caches, canaries or versions in worker processes."""
 
     __slots__ = ()
 
     def submit(self, call: Call) -> None:
-        """Accept `call` and answer it through its `reply`; raises nothing."""
+        """Accept `call` and answer it with its `reply`. This does not raise."""
 
     def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":  # noqa: ARG002  # of a lane that never does
-        """Return the answer if this thread can compute it at once; else return None, without any effect.
+        """Return the answer if this thread can compute it at once. Otherwise return None without any effect.
 
-        It is for the shortest models, for which a `Call` and its reply would take as long as their run.
+        This serves very fast models, for which creating and answering a `Call` would take as long as the run.
         """
         return None
 
     def takes_work(self, inputs: Mapping[str, Array]) -> bool:  # noqa: ARG002  # of a lane that never does
-        """Return whether a call with inputs of these shapes may carry `work` now."""
+        """Return whether a call with inputs of these shapes may have `work` now."""
         return False
 
 
 class DrainingLane(Lane, Protocol):
-    """A lane that can come to its end."""
+    """A lane that can stop accepting calls."""
 
     __slots__ = ()
 
     @property
     def is_idle(self) -> bool:
-        """True if no call waits, runs or is being answered."""
+        """Whether no call is waiting, running or being answered."""
 
     def drain(self, done: Callable[[], None]) -> None:
-        """Accept no more calls. Call `done` once all accepted calls are answered, maybe at once."""
+        """Accept no more calls, and call `done` when all accepted calls are answered, possibly at once."""

@@ -1,4 +1,4 @@
-"""A lane that collects drift statistics of some calls, as many as a budget of time allows."""
+"""A lane that collects drift statistics of some calls, within a limit of the mean time per call."""
 
 import logging
 import math
@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 def make_drift(
     manifest: Manifest, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], limits: DriftLimits
 ) -> Drift | None:
-    """Return drift statistics of a version; log a warning and return None if its manifest is wrong."""
+    """Return the drift statistics of a version. If its manifest is wrong, log a warning and return None."""
     try:
         return Drift(inputs, outputs, manifest.figures, limits.window)
     except ManifestError as error:
@@ -33,7 +33,7 @@ def make_drift(
 
 
 class DriftLane(Lane):
-    """Collects statistics of some calls. It stands before the cache, so that it also sees repeated inputs."""
+    """Collects statistics of some calls. It is placed before the cache, so that repeated inputs count too."""
 
     __slots__ = ("_budget_s", "_clock", "_cost_s", "_countdown", "_drift", "_lane", "_phase")
 
@@ -62,7 +62,10 @@ class DriftLane(Lane):
         self._countdown = 1
 
     def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":
-        """Return the next lane's answer; None without one, or if `submit` should sample the call."""
+        """Return the answer of the next lane.
+
+        Return None if it has none or if `submit` should sample the call.
+        """
         if self._countdown <= 1:
             return None
         answer = self._lane.attempt(inputs)
@@ -74,7 +77,7 @@ class DriftLane(Lane):
         return self._countdown > 1 and self._lane.takes_work(inputs)
 
     def submit(self, call: Call) -> None:
-        """Pass `call` to the next lane, and sample it if it is due; raises nothing."""
+        """Pass `call` to the next lane, and sample it if the next sample is due. This does not raise."""
         self._countdown -= 1
         if self._countdown > 0:
             self._lane.submit(call)

@@ -1,7 +1,7 @@
-"""The threads that all models share, and which model may use one next.
+"""A pool of threads that all models share fairly.
 
-Of the models that have a batch ready, the one that has used the threads for the least time is next. A model
-that was idle starts level with the others: it neither saves up time nor pays for time that it used long ago.
+Among the models with a waiting batch, the one that has used the least thread time runs next. A model that was
+idle starts level with the others, so that it gets no advantage from its idle time.
 
 Source: P. Goyal, H. M. Vin, H. Cheng, Start-time Fair Queuing, SIGCOMM 1996.
 """
@@ -25,10 +25,10 @@ _LOOK_S: Final = 0.25  # between two looks at the runs under way
 
 
 class Threads:
-    """Threads, started when they are first needed.
+    """Threads that are started on first use.
 
     Attributes:
-        count: how many functions run at once.
+        count: The maximum number of functions that run at the same time.
     """
 
     def __init__(self, loop: AbstractEventLoop, count: int) -> None:
@@ -49,7 +49,7 @@ class Threads:
         loop.add_reader(self._event, self._collect)
 
     def start(self, work: Callable[[], None], finish: Callable[[], None]) -> None:
-        """Run `work`, which raises nothing, on a thread, and then call `finish` on the loop's thread."""
+        """Run `work` on a thread, then call `finish` on the event loop. `work` must not raise."""
         if self._under_way == len(self._threads) < self.count:
             thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
             thread.start()
@@ -58,10 +58,10 @@ class Threads:
         self._work.put((work, finish))
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Finish the work under way, and end the threads; nothing may be called afterwards.
+        """Finish the running work and end the threads. The object cannot be used afterwards.
 
         Returns:
-            whether all threads have ended; one that hangs ends with the process.
+            True if all threads ended within `timeout_s`. A thread that hangs ends with the process.
         """
         for _ in self._threads:
             self._work.put(None)
@@ -95,29 +95,32 @@ class Flow(Protocol):
     """A model that runs its batches on the pool. Start-time fair queueing calls this a flow.
 
     Attributes:
-        used_s: thread seconds used so far. Only the pool sets it; after idle time, the pool raises it.
+        used_s: The thread time used so far, in seconds. Only the pool changes it.
     """
 
     used_s: float
 
     def take(self) -> Batch | None:
-        """Return a batch to run now, or None."""
+        """Return the next batch to run, or None."""
 
     def finish(self, batch: Batch) -> Callable[[], None]:
-        """Count a batch that has run; return a function that answers its calls."""
+        """Count a batch that has run, and return a function that answers its calls."""
 
     def look(self, batch: Batch, seconds: float) -> bool:
-        """Stop a batch that runs too long or has no clients. Return True if another batch may run now."""
+        """Stop a batch that runs too long or has no clients.
+
+        Return True if another batch may run in its place.
+        """
 
 
 class Pool:
-    """Gives threads to the models that have work, and stops long runs.
+    """Assigns threads to the models that have work, and stops long runs.
 
-    If a run does not stop, the pool uses one more thread until the run ends. Otherwise a few hostile requests
-    could occupy all threads.
+    If a run does not stop, the pool adds a thread until the run ends. Otherwise a few hostile requests could
+    occupy all threads.
 
     Attributes:
-        on_abandoned: called when a run cannot be stopped and its calls have got an error.
+        on_abandoned: Called when a run cannot be stopped and its calls were answered with an error.
     """
 
     def __init__(self, threads: Threads, loop: AbstractEventLoop) -> None:
@@ -134,7 +137,7 @@ class Pool:
         self.on_abandoned: Callable[[], None] = _do_nothing
 
     def enlist(self, flow: Flow) -> None:
-        """Run batches of `flow` until its `take` returns None. Call this again for new work."""
+        """Run batches of `flow` until `flow.take` returns None. Call this again when there is new work."""
         if flow not in self._ready:
             flow.used_s = max(flow.used_s, self._floor_s)
             self._ready.append(flow)
@@ -157,7 +160,7 @@ class Pool:
             self._threads.start(batch.run, functools.partial(self._finish, flow, batch))
 
     def stop(self) -> None:
-        """Stop all runs under way, since the service ends."""
+        """Stop all running batches, because the service ends."""
         for batch in self._running:
             batch.stop(UnavailableError("the service ends"))
 

@@ -1,4 +1,4 @@
-"""The golden ratio, which chooses a share of the calls evenly."""
+"""The golden ratio, used to select a share of the calls at even intervals."""
 
 from typing import Final
 

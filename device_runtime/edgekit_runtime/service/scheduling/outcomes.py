@@ -1,4 +1,4 @@
-"""Answers and refusals of calls by a lane; each refusal is counted."""
+"""Functions that answer or refuse calls. Each refusal is counted in the metrics."""
 
 import logging
 
@@ -10,7 +10,7 @@ _logger = logging.getLogger(__name__)
 
 
 def reply(call: Call, answer: Answer) -> None:
-    """Answer a call; an error of `call.reply` is logged."""
+    """Answer a call. If `call.reply` raises, the error is logged."""
     try:
         call.reply(answer)
     except Exception:  # a fault in writing one answer must not keep back the others
@@ -18,7 +18,7 @@ def reply(call: Call, answer: Answer) -> None:
 
 
 def refuse(call: Call, error: EdgekitError, metrics: LaneMetrics) -> None:
-    """Reply with `error` to a call that has not run."""
+    """Answer a call that has not run with `error`."""
     metrics.refused += 1
     reply(call, error)
 
@@ -30,13 +30,13 @@ def miss(call: Call, metrics: LaneMetrics) -> None:
 
 
 def shed(call: Call, metrics: LaneMetrics, waiting: int, wait_s: float) -> None:
-    """Refuse a call since `waiting` calls already wait; the client may retry after `wait_s`."""
+    """Refuse a call because `waiting` calls already wait. The client may retry after `wait_s`."""
     metrics.shed += 1
     message = f"{metrics.model}: {waiting} calls wait already; try again in {wait_s:.3g} s"
     reply(call, OverloadedError(message, wait_s))
 
 
 def cancel(call: Call, metrics: LaneMetrics) -> None:
-    """Reply with an error to a call whose client has gone: the lanes that passed it on need a reply."""
+    """Answer a call whose client has disconnected with an error, because the lanes before need an answer."""
     metrics.cancelled += 1
     reply(call, UnavailableError(f"{metrics.model}: the client went before the call had begun"))

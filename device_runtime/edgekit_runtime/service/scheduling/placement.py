@@ -1,14 +1,14 @@
-"""Decides whether a model runs on the event loop or on a thread, by its measured time.
+"""Decides from measured durations whether a model runs on the event loop or on a thread.
 
-A run is measured where it happens. On a thread the time includes waits for Python's global lock, so the
-shortest of many runs decides. A run on the loop waits for nobody, so the mean of the runs decides; a hiccup
-of the machine moves it by a bounded step.
+On a thread, the duration includes waits for Python's global lock, so the shortest of several runs decides. On
+the loop, nothing else runs, so the moving mean decides. A single slow run changes the mean by a limited
+amount.
 
-A model may be short for most inputs and long for a few, and a long run on the loop delays every request. So a
-model that freezes the loop leaves it at once. It returns after as many runs on threads as would, on the loop,
-have saved the time that was lost; a long run on a thread counts in the same way. So freezing costs less than
-the loop saves. A hiccup of the machine looks the same, but costs little by that rule: 10 ms keep a model away
-for 250 runs. The first long run cannot be predicted; `short_s = 0` keeps a model off the loop from the start.
+A model may be fast for most inputs and slow for a few, and a slow run on the loop delays every request. After
+such a run, the model moves to threads. It returns after a number of runs that would save as much time on the
+loop as the slow run cost. Slow runs on threads extend this number. For example, a run of 10 ms causes 250
+runs on threads. So slow runs cost less time than the loop saves. The first slow run cannot be predicted.
+`short_s = 0` always runs the model on threads.
 """
 
 import math
@@ -30,16 +30,16 @@ _REPEATS: Final = 8.0  # times the runs that are due, for a model that keeps fre
 
 
 def move_mean(mean_s: float, seconds: float) -> float:
-    """Return the moving mean in seconds after one more value. `mean_s`: mean before, 0 without values."""
+    """Return the moving mean after another value, in seconds. `mean_s` is the previous mean, initially 0."""
     return mean_s + (seconds - mean_s) * (_WEIGHT if mean_s else 1.0)
 
 
 class RunPlacement:
-    """Decides by measured times whether a model runs on the loop or on a thread, for one shape of inputs.
+    """Decides whether a model runs on the event loop or on a thread, for one set of input shapes.
 
     Attributes:
-        short: whether the next run may be on the loop.
-        mean_s: moving mean over the runs, 0 before the first.
+        short: Whether the next run may use the event loop.
+        mean_s: The moving mean of the durations, initially 0.
     """
 
     __slots__ = (
@@ -67,7 +67,7 @@ class RunPlacement:
         self._least_s = float("inf")
 
     def note_on_loop(self, seconds: float) -> None:
-        """Count a run on the loop; clear `short` if runs have become too long for the loop."""
+        """Count a run on the event loop. If runs have become too long for the loop, set `short` to False."""
         mean_s = self.mean_s
         if seconds > mean_s * _HICCUP:
             if seconds >= self._freeze_s:
@@ -79,7 +79,10 @@ class RunPlacement:
             self._leave(0.0)
 
     def note_on_thread(self, seconds: float) -> None:
-        """Count a run on a thread. After several runs, the shortest run decides where the next runs go."""
+        """Count a run on a thread.
+
+        After several runs, the shortest of them decides where the next runs go.
+        """
         self.mean_s = move_mean(self.mean_s, seconds)
         if seconds >= self._freeze_s:  # it would have frozen the loop
             due = min(self._patience, math.ceil(seconds / _SAVED_S))
@@ -101,7 +104,7 @@ class RunPlacement:
 
 
 class RunPlacements(dict[Shapes, RunPlacement]):
-    """A `RunPlacement` for each shape of a model's inputs, made at first use; all are dropped at a limit."""
+    """A dict from input shapes to `RunPlacement`, created on first use. It is cleared when it is full."""
 
     __slots__ = ("_limit_s",)
 

@@ -1,7 +1,7 @@
-"""The calls that wait for one model, in levels of priority.
+"""A queue with priority levels for the calls that wait for one model.
 
-Next is the oldest call of the highest level that has one. A level that was passed over `max_passes` times
-comes first once, so that no level starves. Nothing here runs or answers a call, or reads a clock.
+The oldest call of the highest level is next. A level that was skipped `max_passes` times comes first once, so
+that no level starves. The queue does not run or answer calls, and does not read a clock.
 """
 
 import math
@@ -17,13 +17,13 @@ _NEVER: Final = float("inf")
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Queued:
-    """A call that waits.
+    """A waiting call.
 
     Attributes:
-        since_s: when it came, on the scheduler's clock.
-        level: priority level, from 1, the highest.
-        rows: size of the first dimension of its inputs; 1 where calls are not batched.
-        kind: calls of one kind may run in one batch; a call of kind None runs alone.
+        since_s: The time of arrival on the scheduler's clock.
+        level: The priority level. 1 is the highest.
+        rows: The size of the first dimension of the inputs, or 1 if calls are not batched.
+        kind: Calls with the same kind may run in one batch. A call with the kind None runs alone.
     """
 
     call: Call
@@ -35,11 +35,11 @@ class Queued:
 
 
 class PriorityQueue:
-    """A queue with priority levels; calls of a level are in the order of arrival.
+    """A queue with priority levels. The calls of each level are in the order of arrival.
 
     Attributes:
-        rows: number of rows in all calls that wait.
-        next_deadline_s: lower bound of the deadlines, or infinity; `expire` updates it.
+        rows: The number of rows of all waiting calls.
+        next_deadline_s: A lower bound of all deadlines, or infinity. `expire` updates it.
     """
 
     __slots__ = ("_levels", "_max_bytes", "_max_passes", "_passes", "next_deadline_s", "rows")
@@ -62,7 +62,7 @@ class PriorityQueue:
         return sum(map(len, self._levels))
 
     def push(self, queued: Queued) -> None:
-        """Add a call at the end of its level."""
+        """Append a call to its level."""
         self._levels[queued.level - 1].append(queued)
         self.rows += queued.rows
         if queued.call.deadline_s is not None:
@@ -70,14 +70,14 @@ class PriorityQueue:
 
     @property
     def oldest_s(self) -> float:
-        """When the oldest waiting call arrived. At least one call must wait."""
+        """The arrival time of the oldest waiting call. The queue must not be empty."""
         return min(level[0].since_s for level in self._levels if level)
 
     def choose(self, max_rows: int) -> list[Queued]:
-        """Return the next batch without removing it; empty if no call waits.
+        """Return the next batch without removing it. The batch is empty if no call waits.
 
-        The next call is in the batch. Calls of the same kind join it, higher levels first, up to `max_rows`
-        rows and `max_bytes` of inputs in all. A larger call runs alone.
+        The batch starts with the next call. Calls of the same kind join it, higher levels first, up to
+        `max_rows` rows and `max_bytes` of inputs in total. A call with more rows runs alone.
         """
         lead = self._lead()
         if lead is None:
@@ -101,7 +101,7 @@ class PriorityQueue:
     def remove(self, batch: list[Queued]) -> None:
         """Remove a batch that `choose` returned.
 
-        Each lower level with waiting calls counts one more pass, see `max_passes`.
+        For lower levels with waiting calls, this counts as a skip (see `max_passes`).
         """
         first = min(queued.level for queued in batch)
         batch_ids = set(map(id, batch))
@@ -119,7 +119,7 @@ class PriorityQueue:
         self.rows -= sum(queued.rows for queued in batch)
 
     def expire(self, now_s: float) -> list[Queued]:
-        """Remove and return the calls whose deadline has passed."""
+        """Remove and return the calls whose deadlines have passed."""
         if now_s < self.next_deadline_s:
             return []
         late = []
@@ -133,7 +133,7 @@ class PriorityQueue:
         return late
 
     def sweep(self) -> list[Queued]:
-        """Remove and return the calls whose clients have gone."""
+        """Remove and return the calls whose clients have disconnected."""
         unwanted = [queued for level in self._levels for queued in level if queued.call.is_unwanted()]
         for index, level in enumerate(self._levels):
             self._keep(index, [queued for queued in level if queued not in unwanted])
@@ -141,7 +141,7 @@ class PriorityQueue:
         return unwanted
 
     def displace(self, level: int) -> Queued | None:
-        """Remove and return the youngest call of the lowest level below `level`, or None."""
+        """Remove and return the newest call of the lowest level below `level`, or None if there is none."""
         for index in range(len(self._levels) - 1, level - 1, -1):
             if self._levels[index]:
                 queued = self._levels[index].pop()

@@ -1,8 +1,8 @@
-"""The response cache: equal inputs to the same version are computed once, while there is room.
+"""A cache of responses, so that a version computes equal inputs only once.
 
-It is off unless a model's options turn it on. Only good answers are cached. Calls with equal inputs that come
-while the first of them is under way wait for it, each until its own deadline. A lane with a cache belongs to
-one loaded version, behind a canary, never in front of one; its answers are dropped with that version.
+The cache is off by default and only stores successful answers. If a call with equal inputs is already
+running, later calls wait for its answer until their own deadlines. Each cache lane belongs to one loaded
+version and is always behind a canary. Its answers are dropped when the version is unloaded.
 """
 
 import hashlib
@@ -34,14 +34,14 @@ _Key: TypeAlias = tuple[int, bytes]
 
 
 class ResponseCache:
-    """Cached answers of all models; the least recently used are dropped first.
+    """The cached answers of all models. The least recently used answers are dropped first.
 
     Attributes:
-        held_bytes: size of all stored answers.
-        hits: calls that were answered from the cache at once.
-        joined: calls that waited for the result of an equal call, an error included.
-        misses: calls that were computed.
-        passed: calls that were not cached, since their inputs are too large.
+        held_bytes: The size of all cached answers.
+        hits: The number of calls answered from the cache at once.
+        joined: The number of calls that waited for the result of an equal call.
+        misses: The number of calls that were not in the cache.
+        passed: The number of calls that were not cached because their inputs are too large.
     """
 
     def __init__(self, limits: CacheLimits | None = None) -> None:
@@ -53,12 +53,12 @@ class ResponseCache:
         self.held_bytes = self.hits = self.joined = self.misses = self.passed = 0
 
     def add_lane(self) -> int:
-        """Return a new number, under which a lane keeps its answers."""
+        """Return a new number that identifies the answers of a lane."""
         self._lanes += 1
         return self._lanes
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the number of `answers` and the counters, for `/v2` statistics."""
+        """Return the number of `answers` and the counters for the `/v2` statistics."""
         return {
             "answers": len(self._answers),
             "held_bytes": self.held_bytes,
@@ -69,7 +69,7 @@ class ResponseCache:
         }
 
     def digest(self, inputs: Mapping[str, Array]) -> bytes:
-        """Return a keyed hash of inputs, their names, dtypes and shapes."""
+        """Return a keyed hash of the inputs with their names, dtypes and shapes."""
         state = hashlib.blake2b(digest_size=_KEY_BYTES, key=self._secret)
         for name in sorted(inputs):
             array = inputs[name]
@@ -81,9 +81,9 @@ class ResponseCache:
         return state.digest()
 
     def find(self, key: _Key) -> Reused | None:
-        """Return the answer under a key, or None; count it as used.
+        """Return a cached answer and mark it as used, or return None.
 
-        `key`: (number of a lane, digest of inputs).
+        `key` is the number of the lane and the digest of the inputs.
         """
         answer = self._answers.get(key)
         if answer is None:
@@ -92,7 +92,10 @@ class ResponseCache:
         return answer[0]
 
     def keep(self, key: _Key, answer: Reused) -> None:
-        """Store an answer unless it is too large; drop the least recently used until all fit."""
+        """Cache an answer unless it is too large.
+
+        The least recently used answers are dropped to make room.
+        """
         size_bytes = sum(array.nbytes for array in answer.values()) + _ENTRY_BYTES
         if size_bytes > self.limits.max_bytes:
             return
@@ -108,7 +111,7 @@ class ResponseCache:
 
 
 class CacheLane(Lane):
-    """Answers calls from the cache, or passes them on. While a call runs, equal calls wait for its answer."""
+    """Answers calls from the cache or passes them on. While a call runs, equal calls wait for its answer."""
 
     def __init__(
         self,
@@ -139,7 +142,7 @@ class CacheLane(Lane):
         self._is_closed = False
 
     def submit(self, call: Call) -> None:
-        """Accept `call`, which is answered from the cache or by the lane behind it; raises nothing."""
+        """Answer `call` from the cache, or pass it to the next lane. This does not raise."""
         cache = self._cache
         input_bytes = sum(array.nbytes for array in call.inputs.values())
         if self._is_closed or input_bytes > cache.limits.max_input_bytes:
@@ -165,7 +168,7 @@ class CacheLane(Lane):
         self._compute(call, inputs, digest)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return `hits` and `misses` of this version, and the size of all models' answers, for statistics."""
+        """Return the `hits` and `misses` of this version and the size of the cached answers of all models."""
         metrics = self._metrics
         return {
             "hits": metrics.cache_hits,
@@ -174,7 +177,7 @@ class CacheLane(Lane):
         }
 
     def close(self) -> None:
-        """Forget the answers of this version; calls under way are answered, but not kept."""
+        """Drop the answers of this version. Running calls are answered, but their answers are not cached."""
         self._is_closed = True
         self._cache.drop_lane(self._number)
 

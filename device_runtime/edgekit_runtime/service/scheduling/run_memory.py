@@ -1,7 +1,7 @@
-"""Estimates the memory of one inference from the size of its inputs; limits it, and trims it afterwards.
+"""Estimates the memory of an inference from the size of its inputs, limits it, and frees it afterwards.
 
-The estimate grows with the size of the inputs. That fits further rows, and larger images of a convolutional
-model. It is too low for attention, whose memory grows with the square of the length of a sequence.
+The estimate is proportional to the size of the inputs. This suits more rows, and larger images of
+convolutional models. It is too low for attention, whose memory grows with the square of the sequence length.
 """
 
 import math
@@ -32,8 +32,9 @@ class RunMemory:
     """The estimated memory of one run of a model.
 
     Attributes:
-        bytes_per_input_byte: memory of inputs, activations and outputs together for each byte of inputs.
-        usual: name -> dtype and shape of the golden inputs.
+        bytes_per_input_byte: The memory of inputs, activations and outputs, divided by the size of the
+            inputs.
+        usual: A dict from input names to the dtype and shape of the golden inputs.
     """
 
     bytes_per_input_byte: float
@@ -41,22 +42,22 @@ class RunMemory:
 
     @property
     def usual_bytes(self) -> int:
-        """Size of the usual inputs."""
+        """The size of the golden inputs."""
         return _count_bytes(self.usual.values())
 
     def most_input_bytes(self, allowed_bytes: int) -> int:
-        """Return how many bytes of inputs a run may have so that it takes at most `allowed_bytes` of memory.
+        """Return the maximum size of the inputs of a run whose memory is limited to `allowed_bytes`.
 
-        The result is at least the size of the usual inputs.
+        The result is at least the size of the golden inputs.
         """
         return max(int(allowed_bytes / max(self.bytes_per_input_byte, 1.0)), self.usual_bytes)
 
     def should_trim(self, size_bytes: int, max_batch: int) -> bool:
-        """Return whether a run was so large that `trim` should follow.
+        """Return whether a run was so large that `trim` should be called.
 
         Args:
-            size_bytes: size of all inputs of the run.
-            max_batch: most rows of a batch.
+            size_bytes: The size of all inputs of the run.
+            max_batch: The maximum number of rows in a batch.
         """
         is_unusual = size_bytes > 2 * max_batch * self.usual_bytes
         return is_unusual and size_bytes * self.bytes_per_input_byte > _KEPT_BYTES
@@ -64,7 +65,7 @@ class RunMemory:
     def trim(self, session: Session) -> None:
         """Free the memory that a session keeps after a large run.
 
-        For this, the session runs once with zeros in the shapes of `usual`.
+        The session runs once with zeros in the shapes of `usual`.
         """
         give_back: Callable[[Mapping[str, object]], None] | None = getattr(session, "trim", None)
         if give_back is not None:
@@ -77,7 +78,7 @@ class RunMemory:
 
 
 def estimate_run_memory(manifest: Manifest, variant: str) -> RunMemory:
-    """Return the run memory that a package states; by default 64 times the size of its golden data."""
+    """Return the run memory in the manifest, or by default 64 times the size of the golden data."""
     chosen = next(candidate for candidate in manifest.all_variants if candidate.name == variant)
     usual = {tensor.name: (tensor.dtype, tensor.shape) for tensor in chosen.golden.inputs}
     stated = _stated_ratio(chosen.figures)
@@ -89,10 +90,12 @@ def estimate_run_memory(manifest: Manifest, variant: str) -> RunMemory:
 
 
 def allowed_run_bytes(stated: int | None, max_model_bytes: int | None) -> int:
-    """Return how much memory one inference may take.
+    """Return the memory limit of one inference.
 
-    `stated`: the option `max_run_bytes`. If it is None, the result is the least of 1 GiB, a quarter of the
-    machine's memory and `max_model_bytes`, the memory limit of all models.
+    Args:
+        stated: The option `max_run_bytes`. If it is None, the result is the minimum of 1 GiB, a quarter of
+            the machine's memory and `max_model_bytes`.
+        max_model_bytes: The memory limit of all models, or None.
     """
     if stated is not None:
         return stated
@@ -100,7 +103,7 @@ def allowed_run_bytes(stated: int | None, max_model_bytes: int | None) -> int:
 
 
 class InputLimit:
-    """Refuses inputs for which a model would take too much memory."""
+    """Refuses inputs for which a model would need too much memory."""
 
     __slots__ = ("_allowed_bytes", "_has_rows", "_max_bytes", "_memory")
 
@@ -114,7 +117,7 @@ class InputLimit:
         """Check the size of a request's inputs.
 
         Raises:
-            RequestError: they are too large (status 413).
+            RequestError: The inputs are too large (status 413).
         """
         size_bytes = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in inputs)
         if size_bytes <= self._max_bytes:

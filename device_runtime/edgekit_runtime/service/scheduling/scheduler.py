@@ -1,8 +1,7 @@
-"""The lane in front of one model's sessions: when, where and in which batch calls run, and which are refused.
+"""Schedules the calls of one model: when, where and in which batch each call runs.
 
-A short model runs on the thread of the event loop, at once; a longer one on the pool of threads, where calls
-that came meanwhile may share a batch. Whatever happens, each call is answered exactly once. It neither opens
-nor closes sessions.
+Fast models run on the event loop, at once. Other models run on the thread pool, where waiting calls can share
+a batch. Each call is answered exactly once. The scheduler does not open or close sessions.
 """
 
 import functools
@@ -36,11 +35,11 @@ _logger = logging.getLogger(__name__)
 
 
 class Scheduler(Lane):
-    """The lane that runs calls in the sessions of one version. Use it on the loop's thread.
+    """The lane that runs calls in the sessions of one version. Use it on the event loop only.
 
     Attributes:
-        metrics: counts and times of its calls.
-        used_s: see `Flow`.
+        metrics: The counts and durations of the calls.
+        used_s: See `Flow`.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class Scheduler(Lane):
         self.used_s = 0.0
 
     def submit(self, call: Call) -> None:
-        """Accept `call` and answer it through its `reply`; raises nothing."""
+        """Accept `call` and answer it with its `reply`. This does not raise."""
         answer = None
         if call.work is None and (call.deadline_s is None or self._clock() < call.deadline_s):
             answer = self.attempt(call.inputs)
@@ -111,7 +110,10 @@ class Scheduler(Lane):
         self._is_replying = False
 
     def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":
-        """Run a short model here and return its answer; None if it is not short, or calls wait or run."""
+        """Run a fast model on this thread and return its answer.
+
+        Return None if the model is not fast, or if calls are waiting or running.
+        """
         if self._is_replying or self._waiting.rows or self._is_held or not (self._idle and self._is_open):
             return None
         placement = self._placements[find_shapes(inputs)]
@@ -129,22 +131,22 @@ class Scheduler(Lane):
         return answer
 
     def takes_work(self, inputs: Mapping[str, Array]) -> bool:
-        """Return True if a thread could run the call at once, so that its `work` delays no other call."""
+        """Return True if a thread could run the call at once. Its `work` then does not delay other calls."""
         is_free = bool(self._idle) and self._is_open and not (self._batches or self._waiting.rows)
         return is_free and not self._placements[find_shapes(inputs)].short
 
     def learn(self, shapes: Shapes, seconds: float) -> None:
-        """Count a run measured before the first request, see `warm_up`."""
+        """Count a run that was measured before the first request, see `warm_up`."""
         self._placements[shapes].note_on_thread(seconds)
 
     def limit_batch(self, rows: int) -> None:
-        """From now on, limit batches to the lesser of `rows` rows and the option `max_batch`."""
+        """Limit the following batches to `rows` rows. The option `max_batch` still applies."""
         self._max_rows = max(1, min(rows, self._limits.max_batch)) if self._batches else 1
 
     def drain(self, done: Callable[[], None]) -> None:
-        """Accept no more calls, run waiting calls without delay, and call `done` when all are answered.
+        """Accept no more calls, run the waiting calls without delay, and call `done` when all are answered.
 
-        If no call waits or runs, `done` is called before this returns.
+        If no call is waiting or running, `done` is called before this method returns.
         """
         self._is_open = self._is_held = False
         self._drained = done
@@ -153,7 +155,7 @@ class Scheduler(Lane):
 
     @property
     def is_idle(self) -> bool:
-        """True if no call waits, runs or is being answered."""
+        """Whether no call is waiting, running or being answered."""
         is_running = len(self._idle) < self._instances or self._answering
         return not (is_running or self._waiting.rows or self._late or self._unwanted)
 
@@ -224,7 +226,10 @@ class Scheduler(Lane):
             self._answer(batch)
 
     def take(self) -> Batch | None:
-        """Return the next batch to run, or None; refuse calls past their deadline or without a client."""
+        """Return the next batch to run, or None.
+
+        Calls without a client or past their deadline are refused.
+        """
         if late := self._waiting.expire(self._clock()):
             # Not from here: whom they answer may submit more, in the middle of what the pool decides.
             self._late += late
@@ -268,13 +273,13 @@ class Scheduler(Lane):
             self._loop.call_soon(self._answer_dropped)  # later, for the same reason as what is late
 
     def look(self, batch: Batch, seconds: float) -> bool:
-        """Stop a batch that runs too long or whose clients have gone.
+        """Stop a batch that runs too long or whose clients have disconnected.
 
         The pool calls this several times a second. If the batch has not stopped after about 2 s, its calls
-        are refused while it runs on.
+        are refused while it continues to run.
 
         Returns:
-            True if the run may never end; the pool then uses one more thread.
+            True if the run may never end. The pool then adds a thread.
         """
         if batch.is_abandoned:
             return True
@@ -312,7 +317,7 @@ class Scheduler(Lane):
     def finish(self, batch: Batch) -> Callable[[], None]:
         """Count a batch that has run, and return a function that answers its calls.
 
-        The pool calls this method, and then that function.
+        The pool calls this method first, then the returned function.
         """
         self._lost -= batch.is_abandoned
         self._take_in(batch, on_loop=False)
@@ -434,7 +439,7 @@ def _share(instances: Sequence[Session]) -> list[Session]:
 
 
 def run_one(session: Session, inputs: Mapping[str, Array]) -> Answer:
-    """Return what a session answers to one call; raises nothing."""
+    """Return the answer of a session to one call. This does not raise."""
     try:
         return session.run(inputs)
     except EdgekitError as error:
