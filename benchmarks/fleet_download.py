@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from edgekit_fleet.operations.running import open_authority
+from edgekit_fleet.identity.authority import open_authority
 from edgekit_fleet.releases.repository import NewTarget, TufRepository
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.web.server import serve_devices

@@ -22,9 +22,8 @@ from typing import Any
 from tests.free_port import free_port
 
 from edgekit_fleet.broker.mosquitto import Mosquitto, write_configuration
-from edgekit_fleet.identity.authority import MANAGER, Authority
+from edgekit_fleet.identity.authority import MANAGER, Authority, open_authority
 from edgekit_fleet.manager.broker_link import BrokerLink, make_context
-from edgekit_fleet.operations.running import open_authority
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_runtime.agent.documents import topic
 from results import make_parser

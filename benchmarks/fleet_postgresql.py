@@ -35,9 +35,8 @@ from tests.fleet.postgresql_server import PostgresqlServer, new_database
 from tests.free_port import free_port
 
 from edgekit_fleet.broker.mosquitto import Mosquitto, write_configuration
-from edgekit_fleet.identity.authority import Authority
+from edgekit_fleet.identity.authority import Authority, open_authority
 from edgekit_fleet.operations.rollouts import replay_rollout
-from edgekit_fleet.operations.running import open_authority
 from edgekit_fleet.releases.repository import TufRepository
 from edgekit_fleet.rollouts.progress import Decision
 from edgekit_fleet.rollouts.runner import read_entries

@@ -29,10 +29,9 @@ from benchmarks.results import make_parser, write_json
 from tests.fleet.postgresql_server import PostgresqlServer
 from tests.free_port import free_port
 
-from edgekit_fleet.identity.authority import Authority
+from edgekit_fleet.identity.authority import Authority, open_authority
 from edgekit_fleet.manager.control_loop import ControlLoop, ManagerParts
 from edgekit_fleet.operations.doctor import probe_broker
-from edgekit_fleet.operations.running import open_authority
 from edgekit_fleet.releases.manager_key import ManagerKey
 from edgekit_fleet.releases.repository import TufRepository
 from edgekit_fleet.rollouts.runner import RolloutRunner

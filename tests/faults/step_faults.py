@@ -33,7 +33,7 @@ from tests.memory_folder import memory_folder
 from tests.runtime.conftest import PackageMaker
 from tuf import ngclient  # noqa: F401  # a step imports it
 
-from edgekit_fleet.operations.running import open_authority
+from edgekit_fleet.identity.authority import open_authority
 from edgekit_fleet.releases.deltas import make_delta
 from edgekit_fleet.releases.manager_key import ManagerKey
 from edgekit_fleet.releases.repository import NewTarget, TufRepository

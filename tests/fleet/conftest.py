@@ -151,7 +151,7 @@ class Fleet:
             async def run():
                 self.events = asyncio.get_running_loop()
                 started.set()
-                await fleet.run(stop)
+                await fleet.loop.run(stop)
 
             def work():
                 try:

@@ -7,7 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from edgekit_fleet.operations.running import open_authority
+from edgekit_fleet.identity.authority import open_authority
 from edgekit_fleet.releases.repository import TufRepository
 from edgekit_fleet.store.database import open_store, sqlite_url
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings

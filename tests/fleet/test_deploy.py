@@ -24,9 +24,8 @@ from tests.offload.export_parts import cached_environment
 from tests.waiting import wait_for
 
 from edgekit_fleet.broker.mosquitto import write_configuration, write_revoked
-from edgekit_fleet.identity.authority import Authority
+from edgekit_fleet.identity.authority import Authority, open_authority
 from edgekit_fleet.operations.devices import describe
-from edgekit_fleet.operations.running import open_authority
 from edgekit_fleet.store.database import open_store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 

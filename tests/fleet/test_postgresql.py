@@ -12,8 +12,8 @@ from tests.fleet.postgresql_server import PostgresqlServer
 from edgekit_fleet.access import tokens, users
 from edgekit_fleet.api.repeats import KeyedRequest, begin_request
 from edgekit_fleet.broker.mosquitto import list_brokers
+from edgekit_fleet.identity.authority import open_authority
 from edgekit_fleet.operations import records, samples, saved, webhooks
-from edgekit_fleet.operations.running import open_authority
 from edgekit_fleet.releases.repository import open_repository
 from edgekit_fleet.samples.vault import SampleVault
 from edgekit_fleet.store import audit

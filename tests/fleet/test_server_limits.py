@@ -19,8 +19,7 @@ from tests.free_port import free_port
 from tests.waiting import wait_for
 
 from edgekit_fleet.broker.mosquitto import Mosquitto, write_configuration
-from edgekit_fleet.identity.authority import MANAGER, Authority
-from edgekit_fleet.operations.running import open_authority
+from edgekit_fleet.identity.authority import MANAGER, Authority, open_authority
 from edgekit_fleet.store.fleet_folder import FleetSettings
 from edgekit_fleet.web.server import ConnectionLimits, WebServer, serve_devices
 from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, topic

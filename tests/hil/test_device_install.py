@@ -16,8 +16,8 @@ from tests.hil import wheel_unpacker
 from tests.hil.ssh_device import find_obstacle, open_device
 
 from edgekit_cli.cli import main
+from edgekit_fleet.identity.authority import open_authority
 from edgekit_fleet.operations import devices
-from edgekit_fleet.operations.running import open_authority
 from edgekit_fleet.releases.repository import TufRepository
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.web.server import serve_devices

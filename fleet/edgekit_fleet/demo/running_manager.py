@@ -49,7 +49,7 @@ def _turn(fleet: RunningFleet) -> Iterator[None]:
         stop = asyncio.Event()
         loops.append((asyncio.get_running_loop(), stop))
         has_begun.set()
-        await fleet.run(stop)
+        await fleet.loop.run(stop)
 
     thread = threading.Thread(target=lambda: asyncio.run(run()), name="manager", daemon=True)
     thread.start()

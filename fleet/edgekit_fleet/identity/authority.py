@@ -32,6 +32,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings, split_address
 from edgekit_runtime.errors import ConfigError, SignatureError
 from edgekit_runtime.system.atomic_files import make_folders, write_atomically
 
@@ -41,6 +42,7 @@ MANAGER: Final = "edgekit-manager"
 TLS_1_2_CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """What broker and web server accept below TLS 1.3: forward secrecy and authenticated encryption only."""
 
+_LOCAL_NAMES: Final = ("127.0.0.1", "::1", "localhost")
 _DEVICE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 _MAX_CSR_CHARS: Final = 8 << 10
 _TOLERATED_S: Final = 86_400.0  # a device's clock may be slow
@@ -259,6 +261,19 @@ class Authority:
                 x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False
             )
         return builder.sign(self._key, None)
+
+
+def open_authority(folder: FleetFolder, settings: FleetSettings) -> Authority:
+    """Return the authority, with a server certificate for the names in the settings; missing files are made.
+
+    Raises:
+        ConfigError: a file is malformed.
+        OutputError: the folder cannot be written.
+    """
+    authority = Authority(folder.identity)
+    names = (*settings.names, *(split_address(address)[0] for address in settings.brokers), *_LOCAL_NAMES)
+    authority.make_server(tuple(dict.fromkeys(names)))
+    return authority
 
 
 def read_csr_key(csr: str) -> Ed25519PublicKey:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from edgekit_fleet.broker.mosquitto import Mosquitto, write_configuration
 from edgekit_fleet.broker.probe import BrokerProbe, Finding
-from edgekit_fleet.identity.authority import MANAGER, Authority
+from edgekit_fleet.identity.authority import MANAGER, Authority, open_authority
 from edgekit_fleet.manager.expiry import Expiry, list_expiries
-from edgekit_fleet.operations.running import open_authority
 from edgekit_fleet.releases.repository import open_repository
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_runtime.errors import ConfigError

@@ -3,7 +3,6 @@
 Broker and database may be elsewhere, and further managers may join.
 """
 
-import asyncio
 import contextlib
 import time
 from collections.abc import Iterator
@@ -11,19 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgekit_fleet.broker.mosquitto import Mosquitto, list_brokers, write_configuration
-from edgekit_fleet.identity.authority import Authority
+from edgekit_fleet.identity.authority import Authority, open_authority
 from edgekit_fleet.manager.control_loop import ControlLoop, Decide, ManagerParts
 from edgekit_fleet.releases.manager_key import ManagerKey
 from edgekit_fleet.releases.repository import TufRepository, open_repository
 from edgekit_fleet.rollouts.runner import RolloutRunner
 from edgekit_fleet.samples.vault import SampleVault
 from edgekit_fleet.store.database import Store
-from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings, split_address
+from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.shards import Shards, check_free
 from edgekit_fleet.web.server import serve_devices
 from edgekit_runtime.errors import ConfigError
-
-_LOCAL_NAMES = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +29,7 @@ class RunningFleet:
 
     Attributes:
         broker: our own broker, or None if others run it.
-        loop: the manager's loop, which `run` runs.
+        loop: the manager's loop; its `run` manages the fleet.
         is_new: whether the fleet was made just now.
     """
 
@@ -44,28 +41,6 @@ class RunningFleet:
     loop: ControlLoop
     is_new: bool
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Manage the fleet until `stop` is set.
-
-        Raises:
-            UnavailableError: another manager has taken over.
-            TransportError: the broker cannot be reached.
-        """
-        await self.loop.run(stop)
-
-
-def open_authority(folder: FleetFolder, settings: FleetSettings) -> Authority:
-    """Return the authority, with a server certificate for the names in the settings; missing files are made.
-
-    Raises:
-        ConfigError: a file is malformed.
-        OutputError: the folder cannot be written.
-    """
-    authority = Authority(folder.identity)
-    names = (*settings.names, *(split_address(address)[0] for address in settings.brokers), *_LOCAL_NAMES)
-    authority.make_server(tuple(dict.fromkeys(names)))
-    return authority
-
 
 @contextlib.contextmanager
 def start(
@@ -76,7 +51,7 @@ def start(
     joins: bool = False,
     root_folder: Path | None = None,
 ) -> Iterator[RunningFleet]:
-    """Start a fleet and make missing files; its parts end with the block. `RunningFleet.run` manages it.
+    """Start a fleet and make missing files; its parts end with the block. `RunningFleet.loop` manages it.
 
     Args:
         folder: folder of the fleet.

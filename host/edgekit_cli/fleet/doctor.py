@@ -28,8 +28,8 @@ def command(brokers: tuple[str, ...], *, no_tls: bool, path: Path | None, as_jso
     be connected to it.
     """
     folder = find_folder(path)
+    from edgekit_fleet.identity.authority import open_authority
     from edgekit_fleet.operations.doctor import find_expiries, probe_broker, probe_own
-    from edgekit_fleet.operations.running import open_authority
 
     if brokers:
         addresses = tuple(_read_address(text) for text in brokers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import importlib.util
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from edgekit_fleet.store.fleet_folder import FleetFolder
 
 _KEY: Final = "edgekit.fleet.server"
+_LIBRARIES: Final = ("alembic", "argon2", "jinja2", "paho", "sqlalchemy", "starlette", "tuf", "uvicorn")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 folder_option = click.option(
@@ -86,12 +88,9 @@ def check_installed() -> None:
     Raises:
         ConfigError: something is missing.
     """
-    try:
-        import edgekit_fleet.operations.running  # noqa: F401  # imports all of it
-    except ModuleNotFoundError as cause:
-        raise ConfigError(
-            f"{cause.name} is missing; install what a fleet needs: pip install edgekit[fleet]"
-        ) from cause
+    missing = [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"{missing[0]} is missing; install what a fleet needs: pip install edgekit[fleet]")
 
 
 def find_folder(path: Path | None) -> FleetFolder:

@@ -161,7 +161,7 @@ async def _run(fleet: RunningFleet, people: AdminListener, *, as_json: bool) -> 
             loop.add_signal_handler(number, stop.set)
     _print(fleet, people, as_json=as_json)
     prepare_interpreter()
-    await fleet.run(stop)
+    await fleet.loop.run(stop)
 
 
 def prepare_interpreter() -> None:

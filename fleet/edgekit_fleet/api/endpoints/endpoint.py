@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar, get_type_hints
 
 from edgekit_fleet.access.principal import Principal, Scope
-from edgekit_fleet.identity.authority import Authority
-from edgekit_fleet.operations.running import open_authority
+from edgekit_fleet.identity.authority import Authority, open_authority
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_runtime.dataclass_json import Range
