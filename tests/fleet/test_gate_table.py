@@ -58,7 +58,7 @@ from edgekit_fleet.api.endpoints.releases import StartRollout
 from edgekit_fleet.api.openapi import make_document
 from edgekit_fleet.console.rollouts import plan_pages
 from edgekit_fleet.console.rollouts.evidence import find_courses
-from edgekit_fleet.console.rollouts.gate_charts import view_gate
+from edgekit_fleet.console.rollouts.gate_charts import make_chart
 from edgekit_fleet.rollouts.gates import find_period, judge_samples, list_tests, measure
 from edgekit_runtime.agent.documents import ModelFigures
 from edgekit_runtime.agent.figures import read_figures
@@ -76,7 +76,7 @@ def sample(charge):
 
 limits = table.make_limits()
 bad, good = ([sample(charge)] * 100 for charge in (0.2, 0.85))
-(chart,) = (view_gate(course) for course in find_courses(bad, limits, ["m"]) if course.gate is BATTERY)
+(chart,) = (make_chart(course) for course in find_courses(bad, limits, ["m"]) if course.gate is BATTERY)
 request = from_plain(StartRollout, {"release": "r", "selector": "all", "limits": {"max_battery_loss": 0.5}})
 print(json.dumps({
     "verdict": judge_samples(bad, limits, ["m"]).verdict.sentence,
@@ -86,7 +86,7 @@ print(json.dumps({
     "schema": make_document()["components"]["schemas"]["RolloutLimits"]["properties"]["max_battery_loss"],
     "request": request.limits.max_battery_loss,
     "form": plan_pages.FIELDS["max_battery_loss"],
-    "chart": chart.title + ": " + chart.chart.words,
+    "chart": chart.title + ": " + chart.words,
 }))
 """
 

@@ -13,9 +13,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from edgekit_fleet.console.formats import format_age, format_count, format_share
+from edgekit_fleet.console.rollouts.queries import count_members
 from edgekit_fleet.console.shell import Console, Section
 from edgekit_fleet.manager.expiry import EXPIRY_ALARM
 from edgekit_fleet.operations.device_search import EXPIRING_S, SILENT_S, Search, count_devices
+from edgekit_fleet.rollouts.runner import OPEN_STATES
 from edgekit_fleet.store.attributes import MODEL
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.tables import (
@@ -23,7 +25,6 @@ from edgekit_fleet.store.tables import (
     AuditRow,
     DeviceRow,
     ManagerRow,
-    MemberRow,
     RolloutRow,
 )
 
@@ -35,7 +36,6 @@ _REASONS: Final = 2
 _STOPPED: Final = "Devices keep what they run; nobody decides or takes reports in. Start `edgekit fleet up`."
 _NEWEST: Final = 8
 _ROUTINE: Final = ("rollout.log", "user.login", "device.renew")
-_OPEN: Final = ("running", "paused", "returning")
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,17 +257,11 @@ def _read_rollouts(session: Session) -> list[dict[str, object]]:
     """Return open rollouts, and how many of their devices have answered."""
     groups = []
     rows = session.scalars(
-        select(RolloutRow).where(RolloutRow.state.in_(_OPEN)).order_by(RolloutRow.created_at.desc())
-    )
+        select(RolloutRow).where(RolloutRow.state.in_(OPEN_STATES)).order_by(RolloutRow.created_at.desc())
+    ).all()
+    counts = count_members(session, [row.name for row in rows])
     for row in rows:
-        statement = (
-            select(MemberRow.state, func.count())
-            .where(MemberRow.rollout == row.name, MemberRow.wave >= 0)
-            .group_by(MemberRow.state)
-        )
-        members = dict(session.execute(statement).all())
-        total = sum(members.values())
-        done = members.get("succeeded", 0)
+        total, done = counts[row.name].devices, counts[row.name].states.get("succeeded", 0)
         groups.append({"row": row, "total": total, "done": done, "width": round(1000 * done / max(total, 1))})
     return groups
 

@@ -13,7 +13,13 @@ from starlette.routing import Route
 
 from edgekit_fleet.console.rollouts import queries
 from edgekit_fleet.console.shell import Console, Section, with_query
-from edgekit_fleet.operations.releases import make_release, withdraw_release
+from edgekit_fleet.operations.releases import (
+    ReleaseSummary,
+    make_release,
+    read_base_versions,
+    summarize_releases,
+    withdraw_release,
+)
 from edgekit_fleet.rollouts.gate_table import MIN_AGREEMENT
 from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow, RolloutRow
 from edgekit_fleet.web.uploads import MAX_PACKAGE_BYTES, UploadedForm
@@ -38,10 +44,9 @@ class ReleaseView:
         rollouts: (name, state), the newest first.
     """
 
-    row: ReleaseRow
+    summary: ReleaseSummary
     models: Mapping[str, Sequence[str]]
     bytes: int
-    is_encrypted: bool
     rollouts: Sequence[tuple[str, str]]
 
 
@@ -179,43 +184,23 @@ def _render(console: Console, request: Request, template: str, problem: str = ""
 
 
 def _view_releases(session: Session, rows: Sequence[ReleaseRow]) -> list[ReleaseView]:
-    names = [row.name for row in rows]
-    models: dict[str, dict[str, list[str]]] = {name: {} for name in names}
-    largest = dict.fromkeys(names, 0)
-    encrypted = set()
-    packages = session.execute(
-        select(
-            ReleasePackageRow.release,
-            ReleasePackageRow.model,
-            ReleasePackageRow.version,
-            ReleasePackageRow.target,
-            ReleasePackageRow.size_bytes,
-            ReleasePackageRow.key_id,
-        )
-        .where(ReleasePackageRow.release.in_(names))
-        .order_by(ReleasePackageRow.model, ReleasePackageRow.target)
-    )
-    for release, model, version, target, size_bytes, key_id in packages:
-        models[release].setdefault(f"{model} {version}", []).append(target)
-        largest[release] = max(largest[release], size_bytes)
-        encrypted |= {release} if key_id else set()
-    rollouts: dict[str, list[tuple[str, str]]] = {name: [] for name in names}
+    rollouts: dict[str, list[tuple[str, str]]] = {row.name: [] for row in rows}
     for release, name, state in session.execute(
         select(RolloutRow.release, RolloutRow.name, RolloutRow.state)
-        .where(RolloutRow.release.in_(names))
+        .where(RolloutRow.release.in_(rollouts))
         .order_by(RolloutRow.created_at.desc())
     ):
         rollouts[release].append((name, state))
-    return [
-        ReleaseView(
-            row=row,
-            models=models[row.name],
-            bytes=largest[row.name],
-            is_encrypted=row.name in encrypted,
-            rollouts=rollouts[row.name],
+    views = []
+    for summary in summarize_releases(session, rows):
+        models: dict[str, list[str]] = {}
+        for model, version, target, _ in summary.packages:
+            models.setdefault(f"{model} {version}", []).append(target)
+        largest = max((size_bytes for *_, size_bytes in summary.packages), default=0)
+        views.append(
+            ReleaseView(summary=summary, models=models, bytes=largest, rollouts=rollouts[summary.name])
         )
-        for row in rows
-    ]
+    return views
 
 
 def _list_packages(session: Session, release: str) -> list[PackageEvidence]:
@@ -224,14 +209,7 @@ def _list_packages(session: Session, release: str) -> list[PackageEvidence]:
         .where(ReleasePackageRow.release == release)
         .order_by(ReleasePackageRow.model, ReleasePackageRow.target)
     ).all()
-    bases = {str(delta["from_sha256"]) for row in rows for delta in row.deltas}
-    versions = dict(
-        session.execute(
-            select(ReleasePackageRow.manifest_sha256, ReleasePackageRow.version).where(
-                ReleasePackageRow.manifest_sha256.in_(bases)
-            )
-        ).all()
-    )
+    versions = read_base_versions(session, rows)
     return [
         PackageEvidence(
             row,

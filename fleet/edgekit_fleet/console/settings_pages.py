@@ -1,6 +1,7 @@
 """Settings: users, tokens, enrolment codes, saved filters, keys."""
 
 import time
+from collections.abc import Sequence
 from typing import Final
 
 from sqlalchemy import select
@@ -58,11 +59,7 @@ def change_user(console: Console, request: Request) -> Response:
     return console.redirect(request, "/settings", notice)
 
 
-def show_tokens(console: Console, request: Request) -> Response:
-    return _show_tokens(console, request)
-
-
-def _show_tokens(console: Console, request: Request, secret: str = "", name: str = "") -> Response:
+def show_tokens(console: Console, request: Request, secret: str = "", name: str = "") -> Response:
     with console.store.snapshot() as session:
         token_list = tokens.list_tokens(session)
     return console.render(
@@ -83,19 +80,13 @@ def change_token(console: Console, request: Request) -> Response:
     with console.store.transaction() as session:
         life_s = None if days is None else days * _DAY_S
         secret = tokens.add_token(session, name, chosen, actor=actor, life_s=life_s)
-    return _show_tokens(console, request, secret, name)
+    return show_tokens(console, request, secret, name)
 
 
-def show_codes(console: Console, request: Request) -> Response:
-    """Show the enrolment codes that were not used yet."""
-    return _show_codes(console, request)
-
-
-def _show_codes(
-    console: Console,
-    request: Request,
-    invitations: tuple[devices.Invitation, ...] | list[devices.Invitation] = (),
+def show_codes(
+    console: Console, request: Request, invitations: Sequence[devices.Invitation] = ()
 ) -> Response:
+    """Show the enrolment codes that were not used yet, and `invitations` that were made just now."""
     statement = (
         select(CodeRow)
         .where(CodeRow.used_at.is_(None), CodeRow.expires_at > time.time())
@@ -129,7 +120,7 @@ def make_codes(console: Console, request: Request) -> Response:
         target=form.get("target", "").strip(),
         tags=tags,
     )
-    return _show_codes(console, request, invitations)
+    return show_codes(console, request, invitations)
 
 
 def show_fleet_settings(console: Console, request: Request) -> Response:

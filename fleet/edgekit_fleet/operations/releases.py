@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.operations.names import check_name, follows
@@ -325,18 +325,10 @@ def withdraw_release(folder: FleetFolder, store: Store, name: str, actor: str) -
             raise FleetError(f"release '{name}' is used by rollout '{used[0]}'; abort it or wait for its end")
         row = session.get_one(ReleaseRow, name)
         row.withdrawn_at = row.withdrawn_at or now
-        rows = session.scalars(
-            select(ReleasePackageRow)
-            .join(ReleaseRow, ReleaseRow.name == ReleasePackageRow.release)
-            .where(or_(ReleaseRow.name == name, ReleaseRow.withdrawn_at.is_(None)))
-        )
-        files: dict[bool, set[str]] = {True: set(), False: set()}
-        for package in rows:
-            files[package.release == name] |= {
-                package.path,
-                *(str(delta["path"]) for delta in package.deltas),
-            }
-        gone = files[True] - files[False]
+        packages = session.scalars(select(ReleasePackageRow).where(ReleasePackageRow.release == name)).all()
+        files = {package.path for package in packages}
+        files |= {str(delta["path"]) for package in packages for delta in package.deltas}
+        gone = files & list_withdrawn(session, float("inf"))
         audit.record(session, actor, "release.withdraw", name, files=sorted(gone))
 
     def find_gone() -> set[str]:
@@ -355,7 +347,7 @@ def find_release(store: Store, name: str) -> ReleaseSummary:
         FleetError: there is none of that name.
     """
     with store.snapshot() as session:
-        summaries = _summarize(
+        summaries = summarize_releases(
             session, session.scalars(select(ReleaseRow).where(ReleaseRow.name == name)).all()
         )
     if not summaries:
@@ -378,23 +370,25 @@ def list_releases(store: Store, *, after: str = "", limit: int | None = None) ->
     if after:
         statement = statement.where(follows(ReleaseRow, find_release(store, after).created_at, after))
     with store.snapshot() as session:
-        return _summarize(session, session.scalars(statement).all())
+        return summarize_releases(session, session.scalars(statement).all())
 
 
-def _summarize(session: Session, rows: Sequence[ReleaseRow]) -> list[ReleaseSummary]:
+def read_base_versions(session: Session, packages: Sequence[ReleasePackageRow]) -> dict[str, str]:
+    """Return digest of a manifest -> version, of the known packages from which deltas start."""
+    bases = {delta["from_sha256"] for package in packages for delta in package.deltas}
+    columns = ReleasePackageRow.manifest_sha256, ReleasePackageRow.version
+    rows = session.execute(select(*columns).where(ReleasePackageRow.manifest_sha256.in_(bases)))
+    return dict(rows.all())
+
+
+def summarize_releases(session: Session, rows: Sequence[ReleaseRow]) -> list[ReleaseSummary]:
+    """Return the summaries of releases, in their order."""
     packages: dict[str, list[tuple[str, str, str, int]]] = {}
     deltas: dict[str, list[tuple[str, str, str, int]]] = {}
     statement = select(ReleasePackageRow).where(ReleasePackageRow.release.in_([row.name for row in rows]))
     package_rows = session.scalars(statement).all()
     encrypted = {package.release for package in package_rows if package.key_id}
-    bases = {delta["from_sha256"] for package in package_rows for delta in package.deltas}
-    versions = dict(
-        session.execute(
-            select(ReleasePackageRow.manifest_sha256, ReleasePackageRow.version).where(
-                ReleasePackageRow.manifest_sha256.in_(bases)
-            )
-        ).all()
-    )
+    versions = read_base_versions(session, package_rows)
     for package in package_rows:
         packages.setdefault(package.release, []).append(
             (package.model, package.version, package.target, package.size_bytes)

@@ -125,7 +125,7 @@ class RolloutRunner:
         `devices_per_turn`: most devices to which a turn applies a decision, in each rollout.
         """
         self._memories: dict[str, _RolloutMemory] = {}
-        self._shards, self._devices_per_turn = shards, devices_per_turn
+        self._shards, self._devices_per_turn = shards or Shards.of_all(), devices_per_turn
 
     def turn(self, session: Session, now: float) -> bool:
         """Decide on each open rollout and carry out its next batch; return whether a further batch waits.
@@ -145,8 +145,6 @@ class RolloutRunner:
         """Return the open rollouts, and keep others from writing to their logs until the transaction ends."""
         open_ones = select(RolloutRow).where(RolloutRow.state.in_(OPEN_STATES)).order_by(RolloutRow.name)
         shards = self._shards
-        if shards is None:
-            return list(session.scalars(open_ones))
         shards.look_around(session)
         for name, memory in list(self._memories.items()):
             if not shards.holds(name) or memory.epoch != shards.epoch_of(name):
@@ -191,7 +189,7 @@ class RolloutRunner:
         self._log(session, row, memory, ended, now)
         # Figures of a device count once it has succeeded; they may have come with the success or before.
         fresh = [answer.device for answer in ended if answer.outcome == "succeeded"]
-        read_until = now if self._shards is None else min(now, self._shards.horizon)
+        read_until = min(now, self._shards.horizon)
         read = observe_figures(
             session,
             row.name,
@@ -241,7 +239,7 @@ class RolloutRunner:
             if memory is None:
                 if not isinstance(entry, StartEntry):
                     raise TypeError(f"the log of rollout '{row.name}' does not begin with its start")
-                epoch = 0 if self._shards is None else self._shards.epoch_of(row.name)
+                epoch = self._shards.epoch_of(row.name)
                 memory = _RolloutMemory(progress=begin(entry, at), last_entry=number, epoch=epoch)
             else:
                 apply(memory.progress, entry, at)

@@ -10,7 +10,7 @@ from tests.fleet.simulated_rollout import BAD_MODELS, CLEAN, simulate
 
 from edgekit_fleet.console.charts import Chart, Line, draw_bar
 from edgekit_fleet.console.rollouts.evidence import find_courses
-from edgekit_fleet.console.rollouts.gate_charts import view_gate
+from edgekit_fleet.console.rollouts.gate_charts import make_chart
 from edgekit_fleet.rollouts.betting import find_refuted_limits, log_capital
 from edgekit_fleet.rollouts.gate_table import GATES, Sample, make_limits
 from edgekit_fleet.rollouts.gates import judge_samples
@@ -55,7 +55,7 @@ def test_chart_is_well_formed_and_holds_no_styles_or_foreign_markup():
     samples = [Sample(device_class="x86-64", is_failed=number % 3 == 0) for number in range(30)]
     samples += [Sample(device_class="rpi5", is_failed=False)]
     (course, *_) = find_courses(samples, make_limits(), ["digits"])
-    chart = view_gate(replace(course, where=" of class <b>&")).chart
+    chart = make_chart(replace(course, where=" of class <b>&"))
     drawn = str(chart.draw())
     root = parse(drawn)
     assert root.find("title").text == "Failed installations of class <b>&"

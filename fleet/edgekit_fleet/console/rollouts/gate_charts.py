@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from edgekit_fleet.console.charts import Chart, Line, count_ticks
@@ -11,18 +10,8 @@ from edgekit_fleet.console.rollouts.evidence import Course
 _LINEAR: Final = 20  # the axis is logarithmic for more answers than this
 
 
-@dataclass(frozen=True, slots=True)
-class GateView:
-    """A gate as a page shows it."""
-
-    title: str
-    unit: str
-    course: Course
-    chart: Chart
-
-
-def view_gate(course: Course) -> GateView:
-    """Return title, unit and chart of a gate's course, with its figures in the unit of the gate."""
+def make_chart(course: Course) -> Chart:
+    """Return the chart of a gate's course, with its figures in the unit of the gate."""
     gate = course.gate
     title = gate.title + course.of_model + course.where
     is_ratio = gate.compare == "ratio"
@@ -49,7 +38,7 @@ def view_gate(course: Course) -> GateView:
     answers = course.counts[-1]
     is_log = answers > _LINEAR
     ticks = count_ticks(answers) if is_log else [(float(count), f"{count}") for count in _few(answers)]
-    chart = Chart(
+    return Chart(
         key=f"gate-{gate.name}",
         title=title,
         words=words,
@@ -64,7 +53,6 @@ def view_gate(course: Course) -> GateView:
         show_x=lambda x: f"{x:,.0f}",
         is_log=is_log,
     )
-    return GateView(title, gate.unit, course, chart)
 
 
 def _pair(

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from edgekit_fleet.console.rollouts import queries
-from edgekit_fleet.console.rollouts.gate_charts import view_gate
+from edgekit_fleet.console.rollouts.gate_charts import make_chart
 from edgekit_fleet.console.rollouts.rollout_log import RolloutLogs
 from edgekit_fleet.console.shell import Console, Section, with_query
 from edgekit_fleet.operations.rollouts import give_order, list_plain_returns
@@ -72,7 +72,7 @@ class RolloutPages:
             everything=queries.sum_waves(waves),
             failures=faults + failures,
             refusals=refusals,
-            gates=[view_gate(course) for course in log.courses] if log else [],
+            gates=[(course, make_chart(course)) for course in log.courses] if log else [],
             log=log,
             is_current=log_result.is_current,
             kind=_MOMENT_KINDS,
