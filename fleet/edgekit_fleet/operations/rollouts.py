@@ -75,16 +75,13 @@ class PlanSummary:
         planned: (plan of one device, names of all devices that get the same packages).
         refused: (why one device gets nothing, names of all devices with the same reason).
         devices: how many devices get packages.
-        waves, min_agreement: see `RolloutPlan`.
-        minimum: number of devices of the first step.
+        settings: settings that the rollout would have.
     """
 
     planned: tuple[tuple[DevicePlan, Sequence[str]], ...]
     refused: tuple[tuple[DeviceRefusal, Sequence[str]], ...]
     devices: int
-    waves: tuple[int, ...]
-    minimum: int
-    min_agreement: float
+    settings: RolloutSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,14 +167,11 @@ def sum_plan(store: Store, request: RolloutRequest) -> PlanSummary:
     names = {group.name: some for group, some in groups}
     planned, refused = preview((group for group, _ in groups), packages)
     devices = sum(len(names[planned_device.device]) for planned_device in planned)
-    settings = _make_settings(request, packages, max(devices, 1))
     return PlanSummary(
         planned=tuple((planned_device, names[planned_device.device]) for planned_device in planned),
         refused=tuple((refusal, names[refusal.device]) for refusal in refused),
         devices=devices,
-        waves=settings.waves,
-        minimum=settings.minimum,
-        min_agreement=settings.limits[MIN_AGREEMENT.name],
+        settings=_make_settings(request, packages, max(devices, 1)),
     )
 
 

@@ -56,6 +56,7 @@ class RolloutPages:
         with console.store.snapshot() as session:
             row = queries.find_rollout_row(session, name)
             waves = queries.list_waves(session, row)
+            everything = queries.count_members(session, [name])[name]
             failures = queries.list_failures(session, row)
             refusals = queries.list_refusals(session, row)
         log_result = self._logs.find(console.store, name)
@@ -69,7 +70,7 @@ class RolloutPages:
             "rollout.html",
             row=row,
             waves=waves,
-            everything=queries.sum_waves(waves),
+            everything=everything,
             failures=faults + failures,
             refusals=refusals,
             gates=[(course, make_chart(course)) for course in log.courses] if log else [],

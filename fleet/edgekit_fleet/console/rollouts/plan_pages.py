@@ -16,7 +16,13 @@ from edgekit_fleet.console.rollouts.background import Background, Lookup
 from edgekit_fleet.console.rollouts.queries import Reason
 from edgekit_fleet.console.shell import Console
 from edgekit_fleet.operations import saved
-from edgekit_fleet.operations.rollouts import RolloutRequest, propose_name, start_rollout, sum_plan
+from edgekit_fleet.operations.rollouts import (
+    PlanSummary,
+    RolloutRequest,
+    propose_name,
+    start_rollout,
+    sum_plan,
+)
 from edgekit_fleet.rollouts.gate_table import LIMITS
 from edgekit_fleet.rollouts.preview import DevicePlan, DeviceRefusal
 from edgekit_fleet.rollouts.progress import RolloutSettings
@@ -69,28 +75,23 @@ class PlanView:
     """A plan as the page shows it.
 
     Attributes:
-        devices: how many devices get packages.
-        some: names of a few of them.
+        some: names of a few of the devices that get packages.
         others: number of matching devices that get nothing.
         classes: packages of the devices, by class.
         refused: why the others get nothing.
         bytes: bytes to download in all.
         minutes: minutes that the slowest download takes.
-        waves: number of devices that have the release at the end of each wave.
         minimum: number of devices of the first step.
-        min_agreement: least agreement with the previous version.
     """
 
-    devices: int
+    summary: PlanSummary
     some: Sequence[str]
     others: int
     classes: Sequence[ClassPlan]
     refused: Sequence[Reason]
     bytes: int
     minutes: float
-    waves: Sequence[int]
     minimum: int
-    min_agreement: float
 
 
 class PlanPages:
@@ -159,16 +160,14 @@ class PlanPages:
 def _make_view(store: Store, request: RolloutRequest) -> PlanView:
     plan = sum_plan(store, request)
     return PlanView(
-        devices=plan.devices,
+        summary=plan,
         some=_first(names for _, names in plan.planned),
         others=sum(len(names) for _, names in plan.refused),
         classes=_sum_classes(plan.planned),
         refused=_group_refused(plan.refused),
         bytes=sum(planned_device.bytes * len(names) for planned_device, names in plan.planned),
         minutes=max((planned_device.minutes for planned_device, _ in plan.planned), default=0.0),
-        waves=plan.waves,
-        minimum=min(plan.minimum, plan.devices),
-        min_agreement=plan.min_agreement,
+        minimum=min(plan.settings.minimum, plan.devices),
     )
 
 

@@ -126,15 +126,6 @@ def list_waves(session: Session, row: RolloutRow) -> list[Wave]:
     return [Wave(number + 1, end, states.get(number, {})) for number, end in enumerate(row.settings["waves"])]
 
 
-def sum_waves(waves: Sequence[Wave]) -> Wave:
-    """Return the sum of `waves` as one wave, with the number 0."""
-    states: dict[str, int] = {}
-    for wave in waves:
-        for state, count in wave.states.items():
-            states[state] = states.get(state, 0) + count
-    return Wave(0, sum(states.values()), states)
-
-
 def list_failures(session: Session, row: RolloutRow) -> list[Reason]:
     """Return why devices failed to get or to leave a rollout's release, the most frequent reason first."""
     count = func.count(ExecutionRow.device.distinct())
