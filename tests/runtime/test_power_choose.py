@@ -206,12 +206,8 @@ def test_batch_is_not_waited_for_beyond_the_deadline() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Cost(0.0, 1.0, 0.5),
-        lambda: Cost(1.0, 1.0, 1.5),
-        lambda: Profile({}),
         lambda: DeviceLimits(power_w=0.0),
         lambda: DeviceLimits(window_s=-1.0),
-        lambda: Profile({ModelSetting("a"): Cost(1.0, 1.0, 0.5)}, deadline_s=float("inf")),
         lambda: BatteryLimit(1.0, 0.0),
     ],
 )

@@ -15,7 +15,6 @@ Source: Hoang, Reyhanitabar, Rogaway, Vizár, "Online Authenticated-Encryption a
 
 import binascii
 import fcntl
-import mmap
 import os
 import stat
 import struct
@@ -307,12 +306,6 @@ def fill_memory(
         check_lack(cause, f"{where}: cannot be decrypted into memory")
         raise EncryptionError(f"{where}: cannot be decrypted into memory: {cause.strerror}") from cause
     return descriptor
-
-
-def map_memory(descriptor: int) -> memoryview:
-    """Return the content of a sealed memory file. The descriptor may be closed afterwards."""
-    size_bytes = os.fstat(descriptor).st_size
-    return memoryview(mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_READ) if size_bytes else b"")
 
 
 def _make_cipher(content_key: ContentKey, header: Header) -> "tuple[AESGCM, bytes]":

@@ -15,15 +15,12 @@ import hashlib
 import os
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
 
 from edgekit_runtime.errors import DigestError, ManifestError, PackageError, SignatureError
 from edgekit_runtime.package.canonical_zip import (
-    MAX_ARCHIVE_BYTES,
-    MAX_ARCHIVE_MEMBERS,
     Member,
     read_members,
     write_archive,
@@ -48,25 +45,12 @@ _ReadEnvelope: TypeAlias = Callable[[bytes, str], tuple[Statement, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Size limits for reading a package. Each size is checked before the content is read.
-
-    Raises:
-        ValueError: A limit is not positive, or is larger than the format allows.
-    """
+    """Size limits for reading a package. Each size is checked before the content is read."""
 
     max_package_bytes: int = 2 << 30
     max_manifest_bytes: int = 1 << 20
     max_signature_bytes: int = 64 << 10
     max_members: int = 1024
-
-    def __post_init__(self) -> None:
-        for limit in fields(self):
-            if getattr(self, limit.name) < 1:
-                raise ValueError(f"{limit.name} is {getattr(self, limit.name)}, expected at least 1")
-        if self.max_package_bytes > MAX_ARCHIVE_BYTES or self.max_members > MAX_ARCHIVE_MEMBERS:
-            raise ValueError(
-                f"the format ends at {MAX_ARCHIVE_BYTES} bytes and {MAX_ARCHIVE_MEMBERS} members"
-            )
 
 
 DEFAULT_LIMITS: Final = Limits()

@@ -16,7 +16,7 @@ import numpy as np
 from edgekit_runtime.canonical_json import OPTIONAL, Record
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.records import dataclass
-from edgekit_runtime.tensors import DTYPES, TensorSpec
+from edgekit_runtime.tensors import DTYPES, Array, TensorSpec
 
 # Of all inputs together, decoded: with `repeat`, a few bytes can state any size.
 MAX_INPUT_BYTES: Final = 512 << 20
@@ -38,9 +38,7 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def resample(
-    inputs: Mapping[str, np.ndarray[Any, np.dtype[Any]]], seed: int
-) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
+def resample(inputs: Mapping[str, Array], seed: int) -> dict[str, Array]:
     """Return an additional row of golden inputs, with the names, shapes and dtypes of the first row.
 
     Each array is filled with one background value and has blocks of randomly drawn values. Floats are drawn
@@ -58,7 +56,7 @@ def resample(
     }
 
 
-def _resample(values: np.ndarray[Any, np.dtype[Any]], stream: int) -> np.ndarray[Any, np.dtype[Any]]:
+def _resample(values: Array, stream: int) -> Array:
     seed = stream >> 8
     edge, density = 1 << seed % 4, 1 + (seed >> 2) % 8
     wide = [axis > 0 and size > 8 for axis, size in enumerate(values.shape)]
@@ -74,7 +72,7 @@ def _resample(values: np.ndarray[Any, np.dtype[Any]], stream: int) -> np.ndarray
         return bits, (picks + low).astype(values.dtype) if is_range else source[picks]
 
     _, background = draw(count, count + 1)
-    drawn: np.ndarray[Any, np.dtype[Any]] = np.empty(count, values.dtype)
+    drawn: Array = np.empty(count, values.dtype)
     for begin in range(0, count, _DRAWN_AT_ONCE):
         bits, picked = draw(begin, min(begin + _DRAWN_AT_ONCE, count))
         is_drawn = (bits & np.uint64(7)) < np.uint64(density)
@@ -108,9 +106,7 @@ def _hash(numbers: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.d
     return bits
 
 
-def _decode(
-    data: bytes | memoryview, dtype: str, shape: tuple[int, ...], name: str
-) -> np.ndarray[Any, np.dtype[Any]]:
+def _decode(data: bytes | memoryview, dtype: str, shape: tuple[int, ...], name: str) -> Array:
     expected_bytes = math.prod(shape) * DTYPES[dtype].itemsize
     if len(data) != expected_bytes:
         raise DataError(f"golden tensor '{name}': got {len(data)} bytes, expected {expected_bytes}")
@@ -166,9 +162,7 @@ class Codes(Record):
             )
         return tuple(size // times for size, times in zip(shape, self.repeat, strict=True))
 
-    def decode(
-        self, data: bytes | memoryview, shape: tuple[int, ...], name: str
-    ) -> np.ndarray[Any, np.dtype[Any]]:
+    def decode(self, data: bytes | memoryview, shape: tuple[int, ...], name: str) -> Array:
         """Decode `data` to a float32 array of shape `shape`. `name` is used in error messages.
 
         Raises:
@@ -223,7 +217,7 @@ class GoldenInput(Record):
         """The size in bytes of the array that `decode` returns."""
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
-    def decode(self, data: bytes | memoryview) -> np.ndarray[Any, np.dtype[Any]]:
+    def decode(self, data: bytes | memoryview) -> Array:
         """Return the input with its dtype and shape, decoded from the content of its artifact.
 
         Raises:
@@ -300,13 +294,13 @@ class GoldenOutput(Record):
     def size_bytes(self) -> int:
         return self.stored_count * DTYPES[self.dtype].itemsize
 
-    def pick(self, output: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
+    def pick(self, output: Array) -> Array:
         """Return the compared values of an output in C order, as an array of shape [stored_count]."""
         if self.axis is None:
             return output.reshape(-1)[:: self.every]
         return output.take(np.arange(0, self.shape[self.axis], self.every), self.axis).reshape(-1)
 
-    def decode(self, data: bytes | memoryview) -> np.ndarray[Any, np.dtype[Any]]:
+    def decode(self, data: bytes | memoryview) -> Array:
         """Return the stored values as an array of shape `stored_shape`.
 
         Raises:

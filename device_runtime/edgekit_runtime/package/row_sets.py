@@ -10,13 +10,13 @@ nearest row of the reference, not with the row at the same position. For example
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from edgekit_runtime.records import dataclass
+from edgekit_runtime.tensors import Array
 
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Arrays: TypeAlias = Mapping[str, Array]
 
 # Whose square is finite.

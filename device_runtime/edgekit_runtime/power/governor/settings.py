@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -28,17 +27,11 @@ class Cost:
         energy_j: The energy of one request above the idle power. It may be wrong by a constant factor, which
             the governor learns, but the order of the settings should be right.
         accuracy: The accuracy, 0 to 1.
-        status: Where latency and energy come from.
     """
 
     latency_s: float
     energy_j: float
     accuracy: float
-    status: Literal["measured", "estimated"] = "estimated"
-
-    def __post_init__(self) -> None:
-        if not (0 < self.latency_s < math.inf and 0 < self.energy_j < math.inf and 0 <= self.accuracy <= 1):
-            raise ValueError(f"expected latency_s > 0, energy_j > 0 and accuracy 0..1, got {self}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +47,6 @@ class Profile:
     costs: Mapping[ModelSetting, Cost]
     deadline_s: float | None = None
     hold_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not self.costs:
-            raise ValueError("expected at least one setting, got none")
-        if self.deadline_s is not None and not 0 < self.deadline_s < math.inf:
-            raise ValueError(f"expected deadline_s > 0, got {self.deadline_s}")
-        if not 0 <= self.hold_s < math.inf:
-            raise ValueError(f"expected hold_s >= 0, got {self.hold_s}")
 
     def of(self, setting: ModelSetting, fill: float) -> Cost:
         """Return the cost of a run with `fill` requests. The energy in it is that of one request.
