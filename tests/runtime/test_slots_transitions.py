@@ -94,19 +94,19 @@ def test_unproven_version_is_given_up_at_the_bound_of_its_starts(
     health: str, begun: int, after: str, is_spare: bool
 ) -> None:
     tried, other = put("2", health, begun), put("1")
-    given = transitions.give_up(state(other, tried) if is_spare else state(tried, other), MAX_BEGUN)
+    given = transitions.give_up(state(other, tried) if is_spare else state(tried, other))
     found = next(item for item in given.installed if item.version == "2")
     assert found.health == after
 
 
 def test_reason_of_a_version_that_is_given_up_says_how_often_it_was_begun() -> None:
-    given = transitions.give_up(state(put("2", UNPROVEN, 5), put("1")), MAX_BEGUN)
+    given = transitions.give_up(state(put("2", UNPROVEN, 5), put("1")))
     assert given.rejected == (refused("2", "was begun 5 times and never confirmed"),)
 
 
 def test_start_that_is_under_way_is_not_given_up_while_another_version_is() -> None:
     before = state(put("2", UNPROVEN, MAX_BEGUN), put("1", UNPROVEN, MAX_BEGUN))
-    given = transitions.give_up(before, MAX_BEGUN, {digest("2")})
+    given = transitions.give_up(before, {digest("2")})
     assert [(item.version, item.health) for item in given.installed] == [("2", UNPROVEN), ("1", REJECTED)]
 
 

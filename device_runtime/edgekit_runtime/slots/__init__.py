@@ -11,8 +11,8 @@ Source: docs/explanation/slots.md.
 
 from edgekit_runtime.slots.choice import Choice
 from edgekit_runtime.slots.state import HEALTHY, REJECTED, UNPROVEN, Installed, ModelState, Rejection
-from edgekit_runtime.slots.store import MAX_BEGUN, Receipt, Slots
-from edgekit_runtime.slots.transitions import Permissions
+from edgekit_runtime.slots.store import Receipt, Slots
+from edgekit_runtime.slots.transitions import MAX_BEGUN, Permissions
 
 __all__ = [
     "HEALTHY",

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from edgekit_runtime.package.archive import OpenedPackage
     from edgekit_runtime.package.manifest import Manifest
 
-MAX_BEGUN: Final = 3
-
 _MODELS: Final = "models"
 _READS: Final = 3  # of a state that changes meanwhile
 _AS_USUAL: Final = Permissions()
@@ -77,14 +75,12 @@ class Slots:
         folder: the folder that `find_state_folder` names; it need not exist.
         trust: keys whose packages are accepted.
         target: target of this device; packages for another one are refused. None accepts all.
-        max_begun: starts without a confirmation after which a version is rejected.
         disk: calls that change files, see `Disk`.
     """
 
     folder: Path
     trust: Verifier
     target: str | None = None
-    max_begun: int = MAX_BEGUN
     disk: Disk = field(default=DISK, repr=False)
 
     def models(self) -> tuple[str, ...]:
@@ -129,7 +125,7 @@ class Slots:
         folder = self._find(model)
         for _ in range(_READS):
             loaded = folder.load()
-            state = transitions.give_up(loaded.state, self.max_begun)
+            state = transitions.give_up(loaded.state)
             try:
                 return open_first(folder, state, select(state, version), loaded.problem)
             except NothingToOpenError:
@@ -149,7 +145,7 @@ class Slots:
             SlotError: no such version, or nothing is installed.
         """
         folder = self._find(model)
-        state = transitions.give_up(folder.load().state, self.max_begun, counted)
+        state = transitions.give_up(folder.load().state, counted)
         located = tuple((item, folder.locate(state, item)) for item in select(state, version))
         if not located:
             raise NothingToOpenError(f"{model}: nothing is installed; install a package")
@@ -178,7 +174,7 @@ class Slots:
     ) -> Choice:
         """Return what `choose` returns; if the version is unproven, first count this start on the disk.
 
-        A version that was begun `max_begun` times and never confirmed is rejected here, so that a loop of
+        A version that was begun `MAX_BEGUN` times and never confirmed is rejected here, so that a loop of
         crashes ends at the previous version. If the count cannot be written, versions that have proved
         themselves come first, since an unproven one could crash again and again.
 
@@ -192,7 +188,7 @@ class Slots:
         """
 
         def decide(state: ModelState) -> tuple[ModelState, tuple[Installed, ...]]:
-            state = transitions.give_up(state, self.max_begun, counted)
+            state = transitions.give_up(state, counted)
             return state, tuple(item for item in select(state, version) if item.sha256 not in without)
 
         return begin(self._find(model), decide, counted)

@@ -5,7 +5,7 @@ The number of starts of a version counts, never the time: a device may start wit
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from edgekit_runtime.errors import SlotError
 from edgekit_runtime.package.version_order import is_older
@@ -20,6 +20,9 @@ from edgekit_runtime.slots.state import (
     ModelState,
     Rejection,
 )
+
+MAX_BEGUN: Final = 3
+"""Starts without a confirmation after which a version is rejected."""
 
 _Change: TypeAlias = Callable[[Installed], Installed]
 
@@ -71,15 +74,15 @@ def list_candidates(state: ModelState) -> tuple[Installed, ...]:
     return *good, *(item for item in slots if item.health == REJECTED)
 
 
-def give_up(state: ModelState, max_begun: int, counted: Collection[str] = ()) -> ModelState:
-    """Return the state after rejecting every unproven version that was begun `max_begun` times.
+def give_up(state: ModelState, counted: Collection[str] = ()) -> ModelState:
+    """Return the state after rejecting every unproven version that was begun `MAX_BEGUN` times.
 
     `counted`: manifest digests of versions to leave alone: their current start may still be confirmed.
     """
     for item in (state.active, state.spare):
         if item is None or item.health != UNPROVEN or item.sha256 in counted:
             continue
-        if item.begun >= max_begun:
+        if item.begun >= MAX_BEGUN:
             reason = f"was begun {item.begun} times and never confirmed"
             state = reject(state, item.version, reason)
     return state

@@ -209,7 +209,6 @@ def apply_bundle(
     installer: Installer,
     *,
     timeout_s: float,
-    clock: Callable[[], float] = time.time,
 ) -> BundleResult:
     """Apply the bundle at `path` to this device, and write a results file. The agent must not be running.
 
@@ -220,7 +219,6 @@ def apply_bundle(
         folder: the agent's folder.
         installer: the models of the device.
         timeout_s: maximum duration. When the bundle is applied again, unfinished steps continue.
-        clock: returns seconds since 1970.
 
     Raises:
         PackageError: the bundle is malformed or cut off.
@@ -229,10 +227,10 @@ def apply_bundle(
         OutputError: the results cannot be written.
     """
     bundle = Bundle(path)
-    carrier = LocalSteps(member, folder, installer, BundleDownloader(bundle, member), clock=clock)
+    carrier = LocalSteps(member, folder, installer, BundleDownloader(bundle, member), clock=time.time)
     record = read_journal(folder / "journal.json")
     # The bundle may bring a new key of the manager; what is wrong with its metadata shows later.
-    least_s = member.read_time(folder, clock).least_s
+    least_s = member.read_time(folder).least_s
     order = StepOrder(step=Step("refresh", ""), known_time_s=least_s)
     carrier.carry_out(order, threading.Event(), lambda _kind, _text: None, lambda _bytes: None)
     keys = ManagerKeys(folder, member.enrolment.tuf_root).read()
@@ -249,7 +247,7 @@ def apply_bundle(
     payload = bytes(bundle.read(f"desired/{desired.device}.json") or b"")
     stop = threading.Event()
     link = BundleLink(member, payload, desired.version, stop)
-    agent = Agent(member, folder, installer, carrier=carrier, clock=clock, link=link)
+    agent = Agent(member, folder, installer, carrier=carrier, link=link)
     timer = threading.Timer(timeout_s, stop.set)
     timer.start()
     try:

@@ -15,7 +15,7 @@ from edgekit_runtime.service.models.source import Load, Source
 from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.sessions.backends import check_engines
-from edgekit_runtime.slots import HEALTHY, UNPROVEN, Choice, Slots
+from edgekit_runtime.slots import HEALTHY, MAX_BEGUN, UNPROVEN, Choice, Slots
 from edgekit_runtime.slots.access import RecordError
 from edgekit_runtime.slots.choice import NothingToOpenError
 from edgekit_runtime.system.engines import EngineMissingError
@@ -146,7 +146,7 @@ class InstalledModels(Source):
             # Of an unproven version the slots count each start, so that one that always hangs is given up.
             self._begun.discard(choice.sha256)
             count = self._slow_openings[choice.sha256] = self._slow_openings[choice.sha256] + 1
-            if choice.health == HEALTHY and count >= self._slots.max_begun:
+            if choice.health == HEALTHY and count >= MAX_BEGUN:
                 raise BackendError(f"opening it took too long {count} times in a row: {error}") from error
             raise
         except (UnavailableError, EngineMissingError):
