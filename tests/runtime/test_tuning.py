@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("onnxruntime")
 
 from edgekit_runtime.autotune.contest import RunSetting
-from edgekit_runtime.autotune.tune import Tuning, list_settings, search
+from edgekit_runtime.autotune.tune import SettingSearch, Tuning, list_settings
 from edgekit_runtime.cli import main
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.package.archive import read_package, write_package
@@ -53,14 +53,10 @@ class Room:
         return median_s * self.noise.uniform(0.99, 1.01)
 
     def search(self, maker: Any, seconds: float = 100.0, *extra: RunSetting) -> Tuning:
-        return search(
-            self.measure,
-            list(dict.fromkeys([OWN, *self.seconds, *extra])),
-            "latency",
-            manifest=maker.manifest(),
-            end_s=seconds,
-            clock=lambda: self.now_s,
+        search = SettingSearch(
+            measure=self.measure, manifest=maker.manifest(), end_s=seconds, clock=lambda: self.now_s
         )
+        return search.run(list(dict.fromkeys([OWN, *self.seconds, *extra])), "latency")
 
 
 def threads(count: int) -> RunSetting:

@@ -11,7 +11,7 @@ Source: K. Jamieson, A. Talwalkar, Non-stochastic Best Arm Identification, AISTA
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -145,48 +145,35 @@ def tune(
         replace(setting, variant=own.variant, chain_index=own.chain_index)
         for setting in list_settings(choice, objective, count_cores(), may_batch=may_batch)
     ]
-    measure = measure_afresh(package, keys)
-    return search(measure, settings, objective, manifest=package.manifest, end_s=end_s, report=report)
-
-
-def search(
-    measure: Measure,
-    settings: Sequence[RunSetting],
-    objective: Objective,
-    *,
-    manifest: Manifest,
-    end_s: float,
-    clock: Callable[[], float] = time.monotonic,
-    report: Callable[[str], None] = lambda _: None,
-) -> Tuning:
-    """Measure settings until about `end_s` on `clock`, and return the results.
-
-    The first of `settings` is the package's own.
-
-    Raises:
-        BackendError: the package's own setting does not run, or every process dies or hangs.
-    """
-    trials = {setting: SettingResult(setting) for setting in settings}
-    return _Search(
-        measure=measure, trials=trials, manifest=manifest, end_s=end_s, clock=clock, report=report
-    ).run(objective)
+    search = SettingSearch(
+        measure=measure_afresh(package, keys), manifest=package.manifest, end_s=end_s, report=report
+    )
+    return search.run(settings, objective)
 
 
 @dataclass(slots=True, kw_only=True)
-class _Search:
+class SettingSearch:
+    """Halves settings until about `end_s` on `clock`."""
+
     measure: Measure
-    trials: dict[RunSetting, SettingResult]  # the package's own setting first
     manifest: Manifest
     end_s: float
-    clock: Callable[[], float]
-    report: Callable[[str], None]
-    is_complete: bool = True
+    clock: Callable[[], float] = time.monotonic
+    report: Callable[[str], None] = lambda _: None
+    trials: dict[RunSetting, SettingResult] = field(default_factory=dict, init=False)
+    is_complete: bool = field(default=True, init=False)
 
     @property
     def own(self) -> RunSetting:
         return next(iter(self.trials))
 
-    def run(self, objective: Objective) -> Tuning:
+    def run(self, settings: Sequence[RunSetting], objective: Objective) -> Tuning:
+        """Measure `settings`, the package's own first, and return the results.
+
+        Raises:
+            BackendError: the package's own setting does not run, or every process dies or hangs.
+        """
+        self.trials = {setting: SettingResult(setting) for setting in settings}
         candidates = list(self.trials)[1:]
         rounds = _FIRST_ROUNDS
         while len(candidates) > 1 and self.clock() < self.end_s:
