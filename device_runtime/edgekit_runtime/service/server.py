@@ -1,4 +1,4 @@
-"""The service as a process: everything wired together, started, and drained on a signal."""
+"""Builds, starts and stops the service process."""
 
 import asyncio
 import contextlib
@@ -40,14 +40,14 @@ _logger = logging.getLogger(__name__)
 
 
 class Service:
-    """One service in one event loop.
+    """A service in one event loop.
 
     Attributes:
-        registry: loads, swaps and unloads the models.
-        http: the HTTP server with its connections.
-        pool: the threads of models that do not run on the loop.
-        answers: answers requests with photographs and sound.
-        workers: the worker processes of isolated models.
+        registry: Loads, swaps and unloads the models.
+        http: The HTTP server with its connections.
+        pool: The threads of models that do not run on the event loop.
+        answers: Answers requests with pictures and sound.
+        workers: The worker processes of isolated models.
     """
 
     def __init__(
@@ -104,19 +104,19 @@ class Service:
         self._listening = Listening(self.http, config)
 
     async def listen(self) -> list[str]:
-        """Accept connections from now on; return the addresses, with HTTP over TCP last.
+        """Start to accept connections, and return the addresses. HTTP over TCP is the last one.
 
         Raises:
-            TransportError: an address is in use or cannot be used.
-            ConfigError: gRPC is configured, and its package is not installed.
+            TransportError: An address is in use or cannot be used.
+            ConfigError: gRPC is configured, but its package is not installed.
         """
         return self._listening.open(self._router, self.registry, token=self._token)
 
     async def stop(self) -> bool:
-        """Answer the requests under way, then free everything.
+        """Answer the running requests, then free all resources.
 
         Returns:
-            whether all work has ended; the rest continues on its threads until the process ends.
+            True if all work has ended. Otherwise some threads continue until the process ends.
         """
         self._listening.begin_stop()
         if self._monitor is not None:
@@ -161,7 +161,10 @@ class Service:
         ).encode()
 
     def find_streams(self) -> "StreamsHandler":
-        """Return the handler of streams, created at its first use: most services have no streams."""
+        """Return the handler of streams.
+
+        It is created on first use, because most services have no streams.
+        """
         if self._streams is None:
             from edgekit_runtime.service.api.streams import open_streams
 
@@ -169,7 +172,7 @@ class Service:
         return self._streams
 
     def watch(self) -> None:
-        """Check trials, sensors, governors and the fleet's orders once a second from now on."""
+        """Start to check trials, sensors, governors and the fleet's orders once a second."""
         if self._monitor is None:
             power, loop = self._config.power, self.http.loop
             self._monitor = Monitor(self.registry.models, self.metrics, power, loop, self._follow_fleet)
@@ -203,22 +206,25 @@ class Service:
         return self._find_fleet().find(parts) if self._settings_file else None
 
     def follow_samples(self) -> None:
-        """Read the fleet's orders of samples if they have changed, and follow them; called once a second."""
+        """Apply the fleet's orders of samples if they have changed. This is called once a second."""
         self._router.follow_samples()
 
 
 async def serve(
     config: ServiceConfig, source: Source, announce: Callable[[Sequence[str], Sequence[str]], None]
 ) -> bool:
-    """Serve until SIGTERM, SIGINT or SIGHUP. An ignored SIGHUP stays ignored, as under `nohup`.
+    """Serve until SIGTERM, SIGINT or SIGHUP. SIGHUP is ignored under `nohup`.
 
-    `announce`: called with the addresses and the names of all models when the models are loaded.
+    Args:
+        config: The configuration of the service.
+        source: The source of the packages.
+        announce: Called when the models are loaded, with the addresses and the names of all models.
 
     Returns:
-        whether all work has ended, see `Service.stop`.
+        True if all work has ended, see `Service.stop`.
 
     Raises:
-        TransportError: an address is in use or cannot be used.
+        TransportError: An address is in use or cannot be used.
     """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()

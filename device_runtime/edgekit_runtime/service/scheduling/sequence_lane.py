@@ -1,15 +1,15 @@
-"""The lane that keeps the states of sequences between requests.
+"""A lane that keeps the states of sequences between requests.
 
-    request 1: id 7, start    x1, state 0  ->  y1; state s1 stays here
-    request 2: id 7           x2, state s1 ->  y2; state s2 stays here
-    request 3: id 7, end      x3, state s2 ->  y3; the sequence is forgotten
+    request 1: id 7, start    x1, state 0  ->  y1, state s1 is kept
+    request 2: id 7           x2, state s1 ->  y2, state s2 is kept
+    request 3: id 7, end      x3, state s2 ->  y3, the sequence is dropped
 
-The lanes behind it get complete inputs. So requests of different sequences share batches, and a cache or
-drift statistics need to know nothing of sequences. Requests of one sequence run one after the other, in the
-order in which they came. One that fails leaves the states as they were; a first one that fails begins no
-sequence.
+The next lane gets complete inputs. So requests of different sequences can share batches, and the cache and
+drift statistics need not know about sequences. Requests of one sequence run one after the other, in the order
+of arrival. If a request fails, the states do not change. If the first request fails, the sequence does not
+start.
 
-A lane belongs to one version of a model: its states mean nothing to another.
+A lane belongs to one version of a model, because other versions cannot use its states.
 """
 
 import functools
@@ -33,12 +33,12 @@ _MIN_RETRY_S: Final = 0.1
 
 
 class SequenceLimits(NamedTuple):
-    """Bounds of the sequences of one model.
+    """Limits of the sequences of one model.
 
     Attributes:
-        max_bytes: size limit of all their states.
-        idle_s: time without a request after which a sequence ends.
-        max_waiting: most calls, over all sequences, that wait for an earlier call of their sequence.
+        max_bytes: The size limit of all states.
+        idle_s: The time without a request after which a sequence ends.
+        max_waiting: The maximum number of calls that wait for an earlier call of their sequence.
     """
 
     max_sequences: int
@@ -69,7 +69,7 @@ class _Sequence:
 
 
 class SequenceLane(Lane):
-    """Adds a sequence's states to the inputs of its calls, and stores the new states from the answers."""
+    """Adds the states of a sequence to the inputs of its calls, and stores the new states."""
 
     def __init__(
         self,
@@ -89,11 +89,11 @@ class SequenceLane(Lane):
         self.started = self.expired = 0
 
     def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":
-        """Do as `Lane.attempt` says for a call outside of any sequence, with zeros for missing states."""
+        """Try to answer a call without a sequence, see `Lane.attempt`. Missing states are zeros."""
         return self._lane.attempt(self._states.complete(inputs))
 
     def submit(self, call: Call) -> None:
-        """Accept `call`, which runs after the earlier calls of its sequence; raises nothing."""
+        """Run `call` after the earlier calls of its sequence. This does not raise."""
         step = call.sequence
         if step is None:
             self._submit(call, self._states.complete(call.inputs), call.reply)
@@ -114,7 +114,7 @@ class SequenceLane(Lane):
         return sequence_id in self._sequences
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Drop idle sequences; return the counts `active`, `started` and `expired`, and `held_bytes`."""
+        """Drop idle sequences, and return the counts `active`, `started` and `expired`, and `held_bytes`."""
         self._expire(self._clock())
         return {
             "active": len(self._sequences),

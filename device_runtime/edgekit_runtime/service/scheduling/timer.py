@@ -1,6 +1,6 @@
-"""One timer of a lane, which goes off at the earliest time that it was set to.
+"""A timer for a lane, which fires at the earliest time that was set.
 
-It refers to its lane only while it is set. So a lane that has ended is freed at once, and its model.
+It holds a reference to the lane only while it is set. So a closed lane and its model are freed at once.
 """
 
 import math
@@ -12,7 +12,7 @@ TIMER_S: Final = 1e-3  # what epoll counts in
 
 
 class Alarm:
-    """Calls back once, on the thread of the loop."""
+    """A timer that calls a function once on the event loop."""
 
     __slots__ = ("_at_s", "_loop", "_timer")
 
@@ -23,16 +23,16 @@ class Alarm:
         self._at_s = math.inf
 
     def set(self, action: Callable[[], None], at_s: float, now_s: float, *, is_exact: bool) -> None:
-        """Call `action` at `at_s`, unless the alarm is set to an earlier time. That earlier time then stays.
+        """Call `action` at `at_s`. If the alarm is already set to an earlier time, it is not changed.
 
-        So `action` must set the alarm again for its next time.
+        So `action` must set the alarm again for the next time.
 
         Args:
-            action: the function to call; every `set` passes this function.
-            at_s: when; infinite for never.
-            now_s: present time on the clock of `at_s`.
-            is_exact: whether to poll during the last millisecond, which keeps a core busy. Otherwise the call
-                may be a millisecond late.
+            action: The function to call. All calls of `set` must pass the same function.
+            at_s: The time of the call. Infinity means never.
+            now_s: The current time on the clock of `at_s`.
+            is_exact: Whether to poll during the last millisecond, which keeps a processor core busy.
+                Otherwise the call may be a millisecond late.
         """
         if at_s >= self._at_s:
             return
@@ -45,7 +45,7 @@ class Alarm:
             self._timer = self._loop.call_later(max(left_s, 0.0), self._go_off, action)
 
     def cancel(self) -> None:
-        """Unset the timer."""
+        """Cancel the alarm."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._at_s = None, math.inf

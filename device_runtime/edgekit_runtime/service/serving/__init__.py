@@ -1,1 +1,1 @@
-"""From a verified package to a version that answers calls."""
+"""Loads verified packages as versions that answer calls."""

@@ -1,4 +1,4 @@
-"""Loads a version after a child has opened it: an engine that ends its process ends no service."""
+"""Tests a package in a child process before loading it, so that an engine crash does not end the service."""
 
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.service.options.model import ModelOptions
@@ -11,12 +11,12 @@ def load_tested(
     open_remote: OpenRemote | None = None,
     beside: Loaded | None = None,
 ) -> Loaded:
-    """Do what `load` does. If the package gets no worker of its own, a child process tests it first.
+    """Load a package like `load`. If it does not get its own worker, a child process tests it first.
 
     Raises:
-        BackendError: as `load`, or the engine crashed the child process.
-        SlowOpeningError: the test in the child process took too long.
-        UnavailableError: as `load`, or there was no memory for the child process.
+        BackendError: See `load`, or the engine crashed the child process.
+        SlowOpeningError: The test in the child process took too long.
+        UnavailableError: See `load`, or there was no memory for the child process.
     """
     if not options.isolated or beside is not None:
         from edgekit_runtime.sessions.opening.package_opening import check_first_opening  # not in a worker

@@ -1,12 +1,14 @@
-"""Models with which a client can end or occupy the process that runs them.
+"""Finds models whose inputs could crash or block the process that runs them.
 
-- **Integer division** by values of inputs: x86 processors raise a signal (SIGFPE) where the smallest integer
-  is divided by -1, and onnxruntime does not look for it; Arm and RISC-V processors return a value. The
-  toolkit records whether a model may do that. A package without the record is searched for the operators.
-- **Positions and sizes** that kernels of some releases of an engine do not check (`_UNCHECKED`).
-- **Sizes without a bound**: 8 bytes make `ConstantOfShape` take all memory.
-- **Loops** in an engine that has no way to end a run, and loops that run as often as a client says: tensors
-  may grow in each round, and onnxruntime cannot end a loop around nothing.
+- **Integer division** by input values: x86 processors raise SIGFPE when the smallest integer is divided by
+-1, and
+  onnxruntime does not check for it. Arm and RISC-V processors return a value. The toolkit records whether a
+  model may do this. Packages without this record are searched for the operators.
+- **Positions and sizes** that some releases of an engine do not check (`_UNCHECKED`).
+- **Unlimited sizes**: with 8 bytes of input, `ConstantOfShape` can use all memory.
+- **Loops** in engines that cannot stop a run, and loops whose number of iterations comes from an input.
+Tensors may
+  grow in each iteration, and onnxruntime cannot stop a loop with an empty body.
 """
 
 import platform
@@ -38,11 +40,11 @@ _UNCHECKED: Final = {
 
 
 class Hazard(NamedTuple):
-    """How inputs of a client may harm the process that runs a model.
+    """A way in which client inputs can harm the process that runs a model.
 
     Attributes:
-        reason: end of a sentence that begins with the model's name, such as `has a loop, in which …`.
-        max_data_bytes: memory limit for that process; None if the memory that the model takes is bounded.
+        reason: The reason, as a text to append to the model's name, such as `has a loop, in which ...`.
+        max_data_bytes: The memory limit for this process. None if the model uses limited memory.
     """
 
     reason: str
@@ -50,9 +52,9 @@ class Hazard(NamedTuple):
 
 
 def find_hazard(package: OpenedPackage, sessions: int = 1) -> Hazard | None:
-    """Return the hazard for which a model should run in a process of its own, or None.
+    """Return the hazard because of which a model should run in its own process, or None.
 
-    `sessions`: number of sessions of each model in that process; `max_data_bytes` grows with it.
+    `sessions` is the number of sessions of each model in that process. `max_data_bytes` grows with it.
     """
     members = package.list_members()
     if not members:
@@ -116,9 +118,9 @@ def _examine(content: memoryview, *, can_stop: bool) -> tuple[list[str], bool]:
 
 
 def can_trap(package: OpenedPackage, machine: str | None = None) -> bool:
-    """Return True if inputs could crash the model's process by making it divide integers.
+    """Return True if inputs could crash the process with an integer division.
 
-    `machine`: as `platform.machine` names it, by default this one; only x86 gives True.
+    `machine` is a name as in `platform.machine`, by default this machine. Only x86 can return True.
     """
     if (machine or platform.machine()).lower() not in _TRAPPING_MACHINES:
         return False

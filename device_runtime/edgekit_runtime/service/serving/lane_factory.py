@@ -1,4 +1,4 @@
-"""Puts lanes in front of a loaded version: scheduler, then cache, drift statistics and sequences."""
+"""Builds the lanes of a loaded version: the scheduler, then the cache, drift statistics and sequences."""
 
 from asyncio import AbstractEventLoop
 from typing import TYPE_CHECKING
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class LaneFactory:
-    """Puts lanes in front of a loaded version.
+    """Builds the lanes of a loaded version.
 
     Attributes:
-        times: times of the call being answered, if responses state them; or None.
+        times: The durations of the call that is being answered, or None if responses do not state them.
     """
 
     def __init__(self, loop: AbstractEventLoop, pool: Pool, regions: Regions, config: ServiceConfig) -> None:
@@ -42,7 +42,7 @@ class LaneFactory:
         self._max_run_bytes = allowed_run_bytes(config.inference.max_run_bytes, config.memory.max_bytes)
 
     def make(self, loaded: Loaded) -> Served:
-        """Return `loaded` with its lanes, on the thread of the loop."""
+        """Return `loaded` with its lanes. Call this on the event loop."""
         manifest, remote = loaded.manifest, loaded.remote
         options = self._config.models.get(manifest.name) or ModelOptions()
         metrics = self._make_metrics(manifest.name, manifest.version) if remote is None else remote.metrics

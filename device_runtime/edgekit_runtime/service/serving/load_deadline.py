@@ -1,7 +1,7 @@
-"""A load with a deadline: it runs on a thread of its own, which is abandoned if it takes too long.
+"""Loads a model on its own thread with a time limit.
 
-A thread cannot be ended from outside. A session that has `interrupt` is interrupted. With any other engine,
-the thread runs until the process ends; the error says so, and the thread is counted.
+A thread cannot be stopped from outside. If the load takes too long, its sessions are interrupted if they
+support `interrupt`. Otherwise the thread is counted and runs until the process ends, and the error says so.
 """
 
 import threading
@@ -20,7 +20,7 @@ _HUNG_NAME: Final = "edgekit-hung-load"
 
 
 class LoadAttempt(Generic[Result]):
-    """A load that is abandoned if it takes too long."""
+    """A load that is abandoned after a time limit."""
 
     def __init__(
         self,
@@ -42,11 +42,11 @@ class LoadAttempt(Generic[Result]):
         self._future: Future[Result] = Future()  # cancelled when the load is abandoned
 
     def result_within(self, limit_s: float) -> Result:
-        """Start the work, wait for it and return its result; call it once.
+        """Start the load and return its result. This can be called only once.
 
         Raises:
-            BackendError: it took longer than `limit_s`.
-            BaseException: whatever the work raised.
+            BackendError: The load took longer than `limit_s`.
+            BaseException: Any exception of the load.
         """
         self._thread.start()
         wait([self._future], limit_s)
@@ -58,10 +58,10 @@ class LoadAttempt(Generic[Result]):
         return self._future.result()
 
     def note(self, session: Session) -> Session:
-        """Return `session`; it is interrupted if this load is abandoned later.
+        """Register a session, which is interrupted if the load is abandoned later. Return the session.
 
         Raises:
-            BackendError: the load was abandoned already; the session is closed.
+            BackendError: The load is already abandoned. The session is closed.
         """
         with self._lock:
             if not self._future.cancelled():
@@ -105,5 +105,5 @@ class LoadAttempt(Generic[Result]):
 
 
 def count_hung() -> int:
-    """Return how many abandoned loads of this process still run."""
+    """Return the number of abandoned loads that are still running in this process."""
     return sum(thread.name == _HUNG_NAME for thread in threading.enumerate())

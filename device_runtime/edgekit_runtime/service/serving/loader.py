@@ -1,6 +1,6 @@
-"""From a verified package to sessions that have proved themselves in time: open, self-test, warm-up.
+"""Opens a verified package: creates sessions, runs the self-test and warms them up within a time limit.
 
-It blocks, so it runs on a thread; it touches nothing of the service.
+This blocks, so call it on a thread. It does not change the service.
 """
 
 import contextlib
@@ -48,16 +48,16 @@ OpenRemote: TypeAlias = Callable[[OpenedPackage, ModelOptions, "Loaded | None"],
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Loaded:
-    """A version whose sessions are open, tested and warm, in this process or in workers.
+    """A version whose sessions are open, tested and warmed up, in this process or in workers.
 
     Attributes:
-        scheduling: how its calls are scheduled; no batches if rows affect each other's answers.
-        settings: the settings in which it can run in this process, the usual setting first. A governor
-            chooses among them. Empty for a version in worker processes.
-        answerer: its preprocessing and task; None if it has neither, or runs in worker processes.
-        remote: the version in worker processes; None if it runs in this process.
-        memory_bytes: estimated memory over all its processes.
-        sessions_counted: number of sessions per process for which `memory_bytes` was estimated.
+        scheduling: The scheduling options. Batching is disabled if rows affect each other's outputs.
+        settings: The settings that a governor can choose from, the default setting first. Empty for a version
+            in worker processes.
+        answerer: The preprocessing and task. None if there are none, or for a version in worker processes.
+        remote: The version in worker processes, or None if it runs in this process.
+        memory_bytes: The estimated memory in all processes.
+        sessions_counted: The number of sessions per process on which `memory_bytes` is based.
     """
 
     manifest: Manifest
@@ -71,7 +71,7 @@ class Loaded:
 
     @property
     def instances(self) -> tuple[Session, ...]:
-        """The sessions of the usual setting; a session that runs in several threads occurs several times.
+        """The sessions of the default setting. A session that runs in several threads is repeated.
 
         Empty for a version in worker processes.
         """
@@ -79,33 +79,42 @@ class Loaded:
 
     @property
     def variant(self) -> str:
-        """The variant of the usual setting; for a version in worker processes, the package's first."""
+        """The variant of the default setting.
+
+        For a version in worker processes, the first variant of the package.
+        """
         return self.settings[0].variant if self.settings else self.manifest.all_variants[0].name
 
     @property
     def platform(self) -> str:
-        """The format of its model, as the Open Inference Protocol names it."""
+        """The format of the model, as named by the Open Inference Protocol."""
         name = self.manifest.backend.name
         engine = get_engine(name)
         return (engine and engine.platform) or f"edgekit_{name}"
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """Inputs of the usual session; for a version in worker processes, the inputs in the manifest."""
+        """The inputs of the default session.
+
+        For a version in worker processes, the inputs in the manifest.
+        """
         return self.instances[0].inputs if self.settings else self.manifest.inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """Outputs of the usual session; for a version in worker processes, the outputs in the manifest."""
+        """The outputs of the default session.
+
+        For a version in worker processes, the outputs in the manifest.
+        """
         return self.instances[0].outputs if self.settings else self.manifest.outputs
 
     @property
     def session_count(self) -> int:
-        """Number of different sessions; for a version in worker processes, the number per process."""
+        """The number of different sessions. For a version in worker processes, the number per process."""
         return len({id(session) for session in self.instances}) or self.sessions_counted
 
     def close(self) -> None:
-        """Close all sessions and give their memory back to the system."""
+        """Close all sessions and return their memory to the system."""
         if self.remote is not None:
             self.remote.close()
         else:
@@ -114,14 +123,14 @@ class Loaded:
 
 @contextlib.contextmanager
 def map_exceptions(description: str) -> Iterator[None]:
-    """Turn exceptions in the block into `EdgekitError`.
+    """Convert exceptions of the `with` block to `EdgekitError`.
 
-    Engines and plug-ins may raise anything, which could end the loop that serves all models. An
-    `EdgekitError` passes unchanged.
+    Engines and plug-ins can raise any exception, which could end the loop that serves all models. An
+    `EdgekitError` is not changed.
 
     Raises:
-        UnavailableError: the block ran out of memory or file descriptors.
-        BackendError: any other exception that is not an `EdgekitError`; the log has its traceback.
+        UnavailableError: The system ran out of memory or file descriptors.
+        BackendError: Any other exception that is not an `EdgekitError`. The log contains its traceback.
     """
     try:
         yield
@@ -142,14 +151,17 @@ def load(
     open_remote: OpenRemote | None = None,
     beside: Loaded | None = None,
 ) -> Loaded:
-    """Return the model of `package`, tested and warm; the package may be closed after that.
+    """Return the model of `package`, tested and warmed up. The package may be closed afterwards.
 
-    `open_remote`: opens models in worker processes; None loads every model in this process. `beside`: for a
-    trial, the version in use; the new version is then opened in the process of that version.
+    Args:
+        package: The verified package.
+        options: The options of the model.
+        open_remote: Opens models in worker processes. None loads all models in this process.
+        beside: The version in use, if the package is a version on trial. Both then run in the same process.
 
     Raises:
-        BackendError: no engine for it is installed, the engine or the self-test failed, or it took too long.
-        UnavailableError: it cannot be opened now; this is no evidence against the version.
+        BackendError: No engine is installed, the engine or the self-test failed, or the load took too long.
+        UnavailableError: The package cannot be opened at the moment, for a reason that is not its fault.
     """
     manifest = package.manifest
     description = f"{package.path}: {manifest.name} {manifest.version}"
@@ -213,7 +225,10 @@ def _isolate_hostile(package: OpenedPackage, options: ModelOptions) -> ModelOpti
 
 
 def find_limit(package: OpenedPackage, options: ModelOptions) -> float:
-    """Return the seconds that a load may take: `load_timeout_s`, or 120 s plus the time to build engines."""
+    """Return the time limit of a load in seconds.
+
+    It is `load_timeout_s`, or by default 120 s plus the time to build engines.
+    """
     if options.load_timeout_s is not None:
         return options.load_timeout_s
     return _LOAD_TIMEOUT_S + sum(map(_count_build_s, (package, *package.list_members().values())))
@@ -256,14 +271,14 @@ def _load_here(package: OpenedPackage, options: ModelOptions, attempt: LoadAttem
 
 
 def trim_after_start() -> None:
-    """Free memory that only the start needed, and exempt all present objects from garbage collection."""
+    """Free memory that only the start needed, and exclude all existing objects from garbage collection."""
     gc.collect()
     gc.freeze()
     trim_memory()
 
 
 def unload(sessions: Sequence[Session]) -> None:
-    """Close sessions and give their memory back to the system."""
+    """Close sessions and return their memory to the system."""
     for session in sessions:
         session.close()
     trim_memory()

@@ -16,30 +16,33 @@ _PER_PACKAGE_BYTE: Final = 3  # weights, their packed copy, activations; see doc
 
 
 def needed_bytes(packages: Iterable[Path]) -> int:
-    """Estimate the memory of packages in bytes as 3 times their sizes; unreadable packages count 0."""
+    """Estimate the memory of packages in bytes as 3 times their file sizes. Unreadable files count as 0."""
     return sum(map(find_size, packages)) * _PER_PACKAGE_BYTE
 
 
 def count_sessions(manifest: Manifest, options: ModelOptions) -> int:
-    """Return how many sessions a package's first backend opens in one process; see `open_instances`."""
+    """Return the number of sessions of a package's first backend in one process, see `open_instances`."""
     engine = get_engine(manifest.backend.name)
     return 1 if engine is not None and engine.shares_model else options.instances
 
 
 def model_bytes(manifest: Manifest, path: Path, options: ModelOptions, sessions: int) -> int:
-    """Return about how many bytes of memory a model takes, over all its processes and sessions.
+    """Estimate the memory of a model in bytes, in all its processes and sessions.
 
-    A session takes what the package states, or else three times the package's size. States of sequences
-    count, too.
+    A session needs the memory that the package states, or by default 3 times the size of the package. The
+    states of sequences are included.
 
-    `options`: with a governor, all variants count, each with every number of threads. `sessions`: number of
-    sessions of each variant in one process.
+    Args:
+        manifest: The manifest of the package.
+        path: The path of the package.
+        options: The options of the model. With a governor, all variants and numbers of threads are included.
+        sessions: The number of sessions of each variant in one process.
     """
     return sequence_bytes(manifest, options) + _session_bytes(manifest, path, options, sessions)
 
 
 def sequence_bytes(manifest: Manifest, options: ModelOptions) -> int:
-    """Return the memory of the states of all sequences that may be active."""
+    """Return the memory for the states of the maximum number of sequences."""
     return options.max_sequences * count_state_bytes(manifest.states, manifest.golden)
 
 

@@ -1,4 +1,4 @@
-"""The interface of a version whose sessions are in worker processes; `workers` implements it."""
+"""The interface of a version that runs in worker processes. It is implemented in `workers`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -11,32 +11,35 @@ from edgekit_runtime.service.scheduling.call import DrainingLane
 
 
 class TrialRunner(Protocol):
-    """Runs two versions side by side, in this process or in the worker of the version in use."""
+    """Runs a trial of two versions, in this process or in the worker of the version in use."""
 
     def begin(self, report: Callable[[Any], None]) -> None:
-        """Pass the verdict (`Promote` or `Rollback`) to `report`; at once if the verdict is there already."""
+        """Pass the verdict (`Promote` or `Rollback`) to `report`, at once if it already exists."""
 
     def look(self) -> None:
-        """Judge now; a verdict may depend on time alone."""
+        """Judge the candidate now, because a verdict may depend on time alone."""
 
     def add_energy(self, candidate_j: float, current_j: float) -> None:
-        """Count the energy of a request to each version, in joules."""
+        """Add the energy per request of each version in joules."""
 
     def take_over(self) -> bool:
-        """Use the candidate from now on. Return False if it has ended; a rollback then follows."""
+        """Use the candidate instead of the version in use.
+
+        Return False if the candidate is no longer running. It is then rolled back.
+        """
 
     def end(self) -> None:
-        """Send no more calls to the candidate; calls under way are still answered."""
+        """Stop sending calls to the candidate. Running calls are still answered."""
 
     def to_json(self) -> Mapping[str, JsonValue]:
-        """Return what was observed, for `/v2` statistics."""
+        """Return the observations for the `/v2` statistics."""
 
 
 class IsolatedVersion(DrainingLane, Protocol):
-    """A version in worker processes. As a lane it only refuses calls: requests reach workers by `lend`.
+    """A version in worker processes. It refuses calls, because requests reach workers through `lend`.
 
     Attributes:
-        metrics: sums over all workers.
+        metrics: The sums over all workers.
     """
 
     metrics: LaneMetrics
@@ -46,16 +49,16 @@ class IsolatedVersion(DrainingLane, Protocol):
         """The trial in which this version is the candidate, or None."""
 
     def lend(self, connection: Connection, *, is_default: bool) -> bool:
-        """Let a worker answer the present request of `connection`; return False if none can.
+        """Let a worker answer the current request of `connection`. Return False if no worker can.
 
-        `is_default`: whether the request names no version.
+        `is_default` states whether the request is for the default version.
         """
 
     def refuse(self) -> EdgekitError:
-        """Count a request that no worker can take now, and return the error to answer."""
+        """Count a request that no worker can answer now, and return the error for the client."""
 
     def to_json(self) -> Mapping[str, JsonValue]:
-        """Return a worker's statistics beyond its counts; empty before its first report."""
+        """Return the statistics of a worker without its counts. They are empty before its first report."""
 
     def close(self) -> None:
-        """End the worker processes. May be called on any thread."""
+        """End the worker processes. This may be called on any thread."""

@@ -1,4 +1,4 @@
-"""One version of a model that accepts calls, with everything that stands before its sessions."""
+"""A version of a model that accepts calls, with all its lanes."""
 
 import os
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Sampler(Protocol):
-    """Takes requests as samples for the fleet, see `samples.sampler`."""
+    """Collects requests as samples for the fleet, see `samples.sampler`."""
 
     def note(
         self,
@@ -36,30 +36,30 @@ class Sampler(Protocol):
         file: "tuple[bytes | memoryview, MediaType | None, Placement | None] | None" = None,
         answer: Mapping[str, JsonValue] | None = None,
     ) -> None:
-        """Take a request before its answer is sent, while its inputs are valid.
+        """Process a request before its answer is sent, while its inputs are valid.
 
-        `file`: content, media type and placement of the file that the request had, or None for tensors.
+        `file` contains the content, media type and placement of the request's file, or None for tensors.
         """
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return order id -> its counts of stored and dropped samples, and its error."""
+        """Return a dict from order ids to the numbers of stored and dropped samples and the error."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Served:
-    """One version of a model that accepts calls.
+    """A version of a model that accepts calls.
 
     Attributes:
-        own_lane: the last lane, which passes calls to its sessions or workers; drained before unloading.
-        stack: the first lane of the version. The configured lanes for sequences, drift statistics and cache
-            pass calls on in this order, and the last of them to `own_lane`.
-        lane: the lane where calls enter: `stack`, or the trial's lane in front of `stack`.
-        sequences: the lane in `stack` that keeps the states of sequences, or None for a model without states.
-        drift: drift statistics of its inputs and outputs, or None.
-        cache: the response cache of this version, or None.
-        governed: what a governor controls of this version, or None without a governor.
-        trial: the trial that this version takes part in, or None.
-        sampler: takes samples of its requests, or None where the fleet orders none.
+        own_lane: The last lane, which passes calls to sessions or workers. It is drained before unloading.
+        stack: The first lane of the version. Calls pass the configured lanes for sequences, drift statistics
+            and the cache, and then `own_lane`.
+        lane: The lane that new calls enter. During a trial it is the trial's lane, else `stack`.
+        sequences: The lane that keeps the states of sequences, or None for a model without states.
+        drift: The drift statistics of inputs and outputs, or None.
+        cache: The response cache of this version, or None.
+        governed: The parts of this version that a governor controls, or None without a governor.
+        trial: The trial of which this version is a part, or None.
+        sampler: Collects samples of the requests, or None if the fleet orders none.
     """
 
     loaded: Loaded
@@ -81,10 +81,10 @@ class Served:
 
     @property
     def memory_bytes(self) -> int:
-        """Estimated memory of this version in bytes, for the number of sessions that its worker reports.
+        """The estimated memory of this version in bytes, for the number of sessions that its worker reports.
 
-        At most one session per processor counts, as `tune` opens no more. A faulty worker could otherwise
-        push out all other models.
+        At most one session per processor is counted, because `tune` opens no more. Otherwise a faulty worker
+        could cause all other models to be unloaded.
         """
         loaded = self.loaded
         reported = None if loaded.remote is None else loaded.remote.to_json().get("sessions")
@@ -95,7 +95,7 @@ class Served:
         return loaded.memory_bytes * sessions // loaded.sessions_counted
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return `variant`, `sessions`, and the statistics of the parts that it has.
+        """Return `variant`, `sessions` and the statistics of the existing parts.
 
         The parts are `governor`, `drift`, `cache`, `sequences`, `samples` and `rollout`.
         """
@@ -121,12 +121,12 @@ class Served:
 
 @dataclass(slots=True, eq=False)
 class Trial:
-    """A new version beside the one in use, until its gates decide which of the two stays.
+    """A trial of a new version beside the version in use, until the gates decide which version stays.
 
     Attributes:
-        current: the version in use; its calls go through the trial until `end`.
-        options: options of the model, the options of the trial included.
-        runner: compares the versions, in this process or in a worker.
+        current: The version in use. All its calls pass the trial until `end`.
+        options: The options of the model, including those of the trial.
+        runner: Compares the versions, in this process or in a worker.
     """
 
     current: Served
@@ -135,12 +135,12 @@ class Trial:
     runner: TrialRunner
 
     def end(self) -> None:
-        """Send the candidate no more calls; calls under way are still answered."""
+        """Stop sending calls to the candidate. Running calls are still answered."""
         self.runner.end()
         self.current.trial = self.candidate.trial = None
 
     def describe(self) -> str:
-        """Return one line for the index of models."""
+        """Return a one-line description for the index of models."""
         share = self.options.trial.share
         status = self.to_json()
         candidate, comparison = status["candidate"], status.get("comparison")
@@ -153,12 +153,12 @@ class Trial:
 
     @property
     def is_guessing(self) -> bool:
-        """Whether only the shape of an output decided how answers are compared."""
+        """Whether the method of comparison was guessed from the shape of an output."""
         comparison = self.to_json().get("comparison")
         return isinstance(comparison, Mapping) and comparison["guessed"] is True
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the figures of `runner`, the `kind` of trial and both versions."""
+        """Return the observations of `runner`, the `kind` of the trial and both versions."""
         return {
             **self.runner.to_json(),
             "kind": self.options.rollout,

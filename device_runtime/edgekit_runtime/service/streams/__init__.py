@@ -1,1 +1,1 @@
-"""Streams: a source of frames or sound, a model that answers each newest one, and sinks for the answers."""
+"""Streams, in which a model answers the newest frame or sound of a source and sends the answers to sinks."""

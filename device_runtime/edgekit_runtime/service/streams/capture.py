@@ -1,8 +1,8 @@
-"""The capture process of a stream: opens the source, and writes its frames into the shared slots.
+"""The capture process of a stream, which opens the source and writes its frames to shared memory.
 
-It sends a JSON document a packet: `opened`, `frame` with the slot, `beat` while frames are left out, and at
-the end `end` or `error`. It receives the slots that are free again, and how large the pictures of frames are
-if somebody looks at the stream. A crash of a decoder ends this process alone, and its memory is limited.
+It sends JSON documents: `opened`, `frame` with the number of the slot, `beat` while frames are dropped, and
+finally `end` or `error`. It receives the numbers of free slots, and the size of the pictures if the stream
+has viewers. Its memory is limited. If a decoder crashes, only this process ends.
 """
 
 import contextlib
@@ -173,8 +173,8 @@ def _confine() -> None:
 def main() -> None:
     """Read the source of one stream and send its frames, until the source or the service ends.
 
-    The first argument is the descriptor of the channel to the service, which sends the options and the memory
-    for frames. A failure is sent as `error`, not raised.
+    The first argument is the descriptor of the channel to the service. The service sends the options and the
+    memory for frames. Errors are sent as `error` documents.
     """
     channel = open_channel()
     data, descriptors, _, _ = socket.recv_fds(channel, MAX_PACKET_BYTES, 1)

@@ -1,10 +1,10 @@
-"""The streams that the fleet wants: the agent writes them into a file, and the service follows it.
+"""Follows the streams that the fleet orders. The agent writes them to a file that the service reads.
 
-    file of the agent        yard: model detector    yard: model detector-2, door: ...    (broken)
-    what runs                yard                    yard anew, door                      both go on
+    file of the agent        yard: model detector    yard: model detector-2, door: ...    (invalid)
+    running streams          yard                    yard (restarted), door               both continue
 
-Streams of the configuration and of clients are never touched: a stream of the fleet with the same name waits
-until the name is free.
+Streams from the configuration and from clients are not changed. If such a stream has the same name as a
+stream of the fleet, the latter starts when the name is free.
 """
 
 import logging
@@ -34,7 +34,7 @@ class _File:
 
 
 class FleetStreams:
-    """Starts, stops and replaces the streams of a file, on the thread of the loop."""
+    """Starts, stops and replaces the streams in a file. It runs on the event loop."""
 
     def __init__(self, path: Path, streams: Streams, *, allows_files: bool) -> None:
         """Start nothing yet.
@@ -48,7 +48,7 @@ class FleetStreams:
         self._faults: dict[str, str] = {}
 
     def look(self) -> None:
-        """Read the file of streams if it changed, start its streams whose names are free, log failures."""
+        """Read the file if it has changed, and start streams whose names are free. Failures are logged."""
         stamp = read_stamp(self._path)
         if stamp != self._stamp:
             self._stamp = stamp
@@ -64,7 +64,7 @@ class FleetStreams:
                     _logger.warning("stream %s of the fleet: %s", name, self._faults[name])
 
     def to_json(self) -> dict[str, dict[str, Any]]:
-        """Return model, state, answers in a second and error of each stream that the fleet wants, by name."""
+        """Return the model, state, answers per second and error of each ordered stream, by name."""
         entries = {}
         for name, options in sorted(self._desired.items()):
             error = "the service's configuration or a client has a stream of this name"

@@ -1,8 +1,8 @@
-"""Memory of frames that a capture process writes and the service reads: a few slots in a memfd.
+"""Shared memory for frames that a capture process writes and the service reads. It has 3 slots in a memfd.
 
-A slot holds a frame and, if somebody looks at the stream, its picture as JPEG. The service frees a slot once
-the model has answered; the capture process writes to free slots only. With one frame in the model and one
-that waits, the third slot takes the next.
+A slot contains a frame and, if the stream has viewers, its picture as JPEG. The capture process writes only
+to free slots. The service frees a slot after the model has answered. While the model uses one frame and
+another one waits, the third slot is free for the next frame.
 """
 
 import fcntl
@@ -20,7 +20,7 @@ _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # a
 
 
 class FrameMemory:
-    """The slots for frames, mapped into this process. Unused parts of slots occupy no memory."""
+    """The slots for frames, mapped into this process. Unused parts of the slots need no memory."""
 
     def __init__(self, descriptor: int, frame_bytes: int) -> None:
         """Map the memory.
@@ -36,7 +36,7 @@ class FrameMemory:
         """Return the frame in a slot: uint8 [height, width, 3] in RGB, or float32 [samples].
 
         Raises:
-            ValueError: there is no such slot, or the frame does not fit.
+            ValueError: The slot does not exist, or the frame does not fit.
         """
         dtype = np.dtype(np.uint8 if len(shape) > 1 else np.float32)
         count = int(np.prod(shape, dtype=np.int64))
@@ -48,7 +48,7 @@ class FrameMemory:
         """Return a view of the first `size_bytes` of the JPEG in a slot.
 
         Raises:
-            ValueError: there is no such slot, or `size_bytes` is over `PICTURE_BYTES`.
+            ValueError: The slot does not exist, or `size_bytes` is greater than `PICTURE_BYTES`.
         """
         if not 0 <= slot < SLOTS or not 0 < size_bytes <= PICTURE_BYTES:
             raise ValueError(f"a picture of {size_bytes} bytes in slot {slot} is beyond {PICTURE_BYTES}")
@@ -60,7 +60,7 @@ class FrameMemory:
 
 
 def create_frame_file(frame_bytes: int) -> int:
-    """Return a new memfd for the slots, whose size nobody can change; the caller closes it."""
+    """Return a new memfd for the slots. Its size cannot be changed. The caller must close it."""
     descriptor = os.memfd_create("edgekit-frames", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, SLOTS * (frame_bytes + PICTURE_BYTES))

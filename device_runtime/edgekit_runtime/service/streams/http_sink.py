@@ -1,4 +1,4 @@
-"""Answers to an HTTP server, each as the body of a POST."""
+"""A sink that sends each answer to an HTTP server as the body of a POST request."""
 
 import base64
 import functools
@@ -16,7 +16,7 @@ _LATER: Final = (408, 425, 429)  # the client may send the same again
 
 
 class HttpSink(Sink):
-    """Sends each answer as a POST of its own, over one connection."""
+    """Sends each answer in a separate POST request, over one connection."""
 
     max_batch = 1
 

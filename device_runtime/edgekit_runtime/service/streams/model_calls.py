@@ -1,6 +1,6 @@
-"""From a frame to the answer of the model that serves now; a swap between two frames changes nothing here.
+"""Passes frames to the served version of a model, even if the version changes between two frames.
 
-An isolated model gets its frames by `POST /v2/models/NAME/answer`, see `Loopback`.
+Frames for isolated models are sent with `POST /v2/models/NAME/answer`, see `Loopback`.
 """
 
 import asyncio
@@ -33,15 +33,15 @@ class ModelCalls:
         self._loopback = Loopback(http)
 
     def close(self) -> None:
-        """Give up what is under way, and close the connections to isolated models."""
+        """Cancel running calls, and close the connections to isolated models."""
         self._tasks.cancel()
         self._loopback.close()
 
     def has_states(self, model: str) -> bool | None:
-        """Return whether a model keeps states between frames; None while it is not loaded.
+        """Return whether a model keeps states between frames, or None if it is not loaded.
 
         Raises:
-            RequestError: there is no such model.
+            RequestError: The model does not exist.
         """
         try:
             return bool(self._registry.models.find(model, None).codec.states)
@@ -53,17 +53,17 @@ class ModelCalls:
         return None
 
     def find_trial(self, model: str) -> str | None:
-        """Return the version of a model that is on trial, or None."""
+        """Return the version on trial of a model, or None."""
         entry = self._registry.models.by_name.get(model)
         return None if entry is None or entry.trial is None else entry.trial.candidate.version
 
     def submit(self, call: FrameCall) -> None:
-        """Submit one frame or window. If the model was unloaded to make room, it is loaded first.
+        """Submit a frame or window of sound. If the model was unloaded to make room, it is loaded first.
 
-        If the model does not know the sequence, as after a swap, a new sequence starts.
+        If the version does not know the sequence, for example after a swap, a new sequence is started.
 
         Raises:
-            EdgekitError: the call is refused; its `reply` is not called.
+            EdgekitError: The call is refused. Its `reply` is not called.
         """
         model, reply = call.model, call.reply
 

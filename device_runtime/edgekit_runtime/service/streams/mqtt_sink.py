@@ -1,8 +1,8 @@
-"""Answers to an MQTT broker: QoS 1 on one topic, and beside it a retained status.
+"""A sink that publishes answers with QoS 1 on a topic of an MQTT broker, and a retained status.
 
-The status at TOPIC/status is {"state": "online"}; the broker replaces it by `offline` when the stream ends or
-its device is gone. paho-mqtt does the protocol; the waiting is ours, since its own loop uses `select`, which
-fails at descriptors from 1024.
+The status at TOPIC/status is {"state": "online"}. The broker changes it to `offline` when the stream ends or
+the device disconnects. The protocol is implemented by paho-mqtt. Its event loop is not used, because it calls
+`select`, which fails for file descriptors from 1024.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _OFFLINE: Final = b'{"state":"offline"}'
 
 
 class MqttSink(Sink):
-    """A connection to a broker, opened at its first use, and again after a loss."""
+    """A connection to a broker. It is opened on first use and reopened after a failure."""
 
     def __init__(self, text: str, name: str) -> None:
         """Read the address; `write` connects.
@@ -54,15 +54,15 @@ class MqttSink(Sink):
         self._problem = ""
 
     def write(self, lines: Sequence[bytes]) -> None:
-        """Publish answers; raise OSError if the broker does not acknowledge them in 5 s."""
+        """Publish answers. Raise OSError if the broker does not acknowledge them within 5 s."""
         self._guard(lambda: self._publish(self._topic, [line.rstrip() for line in lines]))
 
     def rest(self) -> None:
-        """Keep the connection alive, or connect; raise OSError if that fails."""
+        """Keep the connection alive, or connect again. Raise OSError if that fails."""
         self._guard(lambda: self._serve(lambda: True))
 
     def close(self) -> None:
-        """Publish that the stream ended, and disconnect."""
+        """Publish the status `offline`, and disconnect."""
         if self._client is not None:
             with contextlib.suppress(OSError):
                 self._publish(f"{self._topic}/status", [_OFFLINE], is_retained=True)

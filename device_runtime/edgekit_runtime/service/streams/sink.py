@@ -1,7 +1,8 @@
-"""One sink of answers, and the queue in front of it.
+"""A sink for the answers of a stream, with a queue.
 
-A sink never slows its stream: answers wait in a queue of limited length, from which a thread writes them. If
-the sink fails, the thread tries again after a pause that grows, and the queue drops its oldest answers.
+A sink never slows down its stream. Answers wait in a queue of limited length, and a thread writes them to the
+sink. If the sink fails, the thread retries after increasing delays. If the queue is full, the oldest answers
+are dropped.
 """
 
 import contextlib
@@ -23,41 +24,41 @@ _logger = logging.getLogger(__name__)
 
 
 class UndeliverableError(Exception):
-    """A sink refused an answer, and would refuse it again later."""
+    """A sink refused an answer, and would refuse it again."""
 
 
 class Sink:
-    """A receiver of answers, used on one thread; it may block for a few seconds.
+    """A receiver of answers. It is used by one thread and may block for a few seconds.
 
     Attributes:
-        max_batch: most answers for one `write`. If a write fails, all its answers are written again.
+        max_batch: The maximum number of answers per `write`. After an error, all of them are written again.
     """
 
     max_batch = 16
 
     def write(self, lines: Sequence[bytes]) -> None:
-        """Write answers, each a line of JSON.
+        """Write answers. Each answer is a line of JSON.
 
         Raises:
-            OSError: the answers were not written; the caller tries them again later.
-            UndeliverableError: the answers can never be written.
+            OSError: The answers were not written, and the caller should retry later.
+            UndeliverableError: The answers can never be written.
         """
         raise NotImplementedError
 
     def rest(self) -> None:
-        """Called every few seconds while there are no answers; raises OSError as `write`."""
+        """Called every few seconds while there are no answers. Raises OSError like `write`."""
 
     def close(self) -> None:
-        """Free everything; nothing is called afterwards."""
+        """Free all resources. The sink cannot be used afterwards."""
 
 
 class QueuedSink:
-    """A sink with its queue and its thread.
+    """A sink with a queue and a thread.
 
     Attributes:
-        written: number of answers that the sink has taken.
-        dropped: number of answers that it never got.
-        error: why the last attempt failed, or empty.
+        written: The number of answers that were written to the sink.
+        dropped: The number of answers that were dropped.
+        error: The error of the last attempt, or empty.
     """
 
     def __init__(self, text: str, sink: Sink, max_queued: int) -> None:
@@ -72,7 +73,7 @@ class QueuedSink:
         self._thread.start()
 
     def put(self, line: bytes) -> None:
-        """Queue an answer, a line of JSON, for the sink; drops the oldest one if the queue is full."""
+        """Queue an answer, which is a line of JSON. If the queue is full, the oldest answer is dropped."""
         with self._changed:
             if len(self._queued) >= self._max_queued:
                 self._queued.popleft()
@@ -81,13 +82,16 @@ class QueuedSink:
             self._changed.notify()
 
     def stop(self) -> None:
-        """Let the thread write all queued answers, until one fails, and then end. Does not wait."""
+        """Tell the thread to end after it has written all queued answers or one failed.
+
+        This does not wait.
+        """
         with self._changed:
             self._is_stopping = True
             self._changed.notify()
 
     def join(self) -> None:
-        """Wait up to 1 s for the end of the thread after `stop`; a sink that hangs ends with the process."""
+        """Wait up to 1 s for the thread to end after `stop`. A sink that hangs ends with the process."""
         self._thread.join(_END_S)
 
     def to_json(self) -> dict[str, Any]:
