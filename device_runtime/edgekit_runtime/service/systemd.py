@@ -1,4 +1,4 @@
-"""The service under systemd: its unit, and the notifications that it starts, is ready, is alive and stops.
+"""Runs the service under systemd: its unit file and its notifications.
 
 Source: sd_notify(3), sd_watchdog_enabled(3).
 """
@@ -75,7 +75,7 @@ WantedBy=multi-user.target
 
 
 class Notifier:
-    """Notifies systemd; does nothing if the service runs without it."""
+    """Notifies systemd. If the service runs without systemd, this does nothing."""
 
     def __init__(self, loop: "asyncio.AbstractEventLoop", *, extension_s: float = 60.0) -> None:
         """Take systemd's address out of the environment, so that no child process can notify it.
@@ -91,23 +91,23 @@ class Notifier:
         self._timer: asyncio.TimerHandle | None = None
 
     def notify_starting(self) -> None:
-        """Ask systemd to wait longer for the start, now and regularly until `notify_ready`.
+        """Ask systemd to extend the start timeout, now and regularly until `notify_ready`.
 
-        Building a TensorRT engine takes longer than systemd would wait. Each load has its own time limit.
+        Building a TensorRT engine takes longer than the default timeout. Each load has its own time limit.
         """
         self._send(f"EXTEND_TIMEOUT_USEC={self._extension_s * _MICROSECONDS:.0f}")
         if self._address:
             self._timer = self._loop.call_later(self._extension_s / 3, self.notify_starting)
 
     def notify_ready(self, status: str) -> None:
-        """Report that the service answers requests, and feed the watchdog from now on."""
+        """Report that the service is ready, and start to reset the watchdog regularly."""
         self._end_timer()
         self._send(f"READY=1\nSTATUS={status}")
         if self._period_s > 0:
             self._notify_alive()
 
     def notify_stopping(self) -> None:
-        """Report that the service stops, and stop feeding the watchdog."""
+        """Report that the service is stopping, and no longer reset the watchdog."""
         self._end_timer()
         self._send("STOPPING=1")
 
@@ -130,5 +130,5 @@ class Notifier:
 
 
 def write_unit() -> str:
-    """Return the text of `edgekit.service`, which runs the `edgekit-device` beside this Python."""
+    """Return the text of `edgekit.service`, which runs the `edgekit-device` of this Python environment."""
     return _UNIT.format(command=Path(sys.executable).parent / "edgekit-device")

@@ -1,4 +1,4 @@
-"""Where the answers of a stream can go: a table of kinds."""
+"""The kinds of sinks to which a stream can send its answers."""
 
 import contextlib
 import itertools
@@ -17,9 +17,11 @@ from edgekit_runtime.service.streams.source_kinds import AddressKind, find_kind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkKind(AddressKind):
-    """A kind of sinks.
+    """A kind of sink.
 
-    `open`: takes the sink's address, the stream's name and its options; connects later.
+    Attributes:
+        open: Creates a sink from its address, the name of the stream and its options. The sink connects
+            later.
     """
 
     open: Callable[[str, str, StreamOptions], Sink]
@@ -111,10 +113,10 @@ SINKS: Final = (
 
 
 def open_sink(text: str, name: str, options: StreamOptions) -> QueuedSink:
-    """Return a sink of the stream `name`, which connects for the first answer.
+    """Return a sink for the stream `name`. It connects when it gets the first answer.
 
     Raises:
-        ConfigError: `text` is no address of a sink.
+        ConfigError: `text` is not the address of a sink.
     """
     kind = find_kind(SINKS, text)
     try:

@@ -1,13 +1,13 @@
-"""The source of a stream as the service uses it: a capture process that is watched, ended and started again.
+"""Runs the capture process of a stream, and restarts it after failures.
 
-A source that fails, stalls or sends garbage costs its process, and the next one starts at once. Failures in a
-row make pauses and deadlines longer:
+If a source fails, stalls or sends invalid data, its process is ended and a new one is started. After several
+consecutive failures, the delay before the restart and the time limit for the first frame grow:
 
-    failures in a row            0    1    2     3     4     5     6     7    8    9    10   ...  14
-    pause before the next, s          0    0.25  0.4   0.6   0.8   1.3   1.9  2.8  4.3  6.4       30
-    to its first frame, s        3    3    3     3     3     4.5   6.8   10 (`open_s`)
+    consecutive failures         0    1    2     3     4     5     6     7    8    9    10   ...  14
+    delay before restart, s           0    0.25  0.4   0.6   0.8   1.3   1.9  2.8  4.3  6.4       30
+    limit for first frame, s     3    3    3     3     3     4.5   6.8   10 (`open_s`)
 
-So a source that is well again after 15 s is back within 5 s, whatever it did meanwhile.
+So if a source works again after 15 s, its frames arrive within another 5 s.
 """
 
 import asyncio
@@ -48,21 +48,24 @@ _logger = logging.getLogger(__name__)
 
 
 def find_pause_s(failures: int, most_s: float = _MAX_PAUSE_S) -> float:
-    """Return the seconds to wait after `failures` failures in a row: 0 after the first, at most `most_s`."""
+    """Return the delay in seconds after consecutive failures.
+
+    It is 0 after the first, and at most `most_s`.
+    """
     return min(most_s, _FIRST_PAUSE_S * _GROWTH ** min(failures - 2, 99)) if failures > 1 else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Frame:
-    """A frame, or a window of sound, in a slot that the capture process leaves alone until `release`.
+    """A frame or a window of sound. The capture process does not reuse its slot until `release` is called.
 
     Attributes:
-        number: number of the frame in this source, from 1; dropped frames count too.
-        captured_at: seconds since 1970.
-        array: uint8 [height, width, 3] in RGB, or float32 [samples].
-        rate: samples in a second, or 0 for a picture.
-        picture: its JPEG if somebody looks at the stream, else empty.
-        release: gives the slot back; called once, after the last use of `array`.
+        number: The number of the frame in this source, from 1. Dropped frames are counted.
+        captured_at: The time of capture in seconds since 1970.
+        array: The frame as uint8 [height, width, 3] in RGB, or the sound as float32 [samples].
+        rate: The number of sound samples per second, or 0 for a picture.
+        picture: The frame as JPEG if the stream has viewers, else empty.
+        release: Frees the slot. Call it once, after the last use of `array`.
     """
 
     number: int
@@ -74,7 +77,7 @@ class Frame:
 
 
 class SourceOwner(Protocol):
-    """What a source calls, on the thread of the loop."""
+    """The callbacks of a source. They are called on the event loop."""
 
     def on_opened(self) -> None: ...
 
@@ -82,20 +85,20 @@ class SourceOwner(Protocol):
         """Receive a frame. The owner must call its `release`."""
 
     def on_read(self, number: int) -> None:
-        """Called now and then with the number of the frame read last."""
+        """Called from time to time with the number of the latest frame."""
 
     def on_failure(self, reason: str, retry_s: float | None) -> None:
-        """Called when the source failed. It is opened again after `retry_s` seconds, unless that is None."""
+        """Called when the source failed. It is reopened after `retry_s` seconds, or never if this is None."""
 
     def on_end(self) -> None:
-        """Called when a file has come to its end."""
+        """Called at the end of a file."""
 
 
 class FrameSource:
-    """One source, read by a capture process that is started again after it failed.
+    """A source that is read by a capture process. The process is restarted after failures.
 
     Attributes:
-        options: options for the next start of the process.
+        options: The options for the next start of the process.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, options: StreamOptions, owner: SourceOwner) -> None:
@@ -110,11 +113,11 @@ class FrameSource:
 
     @property
     def pid(self) -> int:
-        """The capture process, or 0."""
+        """The process id of the capture process, or 0."""
         return 0 if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Start a capture process; a failure goes to the owner's `on_failure`."""
+        """Start a capture process. Failures are reported to `on_failure` of the owner."""
         self._retry = None
         try:
             self._process = _CaptureProcess(self._loop, self.options, self, self._find_open_s())
@@ -131,20 +134,20 @@ class FrameSource:
         return min(self.options.open_s, least_s * _GROWTH ** min(max(self._failures - 4, 0), 99))
 
     def want_pictures(self, max_side: int) -> None:
-        """Make frames carry a JPEG with sides of at most `max_side` pixels; 0 for no JPEG."""
+        """Set the maximum side of the JPEG pictures of frames in pixels. 0 means no pictures."""
         self._max_side = max_side
         if self._process is not None:
             self._process.send({"max_side": max_side})
 
     def end(self) -> None:
-        """End the capture process, and start no other."""
+        """End the capture process without a restart."""
         self._has_stopped = True
         if self._retry is not None:
             self._retry.cancel()
         self._drop()
 
     async def stop(self) -> None:
-        """End the capture process, start no other, and wait for its end up to 2 s."""
+        """End the capture process without a restart, and wait up to 2 s until it has ended."""
         self.end()
         if self._ending:
             await asyncio.wait([process.ended for process in self._ending], timeout=2.0)
@@ -152,10 +155,10 @@ class FrameSource:
     # What the capture process reports
 
     def on_document(self, document: Mapping[str, Any]) -> None:
-        """Handle one document of the capture process.
+        """Handle a JSON document from the capture process.
 
         Raises:
-            ValueError, KeyError, TypeError: it is malformed.
+            ValueError, KeyError, TypeError: The document is malformed.
         """
         process = self._process
         assert process is not None  # noqa: S101  # for the type checker
@@ -182,7 +185,7 @@ class FrameSource:
                 raise ValueError(f"a document of the kind {kind!r:.40}")
 
     def fail(self, reason: str, *, is_final: bool = False) -> None:
-        """End a faulty capture process. Start another after a pause, unless `is_final`."""
+        """End a faulty capture process. Restart it after a delay unless `is_final` is True."""
         self._drop()
         self._failures += 1
         delay_s = None if is_final else find_pause_s(self._failures)

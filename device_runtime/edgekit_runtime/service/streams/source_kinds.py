@@ -1,6 +1,7 @@
-"""What a stream can read: a table of kinds, each of which opens its sources in the capture process.
+"""The kinds of sources that a stream can read. The capture process opens the sources.
 
-find_kind(SOURCES, "rtsp://camera/1").open(options)      # a Capture, whose read() returns frame after frame
+For example, `find_kind(SOURCES, "rtsp://camera/1").open(options)` returns a `Capture`. Each call of its
+`read` returns the next frame.
 """
 
 import importlib.util
@@ -24,35 +25,35 @@ _MICROPHONE: Final = "microphone"
 
 
 class CaptureError(Exception):
-    """A source cannot be opened or read, and trying again would not help."""
+    """A source cannot be opened or read, and a retry would not help."""
 
 
 class Capture(Protocol):
     """An open source.
 
     Attributes:
-        fps: frames in a second as the source states them, or 0.
-        rate: samples in a second of sound, or 0 for frames.
+        fps: The number of frames per second that the source states, or 0.
+        rate: The number of sound samples per second, or 0 for frames.
     """
 
     fps: float
     rate: int
 
     def read(self) -> NDArray[Any] | None:
-        """Return the next frame or window of sound; None at the end.
+        """Return the next frame or window of sound, or None at the end.
 
-        It is uint8 [height, width, 3] in BGR, uint8 [height, width], or float32 [samples].
+        The array is uint8 [height, width, 3] in BGR, uint8 [height, width], or float32 [samples].
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddressKind:
-    """A kind of sources or sinks.
+    """A kind of source or sink.
 
     Attributes:
-        form: how its addresses are written, for documents and messages.
-        matches: whether a text is an address of this kind.
-        writes_files: whether it can write any file of the service's user.
+        form: The format of its addresses, for documentation and messages.
+        matches: Returns whether a text is an address of this kind.
+        writes_files: Whether it can write any file that the user of the service can write.
     """
 
     form: str
@@ -64,10 +65,10 @@ AnyKind = TypeVar("AnyKind", bound=AddressKind)
 
 
 def find_kind(kinds: Sequence[AnyKind], text: str) -> AnyKind:
-    """Return the first kind that an address matches.
+    """Return the first kind that matches an address.
 
     Raises:
-        ConfigError: it matches none.
+        ConfigError: No kind matches the address.
     """
     for kind in kinds:
         if kind.matches(text):
@@ -78,13 +79,13 @@ def find_kind(kinds: Sequence[AnyKind], text: str) -> AnyKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceKind(AddressKind):
-    """A kind of sources.
+    """A kind of source.
 
     Attributes:
-        open: opens the source in the capture process. Raises `CaptureError` if opening it again would not
-            help, else another error.
-        is_endless: whether the source should never end; if it ends, it is opened again.
-        waits: whether the source by default waits for the model instead of dropping frames.
+        open: Opens the source in the capture process. It raises `CaptureError` if a retry would not help, and
+            other errors otherwise.
+        is_endless: Whether the source has no end, as a camera. If it ends, it is reopened.
+        waits: Whether the source waits for the model by default, instead of dropping frames.
     """
 
     open: Callable[[StreamOptions], Capture]
@@ -92,7 +93,7 @@ class SourceKind(AddressKind):
     waits: bool = False
 
     def keeps_all(self, options: StreamOptions) -> bool:
-        """Whether the source waits for the model, so that it drops no frame."""
+        """Return whether the source waits for the model, so that no frames are dropped."""
         stated = self.waits if options.all_frames is None else options.all_frames
         return stated and not self.is_endless
 

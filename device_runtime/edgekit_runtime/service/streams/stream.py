@@ -1,7 +1,7 @@
-"""One stream: the newest frame goes to the model, its answer to sinks and viewers.
+"""A stream, which passes the newest frame of a source to a model, and the answers to sinks and viewers.
 
-One frame at a time is in the model. A frame that arrives meanwhile waits, and is replaced by the next; so the
-model gets the newest frame whenever it is free, and no queue grows.
+The model processes one frame at a time. A new frame waits, and replaces a frame that is already waiting. So
+the model always gets the newest frame, and no queue grows.
 """
 
 import asyncio
@@ -45,14 +45,14 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class FrameCall:
-    """A frame or a window of sound, on its way to a model.
+    """A call of a model with a frame or a window of sound.
 
     Attributes:
-        version: the version that answers; None for the one in use.
-        array: uint8 [height, width, 3] in RGB, or float32 [samples].
-        rate: samples in a second; 0 for a frame.
-        sequence: its place in the stream, for models that keep states.
-        reply: called once with the answer, maybe before `Calls.submit` returns.
+        version: The version to call, or None for the version in use.
+        array: The frame as uint8 [height, width, 3] in RGB, or the sound as float32 [samples].
+        rate: The number of sound samples per second, or 0 for a frame.
+        sequence: The position in the stream, for models that keep states.
+        reply: Called once with the answer, possibly before `Calls.submit` returns.
     """
 
     model: str
@@ -64,7 +64,7 @@ class FrameCall:
 
 
 class Calls(Protocol):
-    """Submits frames to models: `ModelCalls`."""
+    """The interface through which streams call models. It is implemented by `ModelCalls`."""
 
     def has_states(self, model: str) -> bool | None: ...
 
@@ -76,15 +76,15 @@ class Calls(Protocol):
 
 
 class Stream:
-    """One stream, on the thread of the loop.
+    """A stream. It runs on the event loop.
 
     Attributes:
-        state: `opening` or `running`; `waiting` until a failed source is opened again; `failed` if it is not
-            opened again; `ended` or `stopped`.
-        error: present error of source or model, or empty.
-        last_error: the last error, even if it is over; or empty.
-        counts: numbers of frames `read`, `answered`, `replaced` by a newer frame and `failed`, and of
-            `restarts` of the source.
+        state: `opening`, `running`, `waiting` (a failed source will be reopened), `failed` (it will not be
+            reopened), `ended` or `stopped`.
+        error: The current error of the source or the model, or empty.
+        last_error: The last error, even if it is resolved, or empty.
+        counts: The numbers of frames `read`, `answered`, `replaced` by newer frames and `failed`, and the
+            number of `restarts` of the source.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Stream:
             self.on_end()
 
     async def stop(self) -> None:
-        """End source, sinks and viewers, and wait for their end."""
+        """End the source, sinks and viewers, and wait until they have ended."""
         if self._end_timer is not None:
             self._end_timer.cancel()
         self._change("stopped", self.error)
@@ -157,7 +157,7 @@ class Stream:
             viewer.put(chunk)
 
     def add_viewer(self, viewer: Viewer, view: View) -> None:
-        """Send the stream to a client from now on."""
+        """Start to send the stream to a client."""
         self._viewers[viewer] = view
         if view == "lines":
             viewer.put(_to_line(self._describe_state()))
@@ -347,13 +347,13 @@ class Stream:
 
     @property
     def fps(self) -> float:
-        """Answers a second, over the last 5 s and at most 64 answers."""
+        """The number of answers per second, over the last 5 s and at most 64 answers."""
         now_s = self._loop.time()
         recent = [at_s for at_s, _ in self._recent if at_s > now_s - _RECENT_S]
         return (len(recent) - 1) / max(recent[-1] - recent[0], 1e-3) if recent else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry in the list of streams; `times_ms` are means of the last 64 answers."""
+        """Return the entry for the list of streams. `times_ms` contains means over the last 64 answers."""
         times: dict[str, list[float]] = {}
         for _, times_ms in self._recent:
             for stage, value in times_ms.items():
@@ -378,12 +378,12 @@ class Stream:
 
 
 def fit_windows(options: StreamOptions, calls: Calls) -> StreamOptions | None:
-    """Return options whose windows of sound suit the model; None while the model is not loaded.
+    """Return options with windows of sound that suit the model, or None if the model is not loaded.
 
-    If the model keeps states, windows must not overlap, so `hop_s` becomes `window_s`.
+    For a model that keeps states, windows must not overlap, so `hop_s` is set to `window_s`.
 
     Raises:
-        RequestError: there is no such model, or it keeps states and the options state another `hop_s`.
+        RequestError: The model does not exist, or it keeps states and the options set another `hop_s`.
     """
     has_states = calls.has_states(options.model)
     if not has_states:
@@ -398,7 +398,7 @@ def fit_windows(options: StreamOptions, calls: Calls) -> StreamOptions | None:
 
 
 def drop_low_scores(answer: Mapping[str, Any], min_score: float | None) -> dict[str, Any]:
-    """Return an answer without list entries that score below `min_score`; None keeps all."""
+    """Return the answer without list entries whose score is below `min_score`. None keeps all entries."""
 
     def keep(entry: Any) -> bool:
         score = entry.get("score") if isinstance(entry, Mapping) else None

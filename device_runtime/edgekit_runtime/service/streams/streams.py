@@ -1,4 +1,4 @@
-"""All streams of the service: those of its configuration, and those of clients that read them."""
+"""All streams of the service, from its configuration and from clients."""
 
 import asyncio
 import dataclasses
@@ -25,10 +25,10 @@ _logger = logging.getLogger(__name__)
 
 
 class Streams:
-    """The streams by name, on the thread of the loop.
+    """The streams by name. The object is used on the event loop.
 
     Attributes:
-        max_pixels: most pixels of a frame, for streams that state no limit.
+        max_pixels: The maximum number of pixels of a frame, for streams that do not set a limit.
     """
 
     def __init__(
@@ -50,7 +50,8 @@ class Streams:
         """Start a stream.
 
         Raises:
-            ConfigError: source, sink or name is malformed, the name is taken, or there are too many streams.
+            ConfigError: The source, a sink or the name is invalid, the name is in use, or the number of
+                streams is at its limit.
         """
         if name in self._streams or not name or "/" in name or not name.isprintable():
             raise ConfigError(f"streams: the name {name[:60]!r} is taken, or holds a slash or nothing")
@@ -72,7 +73,10 @@ class Streams:
         return stream
 
     def add_all(self, options: Mapping[str, StreamOptions]) -> None:
-        """Start the streams of the configuration; raises ConfigError as `add`, with the name."""
+        """Start the streams of the configuration.
+
+        Raises ConfigError like `add`, with the name of the stream.
+        """
         for name, stream_options in options.items():
             try:
                 self.add(name, stream_options)
@@ -80,7 +84,7 @@ class Streams:
                 raise ConfigError(f"streams.{name}: {cause}") from cause
 
     def remove(self, name: str) -> None:
-        """Begin to stop the stream, if it exists; its name can be used again at once."""
+        """Start to stop the stream if it exists. Its name is free at once."""
         stream = self._streams.pop(name, None)
         if stream is not None:
             task = self._loop.create_task(stream.stop())
@@ -88,7 +92,7 @@ class Streams:
             task.add_done_callback(self._ending.discard)
 
     async def close(self) -> None:
-        """Stop all streams, and wait for their ends."""
+        """Stop all streams, and wait until they have ended."""
         self._is_closed = True
         for name in list(self._streams):
             self.remove(name)
@@ -99,10 +103,10 @@ class Streams:
         return name in self._streams
 
     def find(self, name: str) -> Stream:
-        """Return a stream.
+        """Return the stream `name`.
 
         Raises:
-            RequestError: there is none of this name.
+            RequestError: The stream does not exist.
         """
         stream = self._streams.get(name)
         if stream is None:
@@ -111,18 +115,18 @@ class Streams:
         return stream
 
     def check_model(self, options: StreamOptions) -> None:
-        """Refuse a stream whose options do not suit its model; checked only if the model is loaded.
+        """Check that the options of a stream suit its model. If the model is not loaded, nothing is checked.
 
         Raises:
-            RequestError: see `fit_windows`.
+            RequestError: See `fit_windows`.
         """
         fit_windows(options, self._calls)
 
     def check_room(self) -> None:
-        """Refuse another viewer at the limit of viewers.
+        """Check that another viewer is allowed.
 
         Raises:
-            RequestError: the limit is reached (503).
+            RequestError: The maximum number of viewers is reached (503).
         """
         if self._viewers >= self._live.max_viewers:
             raise RequestError(503, f"{self._viewers} clients look at streams, the limit", retry_after_s=5)
@@ -136,12 +140,15 @@ class Streams:
         view: View = "lines",
         on_close: Callable[[], None] | None = None,
     ) -> None:
-        """Send a stream's pictures or answers to a client until it disconnects.
+        """Send the pictures or answers of a stream to a client until it disconnects.
 
-        `connected`: socket of the client, which this object closes. `head`: head of the HTTP response with
-        the empty line; sent first. `view`: `lines` for answers, `pictures`, or `trial` for pictures with the
-        trial's answers too. `on_close`: for the client that started the stream, called once that client has
-        disconnected; a client with `on_close` does not count as a viewer.
+        Args:
+            stream: The stream.
+            connected: The socket of the client. This object closes it.
+            head: The head of the HTTP response, including the empty line. It is sent first.
+            view: `lines` for answers, `pictures`, or `trial` for pictures with the answers of the trial too.
+            on_close: Called when the client has disconnected. Set this for the client that started the
+                stream. Such a client is not counted as a viewer.
         """
         counted = int(on_close is None)
 

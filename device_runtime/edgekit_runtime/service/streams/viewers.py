@@ -1,4 +1,4 @@
-"""Clients that read a response without an end: pictures of the live page, or lines of answers."""
+"""Clients that receive an endless response: the pictures of the live page, or lines of answers."""
 
 import asyncio
 import socket
@@ -12,7 +12,7 @@ _MAX_HEAD_BYTES: Final = 16 << 10  # of an answer in the head of a part
 
 
 class Viewer:
-    """One client. If more than `max_queued` chunks wait for it, the oldest are dropped."""
+    """A client. If more than `max_queued` chunks wait for it, the oldest ones are dropped."""
 
     def __init__(
         self,
@@ -37,20 +37,20 @@ class Viewer:
         loop.add_reader(connected.fileno(), self._on_readable)
 
     def put(self, chunk: bytes) -> None:
-        """Send a chunk as soon as the client takes it."""
+        """Send a chunk when the client can receive it."""
         if self.is_open and not self._is_ending:
             self._queued.append(chunk)
             if self._timer is None:
                 self._send()
 
     def finish(self) -> None:
-        """Close once the client has received everything that waits."""
+        """Close the connection after the client has received all waiting chunks."""
         self._is_ending = True
         if self.is_open and self._timer is None:
             self.close()
 
     def close(self) -> None:
-        """Close now; a second call does nothing."""
+        """Close the connection now if it is open."""
         if not self.is_open:
             return
         self.is_open = False
@@ -94,11 +94,11 @@ class Viewer:
 
 
 def write_part(picture: bytes, answer: bytes) -> bytes:
-    """Return a part of `PICTURES_TYPE`: a picture with its answer in the part's head, or the answer alone.
+    """Return a part of `PICTURES_TYPE`: a picture with its answer in a header, or only the answer.
 
     Args:
-        picture: a JPEG, or empty.
-        answer: one line of JSON in ASCII; left out beside a picture if it is over 16 KiB.
+        picture: A JPEG, or empty.
+        answer: A line of JSON in ASCII. With a picture, an answer of more than 16 KiB is omitted.
     """
     kind, body = (b"image/jpeg", picture) if picture else (b"application/json", answer)
     field = b"Edgekit-Answer: %b\r\n" % answer if picture and len(answer) <= _MAX_HEAD_BYTES else b""

@@ -1,1 +1,1 @@
-"""The process of an isolated model: `python -m edgekit_runtime.service.worker`."""
+"""The worker process of an isolated model, started with `python -m edgekit_runtime.service.worker`."""

@@ -1,7 +1,8 @@
-"""A worker process: the service with one model and without a listening socket.
+"""A worker process, which runs the service with one model and without a listening socket.
 
-It receives connections from the service that started it, answers on them itself, and returns each one when
-its next request is for something else. It ends when its channel to the service ends.
+The service that started the worker passes connections to it. The worker answers the requests on a connection,
+and returns the connection when a request is for something else. It ends when its channel to the service is
+closed.
 """
 
 import asyncio
@@ -243,9 +244,9 @@ def _end(_reason: str) -> None:
 
 
 def main() -> None:
-    """Serve the model that the service sends, until the channel to the service ends.
+    """Serve the model that the service sends, until the channel to the service is closed.
 
-    The first argument is the descriptor of the channel.
+    The first argument is the file descriptor of the channel.
     """
     connected = open_channel()
     room = socket.CMSG_SPACE(_DESCRIPTORS * array("i").itemsize)

@@ -1,4 +1,4 @@
-"""Limits of memory and priority that a worker process sets for itself before it loads anything."""
+"""Limits the memory and priority of a worker process before it loads anything."""
 
 import faulthandler
 import os
@@ -13,9 +13,10 @@ _OOM_SCORE: Final = Path("/proc/self/oom_score_adj")
 
 
 def confine(isolation: Isolation) -> list[str]:
-    """Limit this process's memory and priority, and ignore signals to stop.
+    """Limit the memory and priority of this process, and ignore signals to stop.
 
-    Returns a line for each limit that the system refused.
+    Returns:
+        A line for each limit that the system refused.
     """
     # A crash prints its Python stack and writes no core file: that takes seconds, in which the service does
     # not see that the process has ended. The limit is 1 byte, since 0 does not hold where cores are piped to

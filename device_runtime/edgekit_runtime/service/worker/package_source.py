@@ -1,4 +1,4 @@
-"""The packages that the service passed to a worker process, as a source of the service in it."""
+"""A source of the packages that the service sends to a worker process."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class ReceivedPackages(Source):
-    """A `Source` of one model's packages, in a worker. The service records their successes and failures."""
+    """A `Source` of the packages of one model, in a worker.
+
+    The service records which of them work or fail.
+    """
 
     __slots__ = ("_local_keys", "_name", "_packages", "limits")
 
@@ -28,11 +31,11 @@ class ReceivedPackages(Source):
 
     @property
     def versions(self) -> Sequence[str]:
-        """Versions that were added and not removed."""
+        """The versions that were added and not removed."""
         return tuple(self._packages)
 
     def add(self, package: VerifiedPackage, descriptor: int) -> None:
-        """Add a package whose file is open as `descriptor`; this source owns it from now on."""
+        """Add a package whose file is open as `descriptor`. The source owns the descriptor from now on."""
         path = Path(f"/proc/self/fd/{descriptor}")
         version = package.version
         if package.local_key is not None:
@@ -56,11 +59,11 @@ class ReceivedPackages(Source):
         return policy.choose(name, list(self._packages.values()))[:1]
 
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
-        """Load the newest version of the policy, see `Source`."""
+        """Load the newest version that the policy allows, see `Source.open`."""
         return [self.open_again(package, load) for package in self.find(name, policy)]
 
     def open_again(self, package: Servable, load: Load) -> Loaded:
-        """Return the model of a package, which must be unchanged."""
+        """Load a package, whose file must not have changed."""
         with open_listed(package, KnownDigest(package.sha256), self.limits) as opened:
             opened.local_key = self._local_keys.get(package.version)
             return load(opened)

@@ -1,4 +1,4 @@
-"""Shared memory of clients in a worker process: the service registers it and passes it on."""
+"""Shared memory of clients in a worker process. The service registers it and sends it to the worker."""
 
 import logging
 
@@ -12,7 +12,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ForwardedRegions(Regions):
-    """Regions that the service registers and sends through the channel."""
+    """Regions that the service has registered and sent over the channel."""
 
     __slots__ = ("_channel", "_missing")
 
@@ -23,9 +23,11 @@ class ForwardedRegions(Regions):
         self._missing: dict[str, bool] = {}  # name -> is_mapped
 
     def receive(self, payload: bytes, descriptors: list[int]) -> None:
-        """Register a region that the service sent. If its memory cannot be opened, remember it as missing.
+        """Register a region that the service sent. If it cannot be opened, record it as missing.
 
-        `payload`: the packed message. `descriptors`: the file's descriptor; empty if it did not arrive.
+        Args:
+            payload: The packed message.
+            descriptors: The file descriptor of the region. Empty if it did not arrive.
         """
         offset_bytes, size_bytes, is_mapped, length = REGION.unpack_from(payload)
         words = payload[REGION.size :]
@@ -55,7 +57,7 @@ class ForwardedRegions(Regions):
         """Return the region `name`, see `Regions.find`.
 
         Raises:
-            UnavailableError: the service has the region, but this process could not open it.
+            UnavailableError: The service has registered the region, but this process could not open it.
         """
         try:
             return super().find(name, is_local=is_local)

@@ -1,7 +1,7 @@
-"""Messages between the service and a worker process, with descriptors, over a Unix socket of packets.
+"""Sends messages and file descriptors between the service and a worker process, over a Unix packet socket.
 
-A long message is sent in several packets. This bounds what arrives and checks its form; `handle` checks its
-meaning, and raises `ChannelError` if it makes no sense.
+Long messages are split into several packets. The channel limits the size of messages and checks their format.
+The callback `handle` checks their content, and raises `ChannelError` if it is invalid.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _NO_ROOM: Final = (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Kind(IntEnum):
-    """The kinds of messages; each name begins with its sender, the service (`MAIN`) or the worker."""
+    """The kinds of messages. The prefix names the sender, which is the service (`MAIN`) or the worker."""
 
     MAIN_LEND = 2
     MAIN_RETIRE = 3
@@ -51,18 +51,18 @@ Handle: TypeAlias = Callable[[Kind, bytes, list[int]], None]
 
 
 class Passed(Protocol):
-    """An object whose descriptor is sent with a message, unless the object has closed it by then."""
+    """An object whose file descriptor is sent with a message. A closed descriptor is not sent."""
 
     def fileno(self) -> int:
-        """Return its descriptor, or -1 once it is closed."""
+        """Return the file descriptor, or -1 if it is closed."""
 
 
 class ChannelError(TransportError):
-    """The other process broke the protocol."""
+    """The other process violated the protocol."""
 
 
 class Channel:
-    """One end of the channel between service and worker; it owns its socket."""
+    """One end of the channel between the service and a worker. It owns its socket."""
 
     def __init__(
         self,
@@ -94,13 +94,13 @@ class Channel:
 
     @property
     def is_full(self) -> bool:
-        """Whether to send no more work: too many bytes are queued, or the channel is closed."""
+        """Whether no more work should be sent, because too many bytes are queued or the channel is closed."""
         return not self._is_open or self._queued_bytes > _MAX_QUEUED_BYTES
 
     def send(self, kind: Kind, payload: bytes = b"", passed: Passed | None = None) -> None:
-        """Send or queue a message; does nothing after the channel is closed.
+        """Send or queue a message. If the channel is closed, do nothing.
 
-        `passed`: owner of a descriptor to send with the message; a closed descriptor is left out.
+        `passed` owns a file descriptor to send with the message. A closed descriptor is not sent.
         """
         if not self._is_open:
             return
@@ -117,7 +117,7 @@ class Channel:
                 return
 
     def receive(self) -> None:
-        """Handle arrived messages, at most 64 packets."""
+        """Handle the messages that have arrived, at most 64 packets."""
         for _ in range(_PACKETS_AT_ONCE):
             if not self._is_open:
                 return
@@ -146,14 +146,14 @@ class Channel:
                 return
 
     def receive_rest(self) -> None:
-        """Handle everything that a process sent before it ended."""
+        """Handle all messages that a process sent before it ended."""
         for _ in range(_MAX_REST // _PACKETS_AT_ONCE):
             if not self._is_open:
                 return
             self.receive()
 
     def close(self) -> None:
-        """Close the channel for both processes, and drop what waits; a second call does nothing."""
+        """Close the channel for both processes, and drop all queued messages."""
         if not self._is_open:
             return
         self._is_open = False

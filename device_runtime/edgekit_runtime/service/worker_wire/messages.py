@@ -1,4 +1,4 @@
-"""Forms of the messages between the service and a worker process."""
+"""The formats of messages between the service and a worker process."""
 
 import dataclasses
 import json
@@ -26,11 +26,11 @@ class VerifiedPackage:
     """A package whose signature the service has verified.
 
     Attributes:
-        version: version of the model.
-        manifest_sha256: digest of the signed manifest, compared when the worker opens the package.
-        submodel: the part of the package that is the model; None for all of it.
-        local_key: for an encrypted package, its `local_key` as text. The worker gets the package decrypted,
-            and encrypts the files that it stores with this key. None for a plain package.
+        version: The version of the model.
+        manifest_sha256: The digest of the signed manifest. The worker compares it when it opens the package.
+        submodel: The submodel of the package to load, or None for the whole package.
+        local_key: The `local_key` of an encrypted package as text, or None. The worker gets the package
+            decrypted. It encrypts files that it stores with this key.
     """
 
     version: str
@@ -41,14 +41,14 @@ class VerifiedPackage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """The order to a worker. The worker gets the order as a JSON file, together with the package's file.
+    """The configuration of a worker. It is sent as JSON together with the file of the package.
 
     Attributes:
-        config: configuration of the worker's own service, which does not listen.
-        isolation: limits of this process.
-        limits: limits of reading packages.
-        token: the token that clients over TCP must send, or None.
-        connections: how many connections may be lent to the worker at one time.
+        config: The configuration of the service in the worker, which does not listen.
+        isolation: The limits of the worker process.
+        limits: The limits for reading packages.
+        token: The token that TCP clients must send, or None.
+        connections: The maximum number of connections that may be lent to the worker.
     """
 
     config: ServiceConfig
@@ -65,13 +65,13 @@ TrialOutcome: TypeAlias = Literal["tried", "refused", "unavailable", "promote", 
 
 @dataclass(frozen=True, slots=True)
 class TrialReport:
-    """A worker's report on a version that it tries.
+    """A report of a worker on a version on trial.
 
     Attributes:
-        outcome: first `tried` if the trial has begun, `refused` if the version cannot be loaded, or
-            `unavailable` if memory or descriptors are lacking now. Later `promote` or `rollback`.
-        gate: the missed gate, for `rollback`.
-        reason: why it was rolled back or not tried.
+        outcome: First `tried` (the trial has started), `refused` (the version cannot be loaded) or
+            `unavailable` (the system is out of memory or file descriptors). Later `promote` or `rollback`.
+        gate: The gate that was missed, for `rollback`.
+        reason: The reason why the version was rolled back or not tried.
     """
 
     version: str
@@ -84,10 +84,10 @@ class TrialReport:
 
 
 def read_trial_report(payload: bytes) -> TrialReport:
-    """Return what `TrialReport.to_bytes` wrote.
+    """Parse the bytes that `TrialReport.to_bytes` returned.
 
     Raises:
-        ChannelError: the payload has another form.
+        ChannelError: The bytes have another format.
     """
     try:
         message = TrialReport(**json.loads(payload))

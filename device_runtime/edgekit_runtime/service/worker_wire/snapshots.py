@@ -1,4 +1,4 @@
-"""A worker's reports on its versions to the service: counts, drift, cache, rollout."""
+"""The reports of a worker on its versions: counts, drift, cache and rollout."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -20,12 +20,12 @@ _MAX_ANSWERS: Final = 1 << 53
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A worker's figures on one version.
+    """The report of a worker on one version.
 
     Attributes:
-        counted: counts since the start of the worker process.
-        details: result of `Served.to_json` in the worker, without the rollout.
-        rollout: the `rollout` of `Served.to_json`, or None.
+        counted: The counts since the start of the worker process.
+        details: The result of `Served.to_json` in the worker, without the rollout.
+        rollout: The `rollout` of `Served.to_json`, or None.
     """
 
     counted: LaneMetrics
@@ -34,16 +34,16 @@ class Snapshot:
 
 
 def write_snapshots(versions: Iterable[Served]) -> bytes:
-    """Return the figures on all `versions`, as one message."""
+    """Return the reports on all `versions` as one message."""
     document = {version.version: [_write(version.metrics), version.to_json()] for version in versions}
     return json.dumps(document, separators=(",", ":")).encode("ascii")
 
 
 def read_snapshots(payload: bytes) -> dict[str, Snapshot]:
-    """Return what `write_snapshots` wrote, by version.
+    """Return the reports in a message from `write_snapshots`, by version.
 
     Raises:
-        ChannelError: the payload has another form.
+        ChannelError: The message has another format.
     """
     try:
         document = json.loads(payload, parse_constant=_refuse_constant)
@@ -58,7 +58,7 @@ def read_snapshots(payload: bytes) -> dict[str, Snapshot]:
 def add_up(into: LaneMetrics, parts: Sequence[LaneMetrics]) -> None:
     """Set `into` to the sums of `parts`.
 
-    `waiting` becomes the value of the last part, and `last_s` the latest time of all parts.
+    `waiting` is set to the value of the last part, and `last_s` to the latest time of all parts.
     """
     for name in _COUNTS:
         setattr(into, name, sum(getattr(part, name) for part in parts))

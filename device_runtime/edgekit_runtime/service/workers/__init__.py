@@ -1,1 +1,1 @@
-"""Isolated models as the service sees them: worker processes, their supervision and restarts."""
+"""Runs isolated models in worker processes, which are supervised and restarted."""

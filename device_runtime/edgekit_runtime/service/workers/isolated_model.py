@@ -1,6 +1,6 @@
-"""A version of an isolated model and its worker processes: started, watched, restarted, and ended.
+"""Starts, monitors, restarts and ends the worker processes of a version of an isolated model.
 
-Requests reach a worker together with their connection and do not pass through here: see `worker_handle`.
+Requests do not pass this module. They reach a worker together with their connection, see `worker_handle`.
 """
 
 import asyncio
@@ -43,17 +43,17 @@ _logger = logging.getLogger(__name__)
 
 
 class IsolatedModel(IsolatedVersion):
-    """A version in worker processes. Use it on the loop's thread, except for `close`.
+    """A version in worker processes. Use it on the event loop, except for `close`.
 
-    A version on trial has no workers of its own. It runs in a worker of the version in use, its host. After a
-    promotion, that worker belongs to the new version.
+    A version on trial has no workers of its own. It runs in a worker of the version in use, which is its
+    host. After a promotion, that worker belongs to the new version.
 
     Attributes:
-        opened: done when a worker is ready or, in a trial, when the candidate gets calls. If that fails, this
-            future gets the error; `end` cancels it.
-        hosted: trial of another version in a worker of this version, or None.
-        workers: workers that run or start; ready workers are in the order in which they became ready.
-        restarts: how often a worker was started again after it was lost.
+        opened: A future that is done when a worker is ready or, in a trial, when the candidate gets calls. If
+            that fails, the future gets the error. `end` cancels it.
+        hosted: The trial of another version in a worker of this version, or None.
+        workers: The workers that are starting or running. Ready workers are in the order of becoming ready.
+        restarts: How often a worker was restarted after it was lost.
     """
 
     def __init__(
@@ -88,16 +88,16 @@ class IsolatedModel(IsolatedVersion):
 
     @property
     def ready(self) -> list[WorkerHandle]:
-        """The workers that have loaded the model; for a version on trial, the workers of its host.
+        """The workers that have loaded the model. For a version on trial, the workers of its host.
 
-        Only the first `isolation.processes` workers get requests. A standby worker comes after them.
+        Only the first `isolation.processes` workers get requests. The standby worker comes after them.
         """
         workers = self.workers if self._trial is None else self._trial.host.workers
         return [worker for worker in workers if worker.is_ready]
 
     @property
     def is_in_use(self) -> bool:
-        """Whether it has or will get workers of its own: it is neither on trial nor ended."""
+        """Whether the version has or will get its own workers, because it is neither on trial nor ended."""
         return self._trial is None and not self._is_ended
 
     @property
@@ -106,13 +106,13 @@ class IsolatedModel(IsolatedVersion):
         return self._is_ended and not self.workers
 
     def fileno(self) -> int:
-        """Return the descriptor of the package, or -1 once it is closed."""
+        """Return the file descriptor of the package, or -1 if it is closed."""
         return self._package
 
     def begin(self) -> None:
-        """Start a worker. The owner calls this once; later workers are started by this class.
+        """Start a worker. The owner calls this once, and this class starts all later workers.
 
-        If the start fails, it is repeated later. If the restart policy gives up, `opened` gets an error.
+        A failed start is retried later. If the restart policy gives up, `opened` gets an error.
         """
         try:
             worker = WorkerHandle(self._http, self, self.spec, self._package)
@@ -124,9 +124,9 @@ class IsolatedModel(IsolatedVersion):
             worker.add_region(region)
 
     def begin_trial(self, host: "IsolatedModel") -> None:
-        """Try this version in the first ready worker of `host`; wait for one if none is ready.
+        """Start a trial of this version in the first ready worker of `host`. If none is ready, wait for one.
 
-        If `host` is being unloaded, this ends the version instead.
+        If `host` is being unloaded, end this version instead.
         """
         if host._is_draining:
             self.end()
@@ -136,13 +136,13 @@ class IsolatedModel(IsolatedVersion):
             self._trial.start(ready[0])
 
     def fail(self, error: EdgekitError) -> None:
-        """End all its processes; if `opened` is not done, it gets `error`."""
+        """End all processes of the version. If `opened` is not done, it gets `error`."""
         if not self.opened.done():
             self.opened.set_exception(error)
         self.end()
 
     def end(self) -> None:
-        """Kill all processes and close the package; lent connections come back."""
+        """Kill all processes and close the package. Lent connections are returned."""
         if self._is_ended:
             return
         if self.hosted is not None:
@@ -163,13 +163,16 @@ class IsolatedModel(IsolatedVersion):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is under way in its workers, for this version or another."""
+        """Whether no request is running in the workers of this version."""
         return all(worker.is_idle for worker in self.ready)
 
     def lend(self, connection: Connection, *, is_default: bool) -> bool:
-        """Let the worker with the fewest connections answer the present request of `connection`.
+        """Let the worker with the fewest connections answer the current request of `connection`.
 
-        `is_default`: whether the request names no version. Returns whether a worker answers.
+        `is_default` states whether the request is for the default version.
+
+        Returns:
+            True if a worker accepted the connection.
         """
         answering = [] if self._is_draining else self.ready[: self.spec.isolation.processes]
         return any(
@@ -178,11 +181,11 @@ class IsolatedModel(IsolatedVersion):
         )
 
     def submit(self, call: Call) -> None:
-        """Refuse `call`: calls in this process reach no worker."""
+        """Refuse `call`, because calls in this process do not reach the workers."""
         call.reply(self.refuse())
 
     def refuse(self) -> UnavailableError:
-        """Count a request that no worker can take now, and return the error to answer."""
+        """Count a request that no worker can answer now, and return the error for the client."""
         self._past.refused += 1
         self._add_up()
         if self.ready and not self._is_draining:
@@ -193,10 +196,10 @@ class IsolatedModel(IsolatedVersion):
         return UnavailableError(f"{self.manifest.name}: {text}", _RESTART_S + left_s)
 
     def drain(self, done: Callable[[], None]) -> None:
-        """Lend no more connections, let the workers return all connections, and then call `done`.
+        """Lend no more connections, ask the workers to return all connections, and then call `done`.
 
-        `done` is called after `drain_timeout_s` at the latest, and maybe before this returns. A hosted trial
-        is ended. A version that is not open yet ends at once.
+        `done` is called after at most `drain_timeout_s`, possibly before this method returns. A hosted trial
+        is ended. A version that is not open yet is ended at once.
         """
         if not self.opened.done():
             self.end()
@@ -208,19 +211,22 @@ class IsolatedModel(IsolatedVersion):
         self._await_returns(done, self._loop.time() + self.spec.config.inference.drain_timeout_s)
 
     def close(self) -> None:
-        """Let the loop kill all processes, without waiting. May be called on any thread."""
+        """Schedule the end of all processes without waiting. This may be called on any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, after `Supervisor.close`
             self._loop.call_soon_threadsafe(self.end)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the first worker's statistics without the counts; empty before its first report."""
+        """Return the statistics of the first worker without its counts.
+
+        They are empty before its first report.
+        """
         snapshot = self._snapshots.get(self.ready[0]) if self.ready else None
         return {} if snapshot is None else snapshot.details
 
     # As the owner of its workers
 
     def on_ready(self, worker: WorkerHandle) -> None:
-        """Use a worker that has loaded its model, and start the next worker if one is missing."""
+        """Use a worker that has loaded its model, and start another worker if one is missing."""
         self.workers.remove(worker)
         self.workers.append(worker)  # behind those that were ready before
         self._policy.note_ready()
@@ -231,7 +237,7 @@ class IsolatedModel(IsolatedVersion):
         self._fill()
 
     def on_snapshots(self, worker: WorkerHandle, payload: bytes) -> None:
-        """Store a worker's figures on this version and on the candidate in that worker."""
+        """Store the reports of a worker on this version and on a candidate in the same worker."""
         trial = self.hosted
         for version, snapshot in read_snapshots(payload).items():
             if version == self.manifest.version:
@@ -241,17 +247,17 @@ class IsolatedModel(IsolatedVersion):
                 trial.model.add_snapshot(worker, snapshot)
 
     def on_trial_message(self, worker: WorkerHandle, message: TrialReport) -> None:
-        """Act on a worker's report on a trial, unless the trial is over.
+        """Handle the report of a worker on a trial, unless the trial has ended.
 
         Raises:
-            ChannelError: such a report cannot come now.
+            ChannelError: The report is not allowed at this time.
         """
         trial = self.hosted
         if trial is not None and trial.worker is worker and trial.version == message.version:
             trial.handle_message(message)
 
     def on_end(self, worker: WorkerHandle, end: End, reason: str) -> None:
-        """Forget an ended worker, roll back its candidate, and restart as `RestartPolicy` says."""
+        """Remove an ended worker, roll back its candidate, and restart it if `RestartPolicy` says so."""
         ended = self._snapshots.pop(worker, None)
         if ended is not None:
             total = LaneMetrics("", "")
@@ -270,7 +276,7 @@ class IsolatedModel(IsolatedVersion):
     # As the host of a trial
 
     def promote(self, trial: "WorkerTrialRunner") -> bool:
-        """Put the candidate in use and end the other workers; return False if its own worker is lost."""
+        """Put the candidate in use and end all other workers. Return False if the trial has ended."""
         if self.hosted is not trial or trial.worker is None:
             return False
         self.hosted = trial.report = None
@@ -281,7 +287,7 @@ class IsolatedModel(IsolatedVersion):
         return True
 
     def drop(self, trial: "WorkerTrialRunner") -> None:
-        """End the trial and unload the candidate; does nothing if the trial is over."""
+        """End the trial and unload the candidate, unless the trial has already ended."""
         if self.hosted is not trial:
             return
         if trial.worker is not None:
@@ -289,12 +295,12 @@ class IsolatedModel(IsolatedVersion):
         self.end_trial(trial)
 
     def end_trial(self, trial: "WorkerTrialRunner") -> None:
-        """End the trial and the candidate, without a message to the worker."""
+        """End the trial and the candidate without a message to the worker."""
         self.hosted = trial.report = None
         trial.model.end()
 
     def add_snapshot(self, worker: WorkerHandle, snapshot: Snapshot) -> None:
-        """Replace the figures of `worker`, which are totals since its start."""
+        """Replace the counts of `worker`, which are totals since its start."""
         self._snapshots[worker] = snapshot
         self._add_up()
 
@@ -360,17 +366,17 @@ class IsolatedModel(IsolatedVersion):
 
 
 class WorkerTrialRunner(TrialRunner):
-    """The trial of a candidate in a worker of the version in use. If that worker ends, so does the trial.
+    """A trial of a candidate in a worker of the version in use. If the worker ends, the trial ends too.
 
-    The worker proposes a verdict, and the service checks it. The candidate gets calls once its
+    The worker proposes a verdict, and the service checks it. The candidate gets calls when its
     `IsolatedModel.opened` is done.
 
     Attributes:
-        host: the version in use.
-        deadline_s: time by which the candidate must be open, on the clock of the loop.
-        worker: the worker that tries the candidate; None until a worker is ready.
-        figures: the rollout's statistics in the worker; empty until the first report arrives.
-        report: called with the verdict; None before `begin` and after the trial.
+        host: The version in use.
+        deadline_s: The time by which the candidate must be open, on the clock of the event loop.
+        worker: The worker that runs the candidate, or None until a worker is ready.
+        figures: The statistics of the rollout in the worker. Empty before the first report.
+        report: Called with the verdict. None before `begin` and after the trial.
     """
 
     def __init__(self, model: IsolatedModel, host: IsolatedModel) -> None:
@@ -386,7 +392,7 @@ class WorkerTrialRunner(TrialRunner):
         return self.model.manifest.version
 
     def start(self, worker: WorkerHandle) -> None:
-        """Make `worker` load and try the candidate; give up the trial if the order cannot be sent."""
+        """Make `worker` load and try the candidate. If the message cannot be sent, give up the trial."""
         try:
             worker.start_trial(self.model.spec.package, self.model)
         except Exception as cause:  # the thread that loads all models waits for an outcome
@@ -396,10 +402,11 @@ class WorkerTrialRunner(TrialRunner):
             self.worker = worker
 
     def handle_message(self, message: TrialReport) -> None:
-        """Act on the worker's report on the candidate.
+        """Handle a report of the worker on the candidate.
 
         Raises:
-            ChannelError: the report cannot come now, or its verdict contradicts the worker's own counts.
+            ChannelError: The report is not allowed at this time, or its verdict contradicts the worker's
+                counts.
         """
         outcome, is_open = message.outcome, self.model.opened.done()
         if outcome == "refused" and not is_open:
@@ -418,12 +425,12 @@ class WorkerTrialRunner(TrialRunner):
             raise ChannelError(f"it sent {outcome!r} of version {message.version} at the wrong time")
 
     def give_up(self, reason: str) -> None:
-        """End the trial, since the candidate cannot be tried now. This does not count against it."""
+        """End the trial because the candidate cannot be tried now. The candidate is not blamed for it."""
         text = f"{self.model.manifest.name} {self.version} cannot be tried now: {reason}; load it again later"
         self._fail(UnavailableError(text, _RESTART_S))
 
     def crash(self, reason: str) -> None:
-        """Roll back the candidate, since its worker crashed. That worker ran well without the candidate."""
+        """Roll back the candidate because its worker crashed. Without the candidate, the worker ran well."""
         name = self.model.manifest.name
         _logger.error("%s: its worker is lost with %s: %s", name, self.version, reason)
         if self.model.opened.done():  # also if it was to be promoted: it has not been yet
@@ -435,26 +442,32 @@ class WorkerTrialRunner(TrialRunner):
     # As a `TrialRunner`
 
     def begin(self, report: Callable[[Any], None]) -> None:
-        """Pass the verdict to `report`, at once if it has come already."""
+        """Pass the verdict to `report`, at once if it already exists."""
         if self._verdict is None:
             self.report = report
         else:
             report(self._verdict)
 
     def look(self) -> None:
-        """Do nothing: the worker judges the canary."""
+        """Do nothing, because the worker judges the candidate."""
 
     def add_energy(self, candidate_j: float, current_j: float) -> None:
-        """Send the worker the energy of a request to each version, in joules."""
+        """Send the energy per request of each version in joules to the worker."""
         if self.worker is not None:
             self.worker.channel.send(Kind.MAIN_ENERGY, ENERGY.pack(candidate_j, current_j))
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the rollout statistics that the worker sent last; empty before the first report."""
+        """Return the latest statistics of the rollout from the worker.
+
+        They are empty before the first report.
+        """
         return self.figures
 
     def take_over(self) -> bool:
-        """Go on with the candidate alone. If its worker is lost, return False; a rollback follows."""
+        """Use the candidate instead of the version in use.
+
+        Return False if its worker is lost. The candidate is then rolled back.
+        """
         return self.host.promote(self)
 
     def end(self) -> None:
