@@ -13,15 +13,12 @@ answer between two processes, and all that the service does beside these steps.
 Every figure is of this machine and this run: compare ratios.
 """
 
-import telemetry_off  # noqa: F401
-
 import io
 import json
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +35,7 @@ from edgekit_runtime.tasks.task import read_task
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from results import make_parser
 from serving import serving, write_signed
+from turns import take_turns
 
 
 def main() -> None:
@@ -91,7 +89,8 @@ def main() -> None:
                     stated.setdefault(step, []).append(value)
 
             calls = {"by hand": answer_by_hand, "service": ask}
-            medians = {key: value * 1e3 for key, value in take_turns(calls, arguments.rounds).items()}
+            times = take_turns(calls, arguments.rounds)
+    medians = {key: 1e3 * statistics.median(seconds) for key, seconds in times.items()}
     figures: dict[str, Any] = {
         "load_average": os.getloadavg()[0],
         "jpeg_bytes": len(photo),
@@ -111,17 +110,6 @@ def draw_photo() -> bytes:
     file = io.BytesIO()
     Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=88)
     return file.getvalue()
-
-
-def take_turns(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Return the median of each call in seconds."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            begin_s = time.perf_counter()
-            call()
-            times[name].append(time.perf_counter() - begin_s)
-    return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 
 if __name__ == "__main__":

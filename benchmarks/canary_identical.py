@@ -12,20 +12,18 @@ not, or gave over 100 wrong answers.
 """
 
 import argparse
-import multiprocessing
 import os
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import onnx
 
 from edgekit_runtime import Client
+from processes import busy_loops
 from results import make_parser
 from service_soak import Versions
 from serving import MODEL, serving
@@ -50,27 +48,9 @@ def main() -> int:
     parser.add_argument("--share", type=float, default=0.5)
     parser.add_argument("--isolated", action="store_true", help="the model in a process of its own")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name, burning(arguments.burners):
+    with tempfile.TemporaryDirectory() as name, busy_loops(arguments.burners):
         outcomes, wrong, load_average = measure(Path(name), arguments)
     return report(arguments, outcomes, wrong, load_average)
-
-
-@contextmanager
-def burning(count: int) -> Iterator[None]:
-    """Keep `count` processors busy during the block."""
-    burners = [multiprocessing.Process(target=burn, daemon=True) for _ in range(count)]
-    for burner in burners:
-        burner.start()
-    try:
-        yield
-    finally:
-        for burner in burners:
-            burner.kill()
-
-
-def burn() -> None:
-    while True:
-        sum(range(1000))
 
 
 def negate() -> bytes:

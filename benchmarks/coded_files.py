@@ -7,8 +7,6 @@ Weights are int8 with a scale a channel, as `edgekit package` stores them; then 
 2.5 bits of entropy a weight: here that loses accuracy, and is for the size alone. Times are of the processor.
 """
 
-import telemetry_off  # noqa: F401
-
 import hashlib
 import io
 import lzma
@@ -31,6 +29,7 @@ from edgekit_runtime.errors import PackageError
 from edgekit_toolkit.packaging.plain_package import write_plain_package
 from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer
 from edgekit_toolkit.quantize.forms import INT8_WEIGHTS, Form, build
+from graphs import GraphBuilder
 from results import make_parser, print_head, print_row, write_json
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,13 +71,16 @@ def coarsen(model: onnx.ModelProto, bits: float) -> None:
         tensors[scale].CopyFrom(numpy_helper.from_array(scales, scale))
 
 
-def measure(name: str, model: onnx.ModelProto, folder: Path) -> dict[str, object]:
-    """Package a model, code the package, decode it, and return the figures."""
+def make_package(name: str, model: onnx.ModelProto, folder: Path) -> bytes:
     source = folder / "source.onnx"
     onnx.save(model, source)
     sign = load_signer("benchmark", folder / "keys")
-    path = write_plain_package(source, name=name, target="x86-64", folder=folder, sign=sign)
-    package = path.read_bytes()
+    return write_plain_package(source, name=name, target="x86-64", folder=folder, sign=sign).read_bytes()
+
+
+def measure(name: str, model: onnx.ModelProto, folder: Path) -> dict[str, object]:
+    """Package a model, code the package, decode it, and return the figures."""
+    package = make_package(name, model, folder)
     started_s = time.process_time()
     content = encode(b"", package) or b""
     encode_s = time.process_time() - started_s
@@ -123,25 +125,13 @@ def damage(content: bytes, rng: np.random.Generator) -> bytes:
 def make_small_package(folder: Path) -> bytes:
     """Return a package of one layer of int8 weights, whose coded file has codes, biases and noise."""
     rng = np.random.default_rng(0)
-    weights, biases = rng.normal(0, 0.1, (64, 10)), rng.normal(0, 0.1, 10)
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("Gemm", ["x", "w", "b"], ["y"])],
-        "layer",
-        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 64])],
-        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 10])],
-        [
-            numpy_helper.from_array(array.astype(np.float32), name)
-            for name, array in (("w", weights), ("b", biases))
-        ],
-    )
-    opsets = [onnx.helper.make_opsetid("", 17)]
-    model = build(onnx.helper.make_model(graph, ir_version=8, opset_imports=opsets), Form(INT8_WEIGHTS))
+    graph = GraphBuilder()
+    weights, biases = (graph.weight(rng.normal(0, 0.1, shape).astype(np.float32)) for shape in ((64, 10), 10))
+    y = graph.add("Gemm", ["x", weights, biases])
+    model = build(graph.model({"x": [1, 64]}, {y: [1, 10]}), Form(INT8_WEIGHTS))
     assert model is not None
     coarsen(model, BITS)
-    source = folder / "source.onnx"
-    onnx.save(model, source)
-    sign = load_signer("benchmark", folder / "keys")
-    return write_plain_package(source, name="x", target="x86-64", folder=folder, sign=sign).read_bytes()
+    return make_package("x", model, folder)
 
 
 def decode_damaged(count: int, seed: int, folder: Path) -> dict[str, object]:

@@ -8,8 +8,6 @@ that a package comes out also where its score misses the goal. Processor seconds
 on one thread; `--unlimited` sets no limit on transport, for comparison.
 """
 
-import telemetry_off  # noqa: F401
-
 import json
 import os
 import resource
@@ -26,7 +24,7 @@ from edgekit_runtime.sessions import open_session
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.signing_keys import load_signer
-from judging import THREADS, Judge, open_model
+from judging import THREADS, Judge, open_model, read_arrays
 from quantization import run_tool
 from results import machine, make_parser, print_head, print_row, write_json
 from works import HERE, Subject, list_subjects
@@ -69,7 +67,7 @@ def measure(subject: Subject, goal: Goal, options: Namespace, folder: Path) -> d
     if row.note:
         return {**figures, "label": row.note}
     path, trust = next(folder.glob("*.edgepkg")), TrustStore.from_folder(find_keys_folder())
-    judge = Judge(subject.evaluation, metric, open_model(subject.model))
+    judge = Judge(read_arrays(subject.evaluation), metric, open_model(subject.model))
     report = json.loads(printed)
     return {
         **figures,

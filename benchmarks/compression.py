@@ -11,8 +11,6 @@ With `--distil` channels go, then the pruned models are trained on the float mod
 samples refuse that. `--unlabelled` takes so many samples of the evaluation for it, without their labels.
 """
 
-import telemetry_off  # noqa: F401
-
 import lzma
 import time
 from collections.abc import Iterator
@@ -25,13 +23,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-import metrics
 from edgekit_runtime.errors import EdgekitError
 from edgekit_toolkit.compress.compression import CodedWeight, Compression
 from edgekit_toolkit.compress.distillation import distil
 from edgekit_toolkit.compress.pruning import prune
 from edgekit_toolkit.compress.sequential import round_weights
-from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.layers import find_layers
 from edgekit_toolkit.passes.optimiser import optimise
@@ -44,11 +40,11 @@ from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.quantize.scheme import ASYMMETRIC, fake_quantize
 from edgekit_toolkit.quantize.sensitivity import Fidelity, softmax_axes
 from edgekit_toolkit.samples.generated import Feeds
+from judging import THREADS, Judge, read_arrays
 from public_models import MissingError
 from results import machine, make_parser, print_head, print_row
 from works import WORKS, Arrays, Subject, Work, list_subjects
 
-THREADS = 2
 CALIBRATION_SAMPLES = 200
 # Of pruned models: multiply-adds that go, and steps of training.
 SHARES = (0.25, 0.38)
@@ -75,21 +71,6 @@ def round_to_nearest(floats: onnx.ModelProto, bits: int) -> Compression:
         codes = layer.from_rows(np.rint(rows / scale)).astype(np.int8)
         weights[layer.weight] = CodedWeight(codes, scale.reshape(-1).astype(np.float32))
     return Compression(weights)
-
-
-def score(metric: str, model: Model, source: Model, evaluation: Arrays) -> float:
-    """Return the share of right answers, or of answers that agree with the source's, 0..1."""
-    outputs, references = ([], [])
-    for run, results in ((model.open(threads=THREADS), outputs), (source.open(threads=THREADS), references)):
-        results.extend(run(feeds)[0] for feeds in list_feeds(evaluation))
-    labels = evaluation.get("y")
-    if metric == "mask_iou":
-        pairs = zip(outputs, references, strict=True)
-        return float(np.mean([metrics.mask_iou({"y": ours}, {"y": theirs}, None) for ours, theirs in pairs]))
-    answers, wanted = (
-        np.concatenate(rows).reshape(len(rows), -1).argmax(1) for rows in (outputs, references)
-    )
-    return float((answers == (wanted if labels is None else labels)).mean())
 
 
 def read_model(path: Path, samples: list[Feeds]) -> tuple[onnx.ModelProto, onnx.ModelProto]:
@@ -122,6 +103,7 @@ def compress(work: Work, all_bits: list[int]) -> Iterator[tuple[str, float, int,
     plan = base.plan
     assert plan is not None
     reference = OnnxModel(source)
+    judge = Judge(evaluation, work.metric, reference.open_session(threads=THREADS))
 
     def quantize(name: str, values: NDArray[Any]) -> NDArray[Any]:
         return fake_quantize(values, *plan.ranges[name], plan.scheme) if name in plan.ranges else values
@@ -131,7 +113,7 @@ def compress(work: Work, all_bits: list[int]) -> Iterator[tuple[str, float, int,
         packed_bytes = len(lzma.compress(model.content, preset=9))
         return (
             label,
-            score(work.metric, model, reference, evaluation),
+            judge.score(model.open_session(threads=THREADS)),
             len(model.content),
             packed_bytes,
             seconds,
@@ -150,20 +132,20 @@ def compress(work: Work, all_bits: list[int]) -> Iterator[tuple[str, float, int,
 
 def distil_pruned(subject: Subject, multiple: int, unlabelled: int) -> Iterator[tuple[str, ...]]:
     """Yield a row for each pruned model of a subject."""
-    with np.load(subject.calibration) as first, np.load(subject.evaluation) as second:
-        calibration, whole = dict(first), dict(second)
+    calibration, whole = read_arrays(subject.calibration), read_arrays(subject.evaluation)
     samples = list_feeds(calibration)[:CALIBRATION_SAMPLES]
     samples += list_feeds({name: values[:unlabelled] for name, values in whole.items()})
     evaluation = {name: values[unlabelled:] for name, values in whole.items()}
     source, floats = read_model(subject.model, samples)
     reference, metric = OnnxModel(source), "top1" if subject.work is None else subject.work.metric
+    judge = Judge(evaluation, metric, reference.open_session(threads=THREADS))
 
     def show(model: onnx.ModelProto) -> str:
         """Return the scores of the float model and of its int8 form, rounded by second order."""
         quantizer, form = quantize_static(onnx.shape_inference.infer_shapes(model), samples)
         form = replace(form, compression=round_weights(model, samples, peak=127, threads=THREADS))
         models = (OnnxModel(model), quantizer.build(form) or reference)
-        return ", ".join(f"{100 * score(metric, item, reference, evaluation):.2f}" for item in models)
+        return ", ".join(f"{100 * judge.score(item.open_session(threads=THREADS)):.2f}" for item in models)
 
     yield "1.00", show(floats), "", "", ""
     fidelity = Fidelity(

@@ -27,7 +27,7 @@ from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
 from edgekit_toolkit.passes.optimiser import optimise
 from edgekit_toolkit.tflite.convert import convert
 from environments import make_environment
-from judging import THREADS, Judge, open_model
+from judging import THREADS, Judge, open_model, read_arrays
 from litert_quantization import Renamed
 from pruned_latency import free_dims, read_feeds
 from quantization import OLIVE, Command, run_tool
@@ -124,7 +124,7 @@ class CompressedRow:
 
 def open_judge(subject: Subject) -> Judge:
     metric = "top1" if subject.work is None else subject.work.metric
-    return Judge(subject.evaluation, metric, open_model(subject.model))
+    return Judge(read_arrays(subject.evaluation), metric, open_model(subject.model))
 
 
 def convert_for_litert(subject: Subject, target: Path) -> Path:

@@ -3,16 +3,14 @@
 Usage: python benchmarks/detection_decoding.py
 """
 
-import statistics
-import time
 from collections.abc import Callable
 
 import numpy as np
 
 from edgekit_runtime.tasks.boxes import Boxes, choose_best
 from edgekit_runtime.tasks.kinds.detection import DetectionOptions, find_boxes
+from turns import median_ms
 
-ROUNDS = 100
 DRAW = np.random.default_rng(0)
 
 
@@ -38,15 +36,6 @@ def drawn_boxes(count: int, classes: int) -> Boxes:
     corners = np.concatenate([corner, corner + DRAW.uniform(10, 200, (count, 2))], axis=1)
     scores = DRAW.random(count, np.float32)
     return Boxes(corners.astype(np.float32), scores, DRAW.integers(0, classes, count))
-
-
-def median_ms(run: Callable[[], object]) -> float:
-    times = []
-    for _ in range(ROUNDS):
-        begin = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - begin)
-    return 1e3 * statistics.median(times)
 
 
 def main() -> None:

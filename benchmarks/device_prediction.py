@@ -15,8 +15,6 @@ Models: models/tiny and those of `--folder`. The device is emulated (needs root)
 Three shares take about 6 minutes at rest. `--seconds` is the length of one measurement on the device.
 """
 
-import telemetry_off  # noqa: F401
-
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,7 +33,7 @@ from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.samples.generated import generate_feeds
 from edgekit_toolkit.targets.loader import load_target
 from memory_estimate import Case, load, write
-from results import machine, make_parser, print_head, write_json
+from results import machine, make_parser, print_head, print_row, write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 GOAL = 0.1
@@ -77,10 +75,8 @@ def predict_latencies(
             predicted_s, timing = fits[-1].predict_s(run), there[name]
             errors.append(predicted_s / timing.seconds - 1)
             cells = [1e3 * run.whole_s, 1e3 * predicted_s, 1e3 * timing.seconds, timing.seconds / run.whole_s]
-            print(
-                f"| {name} | {' | '.join(f'{cell:.3g}' for cell in cells)} | {errors[-1]:+.1%}"
-                f" | {timing.spread:.1%} |"
-            )
+            shares = f"{errors[-1]:+.1%}", f"{timing.spread:.1%}"
+            print_row(name, *(f"{cell:.3g}" for cell in cells), *shares)
             yield {
                 "engine": engine,
                 "share": share,
@@ -124,10 +120,7 @@ def predict_memory(cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
             peak_bytes = measure(device, package, 1.0)["peak_bytes"]
             errors.append(stated.total_bytes / peak_bytes - 1)
             cells = [each / MB for each in (stated.total_bytes, stated.engine_bytes, peak_bytes)]
-            print(
-                f"| {case.name} | {' | '.join(f'{cell:.1f}' for cell in cells)} | {errors[-1]:+.1%} |",
-                flush=True,
-            )
+            print_row(case.name, *(f"{cell:.1f}" for cell in cells), f"{errors[-1]:+.1%}")
             yield {
                 "model": case.name,
                 "stated_bytes": stated.total_bytes,

@@ -9,7 +9,6 @@ Times are the shortest of all rounds, since other work on the machine only adds;
 and count this process and its children.
 """
 
-import argparse
 import importlib
 import json
 import os
@@ -18,8 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import SUPPRESS
 from pathlib import Path
 
+from benchmarks.results import make_parser
 from tests.runtime.conftest import make_maker
 from tests.runtime.encryption_parts import encrypt_package, make_device, make_heavy
 from tests.runtime.slot_cases import write_keys
@@ -74,10 +75,10 @@ def read_peak() -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--megabytes", type=float, default=5.0)
-    parser.add_argument("--load", nargs=3)
+    parser.add_argument("--load", nargs=3, help=SUPPRESS)
     arguments = parser.parse_args()
     if arguments.load:
         path, keys, reader = arguments.load

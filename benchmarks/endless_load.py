@@ -17,16 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
+from tests.service.wiring_parts import make_endless_model
 
 from edgekit_runtime import Client
 from edgekit_runtime.errors import EdgekitError
 from results import make_parser
 from service_soak import CONFIG, Versions, swap
-from serving import MODEL, serving
+from serving import serving
 from soak_clients import asking
 
-OUTPUT = "logits"
 SPARE_S = 3.0  # for the rest of a load
 
 
@@ -40,36 +39,12 @@ def main() -> int:
     return report(found)
 
 
-def make_endless() -> bytes:
-    model, helper = onnx.load(MODEL), onnx.helper
-    graph, kinds = model.graph, onnx.TensorProto
-    given = graph.input[0].name
-    for node in graph.node:
-        node.input[:] = ["looped" if name == given else name for name in node.input]
-    body = helper.make_graph(
-        [helper.make_node("Identity", ["go"], ["go_on"]), helper.make_node("Identity", ["last"], ["next"])],
-        "body",
-        [
-            helper.make_tensor_value_info("round", kinds.INT64, []),
-            helper.make_tensor_value_info("go", kinds.BOOL, []),
-            helper.make_tensor_value_info("last", kinds.FLOAT, None),
-        ],
-        [
-            helper.make_tensor_value_info("go_on", kinds.BOOL, []),
-            helper.make_tensor_value_info("next", kinds.FLOAT, None),
-        ],
-    )
-    graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "yes"))
-    graph.node.insert(0, helper.make_node("Loop", ["", "yes", given], ["looped"], body=body))
-    data: bytes = model.SerializeToString()
-    return data
-
-
 def measure(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
     versions = Versions(folder)
     versions.make(2 * rounds + 1)
     versions.publish()
-    versions.write("endless", make_endless(), expected={OUTPUT: versions.question[2]})
+    feeds, outputs = {"x": np.zeros((1, 4), np.float32)}, {"y": np.zeros((1, 2), np.float32)}
+    versions.write("endless", make_endless_model(), feeds, expected=outputs)
     config = f"{CONFIG}[models.endless]\nload_timeout_s = {seconds}\n"
     names = ("start", *(f"{what} {number}" for number in range(rounds) for what in ("before", "during")))
     swaps: dict[str, list[float]] = {"before": [], "during": []}

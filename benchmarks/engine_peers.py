@@ -14,8 +14,6 @@ by edgekit: LiteRT has no tool for ONNX. Models and packages are kept in `benchm
 `--without-vnni` hides AVX-512 and VNNI from all engines (`hidden_vnni.py`) and packages for x86-64-avx2.
 """
 
-import telemetry_off  # noqa: F401
-
 import json
 import math
 import os
@@ -39,7 +37,7 @@ from edgekit_runtime.system.engines import find_engine
 from edgekit_runtime.trust.trust_store import TrustStore
 from environments import make_environment
 from hidden_vnni import hide_vnni
-from judging import Judge, open_model
+from judging import Judge, open_model, read_arrays
 from public_models import CACHE
 from results import NONE, machine, make_parser, print_head, print_row, write_json
 from works import HERE, Subject, list_subjects
@@ -335,7 +333,7 @@ class Bench:
         drops: dict[str, float] = json.loads(cache.read_text()) if cache.exists() else {}
         drops = {name: drop for name, drop in drops.items() if not name.endswith(".edgepkg")}
         source = open_model(subject.model)
-        judge = Judge(subject.evaluation, _metric(subject), source)
+        judge = Judge(read_arrays(subject.evaluation), _metric(subject), source)
         baseline = judge.score(source)
         for path, engine in files.items():
             if path.name in drops:

@@ -9,8 +9,6 @@ products only, calibrated on 8 generated samples. One process for each model and
 form over which it aborts is named, and the next process goes on behind it.
 """
 
-import telemetry_off  # noqa: F401
-
 import itertools
 import json
 import os

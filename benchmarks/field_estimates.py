@@ -10,13 +10,13 @@ and weighted, by the inverse probabilities, with the interval of the packager. T
 some further requests is judged: its drop against the source, weighted and naively.
 """
 
-import argparse
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_toolkit.evaluation.drops import Drop, estimate_mean, mean_drops
+from results import make_parser, print_head, print_row
 
 _DAYS = 14
 
@@ -113,28 +113,17 @@ def _simulate_device(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--simulations", type=int, default=200)
     simulations = parser.parse_args().simulations
     print("accuracy, and drop of a candidate, in points; coverage of the intervals of 95 %")
-    titles = (
-        "devices send",
-        "samples",
-        "error",
-        "covered",
-        "width",
-        "naive",
-        "error of a drop",
-        "covered",
-        "naive",
-    )
-    print(f"| {' | '.join(titles)} |")
+    print_head("devices send | samples | error | covered | width | naive | error of a drop | covered | naive")
     for scenario in SCENARIOS:
         outcomes = [simulate(scenario, np.random.default_rng(seed)) for seed in range(simulations)]
-        print(_describe(scenario, outcomes))
+        print_row(*_describe(scenario, outcomes))
 
 
-def _describe(scenario: Scenario, outcomes: list[Outcome]) -> str:
+def _describe(scenario: Scenario, outcomes: list[Outcome]) -> list[str]:
     def mean(name: str) -> float:
         return float(np.mean([getattr(outcome, name) for outcome in outcomes]))
 
@@ -142,7 +131,7 @@ def _describe(scenario: Scenario, outcomes: list[Outcome]) -> str:
         values = [getattr(outcome, name) for outcome in outcomes]
         return f"{np.mean(values):+.2f} ± {1.96 * np.std(values, ddof=1) / np.sqrt(len(values)):.2f}"
 
-    cells = (
+    return [
         scenario.name,
         f"{mean('samples'):.0f}",
         error("error"),
@@ -152,8 +141,7 @@ def _describe(scenario: Scenario, outcomes: list[Outcome]) -> str:
         error("drop_error"),
         f"{mean('is_drop_covered'):.1%}",
         f"{mean('naive_drop_error'):+.1f}",
-    )
-    return f"| {' | '.join(cells)} |"
+    ]
 
 
 if __name__ == "__main__":

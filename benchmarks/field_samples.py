@@ -11,8 +11,6 @@ Measured: the latency of a small model in three services, by blocks of requests 
 with one that draws, and with one that also remembers requests for applications.
 """
 
-import telemetry_off  # noqa: F401
-
 import base64
 import json
 import math

@@ -15,24 +15,15 @@ import json
 import multiprocessing
 import resource
 import ssl
-import tempfile
 import time
 from contextlib import suppress
-from pathlib import Path
 
-from benchmarks.fleet_parts import running_fleet_up
+from benchmarks.fleet_parts import make_context, running_on_free_ports
 from benchmarks.processes import read_cpu_s, read_memory
 from benchmarks.results import make_parser
-from tests.free_port import free_port
 
 DEVICES = 20
 TIMEOUT_S = 30.0
-
-
-def make_context() -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context
 
 
 def make_first_message() -> bytes:
@@ -117,35 +108,32 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=20.0)
     options = parser.parse_args()
-    ports = {f"--{name}-port": str(free_port()) for name in ("broker", "web", "console")}
-    port = int(ports["--web-port"])
-    with tempfile.TemporaryDirectory() as root:
-        folder = Path(root, "fleet")
-        with running_fleet_up(folder, *itertools.chain(*ports.items())) as pid:
-            print(json.dumps({"before": describe(asyncio.run(fetch_all(port, 5.0)))}), flush=True)
-            counts = [multiprocessing.Value("L") for _ in range(options.processes)]
-            attackers = [
-                multiprocessing.Process(
-                    target=flood, args=(port, options.networks, options.at_once, count), daemon=True
-                )
-                for count in counts
-            ]
-            for attacker in attackers:
-                attacker.start()
-            time.sleep(5.0)
-            begin_s, begin_cpu_s = time.monotonic(), read_cpu_s(pid)
-            begin_count = sum(count.value for count in counts)
-            during = describe(asyncio.run(fetch_all(port, options.seconds)))
-            took_s, count = time.monotonic() - begin_s, sum(count.value for count in counts) - begin_count
-            rates = {
-                "handshakes_a_second": round(count / took_s),
-                "manager_cores": round((read_cpu_s(pid) - begin_cpu_s) / took_s, 2),
-                "manager_mb": round(read_memory(pid)["Rss"] / 1e6),
-            }
-            print(json.dumps({"during": during, **rates}), flush=True)
-            for attacker in attackers:
-                attacker.terminate()
-                attacker.join()
+    with running_on_free_ports() as (_, pid, ports):
+        port = ports["web"]
+        print(json.dumps({"before": describe(asyncio.run(fetch_all(port, 5.0)))}), flush=True)
+        counts = [multiprocessing.Value("L") for _ in range(options.processes)]
+        attackers = [
+            multiprocessing.Process(
+                target=flood, args=(port, options.networks, options.at_once, count), daemon=True
+            )
+            for count in counts
+        ]
+        for attacker in attackers:
+            attacker.start()
+        time.sleep(5.0)
+        begin_s, begin_cpu_s = time.monotonic(), read_cpu_s(pid)
+        begin_count = sum(count.value for count in counts)
+        during = describe(asyncio.run(fetch_all(port, options.seconds)))
+        took_s, count = time.monotonic() - begin_s, sum(count.value for count in counts) - begin_count
+        rates = {
+            "handshakes_a_second": round(count / took_s),
+            "manager_cores": round((read_cpu_s(pid) - begin_cpu_s) / took_s, 2),
+            "manager_mb": round(read_memory(pid)["Rss"] / 1e6),
+        }
+        print(json.dumps({"during": during, **rates}), flush=True)
+        for attacker in attackers:
+            attacker.terminate()
+            attacker.join()
 
 
 if __name__ == "__main__":

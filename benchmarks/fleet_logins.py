@@ -10,19 +10,15 @@ were checked a minute, and the cores that the manager took before and during the
 """
 
 import http.client
-import itertools
 import json
-import tempfile
 import threading
 import time
 from http.cookies import SimpleCookie
-from pathlib import Path
 from urllib.parse import urlencode
 
-from benchmarks.fleet_parts import running_fleet_up
+from benchmarks.fleet_parts import running_on_free_ports
 from benchmarks.processes import read_cpu_s
 from benchmarks.results import make_parser
-from tests.free_port import free_port
 
 from edgekit_fleet.access import users
 from edgekit_fleet.store.fleet_folder import FleetFolder
@@ -107,18 +103,15 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
     seconds = parser.parse_args().seconds
-    ports = {f"--{name}-port": str(free_port()) for name in ("broker", "web", "console")}
-    with tempfile.TemporaryDirectory() as root:
-        folder = Path(root, "fleet")
-        with running_fleet_up(folder, *itertools.chain(*ports.items())) as pid:
-            store = FleetFolder(folder).open_store()
-            with store.transaction() as session:
-                users.add_user(session, USER, PASSWORD, "admin", actor="benchmark")
-            store.close()
-            for name, (clients, pause_s) in ATTACKS.items():
-                result = attack(pid, int(ports["--console-port"]), seconds, clients, pause_s)
-                print(json.dumps({"attack": name, **result}), flush=True)
-                time.sleep(60.0)
+    with running_on_free_ports() as (folder, pid, ports):
+        store = FleetFolder(folder).open_store()
+        with store.transaction() as session:
+            users.add_user(session, USER, PASSWORD, "admin", actor="benchmark")
+        store.close()
+        for name, (clients, pause_s) in ATTACKS.items():
+            result = attack(pid, ports["console"], seconds, clients, pause_s)
+            print(json.dumps({"attack": name, **result}), flush=True)
+            time.sleep(60.0)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,16 @@
 
 import contextlib
 import signal
+import ssl
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from tests.free_port import free_port
 
 from edgekit_fleet.operations.rollouts import RolloutRequest, find_rollout, start_rollout
 from edgekit_fleet.simulation.enrolment import add_simulated_release
@@ -41,6 +45,24 @@ def running_fleet_up(folder: Path, *words: str) -> Iterator[int]:
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(30)
+
+
+@contextlib.contextmanager
+def running_on_free_ports() -> Iterator[tuple[Path, int, dict[str, int]]]:
+    """Run `edgekit fleet up` on a new folder; yields this, the process id, and the ports by name."""
+    ports = {name: free_port() for name in ("broker", "web", "console")}
+    words = [word for name, port in ports.items() for word in (f"--{name}-port", str(port))]
+    with tempfile.TemporaryDirectory() as root:
+        folder = Path(root, "fleet")
+        with running_fleet_up(folder, *words) as pid:
+            yield folder, pid, ports
+
+
+def make_context() -> ssl.SSLContext:
+    """Return a context that takes any certificate of a server."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 def roll_out(store: Store, version: str, *, size_bytes: int, **request: Any) -> str:

@@ -10,18 +10,14 @@ is the resident set of the manager in 10^6 bytes: at rest; before the attacks, w
 """
 
 import asyncio
-import itertools
 import json
 import ssl
-import tempfile
 import time
 from contextlib import suppress
-from pathlib import Path
 
-from benchmarks.fleet_parts import running_fleet_up
+from benchmarks.fleet_parts import make_context, running_on_free_ports
 from benchmarks.processes import read_memory
 from benchmarks.results import make_parser
-from tests.free_port import free_port
 
 ATTACKERS, READERS, OTHERS = 3, 170, 58
 PACKAGE_BYTES = 64 << 20
@@ -96,8 +92,7 @@ async def attack(pid: int, port: int, context: ssl.SSLContext, seconds: float) -
 
 async def run(pid: int, port: int, seconds: float, attacks: int) -> None:
     """Print the memory before attacks, and each attack."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context = make_context()
     rest_mb = read_rss_mb(pid)
     asked = await asyncio.gather(*(ask(FIRST_BYTES, number, port, context) for number in range(OTHERS)))
     await asyncio.sleep(AFTER_S)
@@ -112,13 +107,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=260.0)
     parser.add_argument("--attacks", type=int, default=1)
     options = parser.parse_args()
-    ports = {f"--{name}-port": str(free_port()) for name in ("broker", "web", "console")}
-    with tempfile.TemporaryDirectory() as root:
-        folder = Path(root, "fleet")
-        with running_fleet_up(folder, *itertools.chain(*ports.items())) as pid:
-            with (folder / "repository" / "targets" / "large").open("wb") as file:
-                file.truncate(PACKAGE_BYTES)
-            asyncio.run(run(pid, int(ports["--web-port"]), options.seconds, options.attacks))
+    with running_on_free_ports() as (folder, pid, ports):
+        with (folder / "repository" / "targets" / "large").open("wb") as file:
+            file.truncate(PACKAGE_BYTES)
+        asyncio.run(run(pid, ports["web"], options.seconds, options.attacks))
 
 
 if __name__ == "__main__":

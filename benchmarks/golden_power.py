@@ -1,21 +1,18 @@
-"""How much of what is wrong with a package its self-test notices, and whether it raises false alarms.
+"""How much of what is wrong with a package its self-test notices.
 
 Each form of eight models is packaged, corrupted in about thirty ways and signed again. The true loss is
-counted on labelled samples. A corruption that loses over 5 points must fail the self-test. The sound packages
-then go through the self-test of other environments, in which nothing may fail.
+counted on labelled samples. A corruption that loses over 5 points must fail the self-test; the sound package
+must pass it. `engine_releases.py` looks for false alarms of other engines.
 
     scripts/python benchmarks/golden_power.py
-        [--only NAME ...] [--engines ort litert] [--samples 150] [--times-only]
-        [--python ENVIRONMENT/bin/python ...] [--json FILE]
+        [--only NAME ...] [--engines ort litert] [--samples 150] [--times-only] [--json FILE]
 """
 
-import json
 import os
-import subprocess
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -48,38 +45,6 @@ from works import Subject, list_subjects
 LOSS = 0.05
 SEARCH_S = 3.0
 WITH_SAMPLES = ("resnet8", "dscnn", "vww")
-
-# Runs in the other environment, which has the runtime's packages and one engine; a fork for each package, as
-# an engine may abort.
-CHECK = """
-import json, os, sys
-from pathlib import Path
-from edgekit_runtime.package.archive import read_package
-from edgekit_runtime.sessions import EngineMissingError, open_session
-from edgekit_runtime.sessions.selftest import run_selftest
-from edgekit_runtime.system.paths import find_keys_folder
-from edgekit_runtime.trust.trust_store import TrustStore
-
-def check(path):
-    try:
-        with read_package(Path(path), TrustStore.from_folder(find_keys_folder())) as package:
-            return 0 if run_selftest(open_session(package), package).passed else 1
-    except EngineMissingError:
-        return 2
-    except Exception as error:
-        print(error, file=sys.stderr)
-        return 3
-
-outcomes = []
-for path in sys.argv[1:]:
-    child = os.fork()
-    if not child:
-        os._exit(check(path))
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    kinds = ("passed", "FALSE ALARM", "other engine", "refused")
-    outcomes.append((os.path.basename(path), kinds[code] if code >= 0 else f"signal {-code}"))
-print(json.dumps(outcomes))
-"""
 
 Samples = tuple[list[dict[str, NDArray[Any]]], NDArray[Any]]
 
@@ -233,15 +198,6 @@ def try_form(
     return trials
 
 
-def check_elsewhere(python: str, paths: Sequence[Path]) -> dict[str, list[str]]:
-    """Return outcome -> packages of their self-tests in another environment."""
-    done = subprocess.run([python, "-c", CHECK, *map(str, paths)], capture_output=True, text=True, check=True)
-    outcomes: dict[str, list[str]] = {}
-    for name, outcome in json.loads(done.stdout):
-        outcomes.setdefault(outcome, []).append(name)
-    return outcomes
-
-
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="*")
@@ -249,13 +205,12 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=150)
     parser.add_argument("--seed", type=int, default=0, help="chooses layers, channels and classes")
     parser.add_argument("--times-only", action="store_true", help="make no corruptions")
-    parser.add_argument("--python", nargs="*", default=[])
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     trials: dict[str, list[Trial]] = {}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["EDGEKIT_HOME"] = folder
-        signer, paths = load_signer(), []
+        signer = load_signer()
         print_head(
             "model, engine | forms | corruptions | lose over 5 points | missed | caught of all | time ratio"
         )
@@ -273,7 +228,6 @@ def main() -> None:
                     else:
                         trials[key] += try_form(label, package, signed, samples, seed=arguments.seed)
                     ratios.append(signed.time_ratio())
-                    paths.append(signed.path)
                     forms += 1
                 bad = [trial for trial in trials[key] if trial.loss > LOSS]
                 missed = sum(not trial.caught for trial in bad)
@@ -284,11 +238,6 @@ def main() -> None:
                     flush=True,
                 )
         print_missed(trials)
-        for python in arguments.python:
-            outcomes = check_elsewhere(python, paths)
-            print(python, {outcome: len(names) for outcome, names in outcomes.items()}, flush=True)
-            for outcome in outcomes.keys() - {"passed", "other engine"}:
-                print(f"  {outcome}: {' '.join(outcomes[outcome])}")
     write_json(arguments.json, trials)
 
 

@@ -26,14 +26,17 @@ def open_model(path: Path, threads: int = THREADS) -> Session:
     return OrtSession(path, OrtOptions(threads=threads))
 
 
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    with np.load(path) as data:
+        return dict(data)
+
+
 class Judge:
     """Knows the samples of one work and what the fp32 source answers to them."""
 
-    def __init__(self, evaluation: Path, metric: str, source: Session) -> None:
-        with np.load(evaluation) as data:
-            arrays = dict(data)
-        self._labels: NDArray[np.int64] | None = arrays.pop("y", None)
-        self._inputs: Arrays = arrays
+    def __init__(self, evaluation: Arrays, metric: str, source: Session) -> None:
+        self._labels: NDArray[np.int64] | None = evaluation.get("y")
+        self._inputs: Arrays = {name: array for name, array in evaluation.items() if name != "y"}
         self._score = getattr(metrics, metric)
         self._reference = [source.run(feed) for feed in self.feeds()]
 

@@ -27,8 +27,8 @@ from edgekit_toolkit.quantize.litert.quantizer import LiteRtQuantizer
 from edgekit_toolkit.quantize.scheme import LITERT, LITERT_AVX512
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.selection.choice import SAME_LATENCY
-from judging import Judge
-from public_models import CACHE, SHARED
+from judging import Judge, read_arrays
+from public_models import SHARED
 from results import machine, make_parser
 from works import Subject, Work, list_subjects
 
@@ -75,15 +75,6 @@ def samples(path: Path, name: str) -> Iterator[Feeds]:
         yield {name: array[index : index + 1]}
 
 
-def for_input(path: Path, name: str) -> Path:
-    """The same samples with another name of the input."""
-    with np.load(path) as data:
-        arrays = {key if key == "y" else name: data[key] for key in data}
-    renamed = CACHE / f"{path.stem}.{name}.npz"
-    np.savez(renamed, **arrays)  # type: ignore[arg-type]  # the stub takes the names for its own options
-    return renamed
-
-
 class Renamed:
     def __init__(self, session: LiteRtSession, name: str) -> None:
         self._session, self._name = session, name
@@ -114,7 +105,10 @@ def benchmark(subject: Subject, search_s: float) -> tuple[list[Row], float]:
         "the vendor's int8", found.candidates[0].form, TfliteModel(vendor.read_bytes()), float("nan")
     )
     files = [found.candidates[0], rival, *found.candidates[1:]]
-    judge = Judge(for_input(subject.evaluation, name), subject.work.metric, open_file(source.model, name, 1))
+    evaluation = {
+        key if key == "y" else name: array for key, array in read_arrays(subject.evaluation).items()
+    }
+    judge = Judge(evaluation, subject.work.metric, open_file(source.model, name, 1))
     scores = [judge.score(open_file(one.model, name, 1)) for one in files]
     rows = [
         Row(

@@ -9,8 +9,6 @@ With `local_s` in the order, devices do what `RemoteSession` does: while the ser
 refuses, they answer by themselves in that time, and ask again after 20 times what a request took.
 """
 
-import telemetry_off  # noqa: F401
-
 import asyncio
 import json
 import os

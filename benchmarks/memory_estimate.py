@@ -11,8 +11,6 @@ inputs: sizes are right, accuracy is not), PP-OCRv4 from a folder (--ocr) and th
 package carries. What is absent is skipped with a line.
 """
 
-import telemetry_off  # noqa: F401
-
 import subprocess
 import sys
 import tempfile

@@ -24,8 +24,6 @@ the first with the oracle's plan, and the switches of plan. Right: all outputs w
 of the whole model's.
 """
 
-import telemetry_off  # noqa: F401
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

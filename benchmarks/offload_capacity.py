@@ -15,8 +15,6 @@ The case `stay_local` has no such search: devices that obey the load in the repl
 not, at multiples of what the server carries. All figures are emulated.
 """
 
-import telemetry_off  # noqa: F401
-
 import json
 import os
 import tempfile
@@ -40,6 +38,7 @@ from edgekit_runtime.offload.offload_server import make_tail_request
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from offload_bench import TOKEN, Feeds, OffloadBench
 from planned_ways import Planned, PlannedWay
+from processes import read_cpu_s
 from results import make_parser, print_table, write_json
 
 LINK = LinkState(50e6, 50e6, 0.01)  # an office; a connection that idles for 0.5 s starts slowly again
@@ -174,7 +173,7 @@ class Server:
 
     def run_trial(self, devices: int, limit_s: float, local_s: float | None = None) -> dict[str, Any]:
         """Return p50 and p99 with a number of devices; with `local_s` they obey the server's load."""
-        before_s = cpu_s(self._pid)
+        before_s = read_cpu_s(self._pid)
         began_s = time.monotonic()
         child = self._bench.generate_load(self._cpu, **self._order, devices=devices, local_s=local_s)
         if child.wait(60 + 2 * self._order["seconds"]) != 0:
@@ -188,14 +187,9 @@ class Server:
         return {
             "devices": devices, "requests": len(good) + len(found["errors"]), "errors": len(found["errors"]),
             "local": len(found["local"]), "p50_ms": float(p50) * 1e3, "p99_ms": float(p99) * 1e3,
-            "cpu_ms": (cpu_s(self._pid) - before_s) * share / max(len(found["remote"]), 1) * 1e3,
+            "cpu_ms": (read_cpu_s(self._pid) - before_s) * share / max(len(found["remote"]), 1) * 1e3,
             "seconds": took_s, "is_kept": bool(p99 <= limit_s),
         }  # fmt: skip
-
-
-def cpu_s(pid: int) -> float:
-    """Return the processor time of a process, with that of threads that have ended."""
-    return time.clock_gettime((~pid << 3) | 2)  # as clock_getcpuclockid(3) makes it
 
 
 def write_requests(bench: OffloadBench, way: PlannedWay, feeds: Sequence[Feeds]) -> list[str]:

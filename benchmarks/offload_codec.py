@@ -17,15 +17,11 @@ probabilities (`compare_answers`), and the largest change of a score as a share 
 Times are of one row: head and tail with coding less those without.
 """
 
-import telemetry_off  # noqa: F401
-
 import dataclasses
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +44,7 @@ from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.trust.trust_store import TrustStore
 from results import make_parser, write_json
+from turns import median_ms
 from works import list_subjects
 
 CODINGS = {"int8": Coding("int8"), "int4": Coding("int4")}
@@ -205,7 +202,10 @@ class Halves:
         feeds = {self._input: sample}
         made = self._head.run(feeds)
         sent = {name: made[name] for name in self._sent}
-        return _median_ms(self._head, feeds), _median_ms(self._tail, sent)
+        return (
+            median_ms(lambda: self._head.run(feeds), TIMED_RUNS),
+            median_ms(lambda: self._tail.run(sent), TIMED_RUNS),
+        )
 
 
 def _open(part: Part, weights: bytes) -> OrtSession:
@@ -215,15 +215,6 @@ def _open(part: Part, weights: bytes) -> OrtSession:
 def _scores(outputs: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
     (scores,) = outputs.values()
     return scores.reshape(len(scores), -1)
-
-
-def _median_ms(session: OrtSession, feeds: dict[str, Any]) -> float:
-    times = []
-    for _ in range(TIMED_RUNS):
-        start_s = time.perf_counter()
-        session.run(feeds)
-        times.append(time.perf_counter() - start_s)
-    return statistics.median(times) * 1000
 
 
 def print_row(row: Row) -> None:

@@ -22,8 +22,6 @@ server with its pixels as bytes.
   leaves 0.3 local runs and 20 ms for it.
 """
 
-import telemetry_off  # noqa: F401
-
 import itertools
 import math
 import os

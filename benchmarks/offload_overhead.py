@@ -7,8 +7,6 @@ faster than any server, so the link is not probed again once the server has prov
 turns of 200 requests. On a busy machine the p10 says more.
 """
 
-import telemetry_off  # noqa: F401
-
 import os
 import tempfile
 import time

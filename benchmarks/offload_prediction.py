@@ -33,8 +33,6 @@ and ../shared/models.
   half of the predictions, compared at any speed.
 """
 
-import telemetry_off  # noqa: F401
-
 import itertools
 import json
 import math

@@ -12,8 +12,6 @@ The ratio is taken within each round, where the servers are asked a few millisec
 these counts: a processor that is now fast and now slow makes the ratio of two medians of a whole run jump.
 """
 
-import telemetry_off  # noqa: F401
-
 import contextlib
 import ctypes
 import os

@@ -3,8 +3,6 @@
 Runs inside the emulated device and obeys `ProductBench`.
 """
 
-import telemetry_off  # noqa: F401
-
 import random
 import ssl
 import time

@@ -20,8 +20,6 @@ table shows how many answers each changes.
 Ratio: median of the best whole-model way / median of the best split. All figures are emulated.
 """
 
-import telemetry_off  # noqa: F401
-
 import json
 import os
 import tempfile

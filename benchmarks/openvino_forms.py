@@ -6,36 +6,22 @@ The environment `ONEDNN_MAX_CPU_ISA=AVX2` shows OpenVINO without AVX-512 and VNN
 generated inputs: times do not depend on them, accuracy would.
 """
 
-import telemetry_off  # noqa: F401
-
 import sys
-import time
+from functools import partial
 from pathlib import Path
+from time import thread_time
 from typing import Final
 
 import onnx
 
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.models.openvino import OpenVinoModel
-from edgekit_toolkit.quantize import forms, scheme
-from edgekit_toolkit.quantize.forms import Form
-from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
-from edgekit_toolkit.quantize.plan import Plan
-from edgekit_toolkit.quantize.scheme import Scheme
-from edgekit_toolkit.samples.generated import Feeds, generate_feeds
+from edgekit_toolkit.quantize import scheme
+from edgekit_toolkit.samples.generated import generate_feeds
+from silu_forms import TURNS, quantize
+from turns import take_turns
 
-_TURNS: Final = 26
 _MIN_OPSET: Final = 13
-
-
-def quantize(model: onnx.ModelProto, codes: Scheme, feeds: list[Feeds]) -> onnx.ModelProto:
-    quantizer = OnnxQuantizer(model, codes, threads=1)
-    kernels = quantizer.kernels(elementwise=True)
-    ranges = quantizer.ranges(kernels, lambda: iter(feeds), lambda: None)
-    plan = Plan(codes, frozenset(kernels), {name: limits.whole() for name, limits in ranges.items()})
-    built = quantizer.build(Form(forms.STATIC_INT8, plan))
-    assert built is not None
-    return built.proto
 
 
 def main() -> None:
@@ -49,13 +35,8 @@ def main() -> None:
         quantized = quantize(model, codes, feeds)
         runs[f"onnxruntime {codes.name}"] = OnnxModel(quantized)
         runs[f"OpenVINO {codes.name}"] = OpenVinoModel(quantized)
-    calls = {name: candidate.open(threads=1) for name, candidate in runs.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(_TURNS):
-        for name, call in calls.items():
-            begin_s = time.thread_time()
-            call(feeds[0])
-            seconds[name].append(time.thread_time() - begin_s)
+    calls = {name: partial(candidate.open(threads=1), feeds[0]) for name, candidate in runs.items()}
+    seconds = take_turns(calls, TURNS, thread_time)
     reference_s = min(seconds["onnxruntime float32"])
     for name, times_s in seconds.items():
         print(f"{name:32} {min(times_s) * 1e3:8.3f} ms  {min(times_s) / reference_s:.2f}")

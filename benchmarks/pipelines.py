@@ -8,30 +8,30 @@ one thread whose processor time counts, so the ratio holds at any load. The mode
 decode of each; the pipeline adds the picture as an array, the crops and the answer as JSON.
 """
 
-import argparse
 import json
 import statistics
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from PIL import Image
 from tests.runtime.conftest import PackageMaker, make_maker
 from tests.service.answer_parts import draw
 from tests.service.pipeline_parts import write_members, write_pipeline
 
-from edgekit_runtime.canonical_json import encode_json
-from edgekit_runtime.package.archive import read_package, write_package
+from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.package.manifest import TaskChoice
 from edgekit_runtime.package.pipeline import Stage
 from edgekit_runtime.pipelines.member import PipelineMember, open_member
 from edgekit_runtime.sessions import open_session
-from edgekit_toolkit.packaging.assemble import describe_artifacts
-from edgekit_toolkit.packaging.plain_package import write_plain_package
+from edgekit_toolkit.onnx_graph.specs import tensor_specs
+from edgekit_toolkit.samples.generated import bind_dims, generate_feeds
+from results import make_parser
+from serving import write_signed
 from works import SHARED
 
 STAGES = (Stage(name="detector"), Stage(name="shade", input="detector", crop="boxes"))
@@ -43,7 +43,7 @@ MOBILENET = {"resize": [224, 224], "scale": 1 / 127.5, "mean": 1.0, "layout": "N
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--photos", type=int, default=12)
     arguments = parser.parse_args()
@@ -84,17 +84,10 @@ def write_real(maker: PackageMaker, folder: Path) -> dict[str, Path]:
 def write_with_task(
     maker: PackageMaker, model: Path, folder: Path, task: TaskChoice, rules: Mapping[str, Any]
 ) -> Path:
-    name = model.stem
-    path = write_plain_package(model, name=name, target="x86-64", folder=folder, sign=maker.signer)
-    with read_package(path, maker.trust) as package:
-        manifest = package.manifest
-        contents = {artifact.path: bytes(package.read(artifact.path)) for artifact in manifest.artifacts}
-    roles = {artifact.path: artifact.role for artifact in manifest.artifacts}
-    contents["preprocessing.json"], roles["preprocessing.json"] = encode_json(dict(rules)), "preprocessing"
-    artifacts = describe_artifacts(contents, roles)
-    described = replace(manifest, artifacts=artifacts, preprocessing="preprocessing.json", task=task)
-    write_package(path, described, contents, maker.signer)
-    return path
+    source = onnx.load(model)
+    (feeds,) = generate_feeds(tensor_specs(source)[0], 1, 0, bind_dims(source))
+    content = model.read_bytes()
+    return write_signed(folder, model.stem, content, feeds, maker.signer, task=task, preprocessing=rules)
 
 
 def load_photos(count: int) -> list[np.ndarray[Any, np.dtype[np.uint8]]]:

@@ -2,8 +2,11 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from edgekit_runtime.errors import EdgekitError
@@ -24,6 +27,18 @@ def list_children(pid: int) -> list[int]:
     """Return the ids of the child processes, the oldest first."""
     texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
     return sorted(int(word) for text in texts for word in text.split())
+
+
+@contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    """Keep `count` processors busy during the block."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
 
 
 def run_apart(work: Callable[[], str]) -> str:

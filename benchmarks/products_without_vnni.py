@@ -9,7 +9,6 @@ emulates one without (qemu-user), and skips latency: an emulator's says nothing.
 
 import telemetry_off  # noqa: F401
 
-import argparse
 import json
 import subprocess
 import sys
@@ -24,13 +23,14 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from edgekit_runtime.sessions.ort_products import EXACT_SETTING, saturates
+from results import make_parser
 
 ROOT: Final = Path(__file__).parents[1]
 _ROUNDS: Final = 200
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("samples", type=Path, nargs="?")
     parser.add_argument("--count", type=int, default=64)

@@ -9,15 +9,12 @@ machine counts little. A share is of the multiply-adds that stay. VWW has dead c
 `--dead` measures nothing but what dead channels take in the float model of each work.
 """
 
-import telemetry_off  # noqa: F401
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from time import thread_time
 
-import numpy as np
 import onnx
 
 from compression import count_macs, find_static, list_feeds
@@ -34,6 +31,7 @@ from edgekit_toolkit.passes.optimiser import optimise
 from edgekit_toolkit.quantize.sensitivity import Fidelity, softmax_axes
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.targets.loader import load_target
+from judging import read_arrays
 from results import machine, make_parser, print_head, print_row, write_json
 from works import WORKS, Subject, list_subjects
 
@@ -63,8 +61,7 @@ class Row:
 
 
 def read_feeds(path: Path) -> list[Feeds]:
-    with np.load(path) as data:
-        return list_feeds(dict(data))
+    return list_feeds(read_arrays(path))
 
 
 def keep_dead_channels(source: onnx.ModelProto, samples: list[Feeds]) -> onnx.ModelProto:

@@ -13,8 +13,6 @@ if a package is wrong, a refusal is not as it must be, or a source file changed.
 `edgekit package`; --metric similarity --budget size=1GB,drop=0.01% gives the exact forms.
 """
 
-import telemetry_off  # noqa: F401
-
 import contextlib
 import hashlib
 import json
@@ -36,12 +34,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import EdgekitError, ModelError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.sessions import open_session
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.evaluation.metrics import Probes, class_scores, find_metric
@@ -238,12 +236,8 @@ def form(package: Path) -> str:
 
 def run_source(path: Path, feeds: Sequence[Feeds]) -> list[dict[str, NDArray[Any]]]:
     """Outputs of the file as it came, in onnxruntime without optimisations."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    return [dict(zip(names, session.run(names, dict(feed)), strict=True)) for feed in feeds]
+    session = OrtSession(path, OrtOptions(optimise=False))
+    return [session.run(feed) for feed in feeds]
 
 
 def compared(want: Sequence[Feeds], got: Sequence[Feeds], kind: str, engine: str) -> Verdict:

@@ -34,7 +34,7 @@ from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from environments import make_environment
-from judging import THREADS, Judge, Open, open_model
+from judging import THREADS, Judge, Open, open_model, read_arrays
 from results import NONE, machine, make_parser, write_json
 from works import HERE, WORKS, Subject, Work, list_subjects
 
@@ -171,7 +171,7 @@ def benchmark(subject: Subject, limits: LatencyLimits, *, quick: bool, blind: bo
     name, model, calibration, evaluation, work = subject
     assert work is not None
     fp32 = Row("fp32 source", figures={"model_bytes": model.stat().st_size})
-    judge = Judge(evaluation, work.metric, open_model(model))
+    judge = Judge(read_arrays(evaluation), work.metric, open_model(model))
     with tempfile.TemporaryDirectory() as folder:
         made: list[Made] = [
             (fp32, partial(open_model, model)),

@@ -14,8 +14,6 @@ The model is `silero_vad.onnx` of the wheel silero-vad with `--fix sr=16000 --st
 Every figure is of this machine and this run: compare ratios.
 """
 
-import telemetry_off  # noqa: F401
-
 import json
 import os
 import socket

@@ -1,14 +1,12 @@
 """`edgekit-device serve` as a process of benchmarks, and the packages that it serves."""
 
-import telemetry_off  # noqa: F401
-
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +83,28 @@ def serving(
             process.kill()
 
 
+def store_golden(
+    feeds: Mapping[str, NDArray[Any]],
+    outputs: Mapping[str, NDArray[Any]],
+    find_atol: Callable[[NDArray[Any]], float] = lambda _: 1e-3,
+) -> tuple[Golden, dict[str, bytes]]:
+    """Return golden tensors, and their files by path; `find_atol` gives the tolerance of an output."""
+    contents, inputs, expected = dict[str, bytes](), [], []
+    for number, (name, array) in enumerate(feeds.items()):
+        path = f"golden/in{number}.bin"
+        contents[path] = np.ascontiguousarray(array).tobytes()
+        inputs.append(GoldenInput(name, array.dtype.name, array.shape, path))
+    for number, (name, array) in enumerate(outputs.items()):
+        path, atol = f"golden/out{number}.bin", find_atol(array)
+        contents[path] = np.ascontiguousarray(array).tobytes()
+        expected.append(
+            GoldenOutput(
+                name=name, dtype=array.dtype.name, shape=array.shape, path=path, atol=atol, rtol=1e-3
+            )
+        )
+    return Golden(tuple(inputs), tuple(expected)), contents
+
+
 def write_signed(
     folder: Path,
     name: str,
@@ -118,18 +138,10 @@ def write_signed(
     options: dict[str, Any] = {"threads": 1}
     if decode:
         session, options = MediaSession(session, dict(decode)), {**options, "decode": dict(decode)}
-    contents, inputs, outputs = {"model.onnx": model}, [], []
-    for spec in session.inputs:
-        array, path = np.ascontiguousarray(feeds[spec.name]), f"golden/in{len(inputs)}.bin"
-        contents[path] = array.tobytes()
-        inputs.append(GoldenInput(spec.name, array.dtype.name, array.shape, path))
-    for key, array in (expected or session.run(dict(feeds))).items():
-        path = f"golden/out{len(outputs)}.bin"
-        contents[path] = np.ascontiguousarray(array).tobytes()
-        outputs.append(
-            GoldenOutput(name=key, dtype=array.dtype.name, shape=array.shape, path=path, atol=1e-3, rtol=1e-3)
-        )
+    inputs = {spec.name: feeds[spec.name] for spec in session.inputs}
+    golden, contents = store_golden(inputs, expected or session.run(dict(feeds)))
     roles = dict.fromkeys(contents, "golden") | {"model.onnx": "model"}
+    contents["model.onnx"] = model
     if preprocessing is not None:
         contents["preprocessing.json"] = encode_json(dict(preprocessing))
         roles["preprocessing.json"] = "preprocessing"
@@ -141,7 +153,7 @@ def write_signed(
         outputs=session.outputs,
         artifacts=describe_artifacts(contents, roles),
         backend=BackendChoice("ort", "model.onnx", options),
-        golden=Golden(tuple(inputs), tuple(outputs)),
+        golden=golden,
         task=task,
         preprocessing=None if preprocessing is None else "preprocessing.json",
         states=tuple(states),

@@ -5,14 +5,13 @@
 All forms run in turns. Ranges are those of generated inputs: times do not depend on them, accuracy would.
 """
 
-import telemetry_off  # noqa: F401
-
 import statistics
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from time import thread_time
 from typing import Final
 
 import onnx
@@ -27,8 +26,9 @@ from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.plan import Plan
 from edgekit_toolkit.quantize.scheme import ASYMMETRIC, Scheme
 from edgekit_toolkit.samples.generated import Feeds, generate_feeds
+from turns import take_turns
 
-_TURNS: Final = 26
+TURNS: Final = 26
 _FLOAT_SILU: Final = replace(ASYMMETRIC, elementwise=ASYMMETRIC.elementwise - {"Sigmoid", "Mul"})
 _SCHEMES: Final[Mapping[str, Scheme]] = {
     "int8 Sigmoid, int8 Mul: the product": ASYMMETRIC,
@@ -103,17 +103,15 @@ def main() -> None:
     hard = onnx.shape_inference.infer_shapes(harden(model))
     protos["hard-swish instead, one int8 product"] = quantize(hard, ASYMMETRIC, feeds)
     protos["hard-swish, first 2 convolutions in float"] = quantize(hard, ASYMMETRIC, feeds, 2)
-    calls = {name: OnnxModel(proto).open_session(threads=1) for name, proto in protos.items()}
-    times_ms: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(_TURNS):
-        for name, session in calls.items():
-            begin_s = time.thread_time()
-            session.run(feeds[0])
-            times_ms[name].append((time.thread_time() - begin_s) * 1e3)
-    reference_ms = times_ms["float32"]
-    for name, values in times_ms.items():
-        median = statistics.median(values) / statistics.median(reference_ms)
-        print(f"| {name} | {min(values):.1f} | {min(values) / min(reference_ms):.2f}, {median:.2f} |")
+    calls = {
+        name: partial(OnnxModel(proto).open_session(threads=1).run, feeds[0])
+        for name, proto in protos.items()
+    }
+    times_s = take_turns(calls, TURNS, thread_time)
+    reference_s = times_s["float32"]
+    for name, values in times_s.items():
+        median = statistics.median(values) / statistics.median(reference_s)
+        print(f"| {name} | {1e3 * min(values):.1f} | {min(values) / min(reference_s):.2f}, {median:.2f} |")
 
 
 if __name__ == "__main__":

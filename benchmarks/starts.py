@@ -6,12 +6,13 @@ Prints least and median of user and system time, ms. Each start imports what the
 Python is this one, and modules are compiled before the first round counts.
 """
 
-import argparse
 import os
 import statistics
 import subprocess
 import sys
 from pathlib import Path
+
+from results import make_parser
 
 RUNTIME = "edgekit_runtime"
 STEP = f"{RUNTIME}.agent.execution"
@@ -42,7 +43,7 @@ def measure_ms(checkout: Path, modules: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("checkouts", nargs="*", type=Path, default=[Path(__file__).resolve().parents[1]])
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()

@@ -14,8 +14,6 @@ the fault to the answer to a frame that was captured after it; for `hangs 8 s`, 
 nobody, from the end of the fault.
 """
 
-import telemetry_off  # noqa: F401
-
 import contextlib
 import json
 import os
@@ -29,7 +27,6 @@ from typing import Any
 
 import cv2
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 from tests.free_port import free_port
 from tests.service.rtsp_server import RtspServer
@@ -42,6 +39,7 @@ from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.tasks.answerer import open_answerer
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.signing_keys import load_signer
+from graphs import GraphBuilder
 from processes import list_children, read_cpu_s, read_memory
 from results import machine, make_parser, print_table, write_json
 from serving import serving, write_signed
@@ -56,40 +54,20 @@ _BUFFERED_S = 0.5  # a decoder may have frames from before the fault
 
 def make_model(layers: int) -> bytes:
     """Return a detector of random weights with `layers` convolutions."""
-    helper, generator = onnx.helper, np.random.default_rng(0)
-    stored = [
-        onnx.numpy_helper.from_array(generator.normal(0, 0.05, (16, 3, 3, 3)).astype(np.float32), "w0"),
-        onnx.numpy_helper.from_array(
-            generator.normal(0, 0.01, (16, BOXES * (4 + CLASSES))).astype(np.float32), "wl"
-        ),
-        onnx.numpy_helper.from_array(np.array([0, 4 + CLASSES, BOXES], np.int64), "shape"),
-    ]
-    nodes = [helper.make_node("Conv", ["x", "w0"], ["c0"], strides=[4, 4])]
-    for layer in range(1, layers + 1):
-        weight = generator.normal(0, 0.08, (16, 16, 3, 3)).astype(np.float32)
-        stored.append(onnx.numpy_helper.from_array(weight, f"w{layer}"))
-        nodes += [
-            helper.make_node("Conv", [f"c{layer - 1}", f"w{layer}"], [f"d{layer}"], pads=[1, 1, 1, 1]),
-            helper.make_node("Relu", [f"d{layer}"], [f"c{layer}"]),
-        ]
-    nodes += [
-        helper.make_node("GlobalAveragePool", [f"c{layers}"], ["mean"]),
-        helper.make_node("Flatten", ["mean"], ["flat"]),
-        helper.make_node("MatMul", ["flat", "wl"], ["all"]),
-        helper.make_node("Sigmoid", ["all"], ["shares"]),
-        helper.make_node("Reshape", ["shares", "shape"], ["boxes"]),
-    ]
-    kind = onnx.TensorProto.FLOAT
-    graph = helper.make_graph(
-        nodes,
-        "detector",
-        [helper.make_tensor_value_info("x", kind, [1, 3, SIDE, SIDE])],
-        [helper.make_tensor_value_info("boxes", kind, [1, 4 + CLASSES, BOXES])],
-        stored,
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    content: bytes = model.SerializeToString()
-    return content
+    build, draws = GraphBuilder(), np.random.default_rng(0)
+
+    def draw(deviation: float, *shape: int) -> str:
+        return build.weight(draws.normal(0, deviation, shape).astype(np.float32))
+
+    first, last = draw(0.05, 16, 3, 3, 3), draw(0.01, 16, BOXES * (4 + CLASSES))
+    x = build.add("Conv", ["x", first], strides=[4, 4])
+    for _ in range(layers):
+        x = build.add("Relu", [build.add("Conv", [x, draw(0.08, 16, 16, 3, 3)], pads=[1, 1, 1, 1])])
+    x = build.add("Flatten", [build.add("GlobalAveragePool", [x])])
+    shares = build.add("Sigmoid", [build.add("MatMul", [x, last])])
+    boxes = build.add("Reshape", [shares, build.weight(np.array([0, 4 + CLASSES, BOXES]))])
+    model = build.model({"x": [1, 3, SIDE, SIDE]}, {boxes: [1, 4 + CLASSES, BOXES]})
+    return model.SerializeToString()
 
 
 def find_layers(model_ms: float) -> bytes:

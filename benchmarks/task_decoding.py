@@ -6,13 +6,13 @@ Usage: scripts/python benchmarks/task_decoding.py
 from typing import Any
 
 import numpy as np
-from benchmarks.detection_decoding import median_ms
 
 from edgekit_runtime.package.manifest_entries import TaskChoice
 from edgekit_runtime.preprocessing.features import FeatureRules
 from edgekit_runtime.preprocessing.placement import Placement
 from edgekit_runtime.preprocessing.resampling import resample
 from edgekit_runtime.tasks.task import Context, read_task
+from turns import median_ms
 
 DRAW = np.random.default_rng(0)
 PHOTO = Placement.of(640, 480).scaled_to(513, 385).moved(0, 64, 513, 513)

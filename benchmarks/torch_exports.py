@@ -7,7 +7,6 @@ with the exporter's own operator set and with 23. It is packaged by `edgekit pac
 converted to TFLite and compared with onnxruntime on two inputs. Ends with 1 if a model has no engine.
 """
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import torch
+from benchmarks.results import make_parser
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -224,9 +224,7 @@ def package_for_ort(path: Path, folder: Path) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="*", choices=MODELS, default=list(MODELS))
     without_engine = 0
     for name in parser.parse_args().only:

@@ -13,12 +13,8 @@ Packages that are in the folder already are taken from there: `--again 0` only m
 
 import itertools
 import os
-import subprocess
-import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +23,6 @@ import numpy as np
 from edgekit_runtime.autotune.tournament import hold_tournament
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.package.archive import read_package, write_package
-from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest import BackendChoice, Manifest, Variant
 from edgekit_runtime.sessions.latency import Latency
 from edgekit_runtime.sessions.ort import OrtSession
@@ -39,9 +34,11 @@ from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.passes.optimiser import optimise
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.tflite.convert import convert
+from processes import busy_loops
 from public_models import PublicModel, make_public_parser, try_models
 from public_samples import read_source, samples_of
 from results import print_head
+from serving import store_golden
 
 LITERT = ({"threads": 1}, {"threads": 2}, {"threads": 1, "xnnpack": False})
 NAMES = ("ort 1", "ort 2", "litert 1", "litert 2", "plain")
@@ -60,24 +57,13 @@ def prepare(public: PublicModel, folder: Path) -> Path:
 
 
 def write(path: Path, model: bytes, tflite: bytes, feeds: Feeds) -> None:
-    contents = {"model.onnx": model, "model.tflite": tflite}
-    roles = dict.fromkeys(contents, "model")
-    for name, array in feeds.items():
-        contents[f"golden/{name}.bin"] = array.tobytes()
     outputs = OrtSession(model).run(feeds)
-    golden_outputs = []
-    for number, (name, array) in enumerate(outputs.items()):
-        golden = f"golden/output{number}.bin"
-        contents[golden] = array.tobytes()
-        tolerance = 1e-3 * float(np.ptp(array.astype(np.float64))) + 1e-5
-        golden_outputs.append(
-            GoldenOutput(
-                name=name, dtype=array.dtype.name, shape=array.shape, path=golden, atol=tolerance, rtol=1e-3
-            )
-        )
-    inputs = (GoldenInput(name, a.dtype.name, a.shape, f"golden/{name}.bin") for name, a in feeds.items())
-    roles = dict.fromkeys(contents, "golden") | roles
-    golden = Golden(tuple(inputs), tuple(golden_outputs))
+    golden, contents = store_golden(
+        feeds, outputs, lambda array: 1e-3 * float(np.ptp(array.astype(np.float64))) + 1e-5
+    )
+    models = {"model.onnx": model, "model.tflite": tflite}
+    roles = {**dict.fromkeys(contents, "golden"), **dict.fromkeys(models, "model")}
+    contents |= models
     litert = None
     for options in reversed(LITERT):
         litert = BackendChoice("litert", "model.tflite", options, litert)
@@ -143,17 +129,6 @@ def contest(path: Path, again: int, seconds: float) -> tuple[int, int, int, int]
     cells = [path.stem, *medians_ms, kept, str(fastest), str(as_fast), f"{won} of {len(processes)}"]
     print(f"| {' | '.join([*cells, f'{max(behind):.1%}'])} |", flush=True)
     return fastest, as_fast, won, len(processes)
-
-
-@contextmanager
-def busy_loops(count: int) -> Iterator[None]:
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
 
 
 def main() -> None:

@@ -6,8 +6,6 @@ A processor cannot be slowed below a tenth by `CpuQuota`. So a device that is k 
 its head and after the reply, k - 1 times as long as this one takes for the same processor time.
 """
 
-import telemetry_off  # noqa: F401
-
 import time
 from dataclasses import dataclass
 from pathlib import Path

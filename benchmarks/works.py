@@ -50,16 +50,19 @@ class Work:
 
     def prepare(self) -> tuple[Path, Path, Path]:
         """Paths of the model and of the two .npz, which are written again."""
-        model = self.find_model()
-        CACHE.mkdir(exist_ok=True)
-        paths = (CACHE / f"{self.name}.calibration.npz", CACHE / f"{self.name}.evaluation.npz")
-        for path, arrays in zip(paths, self.load(), strict=True):
-            np.savez(path, **arrays)  # type: ignore[arg-type]  # the stub takes the names for its own options
-        return model, *paths
+        return self.find_model(), *_write(self.name, self.load())
 
     @property
     def vendor_bytes(self) -> int:
         return _shared(f"models/{self.vendor}").stat().st_size
+
+
+def _write(name: str, parts: tuple[Arrays, Arrays]) -> tuple[Path, Path]:
+    CACHE.mkdir(exist_ok=True)
+    paths = (CACHE / f"{name}.calibration.npz", CACHE / f"{name}.evaluation.npz")
+    for path, arrays in zip(paths, parts, strict=True):
+        np.savez(path, **arrays)  # type: ignore[arg-type]  # the stub takes the names for its own options
+    return paths
 
 
 def _shared(name: str) -> Path:
@@ -249,8 +252,4 @@ def _mnist8() -> Subject:
     model, data = _shared("models/mnist8_fp32.onnx"), _arrays("mnist_t10k_2000")
     name = onnx.load(model).graph.input[0].name
     parts = _split(200, **{name: data["x"][:, np.newaxis].astype(np.float32), "y": data["y"]})
-    CACHE.mkdir(exist_ok=True)
-    paths = (CACHE / "mnist8.calibration.npz", CACHE / "mnist8.evaluation.npz")
-    for path, arrays in zip(paths, parts, strict=True):
-        np.savez(path, **arrays)  # type: ignore[arg-type]  # the stub takes the names for its own options
-    return Subject("mnist8", model, *paths)
+    return Subject("mnist8", model, *_write("mnist8", parts))

@@ -5,7 +5,6 @@
 Prints one line a model, with the rewrites that were found. Inputs are generated.
 """
 
-import argparse
 import time
 from pathlib import Path
 
@@ -15,10 +14,11 @@ from edgekit_toolkit.onnx_graph.specs import tensor_specs
 from edgekit_toolkit.passes.optimiser import optimise
 from edgekit_toolkit.passes.wrong_rewrites import find_wrong_rewrites
 from edgekit_toolkit.samples.generated import bind_dims, generate_feeds
+from results import make_parser
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("models", nargs="+", type=Path)
     for path in parser.parse_args().models:
         source = load_model(path).model
