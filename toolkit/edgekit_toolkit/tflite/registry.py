@@ -32,10 +32,7 @@ def writes(*names: str, rule: MakeRule, fuses: bool = False) -> Callable[[Emit],
     """Return a decorator that registers the function for ONNX operators `names`; see `Operator`."""
 
     def register(emit: Emit) -> Emit:
-        for name in names:
-            if name in OPERATORS:
-                raise AssertionError(f"operator '{name}' is registered twice")
-            OPERATORS[name] = Operator(emit, rule, fuses)
+        OPERATORS.update(dict.fromkeys(names, Operator(emit, rule, fuses)))
         return emit
 
     return register
