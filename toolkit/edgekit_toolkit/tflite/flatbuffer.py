@@ -119,6 +119,19 @@ def is_static(tensor: Tensor) -> bool:
     return tensor.shapeSignature is None or not len(tensor.shapeSignature) or min(tensor.shapeSignature) >= 0
 
 
+def sizes_of(tensor: Tensor) -> tuple[int, ...]:
+    """Return the sizes of a tensor; a free size is -1."""
+    return shape_of(tensor) if is_static(tensor) else tuple(int(size) for size in tensor.shapeSignature)
+
+
+def add_buffer(model: Model, values: NDArray[Any]) -> int:
+    """Add a buffer that holds the bytes of an array, and return its index."""
+    buffer = schema.BufferT()
+    buffer.data = np.frombuffer(values.tobytes(), np.uint8)
+    model.buffers.append(buffer)
+    return len(model.buffers) - 1
+
+
 def stored_bytes(model: Model, tensor: Tensor) -> int:
     """Return how many bytes the file holds of a tensor's values; 0 for a computed tensor."""
     data = model.buffers[tensor.buffer].data

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from edgekit_toolkit.tflite.layout.forms import Shape
 from edgekit_toolkit.tflite.refusal import RefusedError
-from edgekit_toolkit.tflite.view import Graph, Node, text_of
+from edgekit_toolkit.tflite.view import Graph, Node
 
 
 class NodeFacts:
@@ -18,9 +18,6 @@ class NodeFacts:
         """Return an attribute of the node, or `default` where it is not set. Texts are `str`."""
         value = self.node.attributes.get(name, default)
         return value.decode() if isinstance(value, bytes) else value
-
-    def text(self, name: str, default: str) -> str:
-        return text_of(self.node, name, default)
 
     def has(self, number: int) -> bool:
         return bool(self.node.input(number))

@@ -4,10 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-import numpy as np
-
 from edgekit_toolkit.tflite.builder import TENSOR_TYPES, Builder, Operation, Tensor
-from edgekit_toolkit.tflite.flatbuffer import pack, schema
+from edgekit_toolkit.tflite.flatbuffer import add_buffer, pack, schema
 from edgekit_toolkit.tflite.refusal import ConversionError
 
 SIGNATURE_KEY: Final = "serving_default"
@@ -36,7 +34,7 @@ def write(
     positions = {tensor.index: index for index, tensor in enumerate(used)}
     graph = schema.SubGraphT()
     graph.name = "main"
-    graph.tensors = [_tensor(tensor, model.buffers) for tensor in used]
+    graph.tensors = [_tensor(tensor, model) for tensor in used]
     graph.inputs = [positions[tensor.index] for _, tensor in inputs]
     graph.outputs = [positions[tensor.index] for _, tensor in outputs]
     codes: dict[str, int] = {}
@@ -70,17 +68,14 @@ def _used(builder: Builder, ends: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
     return [tensor for tensor in builder.tensors if tensor.index in used]
 
 
-def _tensor(tensor: Tensor, buffers: list[Any]) -> Any:
+def _tensor(tensor: Tensor, model: Any) -> Any:
     result = schema.TensorT()
     result.name = tensor.name or f"t{tensor.index}"
     result.shape = list(tensor.shape)
     result.type = getattr(schema.TensorType, TENSOR_TYPES[tensor.dtype.name])
     result.hasRank = True
     if tensor.data is not None:
-        buffer = schema.BufferT()
-        buffer.data = np.frombuffer(tensor.data.tobytes(), np.uint8)
-        result.buffer = len(buffers)
-        buffers.append(buffer)
+        result.buffer = add_buffer(model, tensor.data)
     return result
 
 

@@ -22,13 +22,13 @@ from edgekit_toolkit.tflite.flatbuffer import (
     SubGraph,
     Tensor,
     constant,
-    is_static,
     operator_name,
     pack,
     parse,
     parsed,
     schema,
     shape_of,
+    sizes_of,
     stored_bytes,
     tensor_name,
 )
@@ -102,7 +102,7 @@ def _fold(model: Model, graph: SubGraph, operator: Operator, plan: Plan) -> _Fol
         out = channels  # as a dense convolution
         if channels > _NARROW:
             return None
-    if any(min(_sizes(tensor)[1:]) < 0 for tensor in (source, output)) or shape_of(source)[3] != channels:
+    if any(min(sizes_of(tensor)[1:]) < 0 for tensor in (source, output)) or shape_of(source)[3] != channels:
         return None  # rows of a free length, or a convolution in groups
     if not all(stored_bytes(model, graph.tensors[at]) for at in operator.inputs[1:] if at >= 0):
         return None  # computed weights
@@ -176,7 +176,7 @@ def _make_dense(model: Model, graph: SubGraph, operator: Operator) -> None:
 
 
 def _add_folded(graph: SubGraph, position: int, pixels: int, added: dict[str, str]) -> int:
-    batch, rows, row, channels = _sizes(graph.tensors[position])
+    batch, rows, row, channels = sizes_of(graph.tensors[position])
     folded = add_like(graph, position, (batch, rows, row // pixels, channels * pixels))
     added[tensor_name(graph.tensors[folded])] = tensor_name(graph.tensors[position])
     return folded
@@ -190,10 +190,6 @@ def _shifted(filters: NDArray[np.float32], fold: _Fold) -> NDArray[np.float32]:
         begin = fold.before * fold.pixels + fold.stride * index - fold.padding
         row[index, :, :, begin : begin + width] = filters
     return row.reshape(fold.outputs * out, height, fold.groups, fold.pixels * channels)
-
-
-def _sizes(tensor: Tensor) -> tuple[int, ...]:
-    return shape_of(tensor) if is_static(tensor) else tuple(int(size) for size in tensor.shapeSignature)
 
 
 def _values(model: Model, tensor: Tensor) -> NDArray[Any]:

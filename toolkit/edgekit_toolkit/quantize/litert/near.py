@@ -11,11 +11,11 @@ from edgekit_toolkit.tflite.flatbuffer import (
     Model,
     SubGraph,
     Tensor,
+    add_buffer,
     constant,
     pack,
     parse,
     parsed,
-    schema,
     shape_of,
 )
 
@@ -94,15 +94,8 @@ class _TflitePair:
     def _store(self, index: int, coded: WeightCodes) -> None:
         tensor = self._graph.tensors[index]
         tensor.quantization.scale = np.atleast_1d(coded.scales)
-        self._write(tensor, coded.codes)
+        tensor.buffer = add_buffer(self._model, coded.codes)  # equal ones are shared again at the end
         self._settled.add(index)
-
-    def _write(self, tensor: Tensor, values: NDArray[Any]) -> None:
-        """Give a tensor a buffer of its own; equal ones are shared again at the end."""
-        buffer = schema.BufferT()
-        buffer.data = np.frombuffer(np.ascontiguousarray(values).tobytes(), np.uint8)
-        tensor.buffer = len(self._model.buffers)
-        self._model.buffers.append(buffer)
 
     def _bring_floats(self, index: int, tensor: Tensor) -> None:
         values = self._read(index)
@@ -111,4 +104,4 @@ class _TflitePair:
             and values[0].dtype in (np.float16, np.float32)
             and values[0].size >= _LEAST_FLOATS
         ):
-            self._write(tensor, near_floats(*values))
+            tensor.buffer = add_buffer(self._model, near_floats(*values))

@@ -18,6 +18,7 @@ from edgekit_toolkit.tflite.flatbuffer import (
     Model,
     Operator,
     SubGraph,
+    add_buffer,
     builtin_code,
     constant,
     is_static,
@@ -28,6 +29,7 @@ from edgekit_toolkit.tflite.flatbuffer import (
     parsed,
     schema,
     shape_of,
+    sizes_of,
     stored_bytes,
     tensor_name,
 )
@@ -130,10 +132,7 @@ def _widen_halves(model: Model, graph: SubGraph) -> None:
         if value is None or value.dtype != np.float16 or not is_widened:
             tensors.append(operator)
             continue
-        buffer = schema.BufferT()
-        buffer.data = np.frombuffer(value.astype(np.float32).tobytes(), np.uint8)
-        model.buffers.append(buffer)
-        graph.tensors[operator.outputs[0]].buffer = len(model.buffers) - 1
+        graph.tensors[operator.outputs[0]].buffer = add_buffer(model, value.astype(np.float32))
     graph.operators = tensors
     used = used_tensors(graph)
     for number, tensor in enumerate(graph.tensors):
@@ -177,7 +176,7 @@ def _name_apart(graph: SubGraph, names: set[str]) -> None:
 def _reshape(model: Model, graph: SubGraph, operator: Operator) -> None:
     """Turn an operator into a RESHAPE, unless more than one size is free."""
     output = graph.tensors[operator.outputs[0]]
-    sizes = shape_of(output) if is_static(output) else tuple(int(size) for size in output.shapeSignature)
+    sizes = sizes_of(output)
     if sum(size < 0 for size in sizes) > 1:
         return
     options = schema.ReshapeOptionsT()
@@ -250,12 +249,10 @@ def operator_code(model: Model, builtin: int) -> int:
 
 
 def _constant(model: Model, graph: SubGraph, name: str, values: Iterable[int]) -> int:
-    array: np.ndarray[Any, Any] = np.asarray(list(values), np.int32)
-    buffer, tensor = schema.BufferT(), schema.TensorT()
-    buffer.data = np.frombuffer(array.tobytes(), np.uint8)
-    model.buffers.append(buffer)
+    array = np.asarray(list(values), np.int32)
+    tensor = schema.TensorT()
     tensor.name, tensor.shape = _free_name(graph, name), [array.size]
     tensor.type = schema.TensorType.INT32
-    tensor.buffer = len(model.buffers) - 1
+    tensor.buffer = add_buffer(model, array)
     graph.tensors.append(tensor)
     return len(graph.tensors) - 1

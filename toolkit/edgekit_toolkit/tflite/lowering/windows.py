@@ -3,18 +3,14 @@
 import numpy as np
 
 from edgekit_toolkit.tflite.lowering.body import Body, Value, lowers
-from edgekit_toolkit.tflite.ops.windows import WindowAttributes, Windows, windows
+from edgekit_toolkit.tflite.ops.sliding import attributes_of
+from edgekit_toolkit.tflite.ops.windows import Windows, windows
 from edgekit_toolkit.tflite.refusal import RefusedError
-
-
-def _attributes(body: Body) -> WindowAttributes:
-    strides, dilations, pads = (body.attribute(name) for name in ("strides", "dilations", "pads"))
-    return WindowAttributes(strides, dilations, pads, body.attribute("auto_pad", "NOTSET"))
 
 
 def _windows(body: Body) -> Windows:
     kernel = body.attribute("kernel_shape")
-    return windows(body.shape(0)[2:], kernel, _attributes(body), body.out_shape()[2:])
+    return windows(body.shape(0)[2:], kernel, attributes_of(body), body.out_shape()[2:])
 
 
 def _has_kernel(body: Body) -> bool:
@@ -52,7 +48,7 @@ def _average_pool(body: Body) -> Value | None:
     if _has_kernel(body):
         return None
     sliding = _windows(body)
-    counts = sliding.counts(_attributes(body), counts_padding=bool(body.attribute("count_include_pad", 0)))
+    counts = sliding.counts(attributes_of(body), counts_padding=bool(body.attribute("count_include_pad", 0)))
     return _fold(body.input(0), sliding, "Add", 0) / counts.astype(np.float32)
 
 

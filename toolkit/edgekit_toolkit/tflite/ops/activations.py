@@ -16,7 +16,7 @@ def write_clip(step: Step) -> None:
     limits = clip_limits(step)
     tensor = step.read(0)
     if limits is not None and tensor.dtype == np.float32 and limits in CLIPS:
-        step.give(_unary(step, CLIPS[limits], tensor))
+        step.give(step.unary(CLIPS[limits], tensor))
         return
     for position, kind in ((1, "MAXIMUM"), (2, "MINIMUM")):
         if step.has(position):
@@ -44,7 +44,7 @@ def clip_limits(step: Step) -> tuple[float, float] | None:
 @writes("LeakyRelu", rule=elementwise)
 def write_leaky_relu(step: Step) -> None:
     options = Options("LeakyReluOptions", {"alpha": step.attribute("alpha", 0.01)})
-    step.give(_unary(step, "LEAKY_RELU", _float_input(step), options))
+    step.give(step.unary("LEAKY_RELU", _float_input(step), options))
 
 
 @writes("PRelu", rule=elementwise)
@@ -53,7 +53,7 @@ def write_prelu(step: Step) -> None:
     slopes = step.value(1)
     if slopes is not None and slopes.size == 1:
         options = Options("LeakyReluOptions", {"alpha": float(slopes.reshape(()))})
-        step.give(_unary(step, "LEAKY_RELU", _float_input(step), options))
+        step.give(step.unary("LEAKY_RELU", _float_input(step), options))
         return
     step.give(step.emit("PRELU", [_float_input(step), step.read(1)], step.held()))
 
@@ -71,8 +71,8 @@ def write_hard_sigmoid(step: Step) -> None:
 
 @writes("Gelu", rule=elementwise)
 def write_gelu(step: Step) -> None:
-    options = Options("GeluOptions", {"approximate": step.text("approximate", "none") == "tanh"})
-    step.give(_unary(step, "GELU", _float_input(step), options))
+    options = Options("GeluOptions", {"approximate": step.attribute("approximate", "none") == "tanh"})
+    step.give(step.unary("GELU", _float_input(step), options))
 
 
 @writes("Erf", rule=elementwise)
@@ -84,24 +84,20 @@ def write_erf(step: Step) -> None:
     Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26.
     """
     tensor = _float_input(step)
-    size = _unary(step, "ABS", tensor)
+    size = step.unary("ABS", tensor)
     line = step.binary("ADD", step.binary("MUL", size, step.number(0.3275911)), step.number(1))
     t = step.binary("DIV", step.number(1), line)
     sum_ = step.number(1.061405429)
     for factor in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
         sum_ = step.binary("ADD", step.binary("MUL", sum_, t), step.number(factor))
-    bell = _unary(step, "EXP", _unary(step, "NEG", step.binary("MUL", tensor, tensor)))
+    bell = step.unary("EXP", step.unary("NEG", step.binary("MUL", tensor, tensor)))
     tail = step.binary("MUL", step.binary("MUL", sum_, t), bell)
-    step.give(step.binary("MUL", _unary(step, "SIGN", tensor), step.binary("SUB", step.number(1), tail)))
+    step.give(step.binary("MUL", step.unary("SIGN", tensor), step.binary("SUB", step.number(1), tail)))
 
 
 def _float_input(step: Step) -> Tensor:
     step.require("float32")
     return step.read(0)
-
-
-def _unary(step: Step, kind: str, tensor: Tensor, options: Options | None = None) -> Tensor:
-    return step.emit(kind, [tensor], tensor.shape, options)
 
 
 @writes("Softmax", rule=axis_last(-1))

@@ -56,7 +56,7 @@ def write_pow(step: Step) -> None:
 
 def _known_power(step: Step, tensor: Tensor, power: float) -> Tensor:
     if power == 0.5:
-        return step.emit("SQRT", [tensor], tensor.shape)
+        return step.unary("SQRT", tensor)
     if power == -1:
         return step.binary("DIV", step.number(1), tensor)
     if power == 1:

@@ -75,7 +75,7 @@ def write_scatter_nd(step: Step) -> None:
 
     If `reduction` is `add`, an ADD combines them; if `none`, a SELECT_V2 takes updates where there are any.
     """
-    reduction = step.text("reduction", "none")
+    reduction = step.attribute("reduction", "none")
     if reduction not in {"none", "add"}:
         raise RefusedError(f"reduction '{reduction}' is not covered, none and add are")
     step.require("float32", "int32", "int64")
@@ -109,7 +109,7 @@ def write_scatter_nd(step: Step) -> None:
 def write_depth_to_space(step: Step) -> None:
     """Write DEPTH_TO_SPACE. It orders channels as ONNX's mode DCR does; for CRD they are reordered first."""
     block, tensor = step.attribute("blocksize"), step.read(0)
-    if step.text("mode", "DCR") == "CRD":
+    if step.attribute("mode", "DCR") == "CRD":
         channels = tensor.shape[-1]
         order = np.arange(channels).reshape(channels // block**2, block**2).T.reshape(-1)
         tensor = step.gathered(tensor, len(tensor.shape) - 1, order.tolist())

@@ -42,13 +42,13 @@ def write_top_k(step: Step) -> None:
     if tensor.dtype != np.float32:
         raise RefusedError(f"elements of {tensor.dtype} are not covered, only float32")
     if smallest:
-        tensor = step.emit("NEG", [tensor], tensor.shape, Options("NegOptions"))
+        tensor = step.unary("NEG", tensor, Options("NegOptions"))
     shape = (*tensor.shape[:-1], count)
     outputs = [(shape, tensor.dtype), (shape, _INDEX)]
     inputs = [tensor, step.number(count, _INDEX)]
     values, indices = step.builder.operator("TOPK_V2", inputs, outputs, Options("TopKV2Options"))
     if smallest:
-        values = step.emit("NEG", [values], shape, Options("NegOptions"))
+        values = step.unary("NEG", values, Options("NegOptions"))
     if step.node.outputs[0]:
         step.give(values, 0)
     if len(step.node.outputs) > 1 and step.node.outputs[1]:

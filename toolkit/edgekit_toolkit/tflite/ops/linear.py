@@ -138,7 +138,7 @@ def _check_float32(*dtypes: np.dtype[Any]) -> None:
 def _activated(step: Step, tensor: Tensor) -> Tensor:
     """Return the tensor after the activation that BATCH_MATMUL cannot apply itself."""
     kind = step.node.activation
-    return tensor if kind == NO_ACTIVATION else step.emit(kind, [tensor], tensor.shape)
+    return tensor if kind == NO_ACTIVATION else step.unary(kind, tensor)
 
 
 def _batch_matmul(step: Step, first: Tensor, right: Tensor) -> Tensor:

@@ -81,12 +81,8 @@ def write_lrn(step: Step) -> None:
 def _normalized(step: Step, tensor: Tensor, axes: list[int], epsilon: float) -> Tensor:
     centred = step.binary("SUB", tensor, emit_reduction(step, "MEAN", tensor, axes))
     variance = emit_reduction(step, "MEAN", step.binary("MUL", centred, centred), axes)
-    return step.binary("MUL", centred, _inverse_root(step, variance, epsilon))
-
-
-def _inverse_root(step: Step, tensor: Tensor, epsilon: float) -> Tensor:
-    raised = step.binary("ADD", tensor, step.number(epsilon))
-    return step.emit("RSQRT", [raised], raised.shape)
+    raised = step.binary("ADD", variance, step.number(epsilon))
+    return step.binary("MUL", centred, step.unary("RSQRT", raised))
 
 
 def _per_channel(step: Step, values: np.typing.NDArray[np.floating]) -> Tensor:

@@ -15,7 +15,7 @@ REFLECT = 0
 @writes("Pad", rule=axiswise)
 def write_pad(step: Step) -> None:
     """Write PAD, PADV2 or MIRROR_PAD, behind a SLICE where padding is negative."""
-    tensor, mode = step.read(0), step.text("mode", "constant")
+    tensor, mode = step.read(0), step.attribute("mode", "constant")
     if len(tensor.shape) > MAX_PADDED_RANK:
         raise RefusedError(
             f"{len(tensor.shape)} axes have no kernel in TFLite, at most {MAX_PADDED_RANK} have"

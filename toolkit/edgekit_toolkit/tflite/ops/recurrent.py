@@ -92,7 +92,7 @@ def _directions(step: Step) -> list[_Direction]:
         else np.zeros((len(inner), 2 * inner.shape[1]), np.float32)
     )
     half = inner.shape[1]
-    stated = step.text("direction", "forward")
+    stated = step.attribute("direction", "forward")
     return [
         _Direction(inner[index], recurrent[index], bias[index, :half], bias[index, half:], backwards)
         for index, backwards in enumerate({"forward": [False], "reverse": [True]}.get(stated, [False, True]))
@@ -116,7 +116,7 @@ def _run(step: Step, direction: _Direction, number: int) -> tuple[list[Tensor], 
         elif kind == "GRU":
             state = _gru(step, direction, inputs[moment], state)
         else:
-            state = _apply(step, "TANH", _sum(step, inputs[moment], state, direction.recurrent))
+            state = step.unary("TANH", _sum(step, inputs[moment], state, direction.recurrent))
         states[moment] = state
     return [states[moment] for moment in range(steps)], cell
 
@@ -126,10 +126,10 @@ def _lstm(
 ) -> tuple[Tensor, Tensor]:
     """Source: ONNX operators, LSTM; gates lie in the order input, output, forget, cell."""
     gates = _split(step, _sum(step, inputs, state, direction.recurrent), 4, axis=1)
-    into, out, forget = (_apply(step, "LOGISTIC", gate) for gate in gates[:3])
-    fresh = step.binary("MUL", into, _apply(step, "TANH", gates[3]))
+    into, out, forget = (step.unary("LOGISTIC", gate) for gate in gates[:3])
+    fresh = step.binary("MUL", into, step.unary("TANH", gates[3]))
     cell = step.binary("ADD", step.binary("MUL", forget, cell), fresh)
-    return step.binary("MUL", out, _apply(step, "TANH", cell)), cell
+    return step.binary("MUL", out, step.unary("TANH", cell)), cell
 
 
 def _gru(step: Step, direction: _Direction, inputs: Tensor, state: Tensor) -> Tensor:
@@ -140,29 +140,25 @@ def _gru(step: Step, direction: _Direction, inputs: Tensor, state: Tensor) -> Te
     if step.attribute("linear_before_reset", 0):
         from_state = _split(step, fully_connected(step, state, weights, bias), 3, axis=1)
         update, reset = (
-            _apply(step, "LOGISTIC", step.binary("ADD", a, b))
+            step.unary("LOGISTIC", step.binary("ADD", a, b))
             for a, b in zip(from_input[:2], from_state[:2], strict=True)
         )
         inner = step.binary("MUL", reset, from_state[2])
     else:
         both = fully_connected(step, state, weights[: 2 * hidden], bias[: 2 * hidden])
         update, reset = (
-            _apply(step, "LOGISTIC", step.binary("ADD", a, b))
+            step.unary("LOGISTIC", step.binary("ADD", a, b))
             for a, b in zip(from_input[:2], _split(step, both, 2, axis=1), strict=True)
         )
         reset_state = step.binary("MUL", reset, state)
         inner = fully_connected(step, reset_state, weights[2 * hidden :], bias[2 * hidden :])
-    fresh = _apply(step, "TANH", step.binary("ADD", from_input[2], inner))
+    fresh = step.unary("TANH", step.binary("ADD", from_input[2], inner))
     # (1 - z) * fresh + z * state
     return step.binary("ADD", fresh, step.binary("MUL", update, step.binary("SUB", state, fresh)))
 
 
 def _sum(step: Step, inputs: Tensor, state: Tensor, weights: NDArray[np.float32]) -> Tensor:
     return step.binary("ADD", inputs, fully_connected(step, state, weights, None))
-
-
-def _apply(step: Step, kind: str, tensor: Tensor) -> Tensor:
-    return step.emit(kind, [tensor], tensor.shape)
 
 
 def _split(step: Step, tensor: Tensor, parts: int, axis: int) -> tuple[Tensor, ...]:

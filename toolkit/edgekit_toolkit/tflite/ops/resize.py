@@ -146,7 +146,7 @@ def scale_of(node: Node, graph: Graph, axis: int) -> float:
 
 def _rounded(step: Step, sources: NDArray[np.float64], size: int) -> NDArray[np.int32]:
     """Return the element that ONNX takes, int32 [length]."""
-    mode = step.text("nearest_mode", "round_prefer_floor")
+    mode = step.attribute("nearest_mode", "round_prefer_floor")
     rounded = {
         "round_prefer_floor": np.ceil(sources - 0.5),
         "round_prefer_ceil": np.floor(sources + 0.5),

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from edgekit_toolkit.tflite.builder import Options, Tensor
+from edgekit_toolkit.tflite.node_facts import NodeFacts
 from edgekit_toolkit.tflite.ops.windows import Pads, WindowAttributes, Windows, windows
 from edgekit_toolkit.tflite.step import Step
 from edgekit_toolkit.tflite.view import Graph
@@ -36,13 +37,9 @@ def windows_of(step: Step, kernel: Sequence[int]) -> Windows:
     )
 
 
-def attributes_of(step: Step) -> WindowAttributes:
-    return WindowAttributes(
-        step.attribute("strides"),
-        step.attribute("dilations"),
-        step.attribute("pads"),
-        step.text("auto_pad", "NOTSET"),
-    )
+def attributes_of(node: NodeFacts) -> WindowAttributes:
+    strides, dilations, pads = (node.attribute(name) for name in ("strides", "dilations", "pads"))
+    return WindowAttributes(strides, dilations, pads, node.attribute("auto_pad", "NOTSET"))
 
 
 def pad_spatial(step: Step, tensor: Tensor, pads: Pads) -> Tensor:
