@@ -1,7 +1,6 @@
-"""Peak memory of a fresh process on this machine that runs one model.
+"""Measures the peak memory of a new process on this machine that opens and runs one model.
 
-It measures the host; figures of a target need that device. `costs.peak_memory` estimates them, and
-`edgekit_runtime.sessions.latency` measures times.
+The results hold for this machine only. `costs.peak_memory` estimates the memory on a target.
 """
 
 import functools
@@ -32,11 +31,11 @@ _PROC_STATUS = Path("/proc/self/status")
 
 @dataclass(frozen=True, slots=True)
 class PeakMemory:
-    """Largest resident memory, in bytes, of a process that opens a package with `open_session` and runs it.
+    """The peak resident memory of a process that opens a package with `open_session` and runs its model.
 
     Attributes:
-        total_bytes: memory of the whole process, interpreter, our runtime and engine included.
-        engine_bytes: memory of a process that runs a session of one Relu in place of the model.
+        total_bytes: The memory of the whole process, including the interpreter, the runtime and the engine.
+        engine_bytes: The memory of a process that runs a model of one Relu instead.
     """
 
     total_bytes: int
@@ -44,7 +43,7 @@ class PeakMemory:
 
     @property
     def model_bytes(self) -> int:
-        """Memory that the model adds to the bare engine."""
+        """The memory that the model needs in addition to the engine."""
         return self.total_bytes - self.engine_bytes
 
 
@@ -57,13 +56,18 @@ def measure_peak_memory(
     options: Mapping[str, JsonValue] | None = None,
     time_limit_s: float = _TIME_LIMIT_S,
 ) -> PeakMemory:
-    """Measure the peak memory of a fresh process here that opens `model` with our runtime and runs it.
+    """Measure the peak memory of a new process on this machine that opens and runs a model with the runtime.
 
-    `feeds`: input name -> array, one for each input. `options`: backend options as in a manifest, by default
-    none; onnxruntime only. `time_limit_s`: limit for the whole process.
+    Args:
+        model: The content of the model's file.
+        feeds: The arrays of all inputs, by name.
+        engine: The name of the engine.
+        threads: The number of threads of the engine.
+        options: The backend options, as in a manifest. Only onnxruntime has any.
+        time_limit_s: The time limit of the process.
 
     Raises:
-        BackendError: the process died or took too long, or this system has no /proc.
+        BackendError: The process failed or took too long, or this system has no /proc.
     """
     engine_bytes = measure_engine_bytes(engine, threads)
     request = {"engine": engine, "threads": threads, "options": dict(options or {})}
@@ -71,10 +75,10 @@ def measure_peak_memory(
 
 
 def measure_model_memory(model: Model, feeds: Feeds) -> PeakMemory:
-    """Measure the peak memory of a fresh process here that opens the model as a device would, and runs it.
+    """Measure the peak memory of a new process on this machine that opens the model as a device does.
 
     Raises:
-        BackendError: as for `measure_peak_memory`.
+        BackendError: The process failed or took too long, or this system has no /proc.
     """
     if is_brief("memory"):
         engine_bytes = measure_engine_bytes(model.engine)
@@ -83,13 +87,12 @@ def measure_model_memory(model: Model, feeds: Feeds) -> PeakMemory:
 
 
 def measure_engine_bytes(engine: str = "ort", threads: int = 1) -> int:
-    """Return the peak memory, in bytes, of our runtime with a bare engine here: a session of one Relu.
+    """Return the peak memory, in bytes, of a process that runs a model of one Relu on this machine.
 
-    It is measured once in a process for each number of threads: the imported engine does not change
-    meanwhile.
+    The result is cached for each engine and number of threads.
 
     Raises:
-        BackendError: as for `measure_peak_memory`.
+        BackendError: The process failed or took too long, or this system has no /proc.
     """
     return _measure_engine_bytes(engine, threads)  # a cache counts left-out arguments as others
 
@@ -102,7 +105,7 @@ def _measure_engine_bytes(engine: str, threads: int) -> int:
 
 
 def trivial_model(engine: str) -> bytes:
-    """Return the file of a model that computes y = Relu(x), both float32 [1].
+    """Return the file of a model that computes y = Relu(x). Both tensors are float32 of shape [1].
 
     Raises:
         TargetError: `engine` is not in `SUPPORTS`.

@@ -1,9 +1,8 @@
-"""The process whose memory `peak_memory` reads: `python -m edgekit_toolkit.measurement.peak_memory_child`.
+"""The main module of the process whose memory `peak_memory` measures.
 
-It does the same as a device process that calls `open_session` and runs the model, except for reading and
-verifying the package, which comes before and leaves nothing in memory. So it has the imports of
-`open_session`, and our session of a model in a mapped file. It writes one JSON object to the standard output:
-`{"peak_bytes": int}`.
+The process imports the same modules as `open_session`, maps the model's file into memory, and opens and runs
+the model as a device does. It does not read or verify a package, because a device frees that memory before it
+opens the model. It prints one JSON object, `{"peak_bytes": int}`.
 """
 
 import json
@@ -36,10 +35,13 @@ def _main(request_path: str) -> None:
 
 
 def peak_bytes(process: int | str = "self") -> int:
-    """Return the largest resident memory of a process until now, in bytes.
+    """Return the peak resident memory of a process so far, in bytes.
+
+    Args:
+        process: The process id, or "self".
 
     Raises:
-        OSError: there is no such process, or no /proc.
+        OSError: There is no such process, or no /proc.
     """
     # Not ru_maxrss: a process inherits it from its parent through exec.
     status = Path(f"/proc/{process}/status").read_text(encoding="ascii")

@@ -1,4 +1,4 @@
-"""A `.tflite` model that LiteRT computes in half precision where the processor can; here it is emulated."""
+"""A `.tflite` model that LiteRT computes in float16 if the processor supports it."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -18,17 +18,17 @@ _VALUE: Final = b"fp16accfp16"  # products and sums in half precision
 
 
 class HalfPrecisionModel(TfliteModel):
-    """A float model that LiteRT may compute in half precision; see `Model`.
+    """A float model that LiteRT may compute in float16, see `Model`.
 
-    A processor without half precision computes the same file in float32. So `open` always runs the model on
-    an emulated processor with half precision.
+    A processor without float16 arithmetic computes the same file in float32. So `open` always runs the model
+    on an emulated processor that has float16 arithmetic.
     """
 
     needs_feature = "asimdhp"
 
     @classmethod
     def of(cls, floats: bytes) -> "HalfPrecisionModel":
-        """Return the float model with this content, marked to let LiteRT compute in half precision."""
+        """Return a copy of a float `.tflite` file with the metadata that allows LiteRT to use float16."""
         model = parse(floats)
         buffer, entry = schema.BufferT(), schema.MetadataT()
         buffer.data = np.frombuffer(_VALUE, np.uint8)

@@ -1,8 +1,8 @@
-"""The ranges that a quantized model's inputs can hold, which its author calibrated.
+"""Finds the value ranges of the inputs of a quantized model.
 
-An input that is quantized inside the model has a scale and a zero point, and values beyond its codes are
-clipped. This module finds inputs that become codes directly; a model that first computes with an input (a
-mean, a scale) has no such range.
+If a model quantizes an input directly, the scale and the zero point limit the range of the input. Values
+outside the range are clipped. If a model computes with an input before it quantizes it, for example subtracts
+a mean, the input has no such range.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,9 +23,9 @@ _SYMMETRIC_ZERO: Final = {"int8": 0, "uint8": 128, "int16": 0, "uint16": 1 << 15
 
 
 def onnx_code_ranges(model: onnx.ModelProto) -> dict[str, CodeRange]:
-    """Return the range of each input that the model quantizes directly, by the input's name.
+    """Return a dict from each input that the model quantizes directly to the range of the input.
 
-    For an input of codes, this is the range of the codes.
+    The range of an integer input is the range of its codes.
     """
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     readers: dict[str, list[onnx.NodeProto]] = {}
@@ -68,7 +68,7 @@ def _code_range(dtype: str, scale: float | None, zero_point: int) -> CodeRange:
 
 
 def tflite_code_ranges(content: bytes) -> dict[str, CodeRange]:
-    """Return the range of each input that holds codes or is quantized, in float32 values, by input name.
+    """Return a dict from each input that is quantized to the range of the input in float32 values.
 
     Raises:
         BackendError: LiteRT refuses the model.

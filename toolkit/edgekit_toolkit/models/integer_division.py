@@ -1,7 +1,7 @@
-"""Finds integer divisions by values that a model's inputs decide.
+"""Finds integer divisions whose divisor may be 0 or -1.
 
-On x86 the smallest integer divided by -1 ends the process, and engines do not look for it. So the runtime
-keeps such a model in a process of its own.
+On x86, an integer division by 0, or of the smallest integer by -1, kills the process. The engines do not
+check for this. So the runtime runs a model with such a division in a separate process.
 """
 
 from typing import Any, Final
@@ -17,9 +17,9 @@ _TFLITE_OPERATORS: Final = frozenset({"DIV", "FLOOR_DIV", "FLOOR_MOD"})
 
 
 def onnx_divides_by_inputs(model: onnx.ModelProto) -> bool:
-    """Return whether some integer division has a divisor that is not constant, or that holds 0 or -1.
+    """Return whether any integer division has a computed divisor, or a constant one that contains 0 or -1.
 
-    A tensor whose type cannot be found counts as an integer.
+    A tensor of unknown type is treated as an integer tensor.
     """
     if any(node.op_type in _ONNX_OPERATORS for function in model.functions for node in function.node):
         return True
@@ -61,7 +61,10 @@ def onnx_divides_by_inputs(model: onnx.ModelProto) -> bool:
 
 
 def tflite_divides_by_inputs(model: Any) -> bool:
-    """Return whether a model of `tflite.flatbuffer` has an integer division by a variable, 0 or -1."""
+    """Return whether any integer division has a computed divisor, or a constant one that contains 0 or -1.
+
+    `model` is a model parsed by `tflite.flatbuffer`.
+    """
     from edgekit_toolkit.tflite import flatbuffer  # needs LiteRT, which a host may lack
 
     for graph, _, operator in flatbuffer.operators(model):

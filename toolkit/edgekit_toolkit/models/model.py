@@ -1,4 +1,4 @@
-"""The interface of a model of any format to the packager; `OnnxModel` and `TfliteModel` implement it."""
+"""The interface of a model to the packager. `OnnxModel` and `TfliteModel` implement it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -19,12 +19,12 @@ Specs: TypeAlias = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
 
 
 class ModelSize(NamedTuple):
-    """Counts of a model's graph.
+    """The size of a model's graph.
 
     Attributes:
-        opset: ONNX operator set; None for other formats.
-        nodes: number of nodes; in an ONNX model only nodes outside control flow.
-        parameters: number of values in its constants.
+        opset: The version of the ONNX operator set, or None for other formats.
+        nodes: The number of nodes. In an ONNX model, nodes inside control flow are not counted.
+        parameters: The number of values in all constants.
     """
 
     opset: int | None
@@ -33,7 +33,7 @@ class ModelSize(NamedTuple):
 
 
 class StoredTensor(NamedTuple):
-    """A constant of a model; `dtype` is numpy's name, or the format's name where numpy has none."""
+    """A constant of a model. `dtype` is the name of the numpy type, or else the format's name of the type."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -44,13 +44,14 @@ class Model(Protocol):
     """An immutable model.
 
     Attributes:
-        engine: name of the engine that runs it on this machine.
-        file_name: name of its file in a package.
-        has_fixed_sizes: whether the format has no free dimensions that can be bound when it runs.
-        options: backend options that differ from the defaults, as a manifest states them.
-        needs_feature: processor feature, as Linux names it, without which the engine would compute in other
-            arithmetic. An emulated processor with this feature runs the model here. Empty if no feature is
-            needed.
+        engine: The name of the engine that runs the model.
+        file_name: The name of the model's file in a package.
+        has_fixed_sizes: Whether the format has no free dimensions that can be set when the model is opened.
+        options: The backend options that differ from the defaults, as in a manifest.
+        needs_feature: The processor feature that the engine needs for the arithmetic of the model, by its
+            name
+        in Linux. On this machine the model runs on an emulated processor that has the feature. Empty if the
+        model needs no feature.
     """
 
     engine: str
@@ -71,69 +72,70 @@ class Model(Protocol):
     def size(self) -> ModelSize: ...  # see the class
 
     def stored_tensors(self) -> Iterator[StoredTensor]:
-        """Yield the constants, without those inside control flow."""
+        """Yield the constants outside control flow."""
 
     def specs(self, outputs: Sequence[str] | None = None) -> Specs:
-        """Return the specs of inputs and outputs.
+        """Return the specs of the inputs and of the outputs.
 
-        If the format does not order its outputs, they are in the order of `outputs`.
+        Args:
+            outputs: The order of the outputs. It is only used if the format does not define an order.
 
         Raises:
-            BackendError: the engine refuses the model.
+            BackendError: The engine refuses the model.
         """
 
     def open(self, outputs: Sequence[str] | None = None, *, threads: int, rewrites: bool = True) -> Runner:
-        """Return a function that runs the model here on inputs by name, and returns outputs as a list.
+        """Return a function that runs the model on a dict of inputs and returns a list of outputs.
 
         Args:
-            outputs: names of the outputs in the list; by default all in the model's order.
-            threads: threads of one inference.
-            rewrites: whether the engine's optimiser may run, if the engine offers that choice. A model that
-                multiplies codes is always optimised, because its products are exact on every processor only
-                then.
+            outputs: The names of the outputs to return, or None for all outputs in the order of the model.
+            threads: The number of threads of one inference.
+            rewrites: Whether the engine may optimise the graph. Models with integer arithmetic are always
+                optimised,
+            because their products are exact on every processor only then.
 
         Raises:
-            BackendError: the engine refuses the model.
+            BackendError: The engine refuses the model.
         """
 
     def open_session(self, *, threads: int) -> Session:
-        """Return the session that a device would open.
+        """Open the model in the same kind of session as on a device.
 
         Raises:
-            BackendError: the engine refuses the model.
+            BackendError: The engine refuses the model.
         """
 
     def computes_in_codes(self) -> bool:
-        """Whether the model computes with 8-bit codes anywhere, codes made at run time included."""
+        """Return whether any operator computes with 8-bit codes, including codes computed at run time."""
 
     def divides_by_inputs(self) -> bool:
-        """Whether some integer division has a divisor that is not constant, or that holds 0 or -1."""
+        """Return whether any integer division has a computed divisor, or a constant one with 0 or -1."""
 
     def random_nodes(self) -> tuple[str, ...]:
-        """Return, for each node whose values differ between runs, a text with its operator and output."""
+        """Return the operator and the output name of each node that produces random values."""
 
     def saturating_nodes(self) -> tuple[str, ...]:
-        """Return first outputs of nodes whose sums of 8-bit products saturate here and not on the target."""
+        """Return the first output of each node whose 8-bit products saturate here but not on the target."""
 
     def input_code_ranges(self) -> dict[str, CodeRange]:
-        """Return the range of each input that the model quantizes directly, by the input's name.
+        """Return a dict from each input that the model quantizes directly to the range of the input.
 
         Raises:
-            BackendError: the engine refuses the model.
+            BackendError: The engine refuses the model.
         """
 
     def node_costs(self, dims: Mapping[str, int], *, float_outputs: bool = False) -> list[NodeCost]:
-        """Return the work of each kernel of one inference; for the arguments see `onnx_operators.node_costs`.
+        """Return the cost of each kernel of one inference, see `onnx_operators.node_costs`.
 
         Raises:
-            ModelError: the work cannot be counted.
+            ModelError: The cost of an operator cannot be computed.
         """
 
     def estimate_memory(self, dims: Mapping[str, int], *, blocked_layout: bool) -> MemoryEstimate | None:
-        """Estimate the memory that the model adds, with `engine_bytes` 0; return None if it must be measured.
+        """Estimate the memory of the model without the engine, or return None if it must be measured.
 
-        `dims`, `blocked_layout`: see `optimise_as_engine`.
+        For the arguments see `optimise_as_engine`.
 
         Raises:
-            EdgekitError: the engine refuses the model, or a free dimension has no size.
+            EdgekitError: The engine refuses the model, or a free dimension has no size.
         """

@@ -1,4 +1,4 @@
-"""An ONNX model, which onnxruntime runs."""
+"""An ONNX model for onnxruntime."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,10 +26,10 @@ from edgekit_toolkit.samples.range_trap import CodeRange
 
 
 class OnnxModel:
-    """An ONNX model; see `Model`.
+    """An ONNX model, see `Model`.
 
     Attributes:
-        proto: the model, which must not be changed any more.
+        proto: The model. It must not be changed.
     """
 
     engine: str = "ort"
@@ -46,12 +46,12 @@ class OnnxModel:
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """Keys and values that the exporter wrote into the file, such as `task`."""
+        """The metadata that the exporter stored in the file, such as `task`."""
         return {entry.key: entry.value for entry in self.proto.metadata_props}
 
     @property
     def size_bytes(self) -> int:
-        """Size of the model's file in bytes, without writing it."""
+        """The size of the model's file in bytes. It is computed without serializing the model."""
         return int(self.proto.ByteSize())
 
     @property
@@ -71,7 +71,7 @@ class OnnxModel:
             yield StoredTensor(tuple(tensor.dims), dtype, tensor.ByteSize())
 
     def specs(self, outputs: Sequence[str] | None = None) -> Specs:  # noqa: ARG002  # the graph has an order
-        """Return the specs of inputs and outputs in the graph's order; `outputs` has no effect."""
+        """Return the specs of the inputs and outputs in the order of the graph. `outputs` is ignored."""
         return tensor_specs(self.proto)
 
     def open(self, outputs: Sequence[str] | None = None, *, threads: int, rewrites: bool = True) -> Runner:
@@ -102,7 +102,7 @@ class OnnxModel:
         return node_costs(self.proto, bound, float_outputs=float_outputs)
 
     def estimate_memory(self, dims: Mapping[str, int], *, blocked_layout: bool) -> MemoryEstimate | None:
-        """Return the estimate for onnxruntime; None for a model with control flow."""
+        """Return the estimate for onnxruntime, or None for a model with control flow."""
         if any(map(bodies, self.proto.graph.node)):
             return None
         return estimate_peak_memory(self.proto, engine_bytes=0, dims=dims, blocked_layout=blocked_layout)

@@ -1,4 +1,4 @@
-"""An ONNX model that OpenVINO runs; this module needs OpenVINO, which a host may lack, only to open one."""
+"""An ONNX model for OpenVINO. The OpenVINO package is imported only when a model is opened."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class OpenVinoModel(OnnxModel):
-    """An ONNX model in OpenVINO; see `Model`."""
+    """An ONNX model that OpenVINO runs, see `Model`."""
 
     engine = "openvino"
 
@@ -45,16 +45,16 @@ class OpenVinoModel(OnnxModel):
         return open_openvino(self.content, threads, self.options)
 
     def estimate_memory(self, dims: Mapping[str, int], *, blocked_layout: bool) -> MemoryEstimate | None:
-        """Return None: the memory of OpenVINO is not estimated, but measured here."""
+        """Return None, because there is no estimate for OpenVINO. The memory must be measured."""
 
 
 class BFloat16Model(OpenVinoModel):
-    """A float model that OpenVINO computes in bfloat16 where the processor has it; see `Model`."""
+    """A float model that OpenVINO computes in bfloat16 if the processor supports it, see `Model`."""
 
     @property
     def options(self) -> Mapping[str, JsonValue]:
         return {"precision": "bfloat16"}
 
     def computes_in_codes(self) -> bool:
-        """Return True: its outputs differ from float32 as much as outputs of 8-bit codes do."""
+        """Return True, because bfloat16 has an error similar to that of 8-bit codes."""
         return True

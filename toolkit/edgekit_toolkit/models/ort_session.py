@@ -1,4 +1,4 @@
-"""The host's ONNX Runtime sessions that judge candidates; only this module translates its exceptions."""
+"""Opens ONNX Runtime sessions on the host, and translates exceptions of ONNX Runtime."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,12 +21,17 @@ _LOG_FATAL = 4
 
 
 def session_for(model: onnx.ModelProto, *, threads: int, optimise: bool = True) -> ort.InferenceSession:
-    """Return a session on the CPU with the options in the model's metadata.
+    """Open a model in an ONNX Runtime session on the CPU, with the options in the model's metadata.
 
-    `optimise`: whether the graph is optimised; only then are 8-bit products exact on every processor.
+    Args:
+        model: The model.
+        threads: The number of threads of one inference.
+        optimise: Whether ONNX Runtime optimises the graph. 8-bit products are exact on every processor only
+            if
+        it does.
 
     Raises:
-        BackendError: onnxruntime refuses the model, or would end this process.
+        BackendError: ONNX Runtime refuses the model, or would crash on it.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
@@ -57,10 +62,10 @@ def session_for(model: onnx.ModelProto, *, threads: int, optimise: bool = True) 
 def run_session(
     session: ort.InferenceSession, feeds: Feeds, names: Sequence[str] | None = None
 ) -> list[NDArray[Any]]:
-    """Run a session on one batch; returns the outputs `names`, or all in the model's order.
+    """Run a session on one batch, and return the outputs `names`, or all outputs in the order of the model.
 
     Raises:
-        BackendError: onnxruntime fails on the input.
+        BackendError: ONNX Runtime fails on the inputs.
     """
     try:
         results: list[NDArray[Any]] = session.run(list(names) if names is not None else None, feeds)
@@ -70,10 +75,10 @@ def run_session(
 
 
 def measure_shapes(model: onnx.ModelProto, feeds: Feeds, *, threads: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that all tensors of a model have in one run, constants included, by name.
+    """Run a model once, and return a dict from the name of each tensor to its shape, including constants.
 
     Raises:
-        BackendError: onnxruntime fails on the model.
+        BackendError: ONNX Runtime refuses the model or fails on the inputs.
     """
     copy = copy_model(model)
     names = [name for node in model.graph.node for name in node.output if name]

@@ -1,9 +1,9 @@
-"""Finds which 8-bit products of an ONNX model saturate on this machine and not on the target.
+"""Finds operators of an ONNX model whose 8-bit products saturate on this machine but not on the target.
 
-All targets add 8-bit products exactly, in 32 bits: Arm and TensorRT by their instructions, x86 by VNNI or by
-the setting that the runtime uses without it (`edgekit_runtime.sessions.ort_products`). This machine does so
-too, but for a few products of models that were quantized elsewhere, which that setting cannot change.
-LiteRT's kernels add in 32 bits on every processor.
+All targets accumulate 8-bit products exactly in 32 bits. Arm, TensorRT and x86 with VNNI have instructions
+for this. On other x86 processors the runtime sets an option, see `edgekit_runtime.sessions.ort_products`.
+That option does not cover some operators of models that were quantized by other tools. LiteRT accumulates in
+32 bits on every processor.
 """
 
 from collections.abc import Mapping
@@ -25,10 +25,10 @@ _LARGEST_SAFE: Final = 64  # two products 255 * 64 stay below 2 ** 15
 
 
 def find_saturating(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Return the first outputs of the nodes whose sums of 8-bit products saturate here and not on the target.
+    """Return the first output of each node whose 8-bit products saturate here but not on the target.
 
     Args:
-        model: model; if it multiplies codes, it must record the types of its tensors.
+        model: The model. If it uses integer arithmetic, it must record the types of its tensors.
     """
     if not computes_in_integers(model) or not saturates():
         return ()

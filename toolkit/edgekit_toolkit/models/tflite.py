@@ -1,4 +1,4 @@
-"""A `.tflite` model, which LiteRT runs; this module needs LiteRT, which a host may lack."""
+"""A `.tflite` model for LiteRT. This module requires the LiteRT package."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ _RANDOM: Final = frozenset({"MULTINOMIAL", "RANDOM_STANDARD_NORMAL", "RANDOM_UNI
 
 
 class TfliteModel:
-    """A `.tflite` model; see `Model`."""
+    """A `.tflite` model, see `Model`."""
 
     engine: str = "litert"
     file_name = "model.tflite"
@@ -48,7 +48,7 @@ class TfliteModel:
 
     @property
     def options(self) -> Mapping[str, JsonValue]:
-        """Empty: LiteRT's default options suit every model."""
+        """An empty dict, because LiteRT's default options suit every model."""
         return {}
 
     @cached_property
@@ -61,7 +61,7 @@ class TfliteModel:
 
     @property
     def size(self) -> ModelSize:
-        """Number of operators, and number of values in constants."""
+        """The number of operators, and the number of values in constants."""
         model = self._parsed
         constants = [
             tensor for graph in model.subgraphs for tensor in graph.tensors if stored_bytes(model, tensor)
@@ -70,7 +70,7 @@ class TfliteModel:
         return ModelSize(None, sum(1 for _ in operators(model)), parameters)
 
     def stored_tensors(self) -> Iterator[StoredTensor]:
-        """Yield the constants that are not sparse, each buffer once."""
+        """Yield the constants that are not sparse. A shared buffer is yielded once."""
         model = self._parsed
         tensors = (tensor for graph in model.subgraphs for tensor in graph.tensors)
         for tensor in {tensor.buffer: tensor for tensor in tensors if tensor.sparsity is None}.values():
@@ -78,7 +78,7 @@ class TfliteModel:
                 yield StoredTensor(shape_of(tensor), TYPES[tensor.type].lower(), size_bytes)
 
     def specs(self, outputs: Sequence[str] | None = None) -> Specs:
-        """Return the specs of inputs and outputs, the outputs in the order of `outputs`."""
+        """Return the specs of the inputs, and the specs of the outputs in the order of `outputs`."""
         with closing(open_litert(self.content)) as session:
             named = {spec.name: spec for spec in session.outputs}
             return session.inputs, tuple(named[name] for name in outputs or named)
@@ -117,7 +117,7 @@ class TfliteModel:
         )
 
     def saturating_nodes(self) -> tuple[str, ...]:
-        """Return no nodes: LiteRT's kernels add in 32 bits on every processor."""
+        """Return an empty tuple, because LiteRT accumulates in 32 bits on every processor."""
         return ()
 
     def input_code_ranges(self) -> dict[str, CodeRange]:
@@ -127,4 +127,4 @@ class TfliteModel:
         return tflite_costs(self._parsed, dims)
 
     def estimate_memory(self, dims: Mapping[str, int], *, blocked_layout: bool) -> MemoryEstimate | None:
-        """Return None: LiteRT's memory depends little on the processor, so it is measured here."""
+        """Return None. LiteRT's memory depends little on the processor, so it is measured on this machine."""

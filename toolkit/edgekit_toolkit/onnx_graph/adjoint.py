@@ -1,14 +1,14 @@
-"""The backward pass of a float ONNX graph, as operators that onnxruntime runs: no torch, no file.
+"""Adds the backward pass to a float ONNX graph, as operators that onnxruntime runs.
 
-`Adjoint` adds to a graph, for each float activation t, the tensor J^T v: how much v.y changes with each
-value of t, where y are the outputs and v their weights. Linear operators, products and moves have exact
-rules. Element-wise operators share one rule, a difference as wide as a rounding step. An operator without a
-rule (a recurrent layer, control flow, a new one) passes on white noise of the right power: it loses which
-values matter, and refuses no graph. With `exact`, slopes replace that difference, and a graph is refused that
-has an operator without rule or slope: then the adjoints, those of weights too, are gradients to train by.
+The adjoint of a tensor t is J^T v, where J is the Jacobian of the model's outputs with respect to t and v is
+a vector of weights of the outputs. Linear operators, products and operators that move values have exact
+rules. Other element-wise operators use a difference quotient whose step is near a rounding step of 8-bit
+codes. For an operator without a rule, such as a recurrent layer, the adjoint is approximated by white noise
+with the same power. With `exact`, element-wise operators use exact derivatives, and operators without a rule
+or derivative are refused. Then the adjoints can be used for training.
 
-Example: y = Conv(x, W). With v at y, the adjoint of x is Conv(v, W flipped), and an error e of x changes v.y
-by the product of both.
+Example: y = Conv(x, W). If v is the adjoint of y, the adjoint of x is Conv(v, W flipped). An error e in x
+changes the sum of v * y by the sum of e * adjoint(x).
 """
 
 import math
@@ -57,7 +57,7 @@ _POINTWISE: Final = frozenset(
 
 
 def copy_for_adjoint(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy, with a newer operator set if the backward pass cannot be written in the present set."""
+    """Return a copy whose operator set is new enough for the operators of the backward pass."""
     copy = copy_model(model)
     copy.ir_version = max(copy.ir_version, _MIN_IR)
     for item in copy.opset_import:
@@ -67,18 +67,20 @@ def copy_for_adjoint(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 class Adjoint:
-    """Adds the backward pass to a graph, in place. It starts from seeds: adjoints given to `pass_back`.
+    """Adds the backward pass to a graph, in place.
 
     Args:
-        graph: float graph in topological order; its model is a result of `copy_for_adjoint`.
-        shapes: shapes of all its tensors in one run.
-        floats: names of the float32 tensors that get an adjoint. They are all activations; or, for training,
-            the weights (inputs of the graph) and the activations that depend on them.
-        exact: whether each adjoint must be exact; otherwise some operators pass back an approximation.
+        graph: A float graph in topological order, from a model returned by `copy_for_adjoint`.
+        shapes: The shapes of all tensors of the graph.
+        floats: The names of the float32 tensors that get an adjoint. These are all activations, or for
+            training
+        the weights (which are inputs of the graph) and the activations that depend on them.
+        exact: Whether all adjoints must be exact. Otherwise some operators use an approximation.
 
     Attributes:
-        tensors: float tensor on which a seed depends -> tensor that holds its adjoint.
-        edges: (first output of a node, position of an input) -> the node's part of that input's adjoint.
+        tensors: A dict from the name of a tensor to the name of its adjoint.
+        edges: A dict from an edge to the adjoint that flows back along it. An edge is the name of the first
+        output of a node and the index of an input of the node.
     """
 
     def __init__(
@@ -94,13 +96,13 @@ class Adjoint:
         self.edges: dict[tuple[str, int], str] = {}
 
     def pass_back(self, seeds: Mapping[str, str]) -> None:
-        """Add the adjoints of all float tensors on which a seed depends, and enter them in `tensors`.
+        """Add the adjoints of all float tensors that affect the seeds, and store their names in `tensors`.
 
         Args:
-            seeds: name of a tensor -> name of the tensor that holds its adjoint.
+            seeds: A dict from the name of a tensor to the name of its given adjoint.
 
         Raises:
-            ModelError: adjoints must be exact, and an operator has no exact rule.
+            ModelError: Adjoints must be exact, and an operator has no exact rule.
         """
         self.tensors.update(seeds)
         for node in reversed(list(self._graph.node)):
@@ -108,13 +110,13 @@ class Adjoint:
                 self._pass_through(node)
 
     def add(self, op: str, inputs: Sequence[str], **attributes: Any) -> str:
-        """Append a node with one output to the graph; return the output's name."""
+        """Append a node with one output to the graph, and return the name of the output."""
         name = fresh_name(self._index, f"adjoint_{op}")
         self._graph.node.append(helper.make_node(op, inputs, [name], name=name, **attributes))
         return name
 
     def constant(self, value: NDArray[Any] | float | list[int]) -> str:
-        """Store a constant and return its name. A list becomes int64, other values become float32."""
+        """Add a constant and return its name. A list is stored as int64, other values as float32."""
         array = np.asarray(value, np.int64 if isinstance(value, list) else np.float32)
         return self.store(array)
 
@@ -122,7 +124,12 @@ class Adjoint:
         return add_constant(self._index, "adjoint_constant", array)
 
     def again(self, node: onnx.NodeProto, inputs: Mapping[int, str]) -> onnx.NodeProto:
-        """Append a copy of a node with new outputs and other `inputs` (position -> tensor); return it."""
+        """Append a copy of a node with new output names, and return the copy.
+
+        Args:
+            node: The node to copy.
+            inputs: A dict from the index of an input to the tensor that replaces it.
+        """
         copy = copy_node(node)
         for position, name in inputs.items():
             copy.input[position] = name

@@ -1,12 +1,13 @@
-"""Which channels of a network can go together, and the network without some of them.
+"""Finds the channels of a network that can be removed together, and removes some of them.
 
-The channels that a layer makes run through activations, pooling and depthwise convolutions to the layers
-that read them. Without channel 3 of Conv -> Relu -> depthwise Conv -> Conv, row 3 of the first weight goes,
-filter 3 of the second and column 3 of the third; all else stays as it was. Where two layers are added, their
-channels go together. Channels stay if anything reads or makes them that no rule below describes: an output
-of the model, control flow, a convolution in groups, a softmax over them.
+The output channels of a layer pass through activations, pooling and depthwise convolutions to the layers that
+consume them. To remove channel 3 from Conv, Relu, depthwise Conv and Conv, row 3 of the first weight, filter
+3 of the second weight and column 3 of the third weight are removed. If the outputs of two layers are added,
+the same channels are removed from both layers. Channels are not removed if an output of the model or an
+operator without a rule in this module uses them, such as control flow, a grouped convolution or a softmax
+over channels.
 
-Slicing is exact and depends on the model and the channels alone, so a recipe can repeat it.
+The result depends only on the model and on the channels, so a recipe can repeat it.
 """
 
 import itertools
@@ -39,17 +40,17 @@ FOREIGN: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class ChannelAxis:
-    """Where the channels of a group lie in a tensor.
+    """The axis of a tensor that contains the channels of a group.
 
     Attributes:
-        channels: channel at each index of `axis`; `FOREIGN` where the index is no channel of the group.
+        channels: The channel at each index of `axis`, or `FOREIGN` if the index belongs to another group.
     """
 
     axis: int
     channels: NDArray[np.int64]
 
     def mask(self, stays: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return which indices of the axis stay, bool [size]; `stays`: whether each channel stays."""
+        """Return a bool mask of the axis that is True where `stays` is True for the channel."""
         return np.asarray((self.channels == FOREIGN) | stays[self.channels])
 
     def equals(self, other: "ChannelAxis") -> bool:
@@ -58,16 +59,18 @@ class ChannelAxis:
 
 @dataclass(slots=True)
 class ChannelGroup:
-    """Channels that can only be removed from all their layers together.
+    """Channels that must be removed from several layers together.
 
     Attributes:
-        name: output of the first layer that makes the channels.
-        producers: layers that make the channels, in the order of the graph.
-        depthwise: layers that filter each channel separately.
-        consumers: layers that mix the channels.
-        tensors: activation that holds the channels -> where they lie in it.
-        constants: (index of a node, index of its input, axis) -> where the channels lie in that constant.
-        reshapes: index of a Reshape node in the graph -> axis of the channels in its result.
+        name: The output of the first layer that produces the channels.
+        producers: The layers that produce the channels, in the order of the graph.
+        depthwise: The layers that filter each channel separately.
+        consumers: The layers that mix the channels.
+        tensors: A dict from each activation that contains the channels to their axis.
+        constants: A dict from the index of a node, the index of its constant input and an axis of the
+            constant
+        to the channels on this axis.
+        reshapes: A dict from the index of a Reshape node to the axis of the channels in its output.
     """
 
     name: str
@@ -80,7 +83,7 @@ class ChannelGroup:
     reshapes: dict[int, int] = field(default_factory=dict)
 
     def columns(self, consumer: Layer) -> NDArray[np.int64]:
-        """Return the channel that each column of a consumer's weight rows reads, or `FOREIGN`."""
+        """Return the channel that each column of a consumer's weight belongs to, or `FOREIGN`."""
         channels = self.tensors[consumer.input].channels
         return np.repeat(channels, consumer.columns // len(channels))
 
@@ -105,12 +108,15 @@ def find_groups(model: onnx.ModelProto) -> list[ChannelGroup]:
 
 
 def slice_channels(model: onnx.ModelProto, channels: Channels) -> onnx.ModelProto:
-    """Return a copy of the model with only these channels; nodes and tensors keep their order and names.
+    """Return a copy of the model that has only some of the channels. The order and the names are unchanged.
 
-    `channels`: name of a group -> channels that stay, ascending; groups that it does not name stay whole.
+    Args:
+        model: The model.
+        channels: A dict from the name of a group to the channels that remain, in ascending order. Groups that
+        are missing in the dict are not changed.
 
     Raises:
-        ValueError: there is no such group or channel, or the channels are not in ascending order.
+        ValueError: There is no such group or channel, or the channels are not in ascending order.
     """
     check_channels(channels)
     groups = {group.name: group for group in find_groups(model)}
@@ -126,7 +132,7 @@ def slice_channels(model: onnx.ModelProto, channels: Channels) -> onnx.ModelProt
 
 
 def check_channels(channels: Channels) -> None:
-    """Raise ValueError for a group without channels, or whose channels are not in ascending order."""
+    """Raise ValueError if a group has no channels, or its channels are not in ascending order."""
     for name, indices in channels.items():
         ascending = all(low < high for low, high in itertools.pairwise(indices))
         if not indices or indices[0] < 0 or not ascending:
@@ -134,9 +140,9 @@ def check_channels(channels: Channels) -> None:
 
 
 def compose_channels(first: Channels, second: Channels) -> dict[str, tuple[int, ...]]:
-    """Return the channels that stay after a slice by `first` and a slice of its result by `second`.
+    """Return the channels of the original model that remain after slicing it by `first` and then by `second`.
 
-    `second` counts channels of the sliced model. The result counts channels of the whole model.
+    `second` has channel indices of the sliced model.
     """
     composed = dict(first)
     for name, indices in second.items():

@@ -1,6 +1,6 @@
-"""The bodies of `If`, `Loop` and `Scan` as models of their own, and how often a loop runs its body.
+"""Extracts the bodies of `If`, `Loop` and `Scan` as models, and computes the number of iterations of a loop.
 
-Nothing is guessed: whatever depends on the data is refused with the reason.
+Control flow that depends on the input data is refused with an error.
 """
 
 import math
@@ -27,7 +27,7 @@ Values = Mapping[str, NDArray[Any]]
 
 
 def captured(graph: onnx.GraphProto) -> set[str]:
-    """Return the names of the tensors that a body reads and that are made outside of it."""
+    """Return the names of the outer tensors that a body reads."""
     own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     outer: set[str] = set()
     for node in graph.node:
@@ -45,17 +45,17 @@ def body_model(
     types: Types,
     initializers: Mapping[str, onnx.TensorProto],
 ) -> onnx.ModelProto:
-    """Return a body as a model. Outer constants become its initializers, other outer tensors its inputs.
+    """Return a body as a model. Outer constants become initializers, and other outer tensors become inputs.
 
     Args:
-        model: the model that contains `node`.
-        node: the node that holds the body.
-        body: one of its graphs.
-        types: known types of the tensors outside.
-        initializers: constants outside.
+        model: The model that contains `node`.
+        node: The node with control flow.
+        body: One of the graphs of `node`.
+        types: The known types of outer tensors, by name.
+        initializers: The outer constants, by name.
 
     Raises:
-        ModelError: the type of a tensor that the body reads is not known.
+        ModelError: The body reads a tensor of unknown type.
     """
     known_types = dict(types)
     for name, tensor in initializers.items():
@@ -103,7 +103,7 @@ def _without(kind: onnx.TypeProto, axis: int) -> onnx.TypeProto:
 
 
 def check_steady(node: onnx.NodeProto, body: onnx.ModelProto) -> None:
-    """Raise `ModelError` unless each state of a loop has a known shape that no step changes."""
+    """Raise `ModelError` unless every state of a loop has a known shape that no iteration changes."""
     graph, first = body.graph, 1 if node.op_type == "Loop" else 0
     count = _state_count(node)
     pairs = zip(graph.input[2 * first :][:count], graph.output[first:][:count], strict=True)
@@ -123,7 +123,7 @@ def _state_count(node: onnx.NodeProto) -> int:
 
 
 def sizes_of(kind: onnx.TypeProto) -> tuple[int, ...] | None:
-    """Return the shape of a tensor type; None if a size is not known."""
+    """Return the shape of a tensor type, or None if a size is unknown."""
     tensor = kind.tensor_type
     if not tensor.HasField("shape") or not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
         return None
@@ -136,16 +136,16 @@ def output_types(
     types: Types,
     initializers: Mapping[str, onnx.TensorProto],
 ) -> dict[str, onnx.TypeProto]:
-    """Return the types of those outputs of control flow whose sizes are known, by name.
+    """Return a dict from the outputs of a control flow node to their types. Unknown shapes are left out.
 
     Args:
-        node: an If, Loop or Scan.
-        inner_models: results of `body_model` for its bodies, with inferred shapes.
-        types: types of the tensors outside.
-        initializers: constants outside.
+        node: An If, Loop or Scan node.
+        inner_models: The models of its bodies from `body_model`, with inferred shapes.
+        types: The known types of outer tensors, by name.
+        initializers: The outer constants, by name.
 
     Raises:
-        ModelError: the number of a loop's steps is not known, or its states change their sizes.
+        ModelError: The number of iterations is unknown, or a state of the loop changes its shape.
     """
     outputs = [[value.type for value in inner.graph.output] for inner in inner_models]
     if node.op_type == "If":
@@ -173,10 +173,10 @@ def output_types(
 def find_steps(
     node: onnx.NodeProto, body: onnx.ModelProto, types: Types, initializers: Mapping[str, onnx.TensorProto]
 ) -> int:
-    """Return how often a Loop or Scan runs its body.
+    """Return the number of iterations of a Loop or Scan node.
 
     Raises:
-        ModelError: the number of runs depends on the data.
+        ModelError: The number of iterations depends on the input data.
     """
     if node.op_type == "Scan":
         return _scan_steps(node, types, opset(body))

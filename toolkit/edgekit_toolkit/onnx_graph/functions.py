@@ -1,7 +1,7 @@
-"""Operators that ONNX defines by a function of simpler ones: finds them, and writes them out.
+"""Finds operators that ONNX defines as functions of simpler operators, and inlines them.
 
-`Attention`, `GroupNormalization` and `Gelu` are such operators. An engine has kernels for some of them; for
-the others, and where its kernel refuses a case, the written-out form computes the same.
+Examples are `Attention`, `GroupNormalization` and `Gelu`. An engine has kernels for some of these operators.
+The others, and cases that a kernel refuses, can be replaced by their definitions.
 """
 
 import re
@@ -20,7 +20,7 @@ OpSchema = Any  # onnx.defs.OpSchema, whose type stubs lack what it says about f
 
 
 def function_operators(model: onnx.ModelProto) -> dict[str, OpSchema]:
-    """Return those operators of the model that ONNX defines by a function: name -> schema."""
+    """Return a dict from the operators of the model that ONNX defines as functions to their schemas."""
     return {
         schema.name: schema
         for schema in _schemas(model)
@@ -29,20 +29,20 @@ def function_operators(model: onnx.ModelProto) -> dict[str, OpSchema]:
 
 
 def opaque_functions(model: onnx.ModelProto) -> set[str]:
-    """Return the `function_operators` (without domain) for which ONNX cannot infer types and shapes."""
+    """Return the names of the `function_operators` for which ONNX cannot infer types and shapes."""
     functions = function_operators(model).items()
     return {name for name, schema in functions if not schema.has_type_and_shape_inference_function}
 
 
 def write_out_opaque(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy with its `opaque_functions` replaced by their definitions; `model` if it has none."""
+    """Return a copy with inlined `opaque_functions`, or `model` itself if it has none."""
     return inline_functions(model, opaque_functions(model)) or model
 
 
 def foreign_functions(model: onnx.ModelProto) -> set[str]:
-    """Return the operators (without domain) that ONNX defines by a function and no engine runs.
+    """Return the names of the operators that ONNX defines as functions and that no engine supports.
 
-    They are deprecated, or of domains such as `ai.onnx.preview`.
+    These are deprecated operators, and operators of domains such as `ai.onnx.preview`.
     """
     return {
         name
@@ -52,18 +52,17 @@ def foreign_functions(model: onnx.ModelProto) -> set[str]:
 
 
 def named_functions(model: onnx.ModelProto, reason: str) -> set[str]:
-    """Return the operators (without domain) in the error text `reason` that ONNX defines by a function."""
+    """Return the names of the `function_operators` that the error message `reason` mentions."""
     return {name for name in function_operators(model) if re.search(rf"\b{name}\b", reason)}
 
 
 def inline_functions(model: onnx.ModelProto, operators: Collection[str]) -> onnx.ModelProto | None:
-    """Return a copy with these operators replaced by ONNX's definitions; None if there are none to replace.
+    """Return a copy with these operators inlined, or None if the model has none of them.
 
-    Tensors that the model names keep their names. Each node first becomes a call of a function, since ONNX's
-    inliner fails on an operator with an omitted input (onnx 1.23).
+    The names of the model's tensors are kept.
 
     Raises:
-        ModelError: a definition does not fit its node, or no types can be inferred.
+        ModelError: The definition of an operator does not fit its node, or type inference fails.
     """
     schemas = {name: schema for name, schema in function_operators(model).items() if name in operators}
     if not schemas:

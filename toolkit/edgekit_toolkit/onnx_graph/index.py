@@ -1,6 +1,6 @@
-"""An index over an ONNX graph: who makes a tensor, who reads it, which tensors are constant.
+"""An index of an ONNX graph: the producer and the consumers of each tensor, and the constants.
 
-It does not change the graph; a pass that does builds a new index.
+Changes to the graph do not update the index.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,15 +22,16 @@ Shape = tuple[int | None, ...]
 
 
 class GraphIndex:
-    """Producers, consumers and constants of one graph.
+    """The producers, consumers and constants of one graph.
 
-    A node with sub-graphs consumes what they read.
+    A node with sub-graphs is a consumer of the tensors that its sub-graphs read.
 
     Args:
-        shapes: shapes of tensors by name; by default the recorded shapes.
+        graph: The graph.
+        shapes: The shapes of tensors by name, or None to use the shapes recorded in the graph.
 
     Attributes:
-        producers: name of a tensor -> node that makes it.
+        producers: A dict from the name of a tensor to the node that produces it.
     """
 
     def __init__(self, graph: onnx.GraphProto, shapes: Mapping[str, Shape] | None = None) -> None:
@@ -46,7 +47,7 @@ class GraphIndex:
                 self._consumers.setdefault(name, []).append(node)
 
     def consumers(self, name: str) -> list[onnx.NodeProto]:
-        """Nodes that read tensor `name`, one entry for each reading input."""
+        """Return the nodes that read tensor `name`. A node is repeated for each input that reads it."""
         return self._consumers.get(name, [])
 
     def only_feeds(self, name: str, node: onnx.NodeProto) -> bool:
@@ -55,18 +56,18 @@ class GraphIndex:
         return name not in self.outputs and len(consumers) == 1 and consumers[0] is node
 
     def constant(self, name: str) -> NDArray[Any] | None:
-        """Value of initializer `name`; None for other tensors, and for the default of a graph input."""
+        """Return the value of initializer `name`, or None for other tensors and for graph inputs."""
         tensor = None if name in self._replaceable else self.initializers.get(name)
         return None if tensor is None else numpy_helper.to_array(tensor)
 
     @cached_property
     def shapes(self) -> Mapping[str, Shape]:
-        """The shapes passed at construction or, if None, the shapes that the graph records."""
+        """The shapes passed to the constructor or, if None, the shapes recorded in the graph."""
         return recorded_shapes(self.graph) if self._shapes is None else self._shapes
 
     @cached_property
     def names(self) -> set[str]:
-        """All tensor names of the graph and its inner graphs, and the names reserved by `fresh_name`."""
+        """The names of all tensors in the graph and its sub-graphs, and those reserved by `fresh_name`."""
         names = self._consumers.keys() | self.producers.keys() | self.initializers.keys()
         names |= {value.name for value in (*self.graph.input, *self.graph.output)}
         for inner in islice(graphs(self.graph), 1, None):  # what they read is among the consumers
@@ -85,7 +86,7 @@ def reads(node: onnx.NodeProto) -> Iterable[str]:
 
 
 def recorded_shapes(graph: onnx.GraphProto) -> dict[str, Shape]:
-    """Return the shape of each tensor whose rank the graph records, by name; free sizes are None."""
+    """Return a dict from the tensors whose rank the graph records to their shapes. Free sizes are None."""
     return {
         value.name: tuple(
             int(dim.dim_value) if dim.HasField("dim_value") else None
@@ -97,12 +98,12 @@ def recorded_shapes(graph: onnx.GraphProto) -> dict[str, Shape]:
 
 
 def inferred_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
-    """Return the shape of each tensor of the top-level graph whose rank can be inferred, by name."""
+    """Return a dict from the top-level tensors whose rank can be inferred to their shapes."""
     return recorded_shapes(onnx.shape_inference.infer_shapes(model).graph)
 
 
 def float_tensors(model: onnx.ModelProto) -> frozenset[str]:
-    """Names of the float32 activations of the top-level graph that are known to have that type."""
+    """Return the names of the top-level activations that are known to be float32."""
     values = [*model.graph.input, *model.graph.value_info, *model.graph.output]
     exist = {name for node in model.graph.node for name in node.output} | {
         value.name for value in model.graph.input
@@ -116,7 +117,7 @@ def float_tensors(model: onnx.ModelProto) -> frozenset[str]:
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
-    """Value of a node's attribute, or `default` where it is not set."""
+    """Return the value of a node's attribute, or `default` if it is not set."""
     for item in node.attribute:
         if item.name == name:
             return helper.get_attribute_value(item)
@@ -143,19 +144,19 @@ def set_items(field: Any, items: Iterable[Any]) -> None:
 
 
 def with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
-    """Return a copy whose outputs are these tensors, without types: the engine infers them."""
+    """Return a copy of the model with these outputs. Their types are not set."""
     copy = copy_model(model)
     set_items(copy.graph.output, (onnx.ValueInfoProto(name=name) for name in names))
     return copy
 
 
 def opset(model: onnx.ModelProto) -> int:
-    """Return the version of the default operator set that a model imports; 0 if it imports none."""
+    """Return the version of the default operator set that a model imports, or 0 if it imports none."""
     return next((int(item.version) for item in model.opset_import if item.domain in DEFAULT_DOMAINS), 0)
 
 
 def remove_unused_initializers(graph: onnx.GraphProto) -> None:
-    """Drop initializers that nothing reads, in place; the default value of an input stays."""
+    """Remove unused initializers in place. Default values of graph inputs are kept."""
     used = {name for node in graph.node for name in reads(node)}
     used |= {value.name for value in (*graph.input, *graph.output)}
     used_tensors = [tensor for tensor in graph.initializer if tensor.name in used]
@@ -166,7 +167,7 @@ def remove_unused_initializers(graph: onnx.GraphProto) -> None:
 def replace_nodes(
     graph: onnx.GraphProto, old: Sequence[onnx.NodeProto], new: Sequence[onnx.NodeProto]
 ) -> None:
-    """Replace the nodes `old` by `new`, in place. The new nodes stand where the last old node stood."""
+    """Replace the nodes `old` by `new`, in place. The new nodes go to the position of the last old node."""
     gone = {id(node) for node in old}
     nodes: list[onnx.NodeProto] = []
     remaining = len(gone)
@@ -181,7 +182,7 @@ def replace_nodes(
 
 
 def add_constant(index: GraphIndex, stem: str, value: NDArray[Any]) -> str:
-    """Add an initializer to the indexed graph under a fresh name that starts with `stem`; return the name."""
+    """Add an initializer to the graph under a new name that starts with `stem`, and return the name."""
     name = fresh_name(index, stem)
     tensor = numpy_helper.from_array(value, name)
     index.graph.initializer.append(tensor)
@@ -190,7 +191,7 @@ def add_constant(index: GraphIndex, stem: str, value: NDArray[Any]) -> str:
 
 
 def fresh_name(index: GraphIndex, stem: str) -> str:
-    """Reserve and return a tensor name that starts with `stem` and that the graph does not use yet."""
+    """Reserve and return an unused tensor name that starts with `stem`."""
     name, count = stem, 0
     while name in index.names:
         count += 1
@@ -200,9 +201,11 @@ def fresh_name(index: GraphIndex, stem: str) -> str:
 
 
 def rewrite_all(model: onnx.ModelProto, rewrite_one: Callable[[onnx.GraphProto], bool]) -> onnx.ModelProto:
-    """Return a copy, rewritten until `rewrite_one` finds nothing more, without unused initializers.
+    """Apply `rewrite_one` to a copy of the model until it returns False. Then remove unused initializers.
 
-    `rewrite_one`: changes one place of a graph; returns False if there is none to change.
+    Args:
+        model: The model.
+        rewrite_one: Changes one place of a graph in place. Returns False if there is nothing to change.
     """
     result = copy_model(model)
     while rewrite_one(result.graph):
