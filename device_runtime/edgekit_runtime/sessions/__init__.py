@@ -1,4 +1,4 @@
-"""Sessions: loaded models behind one protocol, for all engines."""
+"""Sessions, which are loaded models with the same interface for all engines."""
 
 from edgekit_runtime.sessions.backends import open_choice, open_preferred, open_session
 from edgekit_runtime.sessions.session import OpenBackend, Session

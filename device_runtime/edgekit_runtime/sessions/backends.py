@@ -1,4 +1,4 @@
-"""Opens a package: chooses the variant and the backend, and asks the engine's record for a session."""
+"""Opens a session of a package: chooses the variant and the backend, and calls the engine."""
 
 import contextlib
 import logging
@@ -27,21 +27,21 @@ def open_session(
     limits: Limits = DEFAULT_LIMITS,
     threads: int | None = None,
 ) -> Session:
-    """Return a session of a variant. If a backend's engine is not installed, its fallback is tried.
+    """Return a session of a variant. If the engine of a backend is not installed, its fallback is used.
 
-    Results stored on this machine are used: the winner of a tournament is tried first, and options from
-    tuning are applied.
+    The results stored on this machine apply: the winner of a tournament is tried first, and the options that
+    tuning found are used.
 
     Args:
-        package: path of a package to verify and open, or an opened package, which stays open.
-        variant: name of the variant; by default the choice of `open_preferred`.
-        trust: the verifier whose packages are accepted; by default the keys in `find_keys_folder()`.
-        limits: limits of reading the package.
-        threads: threads of one inference; by default as the manifest's options say.
+        package: The path of a package to verify and open, or an opened package, which is not closed.
+        variant: The name of the variant. The default is the choice of `open_preferred`.
+        trust: The verifier of the signature. The default uses the keys in `find_keys_folder()`.
+        limits: The limits for reading the package.
+        threads: The number of threads per inference. The default is set by the options in the manifest.
 
     Raises:
-        PackageError: the package is wrong (the subclass says how), or it has no such variant.
-        BackendError: no engine for it is installed, or the engine refused the model.
+        PackageError: The package is invalid (see the subclasses), or does not have this variant.
+        BackendError: No engine of the variant is installed, or the engine refused the model.
     """
     if isinstance(package, OpenedPackage):
         if variant is None:
@@ -75,18 +75,18 @@ def _open_verifier() -> contextlib.AbstractContextManager[Verifier]:
 
 
 def open_preferred(package: OpenedPackage, threads: int | None = None) -> tuple[str, Session]:
-    """Return the name of the preferred variant on this machine, and a session of it.
+    """Return the name of the preferred variant on this machine and a session of it.
 
     The preferred variant is the winner of a tournament on this machine, or else the default variant. If none
     of its engines is installed, the next variant with an installed engine is used.
 
     Args:
-        package: verified.
-        threads: threads of one inference; by default as the options say.
+        package: The verified package.
+        threads: The number of threads per inference. The default is set by the options in the manifest.
 
     Raises:
-        EngineMissingError: no engine of any variant is installed; the message names each.
-        BackendError: the first installed engine refused the model or an option.
+        EngineMissingError: No engine of any variant is installed. The message lists all of them.
+        BackendError: The first installed engine refused the model or an option.
     """
     missing: list[EngineMissingError] = []
     for variant in recall_order(package.manifest):
@@ -105,16 +105,17 @@ def open_preferred(package: OpenedPackage, threads: int | None = None) -> tuple[
 
 
 def open_choice(package: OpenedPackage, choice: BackendChoice, threads: int | None = None) -> Session:
-    """Return a session of `choice`, or of its next fallback with an installed engine.
+    """Return a session of `choice`, or of its first fallback with an installed engine.
 
     Args:
-        package: verified.
-        choice: a backend with its artifact, options and fallbacks.
-        threads: threads of one inference; by default as the options say.
+        package: The verified package.
+        choice: A backend with its artifact, options and fallbacks.
+        threads: The number of threads per inference. The default is set by the options in the manifest.
 
     Raises:
-        EngineMissingError: no engine of `choice` or its fallbacks is installed; the message names each.
-        BackendError: the first installed engine refused the model or an option.
+        EngineMissingError: No engine of `choice` or its fallbacks is installed. The message lists all of
+            them.
+        BackendError: The first installed engine refused the model or an option.
     """
     try:
         session = _open_alone(package, choice, threads)
@@ -158,17 +159,17 @@ def open_model(
     options: Mapping[str, JsonValue] | None = None,
     threads: int | None = None,
 ) -> Session:
-    """Return a session of a model that is in no package.
+    """Return a session of a model without a package.
 
     Args:
-        engine: name of the engine, such as `litert`.
-        model: content of a file in the engine's format.
-        options: options as in a manifest; by default none.
-        threads: threads of one inference; by default as the options say.
+        engine: The name of the engine, such as `litert`.
+        model: The content of a model file in the engine's format.
+        options: The options, as in a manifest. The default is no options.
+        threads: The number of threads per inference. The default is set by the options.
 
     Raises:
-        EngineMissingError: the engine is not installed.
-        BackendError: the engine only opens models in packages, or refused the model or an option.
+        EngineMissingError: The engine is not installed.
+        BackendError: The engine can only open models of packages, or refused the model or an option.
     """
     opener = find_engine(engine).open_model
     if opener is None:
@@ -178,12 +179,12 @@ def open_model(
 
 
 def check_engines(manifest: Manifest) -> None:
-    """Check that an engine is installed here for at least one backend of the manifest.
+    """Check that an engine is installed for at least one backend of the manifest.
 
-    Engines are not imported, which saves memory; so an engine that fails to import is not noticed.
+    Engines are not imported, to save memory. So this does not find engines whose import fails.
 
     Raises:
-        EngineMissingError: none is installed; the message says what to install.
+        EngineMissingError: No engine is installed. The message says what to install.
     """
     label = f"{manifest.name} {manifest.version}"
     check_backends(list_backends(manifest), label)
@@ -192,6 +193,6 @@ def check_engines(manifest: Manifest) -> None:
 
 
 def list_backends(manifest: Manifest) -> tuple[str, ...]:
-    """Return the names of the backends in the variants of a manifest, each once."""
+    """Return the distinct names of the backends of all variants."""
     choices = [choice.name for variant in manifest.all_variants for choice in variant.backend.chain]
     return tuple(dict.fromkeys(choices))

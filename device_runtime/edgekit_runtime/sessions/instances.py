@@ -1,4 +1,4 @@
-"""The sessions of one model that may run at the same time, and their first runs before there is traffic."""
+"""Opens sessions of a model that run at the same time, and warms them up before the first request."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,17 +13,17 @@ from edgekit_runtime.tensors import Array, Shapes, find_shapes, input_bytes
 
 
 def open_instances(open_one: Callable[[], Session], count: int) -> tuple[Session, ...]:
-    """Return sessions for `count` runs at once.
+    """Return sessions for `count` simultaneous runs.
 
-    A session with `is_concurrent` runs in several threads at once, so one session is opened and returned
-    `count` times. Otherwise `count` sessions are opened, which take `count` times the memory.
+    A session with `is_concurrent` can run in several threads at once. So one session is opened and returned
+    `count` times. Otherwise `count` sessions are opened, which need `count` times the memory.
 
     Args:
-        open_one: opens a session.
-        count: at least 1.
+        open_one: Opens a session.
+        count: The number of simultaneous runs, at least 1.
 
     Raises:
-        EdgekitError: `open_one` failed; sessions opened before are closed.
+        EdgekitError: `open_one` failed. All opened sessions are closed.
     """
     first = open_one()
     if getattr(first, "is_concurrent", False):
@@ -55,18 +55,19 @@ def warm_up(
     max_batch: int = 1,
     runs: int = 4,
 ) -> list[WarmRun]:
-    """Run each session before the first request, and return measured runs for `Scheduler.learn`.
+    """Run each session before the first request, and return the measurements for `Scheduler.learn`.
 
     Args:
-        instances: sessions of one model; a session that occurs several times is run as one session.
-        inputs: inputs of a run, such as the golden inputs.
-        max_batch: most rows of a batch. A model with a free number of rows also runs batches of 2, 4, 8 …
-            rows up to this number.
-        runs: runs of each session with each size, at least 1. If it is more, the first run is not returned.
+        instances: The sessions of a model. A session that occurs several times is run like one session.
+        inputs: The inputs of a run, such as the golden inputs.
+        max_batch: The maximum number of rows in a batch. If the number of rows is free, batches of 2, 4, 8
+            ... rows up to this number are run too.
+        runs: The number of runs per session and batch size, at least 1. If it is more than 1, the first run
+            is not returned.
 
     Raises:
-        DataError: the inputs do not fit.
-        BackendError: the engine failed.
+        DataError: The inputs do not match the model.
+        BackendError: The engine failed.
     """
     sizes = [inputs, *_grow(inputs, max_batch)] if has_free_rows(instances[0]) else [inputs]
     warm_runs = []
@@ -98,14 +99,14 @@ def _grow(inputs: Mapping[str, Array], max_batch: int) -> list[Mapping[str, Arra
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LoadedSetting:
-    """A variant that is open with a number of threads, for a governor to choose.
+    """A variant that is opened with a number of threads. A governor chooses between such settings.
 
     Attributes:
-        threads: threads of one run; 0 for the number in `ModelOptions` or else in the package.
-        instances: its sessions, which passed the self-test.
-        warm_runs: runs measured before there was traffic.
-        figures: figures of the variant, from the manifest.
-        max_batch: rows that it may take in one run; 1 if they change each other's answers.
+        threads: The number of threads per run. 0 means the number in `ModelOptions` or else in the package.
+        instances: The sessions, which have passed the self-test.
+        warm_runs: The runs that were measured before the first request.
+        figures: The figures of the variant in the manifest.
+        max_batch: The maximum number of rows per run. 1 if rows affect each other's outputs.
     """
 
     variant: str

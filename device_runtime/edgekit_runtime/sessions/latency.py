@@ -1,6 +1,6 @@
-"""Latency of several sessions side by side on this machine.
+"""Measures and compares the latency of several sessions on this machine.
 
-It says nothing about other machines, memory or accuracy.
+The results are not valid for other machines.
 """
 
 import math
@@ -23,14 +23,14 @@ class LatencyLimits:
     """Limits of `measure_latency`.
 
     Attributes:
-        min_rounds: rounds that are counted regardless of the time.
-        max_rounds: most rounds that are counted.
-        time_limit_s: seconds since the warm-up began after which no round starts, except the first
-            `min_rounds`.
-        precision: stop early once every median's 95 % interval is within this share of the median; 0 for
-            never.
-        batch_s: a shorter inference is repeated for this time in each round, and the mean is taken. With 0,
-            each round has one inference.
+        min_rounds: The number of rounds that are measured even after the time limit.
+        max_rounds: The maximum number of measured rounds.
+        time_limit_s: The time since the start of the warm-up, in seconds, after which no further round
+            starts.
+        precision: Stop early when the 95 % confidence interval of each median is within this fraction of the
+            median. 0 disables this.
+        batch_s: The time in seconds for which shorter inferences are repeated in each round. Their mean is
+            used. With 0, each round has one inference.
     """
 
     warmup_rounds: int = 2
@@ -49,10 +49,10 @@ class LatencyLimits:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Latencies of one session, in seconds, in the order of the rounds.
+    """The latencies of one session.
 
     Attributes:
-        seconds: one entry a round, at least one.
+        seconds: The latency in each round, in seconds. There is at least one round.
     """
 
     seconds: tuple[float, ...]
@@ -63,20 +63,22 @@ class Latency:
 
     @property
     def quartiles_s(self) -> tuple[float, float]:
-        """Lower and upper quartile of the rounds, in seconds."""
+        """The lower and upper quartile over all rounds, in seconds."""
         lower, upper = np.quantile(self.seconds, (0.25, 0.75))
         return float(lower), float(upper)
 
     def ratio_to(self, reference: "Latency") -> float:
         """Return the median over all rounds of this latency divided by the latency of `reference`.
 
-        Both must come from one call of `measure_latency`, so that other load on the machine affects both
-        alike.
+        Both must come from the same call of `measure_latency`, so that other load on the machine affects both
+        equally.
         """
         return statistics.median(self._ratios(reference))
 
     def ratio_interval_to(self, reference: "Latency") -> tuple[float, float]:
-        """Return the ends of the 95 % interval of `ratio_to`; for few rounds, the least and largest ratio.
+        """Return the 95 % confidence interval of `ratio_to`.
+
+        With few rounds, it is the minimum and maximum ratio.
 
         Source: H. A. David, H. N. Nagaraja, Order Statistics, 3rd ed., section 7.1.
         """
@@ -90,11 +92,11 @@ class Latency:
 
 
 def find_tied(latencies: Mapping[Name, Latency]) -> list[Name]:
-    """Return the names of the fastest session and of all sessions tied with it, in the given order.
+    """Return the names of the fastest session and of all sessions that are tied with it.
 
-    A session is tied if its latency is within 2 % of the fastest, or differs from it by no more than chance.
+    A session is tied if its latency is within 2 % of the fastest, or if the difference is not significant.
 
-    `latencies`: at least one, from one call of `measure_latency`.
+    `latencies` contains at least one entry. All entries come from the same call of `measure_latency`.
     """
     fastest = min(latencies.values(), key=lambda latency: latency.median_s)
     return [name for name, latency in latencies.items() if _is_tied(latency, fastest)]
@@ -116,10 +118,14 @@ def measure_latency(
 ) -> dict[str, Latency]:
     """Measure and return the latency of each session.
 
-    A round runs each session once, or repeatedly for `limits.batch_s`, in a new random order.
+    Each round runs all sessions in a new random order, once or repeatedly for `limits.batch_s` each.
 
-    `sessions`: name -> a call that makes one inference. `clock`: monotonic clock in seconds.
-    `before_each`: called with the name before each session's part of a round, and not timed.
+    Args:
+        sessions: A dict from names to functions that run one inference.
+        limits: The limits of the measurement.
+        clock: A monotonic clock in seconds.
+        seed: The seed of the random order.
+        before_each: Called with the name before each session runs. This time is not measured.
     """
     limits = limits or LatencyLimits()
     orders = np.random.default_rng(seed)

@@ -1,8 +1,9 @@
-"""Results found on this machine: the winner of a package's tournament, its best options, its first opening.
+"""Stores results of this machine: the winners of tournaments, the options from tuning, and tested packages.
 
-The winner only changes the order of the signed manifest's backends. Tuning changes only options of speed, and
-only for exactly the measured package, engine release and number of processors. An opening counts for exactly
-the package, engine releases and processor. A file that cannot be read is ignored, and the oldest ones go.
+A winner only changes the order in which the backends of the signed manifest are tried. Tuned options only
+affect speed, and only apply to the same package, engine release and number of processors. The test of a
+package only applies to the same package, engine releases and processor. Unreadable files are ignored, and the
+oldest files are deleted.
 """
 
 import contextlib
@@ -34,14 +35,14 @@ _PROCESSOR_LINES: Final = ("model name", "flags", "Features", "CPU part")  # of 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The best options that were found.
+    """The best options that tuning found.
 
     Attributes:
         objective: `latency` or `throughput`.
-        options: options of the backend that tuning may set and that differ from the package's.
-        instances: number of instances that run at once.
-        batch: rows per run.
-        figures: name -> measured figure, to show; or None.
+        options: The tunable options of the backend that differ from those in the package.
+        instances: The number of simultaneous runs.
+        batch: The number of rows per run.
+        figures: A dict from names to measured figures for display, or None.
     """
 
     objective: str
@@ -52,10 +53,10 @@ class Tuned:
 
 
 def keep_tuned(manifest: Manifest, choice: BackendChoice, tuned: Tuned) -> Path:
-    """Store `tuned` for exactly this package, engine release and processor count; return the path.
+    """Store `tuned` for this package, engine release and number of processors. Return the path of the file.
 
     Raises:
-        OutputError: the cache folder cannot be created or written.
+        OutputError: The cache folder cannot be created or written.
     """
     document = {
         "package": f"{manifest.name} {manifest.version}",
@@ -97,21 +98,24 @@ def apply_tuned(manifest: Manifest, choice: BackendChoice) -> BackendChoice:
 
 
 def keep_winner(manifest: Manifest, variant: str, chain_index: int) -> Path:
-    """Store a backend as this machine's first choice for exactly this package; return the path.
+    """Store a backend as the first choice of this machine for this package. Return the path of the file.
 
-    `chain_index`: position of the backend in the variant's chain, which may hold two backends of one name.
+    Args:
+        manifest: The manifest of the package.
+        variant: The name of the variant.
+        chain_index: The index of the backend in the variant's chain, because names may repeat in a chain.
 
     Raises:
-        OutputError: the cache folder cannot be created or written.
+        OutputError: The cache folder cannot be created or written.
     """
     return _keep(_find_winner(manifest), {"variant": variant, "place": chain_index})
 
 
 def recall_order(manifest: Manifest) -> tuple[Variant, ...]:
-    """Return the variants of `manifest` in the order to try.
+    """Return the variants of `manifest` in the order in which to try them.
 
-    The stored winner's variant comes first, with the winning backend first in its chain. The other variants
-    keep their order.
+    The variant of the stored winner comes first, and the winning backend is the first in its chain. The other
+    variants keep their order.
     """
     variants = manifest.all_variants
     if len(variants) == len(manifest.backend.chain) == 1:
@@ -129,20 +133,22 @@ def recall_order(manifest: Manifest) -> tuple[Variant, ...]:
 
 
 def keep_opening(package: OpenedPackage, variants: Sequence[str]) -> Path:
-    """Store that the engines here have opened a package and passed its self-test; return the path.
+    """Record that the engines of this machine have opened and self-tested a package.
+
+    Return the path of the file.
 
     Args:
-        package: verified.
-        variants: names of the variants that were opened; empty for the preferred one.
+        package: The verified package.
+        variants: The names of the variants that were opened, or empty for the preferred variant.
 
     Raises:
-        OutputError: the cache folder cannot be created or written.
+        OutputError: The cache folder cannot be created or written.
     """
     return _keep(_find_opening(package, variants), _describe_opening(package, variants))
 
 
 def is_opening_kept(package: OpenedPackage, variants: Sequence[str]) -> bool:
-    """Return True if `keep_opening` stored these variants for the present engine releases and processor."""
+    """Return True if `keep_opening` stored these variants for the current engine releases and processor."""
     try:
         opening = json.loads(_find_opening(package, variants).read_bytes())
         return bool(opening == _describe_opening(package, variants))

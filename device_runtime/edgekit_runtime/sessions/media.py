@@ -1,7 +1,7 @@
-"""A session whose inputs arrive as files: it decodes photographs and sound before the model runs.
+"""A session that decodes pictures and sound before the model runs.
 
-A manifest asks for it with the backend option `decode`, such as `{"pixels": "jpeg"}`. One file is one row, so
-calls do not share a batch.
+A manifest enables it with the backend option `decode`, such as `{"pixels": "jpeg"}`. A file is one row, and
+calls are not batched.
 """
 
 import math
@@ -21,9 +21,9 @@ class MediaSession:
     """A session that decodes files for some inputs, and runs another session with the decoded arrays.
 
     Attributes:
-        inputs: inputs of the model. An input to decode takes the content of one file, uint8 [bytes].
-        outputs: outputs of the model. A first dimension that counts files is 1.
-        is_concurrent: whether several threads can run it at once.
+        inputs: The inputs of the model. A decoded input takes the content of one file as uint8 [bytes].
+        outputs: The outputs of the model. If the first dimension is the number of files, it is 1.
+        is_concurrent: Whether several threads can run the session at once.
     """
 
     __slots__ = ("_codecs", "_session", "_specs", "inputs", "is_concurrent", "outputs")

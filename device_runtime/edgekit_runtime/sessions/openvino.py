@@ -1,7 +1,7 @@
-"""The OpenVINO backend: ONNX models on the CPU.
+"""The OpenVINO backend, which runs ONNX models on the CPU.
 
-Importing this module does not import OpenVINO. Its telemetry, a distribution of its own, stays off. Float
-models are computed in float32, also by processors that have bfloat16, unless the package allows that.
+Importing this module does not import OpenVINO. Its telemetry package is not loaded. Float models are computed
+in float32, even if the processor supports bfloat16, unless the package allows bfloat16.
 """
 
 import io
@@ -34,13 +34,12 @@ _RESULT_SUFFIX: Final = "/sink_port_0"
 
 @dataclass(frozen=True, slots=True)
 class OpenVinoOptions:
-    """Options of OpenVINO for a model; the `backend.options` of a manifest.
+    """Options of OpenVINO for a model, in `backend.options` of a manifest.
 
     Attributes:
-        threads: number of threads that share one inference; None for one thread per core that the process may
-            use.
-        precision: precision of float arithmetic. `bfloat16` takes effect on processors that have it (AVX-512
-            BF16, AMX). Other processors compute in float32, since emulation would be slow.
+        threads: The number of threads per inference. None means one per core that the process may use.
+        precision: The precision of float arithmetic. `bfloat16` only applies to processors with AVX-512 BF16
+            or AMX. Other processors compute in float32, because emulation would be slow.
     """
 
     threads: Annotated[int | None, Range(1, MAX_THREADS)] = None
@@ -48,12 +47,13 @@ class OpenVinoOptions:
 
 
 class OpenVinoSession:
-    """A model in OpenVINO; `run` may be called from several threads, which then wait for one another.
+    """A model in OpenVINO. `run` may be called from several threads, but only one run is active at a time.
 
     Attributes:
-        inputs: specifications of the inputs of `run`; a free dimension is named by input and axis: `image_0`.
-        outputs: specifications of the outputs of `run`.
-        has_fixed_work: whether values of inputs cannot change how long a run takes, see `fixed_work`.
+        inputs: The specifications of the inputs. Free dimensions are named by input and axis, such as
+            `image_0`.
+        outputs: The specifications of the outputs.
+        has_fixed_work: Whether the duration of a run does not depend on the input values, see `fixed_work`.
     """
 
     __slots__ = ("_checks", "_lock", "_make_tensor", "_request", "has_fixed_work", "inputs", "outputs")
@@ -91,11 +91,11 @@ class OpenVinoSession:
 
     @property
     def alone(self) -> AbstractContextManager[object]:
-        """A context manager in which other threads' runs wait, so that a run inside can be timed."""
+        """A context manager that blocks runs of other threads, so that a run inside it can be timed."""
         return self._lock
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run as `Session.run` says; the caller owns the arrays."""
+        """Run the model, see `Session.run`. The returned arrays belong to the caller."""
         if inputs.keys() != self._checks.keys():
             raise DataError(f"got inputs {sorted(inputs)}, expected {sorted(self._checks)}")
         for name, check in self._checks.items():
@@ -117,7 +117,7 @@ class OpenVinoSession:
                 raise RefusedInputError(f"backend 'openvino': running the model failed: {cause}") from cause
 
     def close(self) -> None:
-        """Free the model once a run under way has ended; a second call does nothing."""
+        """Free the model after the current run has ended. Further calls do nothing."""
         with self._lock:
             self._request = None
 

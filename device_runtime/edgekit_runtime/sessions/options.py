@@ -1,6 +1,6 @@
-"""Options of a backend, as a manifest states them.
+"""Reads the options of a backend in a manifest.
 
-Options change how a model runs, so an unknown one is refused, never skipped.
+Options change how a model runs, so unknown options are refused instead of ignored.
 """
 
 from collections.abc import Mapping
@@ -19,16 +19,16 @@ DECODE: Final = "decode"
 def read_options(
     kind: type[Options], backend: str, options: Mapping[str, JsonValue], threads: int | None = None
 ) -> Options:
-    """Return the options that a manifest states, except `decode`, as an instance of `kind`.
+    """Return the options in a manifest as an instance of `kind`. The option `decode` is skipped.
 
     Args:
-        kind: a dataclass whose fields are the options.
-        backend: name of the backend, for the message.
-        options: the `backend.options` of a manifest.
-        threads: replaces the option `threads`, unless it is None.
+        kind: A dataclass whose fields are the options.
+        backend: The name of the backend, for messages.
+        options: The `backend.options` of a manifest.
+        threads: Replaces the option `threads` unless it is None.
 
     Raises:
-        BackendError: an option is unknown or has a wrong value.
+        BackendError: An option is unknown or invalid.
     """
     stated = {name: value for name, value in options.items() if name != DECODE}
     if threads is not None:

@@ -1,7 +1,7 @@
-"""The onnxruntime backend: ONNX models on the processor, or on the GPU of a server (`ort_providers`).
+"""The onnxruntime backend, which runs ONNX models on the CPU, or on the GPU of a server (`ort_providers`).
 
-Importing this module does not import onnxruntime. It does not convert inputs. Of models with external data it
-reads only submodels, whose weights are in the whole model's artifact: the toolkit packs models whole.
+Importing this module does not import onnxruntime. Inputs are not converted. External data is supported only
+for submodels, whose weights are stored in the artifact of the whole model.
 """
 
 import copy
@@ -65,24 +65,25 @@ _DTYPE_OF_TYPE: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrtOptions:
-    """Options of onnxruntime for a model; the `backend.options` of a manifest.
+    """Options of onnxruntime for a model, in `backend.options` of a manifest.
 
     Attributes:
-        threads: number of threads that share one inference; None is one for each core that the process may
-            use.
-        spinning: whether idle threads wait in a busy loop: lower latency, but a core is never idle.
-        arena: whether the memory of activations is kept for the next run. Turn it off for activations that
-            vary greatly in size. Without it, the models in docs/explanation/memory.md were slower and larger.
-        optimise: whether the graph is optimised on loading; off for a model that was saved optimised. If off,
-            8-bit products saturate on x86 without VNNI, see `ort_products`.
-        fold_weights: whether quantized weights are widened to float once, on loading; for models that compute
-            in float. Otherwise onnxruntime widens them in every inference, at 1.1 to 5 times the latency.
-        narrow_weights: whether 8-bit weights use only codes of 7 bits. The fast kernels are then exact on
-            every processor, see `ort_products`.
-        disabled_optimizers: onnxruntime's names of rewrites that are off because they change this model's
-            results. `WRONG_REWRITES` are off for every model.
-        weights: path of the artifact that holds the weights of a submodel, as its graph names it; None for a
-            model that holds its own.
+        threads: The number of threads per inference. None means one per core that the process may use.
+        spinning: Whether idle threads wait in a busy loop. This reduces the latency, but keeps cores busy.
+        arena: Whether the memory of activations is kept for the next run. Disable it if the size of
+            activations varies strongly. The models in docs/explanation/memory.md were slower and larger
+            without it.
+        optimise: Whether the graph is optimised when it is loaded. Disable it for a model that was saved
+            after optimisation. Then 8-bit products saturate on x86 without VNNI, see `ort_products`.
+        fold_weights: Whether quantized weights are dequantized once when the model is loaded. Enable it for
+            models that compute in float. Otherwise onnxruntime dequantizes them in every inference, which
+            takes 1.1 to 5 times as long.
+        narrow_weights: Whether 8-bit weights use only 7-bit codes. Then the fast kernels are exact on all
+            processors, see `ort_products`.
+        disabled_optimizers: The names of onnxruntime optimizers to disable because they change the results of
+            this model. `WRONG_REWRITES` are disabled for all models.
+        weights: The path of the artifact with the weights of a submodel, as its graph names it. None for a
+            model that contains its weights.
     """
 
     threads: Annotated[int | None, Range(1, MAX_THREADS)] = None
@@ -99,11 +100,12 @@ class OrtSession:
     """A model in onnxruntime.
 
     Attributes:
-        provider: `cpu`, or the provider of a GPU that runs it, see `ort_providers`.
-        inputs: inputs of `run`; an unnamed free dimension is named by input and axis, such as `image_0`.
-        outputs: specifications of the outputs of `run`.
-        has_fixed_work: whether values of inputs cannot change how long a run takes, see `fixed_work`.
-        is_concurrent: `run` may be called from several threads, which do not wait for one another.
+        provider: `cpu`, or the GPU provider that runs the model, see `ort_providers`.
+        inputs: The specifications of the inputs. Unnamed free dimensions are named by input and axis, such as
+            `image_0`.
+        outputs: The specifications of the outputs.
+        has_fixed_work: Whether the duration of a run does not depend on the input values, see `fixed_work`.
+        is_concurrent: Whether several threads can call `run` at once. It is always True.
     """
 
     is_concurrent: ClassVar[bool] = True
@@ -159,12 +161,12 @@ class OrtSession:
         return dict(zip(self._output_names, values, strict=True))
 
     def trim(self, inputs: Mapping[str, Array]) -> None:
-        """Return memory of earlier runs to the system; do nothing after `close`.
+        """Return the memory of earlier runs to the system. After `close`, do nothing.
 
-        It runs the model once more with `inputs`. Memory of that run's outputs is not released.
+        The model runs once more with `inputs`. The memory of the outputs of this run is not released.
 
         Raises:
-            BackendError: onnxruntime failed, and no memory is returned.
+            BackendError: onnxruntime failed, and no memory was returned.
         """
         run = self._run
         if run is None:
@@ -178,23 +180,26 @@ class OrtSession:
         trim_memory()
 
     def share(self) -> "OrtSession":
-        """Return a session of the loaded model; `interrupt`, `cancel_runs` and `close` affect it alone."""
+        """Return another session of the loaded model, with its own `interrupt`, `cancel_runs` and `close`."""
         shared = copy.copy(self)
         shared._settings = _make_run_settings()
         return shared
 
     def interrupt(self) -> None:
-        """From any thread, end current runs with an error at their next node; later runs fail, too."""
+        """Stop the current runs with an error at their next node.
+
+        Later runs fail too. Any thread may call this.
+        """
         self._settings.terminate = True
 
     def cancel_runs(self) -> None:
-        """End current runs with an error at their next node; later runs are not affected."""
+        """Stop the current runs with an error at their next node. Later runs are not affected."""
         settings, self._settings = self._settings, _make_run_settings()
         self._settings.terminate = settings.terminate  # after `interrupt`
         settings.terminate = True
 
     def close(self) -> None:
-        """Free the model once runs under way have ended; a second call does nothing."""
+        """Free the model after the current runs have ended. Further calls do nothing."""
         self._session = self._run = None
 
 
@@ -207,16 +212,16 @@ def _blames_inputs(message: str) -> bool:
 
 
 def open_ort(package: OpenedPackage, choice: BackendChoice, threads: int | None) -> OrtSession:
-    """Return a session for the artifact that `choice` names; see `OpenBackend`.
+    """Return a session of the artifact that `choice` names, see `OpenBackend`.
 
-    A session on a GPU must pass the package's self-test. If it fails, return a session on the processor.
+    A session on a GPU must pass the self-test of the package. Otherwise a session on the CPU is returned.
 
     Raises:
         EngineMissingError: onnxruntime is not installed.
-        BackendError: an option is wrong, onnxruntime refused the model, or its inputs or outputs differ from
-            the manifest.
-        PackageError: the package has no artifact with the name in the option `weights`.
-        UnavailableError: no descriptor is free for the model now.
+        BackendError: An option is invalid, onnxruntime refused the model, or the inputs or outputs differ
+            from the manifest.
+        PackageError: The package does not have the artifact in the option `weights`.
+        UnavailableError: The system is out of memory or file descriptors.
     """
     options = read_options(OrtOptions, "ort", choice.options, threads)
     weights = b"" if options.weights is None else package.read(options.weights)
@@ -292,18 +297,18 @@ def _memory_file(content: bytes | memoryview) -> Iterator[str]:
 def with_weights(
     path: str, name: str, weights: bytes | memoryview, settings: "onnxruntime.SessionOptions"
 ) -> Iterator[str]:
-    """Yield the path at which to open a graph with the external data `weights`: `path` or a link to it.
+    """Yield the path at which to open a graph that has external weights. It is `path` or a link to it.
 
-    The graph can read no other file.
+    The graph cannot read any other file.
 
     Args:
-        path: path of the graph.
-        name: name by which the graph refers to its external data.
-        weights: the external data.
-        settings: options of the session; changed in place.
+        path: The path of the graph.
+        name: The name by which the graph refers to its external data.
+        weights: The content of the external data.
+        settings: The options of the session, which are changed in place.
 
     Raises:
-        BackendError: the name leads outside the folder of the graph.
+        BackendError: The name leads outside the folder of the graph.
     """
     if hasattr(settings, "add_external_initializers_from_files_in_memory"):
         settings.add_external_initializers_from_files_in_memory([name], [weights], [len(weights)])
@@ -371,16 +376,16 @@ def _make_run_settings() -> "onnxruntime.RunOptions":
 def create_session(
     path: str, settings: "onnxruntime.SessionOptions", options: OrtOptions, provider: str = PROCESSOR
 ) -> "onnxruntime.InferenceSession":
-    """Return onnxruntime's own session for a model.
+    """Return onnxruntime's own session of a model.
 
     Args:
-        path: path of an ONNX model.
-        settings: made from `options` by `make_settings`; changed in place.
-        options: options of the model.
-        provider: provider to try; the processor if it does not work.
+        path: The path of an ONNX model.
+        settings: The result of `make_settings` for `options`. It is changed in place.
+        options: The options of the model.
+        provider: The provider to try. If it does not work, the CPU is used.
 
     Raises:
-        Exception: an error of onnxruntime; its errors have no other common base.
+        Exception: An error of onnxruntime, whose errors have no common base class.
     """
     import onnxruntime
 

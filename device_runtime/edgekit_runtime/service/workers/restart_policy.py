@@ -1,4 +1,4 @@
-"""The restart policy of workers: when the next one starts, and when the version is given up; pure."""
+"""Decides when workers are restarted, and when the version is given up."""
 
 from enum import Enum, auto
 from typing import Final
@@ -12,7 +12,7 @@ MAX_FIRST_REFUSALS: Final = 7  # of the system to load it for the first time; wi
 
 
 class End(Enum):
-    """Why a worker ended, or did not start."""
+    """The reason why a worker ended or did not start."""
 
     CRASH = auto()  # also if it hung or broke the protocol
     REFUSED = auto()  # it reported that the model cannot be loaded
@@ -23,12 +23,12 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RestartDecision:
-    """The decision after the end of a worker.
+    """The decision after a worker has ended.
 
     Attributes:
-        delay_s: seconds to wait before the next start.
-        fails_load: whether there is no next start: the version cannot be loaded.
-        is_loop: whether the version keeps crashing and is to be rejected.
+        delay_s: The seconds to wait before the next start.
+        fails_load: Whether the version cannot be loaded, so that there is no next start.
+        is_loop: Whether the version keeps crashing and must be rejected.
     """
 
     delay_s: float = 0.0
@@ -37,7 +37,7 @@ class RestartDecision:
 
 
 class RestartPolicy:
-    """Decides when a model's workers are restarted, by the reason and the time of their end."""
+    """Decides when the workers of a model are restarted, from the reasons and times of their ends."""
 
     def __init__(self, isolation: Isolation) -> None:
         self._isolation = isolation
@@ -45,11 +45,11 @@ class RestartPolicy:
         self.has_started = False
 
     def note_ready(self) -> None:
-        """Count a worker that has loaded the model."""
+        """Record that a worker has loaded the model."""
         self.has_started, self._refusals = True, 0
 
     def decide(self, end: End, lived_s: float = 0.0) -> RestartDecision:
-        """Return the decision after the end of a worker that had been ready for `lived_s`."""
+        """Return the decision after the end of a worker that was ready for `lived_s` seconds."""
         isolation, is_first = self._isolation, not self.has_started
         if end is End.TRIAL:
             return RestartDecision()

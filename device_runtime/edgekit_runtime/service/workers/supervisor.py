@@ -1,4 +1,4 @@
-"""All isolated models of a service: opened from packages, found by requests, ended."""
+"""Opens, finds and ends the isolated models of a service."""
 
 import asyncio
 import dataclasses
@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """The isolated models of one service. Use it on the loop's thread, except for `open`."""
+    """The isolated models of a service. Use it on the event loop, except for `open`."""
 
     def __init__(
         self,
@@ -59,21 +59,22 @@ class Supervisor:
 
     @property
     def models(self) -> "tuple[IsolatedModel, ...]":
-        """The versions with workers of their own; a version on trial has none."""
+        """The versions that have their own workers. Versions on trial have none."""
         return tuple(model for model in self._models if model.is_in_use)
 
     def open(self, package: OpenedPackage, options: ModelOptions, beside: Loaded | None) -> "IsolatedModel":
-        """Load the model of `package` in a worker, and wait until it is loaded. Not for the loop's thread.
+        """Load the model of `package` in a worker, and wait for it. Do not call this on the event loop.
 
         Args:
-            package: verified.
-            options: options of the model.
-            beside: for a trial, the version in use, whose worker runs the trial; else None.
+            package: The verified package.
+            options: The options of the model.
+            beside: The version in use if the package is a version on trial, else None. The trial runs in a
+                worker of the version in use.
 
         Raises:
-            BackendError: it cannot be loaded there.
-            PackageError: the package cannot be read again.
-            UnavailableError: it cannot be loaded now; this is no evidence against the package.
+            BackendError: The model cannot be loaded in a worker.
+            PackageError: The package cannot be read again.
+            UnavailableError: The model cannot be loaded at the moment, for a reason that is not its fault.
         """
         manifest = package.manifest
         host: IsolatedModel | None = None
@@ -94,10 +95,10 @@ class Supervisor:
             raise _unavailable(manifest, "the service, or the version in use, is ending") from None
 
     def pass_on(self, connection: Connection, head: RequestHead) -> bool:
-        """Pass a request with its connection to a worker, and return whether that was done.
+        """Pass a request with its connection to a worker. Return True if a worker accepted it.
 
-        If the path is not of an isolated model, `head.clearance` is set: later requests with this head need
-        no such call.
+        If the path does not belong to an isolated model, `head.clearance` is set, and this need not be called
+        again for later requests with this head.
         """
         target = parse_infer_path(head.path)
         if target is None or target[0] not in self._names:
@@ -107,20 +108,20 @@ class Supervisor:
         return remote is not None and remote.lend(connection, is_default=target[1] is None)
 
     def begin_stop(self) -> None:
-        """Ask the workers to return all connections, and open no more models."""
+        """Ask the workers to return all connections. No more models can be opened."""
         self._is_over = True
         for model in self.models:
             model.drain(lambda: None)
 
     async def close(self) -> None:
-        """End all processes, and wait until they have ended."""
+        """Kill all worker processes, and wait until they have ended."""
         for model in self._models:
             model.end()
         while not all(model.is_over for model in self._models):
             await asyncio.sleep(_POLL_S)
 
     def count_restarts(self) -> "MetricFamily":
-        """Return how often workers were started after a crash, for Prometheus."""
+        """Return the number of worker restarts as a Prometheus metric."""
         from edgekit_runtime.service.observability.prometheus import MetricFamily  # which no worker needs
 
         return MetricFamily(

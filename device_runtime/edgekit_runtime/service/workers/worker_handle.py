@@ -1,6 +1,7 @@
-"""One worker process as the service uses it: started, lent connections, watched, ended.
+"""Starts, monitors and ends one worker process, and lends connections to it.
 
-Once a worker has ended, its connections are answered or closed by what it last wrote of each, see `lease`.
+After a worker has ended, its connections are answered or closed. This depends on the last state that the
+worker wrote for each connection, see `lease`.
 """
 
 import contextlib
@@ -50,35 +51,35 @@ class _Lent:
 
 
 class WorkerOwner(Protocol):
-    """The owner of a worker, which is called when something happens to it."""
+    """The callbacks of a worker's owner."""
 
     def on_ready(self, worker: "WorkerHandle") -> None:
-        """Called once the worker has loaded its model."""
+        """Called when the worker has loaded its model."""
 
     def on_snapshots(self, worker: "WorkerHandle", payload: bytes) -> None:
-        """Receive the statistics of the worker's versions; `read_snapshots` decodes them.
+        """Called with the statistics of the worker's versions. Decode them with `read_snapshots`.
 
         Raises:
-            ChannelError: the statistics cannot be read; this ends the worker.
+            ChannelError: The statistics are invalid. The worker is then ended.
         """
 
     def on_trial_message(self, worker: "WorkerHandle", message: TrialReport) -> None:
-        """Receive a report about a version on trial.
+        """Called with a report on a version on trial.
 
         Raises:
-            ChannelError: the report makes no sense now; this ends the worker.
+            ChannelError: The report is not allowed at this time. The worker is then ended.
         """
 
     def on_end(self, worker: "WorkerHandle", end: End, reason: str) -> None:
-        """Called last, once the process has ended and its connections are back."""
+        """Called last, when the process has ended and its connections have been returned."""
 
 
 class WorkerHandle:
-    """One worker process; used only on the thread of the loop.
+    """A worker process. Use it on the event loop only.
 
     Attributes:
-        owner: called on events of the worker.
-        is_ready: whether it has loaded its model.
+        owner: The object whose callbacks are called.
+        is_ready: Whether the worker has loaded its model.
     """
 
     def __init__(self, http: HttpServer, owner: WorkerOwner, spec: WorkerSpec, package: int) -> None:
@@ -104,31 +105,31 @@ class WorkerHandle:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id of the worker."""
         return self._process.pid
 
     @property
     def ready_for_s(self) -> float:
-        """For how many seconds it has been ready; 0 if it is not."""
+        """The seconds since the worker became ready, or 0 if it is not ready."""
         return self._loop.time() - self._ready_s if self.is_ready else 0.0
 
     @property
     def lent(self) -> int:
-        """How many connections it has."""
+        """The number of connections that the worker has."""
         return len(self._lent)
 
     @property
     def is_idle(self) -> bool:
-        """Whether the connections lent to the worker have no request under way."""
+        """Whether no request is running on the connections of the worker."""
         return all(self._states[index] == IDLE for index in self._lent)
 
     def lend(self, connection: Connection, *, is_default: bool) -> bool:
-        """Let the worker answer on `connection` from its present request on.
+        """Let the worker answer the current request and all later ones on `connection`.
 
-        `is_default`: whether that request names no version.
+        `is_default` states whether the current request is for the default version.
 
         Returns:
-            False if the worker can take no more connections; nothing is done then.
+            False if the worker cannot take more connections. The connection is then unchanged.
         """
         if self._is_killed or self.channel.is_full or not (self._free or self._unused):
             return False
@@ -150,15 +151,15 @@ class WorkerHandle:
         self.channel.send(Kind.MAIN_FORGET_REGION, name.encode(errors="surrogatepass"))
 
     def add_region(self, region: Region) -> None:
-        """Allow requests of the worker to name `region`."""
+        """Allow requests of the worker to use `region`."""
         name, key = (text.encode(errors="surrogatepass") for text in (region.name, region.key))
         words = REGION.pack(region.offset_bytes, region.size_bytes, region.is_mapped, len(name))
         self.channel.send(Kind.MAIN_REGION, words + name + key, region)
 
     def start_trial(self, candidate: VerifiedPackage, package: Passed) -> None:
-        """Make the worker try a version beside the one that it serves.
+        """Make the worker try a version beside the version that it serves.
 
-        `package`: owner of the candidate's open file. The caller keeps and closes it.
+        `package` owns the open file of the candidate. The caller must close it.
         """
         self._tried.add(candidate.version)
         self.channel.send(Kind.MAIN_TRY, json.dumps(to_plain(candidate)).encode("ascii"), package)
@@ -166,15 +167,16 @@ class WorkerHandle:
     def end_trial(self, version: str, *, is_promoted: bool) -> None:
         """Make the worker end its trial of `version`.
 
-        If `is_promoted`, the worker serves only `version` from now on. Otherwise it unloads `version`.
+        If `is_promoted` is True, the worker serves only `version` from now on. Otherwise it unloads
+        `version`.
         """
         self.channel.send(Kind.MAIN_SETTLE, SETTLED.pack(is_promoted) + version.encode())
 
     def check_heartbeat(self) -> None:
-        """Kill the process if it hangs or loads for too long. Call this every `HEARTBEAT_S`.
+        """Kill the process if it hangs or loads for too long. Call this every `HEARTBEAT_S` seconds.
 
-        The length of a hang is the number of these calls since the last heartbeat, not a time. So a pause of
-        the whole service does not count as a hang.
+        A hang is measured by the number of calls since the last heartbeat. So a pause of the whole service
+        does not count as a hang.
         """
         self._silent_s += HEARTBEAT_S
         isolation = self._isolation
@@ -185,7 +187,7 @@ class WorkerHandle:
             self.kill(f"it did not load the model within {isolation.start_timeout_s:g} s")
 
     def kill(self, reason: str) -> None:
-        """Kill the process; `on_end` gets `reason`. Its connections come back after it has ended."""
+        """Kill the process and pass `reason` to `on_end`. Its connections are returned when it has ended."""
         if not self._is_killed:
             self._is_killed, self._reason = True, reason
             self._process.kill()

@@ -1,7 +1,7 @@
-"""Finds the LiteRT engine, and loads a file into its interpreter quietly.
+"""Imports the LiteRT engine, and loads model files into its interpreter.
 
-At the first session of a process the engine prints a line to the standard error, from C++ and at any log
-level; this module drops that line.
+When a process opens its first session, the engine prints a line to standard error. This module suppresses it,
+because the line comes from C++ and does not depend on the log level.
 """
 
 import contextlib
@@ -26,10 +26,10 @@ _greeted = threading.Event()
 
 
 def find_engine() -> ModuleType:
-    """Import and return the module with the interpreter: of ai-edge-litert, else of tflite-runtime.
+    """Import and return the module with the interpreter, from ai-edge-litert or else from tflite-runtime.
 
     Raises:
-        EngineMissingError: neither can be imported; the message has both reasons.
+        EngineMissingError: Both imports failed. The message contains both reasons.
     """
     try:
         return importlib.import_module("ai_edge_litert.interpreter")
@@ -44,16 +44,16 @@ def find_engine() -> ModuleType:
 
 
 def load_interpreter(model: bytes | memoryview | Path, *, threads: int | None, xnnpack: bool) -> Any:
-    """Return an interpreter that holds `model`, with its tensors allocated.
+    """Return an interpreter that has loaded `model` and allocated its tensors.
 
     Args:
-        model: content or path of a `.tflite` file; the interpreter keeps a copy of it.
-        threads: threads of one inference, at least 1, or None for the engine's choice.
-        xnnpack: whether XNNPACK runs the operators that it can.
+        model: The content or path of a `.tflite` file. The interpreter keeps a copy of the content.
+        threads: The number of threads per inference, at least 1, or None for the default of the engine.
+        xnnpack: Whether to use XNNPACK for the operators that it supports.
 
     Raises:
-        EngineMissingError: no engine is installed.
-        BackendError: the engine refused the model.
+        EngineMissingError: No engine is installed.
+        BackendError: The engine refused the model.
     """
     engine = find_engine()
     resolvers = engine.OpResolverType

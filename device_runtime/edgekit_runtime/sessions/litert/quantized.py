@@ -1,7 +1,7 @@
-"""Quantized inputs and outputs of an engine, presented as float32.
+"""Converts between float32 values and the quantized inputs and outputs of an engine.
 
-A code `q` stands for the value `(q - zero_point) * scale`. A tensor has only one scale: inputs and outputs
-with a scale per channel do not occur.
+A code `q` represents the value `(q - zero_point) * scale`. Each tensor has a single scale. Inputs and outputs
+with a scale per channel are not supported.
 """
 
 import math
@@ -17,16 +17,16 @@ CODE_DTYPES = ("int8", "uint8", "int16")
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """The relation of one tensor's codes to values.
+    """The quantization of one tensor.
 
     Attributes:
-        name: name of the tensor, for messages.
-        dtype: dtype of the codes, one of `CODE_DTYPES`.
-        scale: difference in value between neighbouring codes, finite and over 0.
-        zero_point: the code that stands for 0, within the range of `dtype`.
+        name: The name of the tensor, for messages.
+        dtype: The dtype of the codes, one of `CODE_DTYPES`.
+        scale: The difference between the values of adjacent codes. It is finite and greater than 0.
+        zero_point: The code that represents 0, within the range of `dtype`.
 
     Raises:
-        BackendError: a field has a value that no engine computes with.
+        BackendError: A field has an unsupported value.
     """
 
     name: str
@@ -48,13 +48,13 @@ class Quantization:
             )
 
     def encode(self, values: Array) -> Array:
-        """Return the nearest codes, with halves rounded to even; values out of range get the outermost codes.
+        """Return the nearest codes, rounded half to even. Values out of range are clipped.
 
         Args:
-            values: float32 of any shape.
+            values: A float32 array of any shape.
 
         Raises:
-            DataError: a value is NaN, which has no code.
+            DataError: A value is NaN, which cannot be quantized.
         """
         limits = np.iinfo(self.dtype)
         # In place from here on: for an image this takes as long as a small model.
@@ -70,6 +70,6 @@ class Quantization:
         return steps.astype(DTYPES[self.dtype])
 
     def decode(self, codes: Array) -> Array:
-        """Return the values that `codes` stand for, float32 of the same shape."""
+        """Return the values of `codes`, as float32 of the same shape."""
         steps = codes.astype(np.float32) - np.float32(self.zero_point)
         return np.asarray(steps * np.float32(self.scale))

@@ -1,11 +1,11 @@
-"""The LiteRT backend: `.tflite` models on the CPU.
+"""The LiteRT backend, which runs `.tflite` models on the CPU.
 
-The engine is ai-edge-litert, else tflite-runtime if a device has only that (it needs numpy < 2). Importing
-this module imports neither. It does not run models with several subgraph signatures by signature: the first
-subgraph runs, as with every `Interpreter.invoke`.
+The engine is ai-edge-litert, or tflite-runtime if only that is installed (it needs numpy < 2). Importing this
+module does not import them. If a model has several signatures, only its first subgraph runs, as with
+`Interpreter.invoke`.
 
-The interpreter checks the structure of a file, not the references of its operators. Some damage can end the
-process (docs/explanation/litert.md). Run files that you do not trust in a separate process.
+The interpreter checks the structure of a file, but not the references of its operators. Some damaged files
+can crash the process (docs/explanation/litert.md). Run files that you do not trust in a separate process.
 """
 
 import threading
@@ -26,12 +26,12 @@ from edgekit_runtime.tensors import Array, TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class LiteRtOptions:
-    """Options of LiteRT for a model; the `backend.options` of a manifest.
+    """Options of LiteRT for a model, in `backend.options` of a manifest.
 
     Attributes:
-        threads: number of threads that share one inference; by default the engine's choice, which is one.
-        xnnpack: whether XNNPACK runs the operators that it can; otherwise the engine's own kernels do.
-        float_io: whether quantized inputs and outputs are float32 to the caller, see `LiteRtSession`.
+        threads: The number of threads per inference. By default, the engine chooses one thread.
+        xnnpack: Whether to use XNNPACK for the operators that it supports, instead of the engine's kernels.
+        float_io: Whether quantized inputs and outputs are converted to float32, see `LiteRtSession`.
     """
 
     threads: Annotated[int | None, Range(1, MAX_THREADS)] = None
@@ -40,19 +40,20 @@ class LiteRtOptions:
 
 
 class LiteRtSession:
-    """A model in LiteRT; `run` may be called from several threads, which then wait for one another.
+    """A model in LiteRT. `run` may be called from several threads, but only one run is active at a time.
 
-    Names come from the file's signature if it has exactly one, with all inputs and outputs of the model.
-    Otherwise they are the tensor names of the file, unchanged (`serving_default_x:0`).
+    If the file has exactly one signature, and it covers all inputs and outputs, the names come from the
+    signature. Otherwise they are the tensor names of the file, such as `serving_default_x:0`.
 
     With `options.float_io`, quantized inputs and outputs (int8, uint8 or int16 with one scale) are float32
-    for the caller, also in `inputs` and `outputs`: `run` quantizes and dequantizes. Without it, everything is
-    as in the file. Integers without a scale are never converted.
+    for the caller and in `inputs` and `outputs`. `run` quantizes and dequantizes them. Without this option,
+    the dtypes are those of the file. Integers without a scale are never converted.
 
     Attributes:
-        inputs: specifications of the inputs of `run`; a free dimension is named by input and axis: `image_0`.
-        outputs: specifications of the outputs of `run`.
-        has_fixed_work: whether values of inputs cannot change how long a run takes, see `fixed_work`.
+        inputs: The specifications of the inputs. Free dimensions are named by input and axis, such as
+            `image_0`.
+        outputs: The specifications of the outputs.
+        has_fixed_work: Whether the duration of a run does not depend on the input values, see `fixed_work`.
     """
 
     __slots__ = (
@@ -87,14 +88,14 @@ class LiteRtSession:
 
     @property
     def alone(self) -> AbstractContextManager[object]:
-        """A context manager in which other threads' runs wait, so that a run inside can be timed."""
+        """A context manager that blocks runs of other threads, so that a run inside it can be timed."""
         return self._lock
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run as `Session.run` says; the caller owns the arrays.
+        """Run the model, see `Session.run`. The returned arrays belong to the caller.
 
-        If shapes differ from the last run's, the model's memory is allocated again, which takes about as long
-        as a first run. An empty array, or a NaN to quantize, raises `DataError`.
+        If the shapes differ from the last run, the memory of the model is allocated again. This takes about
+        as long as a first run. Empty arrays, and NaN in quantized inputs, raise `DataError`.
         """
         if inputs.keys() != self._checks.keys():
             raise DataError(f"got inputs {sorted(inputs)}, expected {sorted(self._checks)}")
@@ -126,7 +127,7 @@ class LiteRtSession:
         self._shapes = shapes
 
     def close(self) -> None:
-        """Free the model once a run under way has ended; a second call does nothing."""
+        """Free the model after the current run has ended. Further calls do nothing."""
         with self._lock:
             self._interpreter = None
 

@@ -1,4 +1,4 @@
-"""The inputs and outputs of a `.tflite` model, as an interpreter describes them."""
+"""Reads the inputs and outputs of a `.tflite` model from an interpreter."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,12 +13,12 @@ from edgekit_runtime.tensors import TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class ModelTensor:
-    """One input or output.
+    """An input or output of a model.
 
     Attributes:
-        spec: specification of the caller's tensor.
-        shape: shape of the tensor as allocated after loading.
-        codes: conversion between the caller's float32 and the file's codes, or None for no conversion.
+        spec: The specification of the tensor for the caller.
+        shape: The shape of the tensor that was allocated after loading.
+        codes: The quantization to convert to and from float32, or None for no conversion.
     """
 
     spec: TensorSpec
@@ -33,11 +33,11 @@ def read_tensors(
     """Return the inputs and the outputs of the first subgraph.
 
     Args:
-        interpreter: interpreter of ai-edge-litert or tflite-runtime.
-        float_io: whether quantized tensors are float32 to the caller.
+        interpreter: An interpreter of ai-edge-litert or tflite-runtime.
+        float_io: Whether quantized tensors are float32 for the caller.
 
     Raises:
-        BackendError: a tensor has an unsupported type, an unusable quantization or a name that is no text, or
+        BackendError: A tensor has an unsupported type, an invalid quantization or a name that is not text, or
             two tensors have the same name.
     """
     try:

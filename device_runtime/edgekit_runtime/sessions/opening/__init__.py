@@ -1,1 +1,1 @@
-"""The first opening of a package on a machine, in a process that may die of it."""
+"""Tests a package in a child process before it is opened for the first time on a machine."""

@@ -1,9 +1,9 @@
-"""The first opening of a package by an engine on this machine, in a process that may die of it.
+"""Tests a package in a child process before an engine opens it for the first time on this machine.
 
-An engine is native code: onnxruntime 1.24.4 aborts on models that newer releases open, and an abort ends the
-whole process, with every other model in it. So a package is opened and tested in a child first. That costs a
-start of Python and of the engine; the outcome is remembered for this package, release of the engine and
-processor, so that only the first opening pays.
+Engines are native code. For example, onnxruntime 1.24.4 aborts on models that newer releases open. This would
+end the whole process and all other models in it. So a child process opens and tests the package first, which
+starts Python and the engine again. The result is stored for this package, engine release and processor, so
+that only the first opening is slow.
 """
 
 import json
@@ -29,20 +29,20 @@ _logger = logging.getLogger(__name__)
 def check_first_opening(
     package: OpenedPackage, *, variants: Sequence[str] = (), threads: int | None = None, limit_s: float
 ) -> None:
-    """Check that opening `package` does not crash the process, unless it was checked here before.
+    """Check that opening `package` does not crash the process, unless it was already checked on this machine.
 
-    A package that its engine refuses with an error passes this check.
+    If the engine refuses the package with an error, the check still passes.
 
     Args:
-        package: verified.
-        variants: variants that will be opened; by default the preferred one.
-        threads: threads of one inference; by default as the options say.
-        limit_s: seconds until the child is ended.
+        package: The verified package.
+        variants: The variants that will be opened. The default is the preferred variant.
+        threads: The number of threads per inference. The default is set by the options in the manifest.
+        limit_s: The time limit of the child process in seconds.
 
     Raises:
-        BackendError: the engine crashed the child process, or the child cannot be started.
-        SlowOpeningError: the child did not end within `limit_s`.
-        UnavailableError: the child was killed or cannot be started now, as when memory is lacking.
+        BackendError: The engine crashed the child process, or the child process cannot be started.
+        SlowOpeningError: The child process exceeded the time limit.
+        UnavailableError: The child process was killed or cannot be started, for example for lack of memory.
     """
     if is_opening_kept(package, variants):
         return
@@ -64,19 +64,19 @@ def test_in_child(
     engines: Path | None = None,
     is_kept: bool = True,
 ) -> str:
-    """Open and self-test `package` in a child process; return why that fails, or an empty text.
+    """Open and self-test `package` in a child process. Return the reason of a failure, or an empty text.
 
     Raises the same errors as `check_first_opening`.
 
     Args:
-        package: verified.
-        variants: variants to open; those without an installed engine are skipped. By default the preferred
-            one.
-        threads: threads of one inference; by default as the options say.
-        limit_s: seconds until the child is ended.
-        engines: folder of Python packages, such as another release of an engine, that the child imports
-            before the packages of this process; or None.
-        is_kept: whether to store a success, so that later openings skip the test.
+        package: The verified package.
+        variants: The variants to open. Variants without an installed engine are skipped. The default is the
+            preferred variant.
+        threads: The number of threads per inference. The default is set by the options in the manifest.
+        limit_s: The time limit of the child process in seconds.
+        engines: A folder of Python packages that the child imports first, such as another release of an
+            engine, or None.
+        is_kept: Whether to store a success, so that later openings skip the test.
     """
     request = {
         "package": str(package.path.absolute()),

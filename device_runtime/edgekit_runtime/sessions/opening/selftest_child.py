@@ -1,12 +1,12 @@
-"""The self-test of a package in a separate process, so that an engine that crashes ends nothing else.
+"""Self-tests a package in a separate process, so that a crashing engine does not end other processes.
 
-`python -m edgekit_runtime.sessions.opening.selftest_child REQUEST` ends with 1 and the fault on its standard
-error if there is one. REQUEST is a JSON object:
+`python -m edgekit_runtime.sessions.opening.selftest_child REQUEST` exits with 1 and prints the fault to
+standard error if the test fails. REQUEST is a JSON object:
 
-- `package`: path.
-- `sha256`: digest of the manifest that the parent has verified; without it, the keys of this device decide.
-- `submodel`, `variants`, `threads`: what is opened; by default the preferred variant of the whole model.
-- `forget`: whether not to remember the success, see `package_opening`.
+- `package`: The path of the package.
+- `sha256`: The digest of the manifest that the parent has verified. Without it, the keys of this device are
+used. - `submodel`, `variants`, `threads`: What to open. The default is the preferred variant of the whole
+model. - `forget`: Whether not to store a success, see `package_opening`.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _VERIFIED_LIMITS: Final = Limits(
 
 
 def main(request: Mapping[str, Any]) -> str:
-    """Self-test the package of `request`, the REQUEST of this module; return its fault, or ''."""
+    """Self-test the package in a REQUEST. Return the fault, or an empty text."""
     try:
         with _read(request) as whole:
             submodel = request.get("submodel")
