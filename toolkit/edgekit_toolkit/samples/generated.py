@@ -1,10 +1,10 @@
-"""Generates inputs: the same seed gives the same bytes on every machine and with every numpy version.
+"""Generates random inputs that are the same for a seed on every machine and with every numpy version.
 
-They exercise a model; they are no substitute for calibration or evaluation data (see `source`). Sizes for the
-model's free dimensions are found by trying.
+The inputs are for trial runs of a model. They cannot replace calibration or evaluation data (see `source`).
+The module also finds sizes for the free dimensions of a model by trial runs.
 
-Only PCG64's raw stream and single IEEE operations are used: `Generator` may change its streams between numpy
-versions, and sums or transcendental functions may round differently between machines.
+Only the raw stream of PCG64 and single IEEE operations are used. The streams of `Generator` may change
+between numpy versions, and sums or transcendental functions may round differently between machines.
 """
 
 import itertools
@@ -42,19 +42,22 @@ def generate_feeds(
     dims: Mapping[str, int] | None = None,
     ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> list[Feeds]:
-    """Return `n` feeds: smooth fields with noise for float and 8-bit inputs of rank 3 and more, else noise.
+    """Return `n` random feeds.
+
+    Float and 8-bit inputs of rank 3 or more are smooth fields with noise. Other inputs are noise.
 
     Args:
-        inputs: inputs of the model.
-        n: how many feeds, each of the model's own shapes.
-        seed: seed of the random stream, at least 0.
-        dims: sizes of the free dimensions by name (see `bind_dims`); a free leading dimension that is not
-            named here is 1.
-        ranges: input name -> smallest and largest value. Default: -1..1 for floats, the whole range for 8-bit
-            inputs of rank 3 and more, 0..1 for other integers (it suits masks and indices).
+        inputs: The inputs of the model.
+        n: The number of feeds.
+        seed: The seed of the random stream, at least 0.
+        dims: The sizes of the free dimensions by name (see `bind_dims`). A free leading dimension without a
+            size gets 1.
+        ranges: A dict from the name of an input to its smallest and largest value. The default is -1..1 for
+            floats, the whole range for 8-bit inputs of rank 3 or more, and 0..1 for other integers, which may
+            be masks or indices.
 
     Raises:
-        DataError: a free dimension without a size, or a range that does not fit its input.
+        DataError: A free dimension has no size, or a range does not fit its input.
     """
     shapes = {spec.name: bound_shape(spec, dims or {}) for spec in inputs}
     limits = {spec.name: _range(spec, (ranges or {}).get(spec.name)) for spec in inputs}
@@ -66,7 +69,10 @@ def generate_feeds(
 
 
 def scaled(feeds: Feeds, factor: float) -> Feeds:
-    """Return copies: float inputs times `factor`, clipped to what their dtype holds, and others unchanged."""
+    """Return the feeds with float inputs multiplied by `factor` and clipped to the range of their dtype.
+
+    Other inputs are not changed.
+    """
     return {
         name: _times(array, factor) if array.dtype.kind == "f" else array for name, array in feeds.items()
     }
@@ -84,15 +90,16 @@ def bind_dims(
     dims: Mapping[str, int] | None = None,
     ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> dict[str, int]:
-    """Return sizes of all free dimensions, found by running the model on generated inputs until one works.
+    """Return sizes for all free dimensions with which the model runs on generated inputs.
 
     Args:
-        model: an imported model.
-        dims: settled sizes. Other batch dimensions get 1, and usual sizes are tried for the rest.
-        ranges: as for `generate_feeds`.
+        model: An imported model.
+        dims: The sizes that are already known. Other batch dimensions get 1. For the remaining dimensions,
+            common sizes are tried.
+        ranges: The ranges of the inputs, as for `generate_feeds`.
 
     Raises:
-        ModelError: `dims` names a dimension that is not free, or no size that was tried runs.
+        ModelError: `dims` names a dimension that is not free, or the model runs with none of the sizes.
     """
     inputs = input_specs(model)
     free = free_dims(inputs)
@@ -134,7 +141,10 @@ def _advise_on_sizes(free: Sequence[str], settled: Mapping[str, int], batch: Seq
 
 
 def advise_on_integers(inputs: Sequence[TensorSpec], ranges: Mapping[str, tuple[float, float]]) -> str:
-    """Return advice, with a space before it, for a model that takes integers; empty if it takes none."""
+    """Return advice for the user of a model with integer inputs, or an empty text if there are none.
+
+    The advice starts with a space, so that it can be appended to a message.
+    """
     integers = [spec for spec in inputs if DTYPES[spec.dtype].kind in "iu"]
     if not integers:
         return ""

@@ -1,7 +1,8 @@
-"""Masks of pictures: a folder `masks` beside `images`, with a PNG file for each picture, whose name it has.
+"""Reads segmentation masks from a folder `masks` beside the folder `images`.
 
-A pixel is the number of its class, in grey levels or as the index of a palette; 255 counts nowhere. Where the
-model has a single class, or one beside the background, a mask of 0 and 255 alone means 0 and 1.
+The mask of an image is a PNG file of the same name. The grey level or palette index of a pixel is its class
+number. Pixels with 255 are ignored. For models with at most two classes, a mask with only 0 and 255 is read
+as 0 and 1.
 """
 
 from collections import Counter
@@ -23,20 +24,23 @@ _MAX_BINARY: Final = 2  # classes with the background
 
 @dataclass(frozen=True, slots=True)
 class MaskSet:
-    """Pictures with the files of their masks, in the same order."""
+    """The paths of images and of their masks, in the same order."""
 
     files: tuple[Path, ...]
     masks: tuple[Path, ...]
     _read: dict[int, TrueMask] = field(default_factory=dict)
 
     def in_input(self, index: int, placement: Placement, classes: int) -> TrueMask:
-        """Return the mask of a picture in the size of the model's input; `VOID` lies beyond the picture.
+        """Return the mask of an image in the size of the model's input. Padding around the image is `VOID`.
 
-        `index`: position of the picture in `files`. `classes`: number of classes of the model; 0 if unknown.
+        Args:
+            index: The index of the image in `files`.
+            placement: Where the image lies in the input.
+            classes: The number of classes of the model, 0 if unknown.
 
         Raises:
-            DataError: the mask is no PNG of class numbers, has another size than its picture, or has other
-                classes.
+            DataError: The mask is not a PNG of class numbers, has a different size than the image, or has
+                unknown classes.
         """
         if index not in self._read:
             mask = _read_mask(self.masks[index], placement, classes)
@@ -45,10 +49,10 @@ class MaskSet:
 
 
 def find_mask_set(path: Path) -> MaskSet | None:
-    """Return the pictures under `path` with their masks; None if it holds no folders `images` and `masks`.
+    """Return the images under `path` with their masks, or None without folders `images` and `masks`.
 
     Raises:
-        DataError: there are no pictures, one has no mask, or two pictures have one mask.
+        DataError: There are no images, an image has no mask, or two images have the same mask.
     """
     if not ((path / "images").is_dir() and (path / "masks").is_dir()):
         return None

@@ -1,6 +1,6 @@
-"""Arrays in `.npy` files and `.npz` members, read row by row so that memory does not grow with their length.
+"""Reads arrays from `.npy` and `.npz` files row by row, so that large arrays need little memory.
 
-It never unpickles: object arrays are refused. `shards` knows what the arrays are for.
+Arrays of Python objects are rejected.
 """
 
 import contextlib
@@ -25,12 +25,12 @@ NUMERIC_KINDS: Final = "biuf"
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """An array on disk whose first axis counts rows.
+    """An array in a file. Its first axis counts rows.
 
     Attributes:
-        member: name of the array inside the `.npz`; None for a `.npy`.
-        dtype: stored dtype, whose byte order may be foreign.
-        shape: [rows, ...].
+        member: The name of the array in the `.npz`, or None for a `.npy`.
+        dtype: The dtype in the file, in any byte order.
+        shape: The shape, [rows, ...].
     """
 
     path: Path
@@ -40,7 +40,7 @@ class StoredArray:
 
     @property
     def where(self) -> str:
-        """The path, and the name of the array in it, for messages."""
+        """The path of the file, and the name of the array in an `.npz`, for messages."""
         return f"{self.path}" if self.member is None else f"{self.path}: array '{self.member}'"
 
     @property
@@ -48,13 +48,15 @@ class StoredArray:
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:
-        """Yield the rows where `keep` (bool [rows]) is True, by default all, in native byte order.
+        """Yield rows in native byte order. The whole file is read in any case.
 
-        A row is a view that keeps a block of about 1 MB in memory: copy a row to keep it for long. The whole
-        file is read, whatever `keep` is.
+        A row is a view of a block of about 1 MB, which stays in memory as long as the row. Copy rows that you
+        keep.
+
+        `keep` is a mask of the rows to yield, bool [rows]. By default all are yielded.
 
         Raises:
-            DataError: the file is truncated, corrupt or no longer there.
+            DataError: The file is truncated, corrupt or missing.
         """
         total = self.shape[0]
         chunk_rows = max(1, CHUNK_BYTES // max(1, self.row_bytes))
@@ -74,10 +76,11 @@ class StoredArray:
 
 
 def read_npy(path: Path) -> StoredArray:
-    """Return what the header of a `.npy` file says; `StoredArray.rows` reads the values.
+    """Read the header of a `.npy` file. `StoredArray.rows` reads the values.
 
     Raises:
-        DataError: no such file, no `.npy` file, truncated, an object or structured array, or Fortran order.
+        DataError: The file is missing, truncated or not a `.npy` file, or the array is an object array, a
+            structured array or in Fortran order.
     """
     with _opened(path, None) as stream:
         array = _described(stream, path, None)
@@ -87,10 +90,17 @@ def read_npy(path: Path) -> StoredArray:
 
 
 def read_npz(path: Path, needed: frozenset[str]) -> tuple[dict[str, StoredArray], tuple[str, ...]]:
-    """Return the headers of arrays `needed` that an `.npz` has, by name, and the names of all its arrays.
+    """Read the headers of arrays in an `.npz` file.
+
+    Args:
+        path: The file.
+        needed: The names of the arrays to read, if they exist.
+
+    Returns:
+        The arrays that were read by name, and the names of all arrays in the file.
 
     Raises:
-        DataError: no `.npz` file, truncated or corrupt, a name twice, or an array that `read_npy` refuses.
+        DataError: The file is truncated, corrupt or not an `.npz` file, or an array is not supported.
     """
     with _translated(str(path)), zipfile.ZipFile(path) as archive:
         sizes = {entry.filename: entry.file_size for entry in archive.infolist()}

@@ -1,7 +1,7 @@
-"""Warns of the range trap: a model calibrated on 0..1 and fed with -1..1 saturates without an error.
+"""Warns if inputs have another range than the one for which a model was quantized.
 
-Samples are compared with the calibration samples, and with the codes of a model that came quantized. It looks
-only at inputs, and only warns: the model runs in any case.
+For example, a model that was calibrated on 0..1 and gets -1..1 saturates without an error. Samples are
+compared with the calibration samples, or with the range of codes of a model that is already quantized.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,12 +28,12 @@ _UNUSED_SIDE: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class CodeRange:
-    """The values from an input's lowest to its highest code.
+    """The range of values that the codes of a quantized input can represent.
 
     Attributes:
-        low, high: ends of the range, in the unit of the values that a caller gives the model.
-        may_be_symmetric: whether the codes may be symmetric. Then `low` only mirrors `high`, whatever the
-            calibration values were.
+        low, high: The lowest and highest value, in the unit of the model's input.
+        may_be_symmetric: Whether the quantization may be symmetric. Then `low` may be lower than all
+            calibration values, since it mirrors `high`.
     """
 
     low: float
@@ -45,8 +45,8 @@ def find_range_trap(calibration: Iterable[Feeds], evaluation: Iterable[Feeds]) -
     """Return a warning for each float input with over 1 % of evaluation values outside the calibrated range.
 
     Args:
-        calibration: samples that calibrate.
-        evaluation: samples that judge, or any later inputs of the model; the first 256 are checked.
+        calibration: The calibration samples.
+        evaluation: The evaluation samples, or any later inputs. The first 256 are checked.
     """
     calibrated = _extremes(calibration)
     comparisons, _ = _compare(calibrated, evaluation)
@@ -61,9 +61,9 @@ def find_range_trap(calibration: Iterable[Feeds], evaluation: Iterable[Feeds]) -
 
 
 def find_codes_trap(codes: Mapping[str, CodeRange], samples: Iterable[Feeds]) -> list[str]:
-    """Return a warning for each quantized input whose codes stand for another range than the samples have.
+    """Return a warning for each quantized input whose code range does not match the samples.
 
-    `samples`: later inputs of the model; the first 256 are checked.
+    At most 256 samples are checked.
     """
     comparisons, count = _compare(
         {name: (code_range.low, code_range.high) for name, code_range in codes.items()}, samples

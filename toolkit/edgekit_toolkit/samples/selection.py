@@ -1,10 +1,10 @@
-"""Probabilities of selection of samples from the field: the list `selection.csv` in their folder.
+"""Reads `selection.csv`, the probabilities with which field samples were selected.
 
     file_name,probability
     3f...jpg,0.25
 
-A request like this became a sample with the chance 0.25, so the sample stands for four requests. Files that
-the list does not name are not from the field, and stand for themselves.
+This sample was selected with a probability of 0.25, so it represents four requests. Files that are not listed
+are not from the field, and represent themselves.
 """
 
 import csv
@@ -24,16 +24,16 @@ Weights: TypeAlias = NDArray[np.float64]
 
 
 def find_probabilities(root: Path, names: Sequence[str]) -> Weights | None:
-    """Return each file's probability of selection, float64 [names]; None without a list.
+    """Return the selection probability of each file as float64 [names], or None without a list.
 
-    A file that is not listed has NaN.
+    The probability of a file that is not in the list is NaN.
 
     Args:
-        root: folder of the list, `selection.csv`.
-        names: paths or names of the files; only the file name counts, since it is unique.
+        root: The folder that contains the list, `selection.csv`.
+        names: The paths or names of the files. They are matched by file name.
 
     Raises:
-        DataError: the list is malformed.
+        DataError: The list is malformed.
     """
     path = root / SELECTION
     if not path.is_file():
@@ -52,12 +52,15 @@ def find_probabilities(root: Path, names: Sequence[str]) -> Weights | None:
 
 
 def weigh(probabilities: Weights) -> Weights:
-    """Return how many requests each sample stands for, float64 [samples]: 1 / probability, 1 for NaN."""
+    """Return the number of requests that each sample represents, float64 [samples].
+
+    It is 1 / probability, or 1 if the probability is NaN.
+    """
     return 1 / np.nan_to_num(probabilities, nan=1.0)
 
 
 def count_effective(weights: Weights) -> float:
-    """Return the effective sample size: how many samples of equal weight would be as informative.
+    """Return the effective sample size: the number of equally weighted samples with the same precision.
 
     Source: L. Kish, Survey Sampling (1965).
     """

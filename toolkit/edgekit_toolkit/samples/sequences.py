@@ -1,12 +1,13 @@
-"""Samples of a model with states: each is a sequence of its own, which begins with zeros.
+"""Samples of models with states. Each sample is a sequence, and states are zero at its start.
 
-A sample has time in front; a recording is cut into steps when it is decoded. It is cut into the pieces that
-the model takes at once: single rows, or as many rows as the first axis of an input holds:
+The first axis of a sample is time. Each sample is cut into steps. A step has as many rows as the first axis
+of the model's input, or one row if that axis is free:
 
     x [batch, 576]    a sample x [300, 576] is 300 steps with x [1, 576]
 
-Candidates are judged on whole sequences with their own states, so an error that grows from step to step
-counts. Ranges are collected from steps with the states of the float model.
+Recordings are already cut into steps when they are decoded. Each candidate is evaluated on whole sequences
+with its own states, so that errors can accumulate. For calibration, steps are taken with the states of the
+float model.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,12 +33,12 @@ Run: TypeAlias = Callable[[Feeds], list[NDArray[Any]]]
 
 
 class SequenceSamples:
-    """Cuts the samples of a model with states into steps, and runs models over them.
+    """Cuts the samples of a model with states into steps, and runs models on them.
 
     Attributes:
-        specs: the inputs of a sample: those that are no states, with time as first axis.
-        judged: the outputs that are no states.
-        dims: name of the time axis of an input in `specs` -> its length in generated samples.
+        specs: The inputs without the states. Their first axis is time.
+        judged: The outputs without the states.
+        dims: A dict from the name of a time axis in `specs` to its length in generated samples.
     """
 
     def __init__(
@@ -73,15 +74,19 @@ class SequenceSamples:
         self.dims = {name: GENERATED_STEPS * self._rows[spec] for spec, name in names.items()}
 
     def first_step(self, sample: Feeds) -> Feeds:
-        """Return all inputs of the first step of a sequence, with states of zeros."""
+        """Return all inputs for the first step of a sequence. The states are zero."""
         return self._states.complete(next(self._cut(sample)))
 
     def over_sequences(self, run: Run, *, steps: Steps) -> Run:
-        """Return a function that runs a model over a whole sequence, and passes its states from step to step.
+        """Return a function that runs a model on a whole sequence and returns the outputs in `judged`.
 
-        It returns the outputs in `judged`. `steps`: `all` joins the outputs of all steps along their first
-        axis, `last` takes the last step, `largest` the largest values. A sample shorter than a step raises
-        DataError.
+        States are passed from step to step. The function raises DataError if a sample is shorter than one
+        step.
+
+        Args:
+            run: Runs the model on one step.
+            steps: `all` concatenates the outputs of all steps along the first axis, `last` keeps the last
+                step, and `largest` keeps the maximum over all steps.
         """
 
         def run_all(sample: Feeds) -> list[NDArray[Any]]:
@@ -96,19 +101,21 @@ class SequenceSamples:
         return run_all
 
     def over_judged(self, run: Run, part: Part) -> Run:
-        """Return a function as from `over_sequences`; the labels of `part` decide which steps count.
+        """Return a function as `over_sequences` does, with the steps to use chosen by the labels of `part`.
 
-        Without class labels all steps count. A class label belongs to the whole sequence, so its last step
-        counts. A sound may occur anywhere in a recording, so there the largest value over all steps counts.
+        Without class labels, all steps are used. The class of a sequence is compared with the last step. The
+        class of a recording is compared with the maximum over all steps, because the sound may occur at any
+        time.
         """
         if not part.labelled or part.truth is not int:
             return self.over_sequences(run, steps="all")
         return self.over_sequences(run, steps="largest" if are_recordings(part.names) else "last")
 
     def with_states(self, part: Part, run: Run) -> tuple[Part, Ranges]:
-        """Run the float model over all sequences; return some steps as samples, and the states' ranges.
+        """Run the float model on all sequences, and collect evenly spaced steps.
 
-        The steps are spread evenly. They include states but no labels.
+        Returns:
+            The steps as samples, with states but without labels, and the ranges of the states.
         """
         chosen: list[Feeds] = []
         every, size_bytes, number = 1, 0, 0

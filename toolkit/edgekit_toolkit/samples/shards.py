@@ -1,11 +1,16 @@
-"""Files of samples and their layouts: assigns arrays of files to inputs.
+"""Finds files of arrays and assigns the arrays to inputs.
 
-Layouts: an `.npz` with one array [N, ...] an input, under the input's name (or `x` where there is one input),
-and labels [N] under `y` if there are any; a `.npy` for a model with one input; a folder of such files, each
-with any number of samples, or with one sample and no N axis; a folder of `.npy` files named after the inputs.
-An array under any other name is an error: labels under another name would go unnoticed. Arrays [N, *shape of
-the input], with an axis for samples in front, suit every model: each sample is then a run. A model whose
-inputs do not share a leading batch axis (a sequence with time in front, a scalar, a state) takes no others.
+These layouts are supported:
+
+    - An `.npz` with an array [N, ...] for each input, under the name of the input. A single input may be
+      called `x`. The optional array `y` [N] contains the labels.
+    - A `.npy`, if the model has one input.
+    - A folder of such files. Each contains N samples, or one sample without the N axis.
+    - A folder of `.npy` files that are named after the inputs.
+
+Arrays with other names are rejected, because they might be labels under a wrong name. An additional axis for
+samples in front, [N, *shape of the input], is possible for every model. Each sample is then a run of its own.
+The axis is required if the inputs do not share a leading batch axis, as for a scalar or a state.
 """
 
 import difflib
@@ -38,35 +43,35 @@ Arrays = Mapping[str, StoredArray]
 
 
 class Column(Protocol):
-    """The rows of one input, or the labels, from any kind of file."""
+    """The rows of one input or of the labels, from any type of file."""
 
     @property
     def path(self) -> Path:
-        """The file or folder that the rows come from."""
+        """The path of the file or folder that contains the rows."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The number of rows, followed by the shape of a row if all have the same."""
+        """The number of rows, followed by the shape of a row if it is the same for all."""
 
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:
-        """Yield the rows where `keep` (bool [rows]) is True, by default all."""
+        """Yield the rows for which `keep` (bool [rows]) is True, or all rows by default."""
 
 
 class TruthColumn(Protocol):
-    """The truth about each row, such as its boxes or its mask."""
+    """The ground truth of each row, such as its boxes or mask."""
 
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[Truth]:
-        """Yield the truths of the rows where `keep` (bool [rows]) is True, by default of all."""
+        """Yield the ground truth of the rows for which `keep` (bool [rows]) is True, or of all by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How samples form feeds.
+    """How samples are combined to feeds.
 
     Attributes:
-        stacked: whether samples are stacked along a leading batch axis that all inputs share. False: a feed
-            is a single sample.
-        size: samples in a feed, if the model fixes that; None if the caller chooses.
+        stacked: Whether samples are stacked along a leading batch axis that all inputs share. If False, each
+            feed is a single sample.
+        size: The number of samples in a feed if the model fixes it, or None if the caller can choose it.
     """
 
     stacked: bool
@@ -74,9 +79,9 @@ class Batching:
 
     @classmethod
     def of(cls, inputs: Sequence[TensorSpec], *, in_front: bool = False) -> "Batching":
-        """Return the batching of a model with these inputs.
+        """Return the batching for a model with these inputs.
 
-        `in_front`: see `Shard`.
+        For `in_front`, see `Shard`.
         """
         leading = {spec.shape[0] if spec.shape else None for spec in inputs}
         if not in_front and leading <= set(batch_dims(inputs)):
@@ -89,14 +94,14 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Samples of one file or folder: the rows of each input, and the labels.
+    """The samples of one file or folder: the rows of each input, and the labels.
 
     Attributes:
-        labels: a label for each row; None without labels.
-        truth: what a label is: `int` for a class number, or a record of `truth`.
-        names: path of each row's file; empty unless each row is a file of its own.
-        in_front: whether samples have an extra axis in front of the inputs' axes.
-        probabilities: probability that each row was selected, see `selection`; None without a list.
+        labels: The label of each row, or None without labels.
+        truth: The type of the labels. This is `int` for class numbers, or a class of `truth`.
+        names: The path of each row's file, empty unless each row has its own file.
+        in_front: Whether samples have an additional axis in front of the axes of the inputs.
+        probabilities: The probability with which each row was selected (see `selection`), or None.
     """
 
     inputs: Mapping[str, Column]
@@ -112,12 +117,12 @@ class Shard:
 
 
 def find_shards(path: Path, inputs: Sequence[TensorSpec]) -> list[Shard]:
-    """Return a shard for each file under `path`, sorted.
+    """Return one shard for each file under `path`, sorted.
 
-    A folder of `.npy` files named after inputs is a single shard.
+    A folder of `.npy` files that are named after inputs is one shard.
 
     Raises:
-        DataError: see `source.open_data`.
+        DataError: The files cannot be used, see `source.open_data`.
     """
     shards = [
         _with_probabilities(_shard(arrays, names, where, inputs), where)

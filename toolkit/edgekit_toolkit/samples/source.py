@@ -1,9 +1,9 @@
-"""Labelled or unlabelled samples for a model, streamed from arrays, photographs or recordings.
+"""Streams samples for a model, with or without labels, from arrays, images or sound recordings.
 
-Memory stays flat in the number of samples. Arrays are not converted: each must have the dtype and shape of
-the model's input, and errors say how to convert it. Photographs and recordings go through the preprocessing.
+Memory does not grow with the number of samples. Arrays must have the dtype and shape of the model's input.
+Errors say how to convert them. Images and recordings are preprocessed.
 
-The layouts of array files are in `shards`, the others in `media`.
+The layouts of array files are described in `shards`, the others in `media`.
 """
 
 import hashlib
@@ -33,10 +33,10 @@ Sample = tuple[dict[str, NDArray[Any]], Truth | None]
 
 
 class DataSource:
-    """Samples for a model, in the order of the files; `open_data` makes one.
+    """Samples for a model, in the order of the files. Use `open_data` to create one.
 
-    A model with a fixed batch size takes samples in groups of that size. Samples that do not fill the last
-    group are left out, with a warning.
+    If the model fixes its batch size, samples are grouped by it. An incomplete last group is left out with a
+    warning.
     """
 
     def __init__(
@@ -81,15 +81,15 @@ class DataSource:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The path of each sample's file; empty unless each sample is a file of its own."""
+        """The path of each sample's file, empty unless each sample has its own file."""
         names = [name for shard in self._shards for name in shard.names]
         return tuple(itertools.compress(names, self._keep))
 
     @property
     def probabilities(self) -> Weights | None:
-        """Each sample's probability of selection in the field, float64; None without lists.
+        """The probability with which each sample was selected in the field, float64, or None without lists.
 
-        A sample that is not from the field has NaN.
+        It is NaN for samples that are not from the field.
         """
         if all(shard.probabilities is None for shard in self._shards):
             return None
@@ -100,15 +100,15 @@ class DataSource:
         return np.asarray(np.concatenate(rows)[self._keep])
 
     def stream(self, batch: int = 1) -> Iterator[Batch]:
-        """Read the files, and yield feeds with their labels ([batch]; None without labels), in order.
+        """Read the files, and yield feeds and their labels in order. The labels are [batch], or None.
 
         Args:
-            batch: number of samples in a feed. Only the last feed, or one before a change of shape, is
-                smaller. Ignored if the model fixes its batch size.
+            batch: The number of samples per feed, ignored if the model fixes its batch size. The last feed
+                may be smaller, and so may a feed before samples of a different shape.
 
         Raises:
-            DataError: a damaged file, NaN or infinities, or a negative label; the message names the sample.
-                Also samples of different shapes in a batch that the model fixes.
+            DataError: A file is damaged, a value is NaN or infinite, or a label is negative. The message
+                names the sample. It is also raised if samples in a batch of fixed size differ in shape.
         """
         size = self.batching.size or batch
         if size < 1:
@@ -123,23 +123,23 @@ class DataSource:
             yield self._joined(group, size)
 
     def digests(self) -> Iterator[tuple[bytes, str]]:
-        """Yield SHA-256 (32 bytes) and label (as text) of each sample; only the inputs' content is hashed."""
+        """Yield the SHA-256 of each sample's inputs (32 bytes) and its label as text."""
         for arrays, label in self._samples():
             yield _digest(arrays), str(label)
 
     @cached_property
     def sha256(self) -> str:
-        """The SHA-256 over the digests and labels of all samples, in hexadecimal; reads all files once."""
+        """The SHA-256 of the digests and labels of all samples, in hexadecimal. All files are read once."""
         total = hashlib.sha256()
         for digest, label in self.digests():
             total.update(digest + f"{label};".encode())
         return total.hexdigest()
 
     def selected(self, chosen: NDArray[np.bool_]) -> "DataSource":
-        """Return a view of the samples where `chosen` (bool [len(self)]) is True.
+        """Return a view of the samples for which `chosen` (bool [len(self)]) is True.
 
         Raises:
-            DataError: fewer are chosen than the model takes at once.
+            DataError: Fewer samples are chosen than the model's batch size.
         """
         keep = self._keep.copy()
         keep[np.flatnonzero(self._keep)[~chosen]] = False
@@ -180,15 +180,17 @@ def open_data(
     *,
     decoding: Decoding | None = None,
 ) -> DataSource:
-    """Return the samples under `path` for a model with these inputs; `stream` reads their values.
+    """Return the samples under `path` for a model. Their values are read by `stream`.
 
-    `path`: an `.npz` or `.npy` file, a photograph, a recording, a list of labelled files, or a folder.
-    `decoding`: how photographs and recordings become samples. Default: `Decoding()`.
+    Args:
+        path: An `.npz` or `.npy` file, an image, a recording, a list of labelled files, or a folder.
+        inputs: The inputs of the model.
+        decoding: The settings for images and recordings.
 
     Raises:
-        DataError: missing, empty, truncated or corrupt files; names, dtypes or shapes that do not fit; object
-            arrays; arrays or labels of different lengths; labels that are not integers. For photographs
-            and recordings see `media_shard` too.
+        DataError: A file is missing, empty, truncated or corrupt, an array has a wrong name, dtype or shape,
+            arrays or labels differ in length, or labels are not integers. For images and recordings, see also
+            `media_shard`.
     """
     if is_media(path):
         shards = [media_shard(path, inputs, decoding or Decoding())]
@@ -199,12 +201,12 @@ def open_data(
 
 
 def split(source: DataSource, fraction: float, seed: int) -> tuple[DataSource, DataSource]:
-    """Return two disjoint views that together hold every sample: about `fraction` of them, and the rest.
+    """Split samples at random into two disjoint views. The first view gets about `fraction` of them.
 
-    The choice depends only on the number of samples and the seed, not on the numpy version.
+    The result depends only on the number of samples and the seed, not on the numpy version.
 
     Raises:
-        DataError: `fraction` is not in 0..1, or a side has fewer samples than the model takes at once.
+        DataError: `fraction` is not between 0 and 1, or a view has fewer samples than the model's batch size.
     """
     if not 0 < fraction < 1:
         raise DataError(f"a split takes a fraction between 0 and 1, got {fraction}")
@@ -219,7 +221,10 @@ def _where(shard: Shard, position: int) -> str:
 
 
 def draw_mask(count: int, fraction: float, seed: int) -> NDArray[np.bool_]:
-    """Draw `round(fraction * count)` of `count` positions: bool [count], equal for equal count and seed."""
+    """Return a bool mask [count] with `round(fraction * count)` random positions set to True.
+
+    The result is the same for the same arguments.
+    """
     keys = np.random.PCG64(seed).random_raw(count)
     chosen = np.zeros(count, np.bool_)
     chosen[np.argsort(keys, kind="stable")[: round(fraction * count)]] = True

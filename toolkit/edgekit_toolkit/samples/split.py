@@ -1,4 +1,4 @@
-"""Chooses disjoint samples to calibrate and to judge: the user's, a part of them, or generated ones."""
+"""Chooses disjoint calibration and evaluation samples from the user's data, or generates them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,18 +32,18 @@ Ranges = Mapping[str, tuple[float, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Samples with one purpose: to calibrate, or to judge.
+    """Samples for calibration or for evaluation.
 
     Attributes:
-        kind: origin of the samples, for the report: `user`, `generated` or another text.
-        sha256: digest of the samples' content; None for generated ones.
-        labelled: whether `stream` yields labels.
-        truth: what the labels are, if there are any: `int`, or a record of `samples.truth`.
-        stream: makes a new stream; the argument is the batch size, unless the model fixes it.
-        in_front: whether samples have an extra axis in front of the inputs' axes.
-        names: the file of each sample; empty unless each sample is a file of its own.
-        probabilities: probability that each sample was selected, see `selection`; None without a list.
-        group: the model's batch size, if it fixes that; else 1.
+        kind: The origin of the samples for the report, such as `user` or `generated`.
+        sha256: The digest of the samples' content, or None for generated samples.
+        labelled: Whether `stream` yields labels.
+        truth: The type of the labels if there are any: `int` or a class of `samples.truth`.
+        stream: Returns a new stream. Its argument is the batch size, which is ignored if the model fixes it.
+        in_front: Whether samples have an additional axis in front of the axes of the inputs.
+        names: The file of each sample, empty unless each sample has its own file.
+        probabilities: The probability with which each sample was selected (see `selection`), or None.
+        group: The batch size that the model fixes, or 1.
     """
 
     kind: str
@@ -59,23 +59,23 @@ class Part:
 
     @property
     def weights(self) -> Weights | None:
-        """How many requests each sample stands for, float64 [count]; None if all samples count alike."""
+        """The number of requests that each sample represents, float64 [count], or None for equal weights."""
         return None if self.probabilities is None else weigh(self.probabilities)
 
     @property
     def field_count(self) -> int:
-        """How many samples are from the field."""
+        """The number of samples from the field."""
         return 0 if self.probabilities is None else int(np.count_nonzero(~np.isnan(self.probabilities)))
 
     @property
     def is_generated(self) -> bool:
-        """Whether the samples are invented: then they say nothing about accuracy."""
+        """Whether the samples are generated. Generated samples cannot be used to measure accuracy."""
         return self.kind == "generated"
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Calibration and evaluation samples, with warnings about them, a sentence each."""
+    """Calibration and evaluation samples, and warnings about them. Each warning is one sentence."""
 
     calibration: Part
     evaluation: Part
@@ -93,19 +93,19 @@ def choose_samples(
 ) -> Samples:
     """Return disjoint calibration and evaluation samples.
 
-    If the user gives only samples of one kind, a part of them serves the other purpose; a single sample
-    serves both, with a warning. Without any, both are generated.
+    If only one of the two is given, it is split for both purposes. A single sample is used for both, with a
+    warning. If none is given, both are generated.
 
     Args:
-        inputs: inputs of the model.
-        calibration: the user's unlabelled samples, or None.
-        evaluation: the user's samples to judge by, or None.
-        dims: sizes of free dimensions for generated samples.
-        ranges: input name -> smallest and largest generated value; by default as for `generate_feeds`.
-        decoding: how photographs and recordings become samples. Default: `Decoding()`.
+        inputs: The inputs of the model.
+        calibration: The path of the user's unlabelled samples, or None.
+        evaluation: The path of the user's evaluation samples, or None.
+        dims: The sizes of free dimensions in generated samples.
+        ranges: The ranges of generated inputs, as for `generate_feeds`.
+        decoding: The settings for images and recordings.
 
     Raises:
-        DataError: the data do not fit the model, or there are too few.
+        DataError: The data do not fit the model, or there are too few samples.
     """
     training = replace(decoding or Decoding(), split="train")
     first = None if calibration is None else open_data(calibration, inputs, decoding=training)
@@ -252,27 +252,27 @@ def _generated(
 
 
 def feeds_only(part: Part) -> Iterator[Feeds]:
-    """Yield the inputs of a part's samples in the smallest feeds that the model takes."""
+    """Yield the inputs of the samples, in the smallest feeds that the model accepts."""
     for feeds, _ in part.stream(1):
         yield feeds
 
 
 def first_feeds(part: Part, count: int) -> list[Feeds]:
-    """Return at most `count` first feeds of a part, in the smallest size that the model takes."""
+    """Return the first feeds of the samples, at most `count`, in the smallest size that the model accepts."""
     return list(islice(feeds_only(part), count))
 
 
 def read_ranges(
     path: Path, inputs: Sequence[TensorSpec], decoding: Decoding | None = None
 ) -> tuple[Feeds, dict[str, tuple[float, float]]]:
-    """Return the user's first sample, and for each input the (low, high) of values to generate.
+    """Return the user's first sample, and the range of values to generate for each input.
 
-    An input ranges from the smallest to the largest value in the first samples. A single integer (a
-    sampling rate, a length) keeps the value of the first sample, since the value must suit that sample's
-    shapes. If no input changes at all, floats get `DEFAULT_RANGE`.
+    The range of an input, (low, high), covers its values in the first samples. An integer input with one
+    element, such as a sampling rate or a length, keeps its value in the first sample because it must match
+    the shapes of that sample. If all inputs are constant, float inputs get `DEFAULT_RANGE`.
 
     Raises:
-        DataError: as for `open_data` and `DataSource.stream`.
+        DataError: The samples cannot be read, see `open_data` and `DataSource.stream`.
     """
     first: Feeds = {}
     ranges: dict[str, tuple[float, float]] = {}

@@ -1,4 +1,4 @@
-"""The truth of a sample, if it is more than a class number."""
+"""The types of ground truth of a sample that are not just a class number."""
 
 import hashlib
 import zlib
@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrueBoxes:
-    """The boxes that a picture really holds, in pixels of the model's input.
+    """The true boxes of an image, in pixels of the model's input.
 
     Attributes:
-        corners: float64 [K, 4], x1, y1, x2, y2.
-        classes: int64 [K], number of each box's class in the model.
-        ignored: bool [K], boxes that may be found or missed without effect: crowds, and objects hard to see.
-        crowds: bool [K], regions of many objects, in which any number of detections is ignored.
-        input_size: height and width of the input.
+        corners: The corners x1, y1, x2, y2 of the boxes, float64 [K, 4].
+        classes: The class number of each box in the model, int64 [K].
+        ignored: The boxes that are not evaluated, because they are crowds or difficult objects, bool [K].
+        crowds: The boxes that are regions with many objects, bool [K]. Detections in them are ignored.
+        input_size: The height and width of the input.
     """
 
     corners: NDArray[np.float64]
@@ -35,11 +35,11 @@ class TrueBoxes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrueMask:
-    """The class of each pixel of the model's input; 255 where the pixel does not count.
+    """The true class of each pixel of the model's input. Pixels with 255 are ignored.
 
     Attributes:
-        packed: the classes, a byte each, row by row, compressed by zlib to keep a data set in memory.
-        shape: height and width of the input.
+        packed: The classes as one byte per pixel, row by row, compressed with zlib to save memory.
+        shape: The height and width of the input.
     """
 
     packed: bytes
@@ -47,7 +47,7 @@ class TrueMask:
 
     @classmethod
     def of(cls, classes: NDArray[np.uint8]) -> "TrueMask":
-        """Return the mask with the classes of all pixels, uint8 [height, width]."""
+        """Return a mask from the classes of all pixels, uint8 [height, width]."""
         return cls(zlib.compress(classes.tobytes(), 1), (classes.shape[0], classes.shape[1]))
 
     @property
@@ -61,7 +61,7 @@ class TrueMask:
 
 @dataclass(frozen=True, slots=True)
 class TrueText:
-    """The text that a picture or recording holds, and the model's characters in the order of its outputs."""
+    """The true text in an image or recording, and the model's characters in the order of its outputs."""
 
     text: str
     characters: tuple[str, ...]
@@ -72,10 +72,10 @@ class TrueText:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrueSteps:
-    """Which classes sound in each step of a recording.
+    """The sound classes that are present in each step of a recording.
 
     Attributes:
-        active: bool [steps, classes].
+        active: Whether a class is present in a step, bool [steps, classes].
     """
 
     active: NDArray[np.bool_]
@@ -89,7 +89,7 @@ Truth: TypeAlias = int | TrueBoxes | TrueMask | TrueText | TrueSteps
 
 
 def truth_array(truths: list[Any]) -> NDArray[Any]:
-    """Return class numbers as int64 [samples], truths of other kinds as objects [samples]."""
+    """Return class numbers as int64 [samples], or other ground truth as an object array [samples]."""
     if all(isinstance(truth, int) for truth in truths):
         return np.array(truths, np.int64)
     array = np.empty(len(truths), np.object_)

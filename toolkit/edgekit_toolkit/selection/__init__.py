@@ -1,1 +1,1 @@
-"""The choice of a candidate under a budget. Pure: no clock, no file."""
+"""Chooses a candidate within a budget. These modules read no clock and no files."""

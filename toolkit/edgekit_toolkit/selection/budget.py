@@ -1,4 +1,4 @@
-"""Limits that a package must keep: parsing them, and comparing figures with them. Pure."""
+"""Parses the limits of a package, and compares measured figures with them."""
 
 import math
 import re
@@ -33,7 +33,7 @@ _NUMBER = re.compile(r"([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,3})?)\s*([A-Za-zµ%]*
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits of a package, which must all hold: figure -> largest value allowed, in the unit of `UNITS`."""
+    """The limits of a package: a dict from a figure to its largest allowed value, in the unit of `UNITS`."""
 
     limits: Mapping[str, float]
 
@@ -43,7 +43,7 @@ class Budget:
                 raise ValueError(f"limit {name!r} = {value!r}")
 
     def violations(self, figures: Mapping[str, float]) -> tuple[str, ...]:
-        """Return the names of the limits that `figures` (in the same units) exceed; NaN exceeds every limit.
+        """Return the names of the limits that `figures` exceed. NaN exceeds every limit.
 
         Raises:
             KeyError: `figures` lacks a figure that has a limit.
@@ -52,7 +52,7 @@ class Budget:
         return tuple(name for name, most in self.limits.items() if not figures[name] <= most)
 
     def excess(self, figures: Mapping[str, float]) -> float:
-        """Return the sum of (figure - limit) / limit over the exceeded limits; 0 if all limits are kept.
+        """Return the sum of (figure - limit) / limit over the exceeded limits, or 0 if none is exceeded.
 
         Raises:
             KeyError: `figures` lacks a figure that has a limit.
@@ -66,12 +66,13 @@ class Budget:
 def parse_budget(text: str) -> Budget:
     """Parse limits such as `size=10MB,transport=2MB,latency=5ms,memory=64MB,energy=20mJ,drop=1%`.
 
-    `size=10MB` and `drop=1%` are the defaults; other figures have no default limit.
+    The defaults are `size=10MB` and `drop=1%`. Other figures have no limit by default.
 
-    A limit needs a unit, except 0: `size=2` might mean 2 MB or 2 bytes, `drop=0.01` one point or 0.01.
+    Every limit except 0 needs a unit, because `size=2` might mean 2 MB or 2 bytes, and `drop=0.01` might mean
+    0.01 % or 1 %.
 
     Raises:
-        click.BadParameter: an unknown limit, no unit or an unknown one, a limit twice, or no number.
+        click.BadParameter: A limit is unknown, is given twice, is not a number, or has no valid unit.
     """
     limits: dict[str, float] = {}
     for part in filter(None, (item.strip() for item in text.split(","))):

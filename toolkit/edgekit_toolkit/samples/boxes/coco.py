@@ -1,4 +1,7 @@
-"""COCO's format: a JSON file with `images`, `annotations` and `categories`; boxes are x, y, width, height."""
+"""Reads data sets with boxes in the COCO format.
+
+The format is a JSON file with `images`, `annotations` and `categories`. Its boxes are x, y, width, height.
+"""
 
 import json
 from collections.abc import Mapping
@@ -13,12 +16,12 @@ _FOLDERS: Final = ("", "images", "data")
 
 
 def find_coco(folder: Path, split: str) -> Path | None:
-    """Return the file of COCO's annotations in a folder; None if there is none.
+    """Return the COCO annotation file in a folder, or None if there is none.
 
-    Of several files, the file of `split` is returned.
+    If there are several annotation files, the one for `split` is returned.
 
     Raises:
-        DataError: several files remain.
+        DataError: It is unclear which of several files to use.
     """
     files = sorted(file for inner in (folder, folder / "annotations") for file in inner.glob("*.json"))
     files = [file for file in files if is_coco(file)]
@@ -31,7 +34,7 @@ def find_coco(folder: Path, split: str) -> Path | None:
 
 
 def is_coco(path: Path) -> bool:
-    """Whether a file is JSON that names COCO's three lists; False if it cannot be read."""
+    """Return whether a file is JSON with the three lists of COCO. An unreadable file returns False."""
     try:
         text = read_text(path) if path.suffix == ".json" else ""
     except DataError:
@@ -40,13 +43,13 @@ def is_coco(path: Path) -> bool:
 
 
 def read_coco(path: Path) -> BoxSet:
-    """Return the pictures of a file of annotations with their boxes, sorted by path.
+    """Return the images of a COCO annotation file with their boxes, sorted by path.
 
-    Pictures are searched in the file's folder and in its parent. In both, the sub-folders `images`, `data`
-    and, for a file `..._val2017.json`, `val2017` are searched too.
+    Images are searched in the folder of the file and its parent, and in their subfolders `images`, `data`
+    and, for a file `..._val2017.json`, `val2017`.
 
     Raises:
-        DataError: an entry is malformed, an image is missing, or there is no box.
+        DataError: An entry is malformed, an image is missing, or there are no boxes.
     """
     content = _parse(path)
     images, annotations, categories = (_table(content, name, path) for name in _LISTS)

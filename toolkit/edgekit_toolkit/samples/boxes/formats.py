@@ -1,4 +1,4 @@
-"""The formats of data sets with boxes: tells which a path has."""
+"""Detects the format of a data set with boxes, and reads it."""
 
 from pathlib import Path
 
@@ -10,15 +10,15 @@ from edgekit_toolkit.samples.boxes.yolo import find_sheet, labels_file, read_yol
 
 
 def find_box_set(path: Path, split: str = "val") -> BoxSet | None:
-    """Return the pictures under a path with their boxes; None if the path is no data set of boxes.
+    """Return the images under a path with their boxes, or None if the path is not a data set with boxes.
 
     Args:
-        path: a `data.yaml`, a JSON file of COCO, a list of Pascal VOC, or a folder with such a file, or with
+        path: A `data.yaml`, a COCO file, a Pascal VOC list, a folder with one of these, or a folder with
             images and YOLO labels (see `labels_file`).
-        split: `train` or `val`, to choose a part of a data set that has both.
+        split: The part of the data set to read, `train` or `val`, if it has both.
 
     Raises:
-        DataError: something in the data set is missing or malformed.
+        DataError: Something in the data set is missing or malformed.
     """
     try:
         return _find_box_set(path, split)

@@ -1,6 +1,8 @@
-"""Pascal VOC's format: `JPEGImages/a.jpg` and `Annotations/a.xml`; also `.xml` files beside the images.
+"""Reads data sets with boxes in the Pascal VOC format.
 
-Corners count pixels from 1, and a box holds its last pixel. `ImageSets/Main/val.txt` lists some of the names.
+The images are in `JPEGImages` and the annotations in `Annotations`, as `.xml` files of the same names. They
+may also be in one folder. A file `ImageSets/Main/val.txt` lists the names in a split. Pixel coordinates start
+at 1, and the maximum corner belongs to the box.
 """
 
 from pathlib import Path
@@ -22,10 +24,12 @@ _MAX_XML: Final = 1 << 20
 
 
 def read_voc(path: Path) -> BoxSet:
-    """Return the annotated pictures of a folder, or of a list in its `ImageSets/Main`, with their boxes.
+    """Return the annotated images of a data set with their boxes.
+
+    `path` is the folder of the data set, or an image list in its `ImageSets/Main`.
 
     Raises:
-        DataError: a file is malformed, an image is missing, or there is no box.
+        DataError: A file is malformed, an image is missing, or there are no boxes.
     """
     root = path if path.is_dir() else path.parents[2]
     folder = next((root / name for name in _IMAGES if (root / name).is_dir()), root)

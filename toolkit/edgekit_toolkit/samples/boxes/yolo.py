@@ -1,12 +1,15 @@
-"""YOLO's format: `images/a.jpg` beside `labels/a.txt`, a line a box, and a `data.yaml`.
+"""Reads data sets with boxes in the YOLO format: `images/a.jpg`, `labels/a.txt` and a `data.yaml`.
 
-A line is `class x y width height` in shares of the picture, the centre first, or the class and the points of
-a polygon, of which the box is taken. A picture without a file of labels has no objects.
+Each line of a label file describes one object. It is either `class x y width height`, where x and y are the
+centre of the box, or a class followed by the points of a polygon, which is replaced by its bounding box. All
+coordinates are fractions of the image size. An image without a label file has no objects.
+
+A `data.yaml` looks like this:
 
     path: .
-    train: images/train       # also a list of folders, or a .txt file that lists pictures
+    train: images/train       # or a list of folders, or a .txt file that lists images
     val: images/val
-    names: [person, bicycle]  # also `0: person` or `- person`, a line each
+    names: [person, bicycle]  # or one line for each class, such as `0: person` or `- person`
 """
 
 import re
@@ -36,13 +39,15 @@ _SPLITS: Final[Mapping[str, tuple[str, ...]]] = {"train": ("train", "val"), "val
 
 
 def read_yolo(path: Path, split: str) -> BoxSet:
-    """Return the pictures of one split of a `data.yaml`, or of a folder of images, with their boxes.
+    """Return the images of a data set with their boxes.
 
-    `split`: `train` or `val`. If the `data.yaml` lacks it, another split of the file is used. Ignored for a
-    folder.
+    Args:
+        path: A `data.yaml`, or a folder of images.
+        split: The split of the `data.yaml` to read, `train` or `val`. If it is missing, another split is
+            read. This is ignored for a folder.
 
     Raises:
-        DataError: a file is missing or malformed; the message names the line.
+        DataError: A file is missing or malformed. The message names the line.
     """
     if path.is_dir():
         sheet = next((file for parent in [path, *path.parents[:3]] if (file := find_sheet(parent))), None)
@@ -57,16 +62,20 @@ def read_yolo(path: Path, split: str) -> BoxSet:
 
 
 def find_sheet(folder: Path) -> Path | None:
-    """Return the path of a folder's `data.yaml`, or of its only `.yaml`; None if that file lacks `names`."""
+    """Return the path of the `data.yaml` of a folder, or of its only `.yaml` file.
+
+    Return None if there is no such file, or if it lacks `names`.
+    """
     sheets = sorted(file for file in folder.glob("*.y*ml") if file.suffix in (".yaml", ".yml"))
     named = [file for file in sheets if file.stem == "data"] or sheets
     return named[0] if len(named) == 1 and re.search(r"(?m)^names\s*:", read_text(named[0])) else None
 
 
 def labels_file(image: Path) -> Path:
-    """Return the path of the labels of an image: `labels` replaces the last folder `images` in its path.
+    """Return the path of the label file of an image. The file may be missing.
 
-    Without a folder `images` the labels are beside the image. The file may be missing.
+    The last folder `images` in the path is replaced by `labels`. If there is no such folder, the label file
+    is beside the image.
     """
     parts = image.parts
     for index in range(len(parts) - 2, -1, -1):
@@ -76,12 +85,12 @@ def labels_file(image: Path) -> Path:
 
 
 def read_sheet(path: Path) -> dict[str, list[str]]:
-    """Return the values of `path`, `train`, `val`, `test` and `names` in a `data.yaml`, each a list.
+    """Return the values of `path`, `train`, `val`, `test` and `names` in a `data.yaml`, each as a list.
 
-    A missing key has an empty list. Scalars, flat lists and numbered names are read; other YAML is not.
+    The list of a missing key is empty. Only scalars, flat lists and numbered names are supported.
 
     Raises:
-        DataError: a value of these keys is of another kind.
+        DataError: The value of one of these keys is not supported.
     """
     fields: dict[str, list[str]] = {key: [] for key in _KEYS}
     for key, lines in _blocks(path):

@@ -1,1 +1,1 @@
-"""Photographs and sound as samples of a model: finds and decodes files, applies the preprocessing."""
+"""Finds images and sound recordings, and decodes and preprocesses them to samples of a model."""

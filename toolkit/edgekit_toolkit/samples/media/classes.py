@@ -1,4 +1,4 @@
-"""Finds class names in the names of folders, and checks whether they can be those of the model."""
+"""Finds class names in the names of folders, and compares them with the classes of a model."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -16,10 +16,11 @@ _MAX_NAMED: Final = 10
 
 
 def find_class_names(paths: Iterable[Path]) -> tuple[str, ...]:
-    """Return the class names that folders or lists under `paths` use, sorted; empty if there are none.
+    """Return the sorted class names from the folders or label lists under `paths`, empty without any.
 
     Raises:
-        DataError: see `find_media`; or the names are numbers that sort differently as text.
+        DataError: `find_media` failed, or the names are numbers whose order as text differs from their
+            numeric order.
     """
     names: set[str] = set()
     for path in paths:
@@ -37,24 +38,24 @@ def find_class_names(paths: Iterable[Path]) -> tuple[str, ...]:
 
 
 def find_box_names(paths: Iterable[Path]) -> tuple[str, ...]:
-    """Return class names of the first data set of boxes in `paths`, in its order; empty without one.
+    """Return the class names of the first data set with boxes in `paths`, in the order of the data set.
+
+    The result is empty if there is no such data set.
 
     Raises:
-        DataError: see `find_box_set`.
+        DataError: `find_box_set` failed.
     """
     box_sets = (find_box_set(path) for path in paths)
     return next((box_set.names for box_set in box_sets if box_set is not None), ())
 
 
 def check_class_count(names: Sequence[str], outputs: Sequence[TensorSpec]) -> None:
-    """Check that there are as many names as classes of the model.
+    """Check that the number of names is the number of classes of the model.
 
-    Args:
-        names: class names from folders or lists, sorted.
-        outputs: outputs of the model; the first holds its class scores.
+    The class scores must be the first of `outputs`.
 
     Raises:
-        DataError: the model has another number of classes, or no class scores.
+        DataError: The model has a different number of classes, or no class scores.
     """
     first = outputs[0]
     if len(first.shape) == 2 and class_count(first) in (0, len(names)):
@@ -74,7 +75,7 @@ def check_class_count(names: Sequence[str], outputs: Sequence[TensorSpec]) -> No
 
 
 def numbering_note(names: Sequence[str]) -> str:
-    """Return a note for the user: how classes were numbered without a file of labels."""
+    """Return a note for the user about how classes were numbered in the absence of a label file."""
     return (
         f"classes are numbered by the sorted names of their folders ({_some(names)}), as torchvision does;"
         " give --labels if the model numbers them otherwise"

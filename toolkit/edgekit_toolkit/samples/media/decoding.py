@@ -1,4 +1,4 @@
-"""Photographs and recordings as a shard of samples: decoded on request, in order."""
+"""Decodes images and sound recordings on demand, as a shard of samples."""
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,15 +33,16 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """How files of images and sound become samples.
+    """The settings for converting image and sound files to samples.
 
     Attributes:
-        preprocessing: fields of the preprocessing file; None without one, which suits arrays only.
-        classes: names in the order of the model's outputs; empty if they are not known.
-        labelled: whether to take labels from class folders, lists or data sets of boxes.
-        in_steps: whether a recording is a sequence, cut into steps of a model with states.
-        split: part of a data set that has parts, `train` or `val`.
-        progress: called after each file of the first pass, with the numbers of decoded and of all files.
+        preprocessing: The content of the preprocessing file, or None. It is required for images and sound.
+        classes: The class names in the order of the model's outputs, empty if they are unknown.
+        labelled: Whether to read labels from class folders, label lists or data sets with boxes.
+        in_steps: Whether a recording is a sequence that is cut into steps, for a model with states.
+        split: The part of the data set to read, `train` or `val`, if it has parts.
+        progress: Called when a file was decoded for the first time, with the number of files decoded so far
+            and in total.
     """
 
     preprocessing: Mapping[str, Any] | None = None
@@ -53,17 +54,17 @@ class Decoding:
 
     @property
     def classes_are_characters(self) -> bool:
-        """Whether the model reads text: most of its classes are single characters."""
+        """Whether the model reads text. This is assumed if most class names are single characters."""
         count = sum(len(name) <= 1 for name in self.classes)
         return len(self.classes) > 1 and count > _MIN_CHARACTERS * len(self.classes)
 
 
 def media_shard(path: Path, inputs: Sequence[TensorSpec], decoding: Decoding) -> Shard:
-    """Return the files under `path` as samples, one for each file; they are decoded when they are read.
+    """Return the files under `path` as a shard with one sample per file. They are decoded when read.
 
     Raises:
-        DataError: there are no such files; the model has several inputs; the preprocessing is missing or does
-            not fit; or a label is no class.
+        DataError: There are no such files, the model has several inputs, the preprocessing is missing or does
+            not fit, or a label is not a class of the model.
     """
     box_set = find_box_set(path, decoding.split) if decoding.labelled else None
     mask_set = find_mask_set(path) if decoding.labelled and box_set is None else None
@@ -118,9 +119,9 @@ def media_shard(path: Path, inputs: Sequence[TensorSpec], decoding: Decoding) ->
 
 
 class DecodedFiles:
-    """Samples of one input, each decoded from a file; `KEPT_BYTES` of decoded files stay in memory.
+    """The samples of one input, each decoded from a file.
 
-    `path`: what error messages start with.
+    Up to `KEPT_BYTES` of decoded data are cached. Error messages name `path`.
     """
 
     def __init__(
@@ -139,14 +140,16 @@ class DecodedFiles:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The number of files alone, since the shapes of the samples may differ."""
+        """The number of files. The shapes of the samples are left out because they may differ."""
         return (len(self._files),)
 
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:
-        """Decode and yield the samples of the files where `keep` (bool [files]) is True, by default of all.
+        """Decode and yield samples in the order of the files.
+
+        `keep` is a mask of the files to read, bool [files]. By default all are read.
 
         Raises:
-            DataError: a file cannot be used; the message also names later files with faults.
+            DataError: A file cannot be used. The message also names later files that cannot be used.
         """
         indices = range(len(self._files)) if keep is None else np.flatnonzero(keep).tolist()
         for index in indices:
@@ -157,16 +160,18 @@ class DecodedFiles:
             yield self._finish(loaded)
 
     def placement(self, index: int) -> Placement:
-        """Return where image number `index` lies in the model's input; decodes it if need be."""
+        """Return the position of an image in the model's input. The image is decoded if necessary."""
         if index not in self._placements:
             self._load(index)
         return self._placements[index]
 
     def time_steps(self, index: int) -> NDArray[np.float64]:
-        """Return the time that each step of a recording adds, (begin, end) in seconds, float64 [steps, 2].
+        """Return the start and end of the new samples in each step of a recording.
+
+        The result is float64 [steps, 2], in seconds.
 
         Raises:
-            DataError: the files are not recordings that are cut into steps, or the file cannot be used.
+            DataError: The files are not recordings that are cut into steps, or the file cannot be used.
         """
         if not (self._in_steps and isinstance(self._rules, AudioRules) and self._rules.samples):
             raise DataError(

@@ -1,7 +1,7 @@
-"""Finds photographs or recordings and their labels; no file is decoded here.
+"""Finds images or sound recordings and their labels, without decoding them.
 
-Labels come from the names of sub-folders (each is a class), or from a list in the folder: `labels.csv`,
-`labels.json`, `metadata.csv` or `metadata.jsonl`.
+Labels are either the names of the subfolders or come from a list in the folder. The list is called
+`labels.csv`, `labels.json`, `metadata.csv` or `metadata.jsonl`.
 """
 
 import csv
@@ -33,7 +33,7 @@ _ARRAYS: Final = frozenset({".npz", ".npy"})
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A part of a recording in which something sounds: begin and end in seconds, and its class."""
+    """A sound event in a recording: its start and end in seconds, and its class."""
 
     begin_s: float
     end_s: float
@@ -42,14 +42,14 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class MediaFiles:
-    """Files of images or sound under a path, with their labels.
+    """Image or sound files under a path, with their labels.
 
     Attributes:
         kind: `image` or `audio`.
-        labels: class name, class number or text of each file; None without labels.
-        notes: sentences for the user, such as how many files are left out.
-        has_texts: whether the labels are texts, not classes.
-        events: events of each file; None unless the list of labels has times.
+        labels: The class name, class number or text of each file, or None without labels.
+        notes: Sentences for the user, such as how many files are ignored.
+        has_texts: Whether the labels are texts instead of classes.
+        events: The sound events of each file, or None if the list of labels contains no times.
     """
 
     kind: str
@@ -61,13 +61,16 @@ class MediaFiles:
 
     @property
     def class_names(self) -> set[str]:
-        """The names of classes in labels and events; labels that are numbers are left out."""
+        """The class names in labels and events. Numeric labels are left out."""
         names = {event.label for events in self.events or () for event in events}
         return names | {label for label in self.labels or () if isinstance(label, str)}
 
 
 def is_media(path: Path) -> bool:
-    """Whether `find_media` reads a path: a file of a known kind, a list, or a folder without arrays."""
+    """Return whether `find_media` can read a path.
+
+    This is a file of a supported type, a list of labels, or a folder without arrays.
+    """
     if path.is_dir():
         entries = list(path.iterdir())
         has_arrays = any(entry.suffix in _ARRAYS for entry in entries)
@@ -80,13 +83,17 @@ def are_recordings(names: Sequence[str]) -> bool:
 
 
 def find_media(path: Path, *, labelled: bool = True, texts: bool = False) -> MediaFiles:
-    """Return the files under `path`, sorted by name, with their labels.
+    """Return the image or sound files under `path` with their labels, sorted by name.
 
-    Files without a label in a list of labels are left out; a note counts them. `labelled`: take labels from
-    lists or from names of sub-folders. `texts`: take labels from the column `text` of a list, if any.
+    If a list of labels lacks a file, the file is left out. A note states the number of such files.
+
+    Args:
+        path: A file, a list or a folder.
+        labelled: Whether to read labels from lists or from the names of subfolders.
+        texts: Whether to read labels from the column `text` of a list if it exists.
 
     Raises:
-        DataError: there is no file, there are both images and recordings, or a list of labels is wrong.
+        DataError: There are no files, there are both images and recordings, or a list of labels is malformed.
     """
     if path.is_file() and path.suffix.lower() in SUFFIXES:
         return MediaFiles(SUFFIXES[path.suffix.lower()], (path,), None, ())
@@ -133,10 +140,10 @@ def find_media(path: Path, *, labelled: bool = True, texts: bool = False) -> Med
 
 
 def list_media(root: Path) -> tuple[list[Path], "Counter[str]"]:
-    """Return all visible media files below a folder, sorted, and how many other files have each suffix.
+    """Return the visible media files under a folder, sorted, and the number of other files by suffix.
 
     Raises:
-        DataError: a folder cannot be read, or a path with a media suffix is no regular file.
+        DataError: A folder cannot be read, or a path with a media suffix is not a regular file.
     """
     files: list[Path] = []
     others: Counter[str] = Counter()
