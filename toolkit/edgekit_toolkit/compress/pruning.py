@@ -20,7 +20,6 @@ from typing import Final
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import numpy_helper
 
 from edgekit_toolkit.compress.moments import Moments
 from edgekit_toolkit.compress.twin_run import TwinRun
@@ -32,8 +31,8 @@ from edgekit_toolkit.onnx_graph.channels import (
     find_groups,
     slice_channels,
 )
-from edgekit_toolkit.onnx_graph.index import GraphIndex, copy_model
-from edgekit_toolkit.onnx_graph.layers import Floats, Layer, find_layers
+from edgekit_toolkit.onnx_graph.index import copy_model
+from edgekit_toolkit.onnx_graph.layers import Floats, Layer, LayerWeights, find_layers
 from edgekit_toolkit.onnx_graph.specs import dimension, real_inputs
 from edgekit_toolkit.passes.dead_channels import SlicedModel
 from edgekit_toolkit.samples.generated import Feeds
@@ -133,7 +132,7 @@ def _rank(
     progress: Callable[[int, int], None],
 ) -> list[_Ranking]:
     layers = find_layers(model)
-    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    weights = LayerWeights(model)
     waiting = [
         group for group in find_groups(model) if group.consumers and group.size > find_least_channels(group)
     ]
@@ -151,10 +150,7 @@ def _rank(
         for group in ready:
             waiting.remove(group)
             if all(consumer.name in moments for consumer in group.consumers):
-                rows = {
-                    consumer.name: consumer.to_rows(numpy_helper.to_array(weights[consumer.weight]))
-                    for consumer in group.consumers
-                }
+                rows = {consumer.name: weights.rows(consumer) for consumer in group.consumers}
                 if all(np.isfinite(row).all() for row in rows.values()):
                     rankings.append(_rank_group(model, group, rows, moments, measure_noise))
         still_read = {consumer.name for group in waiting for consumer in group.consumers}
@@ -238,35 +234,20 @@ def _fit_consumers(
     """Return the model without some channels of one group, whose readers are fitted."""
     result = slice_channels(model, {group.name: stays})
     layers = {layer.name: layer for layer in find_layers(result)}
-    weights = _OwnWeights(result)
+    weights = LayerWeights(result)
     for consumer in group.consumers:
         columns = np.flatnonzero(np.isin(group.columns(consumer), [*stays, FOREIGN]))
-        weights.fit(layers[consumer.name], rows[consumer.name], moments[consumer.name].restrict(columns))
+        restricted = moments[consumer.name].restrict(columns)
+        _fit(weights, layers[consumer.name], rows[consumer.name], restricted)
     return result
 
 
-class _OwnWeights:
-    """Changes weights and biases that one layer alone reads, in place."""
-
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self._index = GraphIndex(model.graph)
-
-    def is_own(self, name: str) -> bool:
-        return bool(name) and len(self._index.consumers(name)) == 1
-
-    def fit(self, layer: Layer, rows: Floats, moments: Moments) -> None:
-        """Fit a layer whose float network has some rows, and keep the means of its outputs."""
-        fitted = moments.fit(rows)
-        self._set(layer.weight, layer.from_rows(fitted))
-        if self.is_own(layer.bias):
-            bias = numpy_helper.to_array(self._index.initializers[layer.bias])
-            self._set(layer.bias, bias + moments.bias_change(rows, fitted))
-
-    def value(self, name: str) -> NDArray[np.float32]:
-        return numpy_helper.to_array(self._index.initializers[name])
-
-    def _set(self, name: str, value: Floats) -> None:
-        self._index.initializers[name].CopyFrom(numpy_helper.from_array(value.astype(np.float32), name))
+def _fit(weights: LayerWeights, layer: Layer, rows: Floats, moments: Moments) -> None:
+    """Fit a layer whose float network has some rows, and keep the means of its outputs."""
+    fitted = moments.fit(rows)
+    weights.set(layer.weight, layer.from_rows(fitted))
+    if weights.is_own(layer.bias):
+        weights.set(layer.bias, weights.value(layer.bias) + moments.bias_change(rows, fitted))
 
 
 def _choose(
@@ -330,13 +311,13 @@ def _repair(
 ) -> onnx.ModelProto:
     """Return the pruned model, with layers fitted to the outputs of the layers of `model`."""
     result = copy_model(pruned)
-    weights, source = _OwnWeights(result), _OwnWeights(model)
+    weights, source = LayerWeights(result), LayerWeights(model)
     layers = find_layers(model)
     parts = _remaining_parts(model, channels)
     run = TwinRun(model, layers, samples, threads=threads, compressed=pruned)
     for (layer, float_inputs, inputs), new_layer in zip(run, find_layers(result), strict=True):
         rows_stay, columns = parts[layer.name]
-        rows = layer.to_rows(source.value(layer.weight))
+        rows = source.rows(layer)
         patches, float_patches = (
             new_layer.gather(inputs, layer.max_patches),
             layer.gather(float_inputs),
@@ -353,7 +334,7 @@ def _repair(
         moments = Moments.measure(
             patches, float_patches, centred=weights.is_own(new_layer.bias), columns=columns
         )
-        weights.fit(new_layer, rows, moments)
+        _fit(weights, new_layer, rows, moments)
         for name in filter(None, (new_layer.weight, new_layer.bias)):
             run.weights[name] = weights.value(name)
     return result

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from onnx import numpy_helper
 
 from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute
 
@@ -144,6 +145,26 @@ class Layer:
             return halves if mode == b"SAME_UPPER" else [half[::-1] for half in halves]
         pads = list(attribute(self.node, "pads", [0] * (2 * len(sizes))))
         return list(zip(pads[: len(sizes)], pads[len(sizes) :], strict=True))
+
+
+class LayerWeights:
+    """The weights and biases of a model's layers, by the names of initializers; `set` changes the model."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._index = GraphIndex(model.graph)
+
+    def is_own(self, name: str) -> bool:
+        """Whether one layer alone reads a weight or bias; False for a missing bias."""
+        return bool(name) and len(self._index.consumers(name)) == 1
+
+    def value(self, name: str) -> NDArray[np.float32]:
+        return numpy_helper.to_array(self._index.initializers[name])
+
+    def rows(self, layer: Layer) -> Floats:
+        return layer.to_rows(self.value(layer.weight))
+
+    def set(self, name: str, value: NDArray[Any]) -> None:
+        self._index.initializers[name].CopyFrom(numpy_helper.from_array(value.astype(np.float32), name))
 
 
 def _draw(total: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]:

@@ -16,7 +16,6 @@ from typing import Final
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import numpy_helper
 
 from edgekit_toolkit.onnx_graph.channels import (
     ChannelAxis,
@@ -26,7 +25,7 @@ from edgekit_toolkit.onnx_graph.channels import (
     slice_channels,
 )
 from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute, copy_model
-from edgekit_toolkit.onnx_graph.layers import Floats, Layer, find_layers
+from edgekit_toolkit.onnx_graph.layers import Floats, Layer, LayerWeights, find_layers
 
 # Kernels are fast for multiples of so many channels.
 _MULTIPLE: Final = 8
@@ -69,10 +68,10 @@ def remove_dead_channels(model: onnx.ModelProto, *, multiple: int = 1) -> Sliced
 
 def _remove_once(model: onnx.ModelProto, multiple: int) -> SlicedModel | None:
     """Remove the channels that are dead now; then others may be dead."""
-    groups, weights = find_groups(model), _LayerConstants(model)
-    bounds = _bounds(weights, groups)
+    groups, weights = find_groups(model), LayerWeights(model)
+    bounds = _bounds(model, weights, groups)
     result = copy_model(model)
-    biases = GraphIndex(result.graph).initializers
+    changed = LayerWeights(result)  # has what groups before have moved
     channels = {}
     for group in groups:
         readings = [_ChannelReading(consumer, group, weights, bounds) for consumer in group.consumers]
@@ -84,31 +83,14 @@ def _remove_once(model: onnx.ModelProto, multiple: int) -> SlicedModel | None:
         channels[group.name] = tuple(map(int, stays))
         for reading in readings:
             if reading.own_bias:
-                # In the copy, which has what groups before have moved.
-                bias = biases[reading.layer.bias]
-                value = numpy_helper.to_array(bias) + reading.constant(np.setdiff1d(range(group.size), stays))
-                bias.CopyFrom(numpy_helper.from_array(value.astype(np.float32), bias.name))
+                name = reading.layer.bias
+                moved = reading.constant(np.setdiff1d(range(group.size), stays))
+                changed.set(name, changed.value(name) + moved)
     return SlicedModel(channels, slice_channels(result, channels)) if channels else None
 
 
-class _LayerConstants:
-    """The constants of a model's layers."""
-
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self.index = GraphIndex(model.graph)
-        self.layers = {layer.name: layer for layer in find_layers(model)}
-
-    def rows(self, layer: Layer) -> Floats:
-        return layer.to_rows(numpy_helper.to_array(self.index.initializers[layer.weight]))
-
-    def bias(self, layer: Layer) -> Floats:
-        if not layer.bias:
-            return np.zeros(layer.channels)
-        return numpy_helper.to_array(self.index.initializers[layer.bias]).astype(np.float64)
-
-    def has_own_bias(self, layer: Layer) -> bool:
-        """Whether the layer has a bias that no other reads."""
-        return bool(layer.bias) and len(self.index.consumers(layer.bias)) == 1
+def _bias(weights: LayerWeights, layer: Layer) -> Floats:
+    return weights.value(layer.bias).astype(np.float64) if layer.bias else np.zeros(layer.channels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +117,9 @@ class _ChannelReading:
     """
 
     def __init__(
-        self, layer: Layer, group: ChannelGroup, weights: _LayerConstants, bounds: Mapping[str, _Bounds]
+        self, layer: Layer, group: ChannelGroup, weights: LayerWeights, bounds: Mapping[str, _Bounds]
     ) -> None:
-        self.layer, self.own_bias = layer, weights.has_own_bias(layer)
+        self.layer, self.own_bias = layer, weights.is_own(layer.bias)
         self._columns, self._rows = group.columns(layer), weights.rows(layer)[0]
         inputs = len(group.tensors[layer.input].channels)
         values = bounds.get(layer.input) or _unbounded(inputs)
@@ -147,7 +129,7 @@ class _ChannelReading:
         error = np.abs(self._rows) * ((high - low) / 2 if self.own_bias else np.maximum(-low, high))
         peak = min(float(np.maximum(-low, high).max()), 1.0)  # of inputs that are all small
         allowed = _OUTPUT_ERROR * np.maximum(
-            peak * np.abs(self._rows).max(axis=1), np.abs(weights.bias(layer))
+            peak * np.abs(self._rows).max(axis=1), np.abs(_bias(weights, layer))
         )
         errors = [error[:, self._columns == channel].sum(axis=1) for channel in range(group.size)]
         self.is_constant = np.array([bool((error <= allowed).all()) for error in errors])
@@ -158,26 +140,27 @@ class _ChannelReading:
         return np.asarray(self._rows[:, own] @ self._center[own])
 
 
-def _bounds(weights: _LayerConstants, groups: list[ChannelGroup]) -> dict[str, _Bounds]:
+def _bounds(model: onnx.ModelProto, weights: LayerWeights, groups: list[ChannelGroup]) -> dict[str, _Bounds]:
     """Return bounds of the activations in groups, from the weights alone."""
+    index, layers = GraphIndex(model.graph), {layer.name: layer for layer in find_layers(model)}
     axes = {name: axis for group in groups for name, axis in group.tensors.items()}
     bounds: dict[str, _Bounds] = {}
-    for node in weights.index.graph.node:
+    for node in model.graph.node:
         name = node.output[0] if node.output else ""
         if name not in axes:
             continue
-        layer, source = weights.layers.get(name), bounds.get(node.input[0])
+        layer, source = layers.get(name), bounds.get(node.input[0])
         bound = None
         if layer is not None:
             bound = _of_layer(layer, weights, source)
         elif source is not None:
-            bound = _of_operator(weights.index, node, source, axes)
+            bound = _of_operator(index, node, source, axes)
         if bound is not None and np.isfinite(bound.low).all() and np.isfinite(bound.high).all():
             bounds[name] = bound.clip(-_MAX_ACTIVATION, _MAX_ACTIVATION)
     return bounds
 
 
-def _of_layer(layer: Layer, weights: _LayerConstants, source: _Bounds | None) -> _Bounds:
+def _of_layer(layer: Layer, weights: LayerWeights, source: _Bounds | None) -> _Bounds:
     rows = weights.rows(layer)
     inputs = layer.shape[1] * layer.groups if layer.node.op_type == "Conv" else layer.columns
     if source is None:
@@ -191,7 +174,7 @@ def _of_layer(layer: Layer, weights: _LayerConstants, source: _Bounds | None) ->
     )
     smallest, largest = np.minimum(rows * low, rows * high), np.maximum(rows * low, rows * high)
     smallest, largest = smallest - _SUM_ERROR * np.abs(smallest), largest + _SUM_ERROR * np.abs(largest)
-    bias = weights.bias(layer)
+    bias = _bias(weights, layer)
     return _Bounds(*(bias + products.sum(axis=2).reshape(-1) for products in (smallest, largest)))
 
 
