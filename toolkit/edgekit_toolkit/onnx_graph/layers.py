@@ -1,8 +1,8 @@
-"""The layers that compression changes: products with constant weights, as rows of a matrix in groups.
+"""Layers with constant weights, with their weights and inputs as matrices.
 
-A row of the matrix makes one output channel from the K values of a patch of the input. In a convolution of G
-groups, the rows of a group see the channels of that group alone: weights are [G, R, K], patches [P, G, K]. A
-dense layer has one group, a depthwise convolution as many as channels.
+A layer has G groups. In each group, R rows of the weight matrix produce R output channels from a patch of K
+input values. The weights have the shape [G, R, K], and P patches have the shape [P, G, K]. A dense layer has
+one group. A depthwise convolution has one group for each channel.
 """
 
 import math
@@ -33,11 +33,12 @@ class Layer:
     """A Conv, Gemm or MatMul with constant weights.
 
     Attributes:
-        name: name of its first output.
-        input: name of the activation that it reads.
-        weight, bias: names of initializers; `bias` is empty where there is none.
-        channel_axis: axis of the output channels in the weight.
-        node: the node in the graph, which is only read.
+        name: The name of the output.
+        input: The name of the input activation.
+        weight, bias: The names of the initializers. `bias` is empty if there is none.
+        shape: The shape of the weight.
+        channel_axis: The axis of the output channels in the weight.
+        node: The node in the graph. It must not be changed.
     """
 
     name: str
@@ -51,40 +52,43 @@ class Layer:
 
     @property
     def channels(self) -> int:
-        """Number of output channels."""
+        """The number of output channels."""
         return self.shape[self.channel_axis]
 
     @property
     def columns(self) -> int:
-        """Number of values that one output channel reads from a patch of the input."""
+        """The number of input values of each output value."""
         return math.prod(self.shape) // self.channels
 
     def to_rows(self, weight: NDArray[Any]) -> Floats:
-        """Return a weight as rows, one for each output channel: float64 [groups, rows, columns]."""
+        """Return a weight as a float64 array [groups, rows, columns], with a row for each output channel."""
         rows = np.moveaxis(weight, self.channel_axis, 0).astype(np.float64)
         return rows.reshape(self.groups, self.channels // self.groups, self.columns)
 
     def from_rows(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """Return rows [groups, rows, columns] in the shape of the weight."""
+        """Convert an array [groups, rows, columns] to the shape of the weight."""
         others = [size for axis, size in enumerate(self.shape) if axis != self.channel_axis]
         return np.ascontiguousarray(np.moveaxis(rows.reshape(self.channels, *others), 0, self.channel_axis))
 
     @property
     def max_patches(self) -> int:
-        """Default of `max_patches` in `gather`, by the numbers of groups and columns."""
+        """The default of `max_patches` in `gather`."""
         affordable = _MAX_PATCH_VALUES // (self.groups * self.columns)
         return min(max(affordable, _COLUMN_PATCHES * self.columns, _MIN_PATCHES), _MAX_PATCHES)
 
     @property
     def pads_zeros(self) -> bool:
-        """Whether patches at the border of the input hold padded zeros."""
+        """Whether patches at the border of the input contain padding."""
         is_same = attribute(self.node, "auto_pad", b"NOTSET") in {b"SAME_UPPER", b"SAME_LOWER"}
         return self.node.op_type == "Conv" and (is_same or any(attribute(self.node, "pads", [])))
 
     def gather(self, inputs: Sequence[NDArray[Any]], max_patches: int | None = None) -> Patches:
-        """Return patches of the inputs of all inferences, [patches, groups, columns].
+        """Sample patches from the inputs of several inferences, with the shape [patches, groups, columns].
 
-        Inputs of equal shapes give patches at equal positions. `max_patches`: approximate limit.
+        Args:
+            inputs: The input of the layer in each inference. Inputs of the same shape are sampled at the same
+                positions.
+            max_patches: The approximate maximum number of patches.
         """
         rng, count = np.random.default_rng(0), max(1, (max_patches or self.max_patches) // len(inputs))
         is_stackable = self.node.op_type == "Conv" and len({values.shape[1:] for values in inputs}) == 1
@@ -97,9 +101,12 @@ class Layer:
         return self._take(windows, np.concatenate(draws))
 
     def patches(self, values: NDArray[Any], count: int, rng: np.random.Generator) -> Patches:
-        """Return the patches of the input at some positions of the output, [positions, groups, columns].
+        """Sample patches from one input, with the shape [patches, groups, columns].
 
-        `count`: most positions; if the output has more, they are drawn at random.
+        Args:
+            values: The input of the layer.
+            count: The maximum number of patches. If there are more, they are chosen at random.
+            rng: The random generator.
         """
         if self.node.op_type != "Conv":
             if self.node.op_type == "Gemm" and attribute(self.node, "transA", 0):
@@ -174,8 +181,7 @@ def _draw(total: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]
 def find_layers(model: onnx.ModelProto) -> list[Layer]:
     """Return the layers of the top-level graph, in order.
 
-    Layers that read the same weight along different axes are left out: its rows would differ from layer to
-    layer.
+    Layers that share a weight but use different axes or groups of it are not included.
     """
     index = GraphIndex(model.graph)
     layers = [layer for node in model.graph.node if (layer := _as_layer(index, node)) is not None]

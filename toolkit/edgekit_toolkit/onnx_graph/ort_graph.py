@@ -1,8 +1,8 @@
-"""The graph that onnxruntime really runs: after its own optimiser, with the size of every tensor.
+"""The graph that onnxruntime runs after its optimisations, with the size of every tensor.
 
-Fusions, folded constants and the layouts of the CPU's kernels decide what memory a model needs, so the
-engine's own optimiser is asked for them. Nothing is run. The blocked layout follows this machine's vector
-width; its padding differs between CPUs, and only there.
+The memory of a model depends on onnxruntime's fusions, constant folding and tensor layouts. So onnxruntime
+optimises the model, but does not run it. The blocked layout is that of this machine's vector width. Other
+CPUs may pad it differently.
 """
 
 import math
@@ -34,11 +34,11 @@ _LOG_FATAL_ONLY: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class EngineTensor:
-    """A tensor of the engine's graph.
+    """A tensor of the optimised graph.
 
     Attributes:
-        shape: number of elements on each axis; None if it depends on the data.
-        item_bytes: size of one element; 0 for strings and values that are no plain tensors.
+        shape: The shape, or None if it depends on the input data.
+        item_bytes: The size of one element, or 0 for strings, sequences and maps.
     """
 
     shape: tuple[int, ...] | None
@@ -46,18 +46,18 @@ class EngineTensor:
 
     @property
     def size_bytes(self) -> int:
-        """Size in bytes; 0 if the shape is not known."""
+        """The size in bytes, or 0 if the shape is unknown."""
         return 0 if self.shape is None else math.prod(self.shape) * self.item_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineGraph:
-    """The graph into which onnxruntime optimises a model.
+    """The graph of a model after onnxruntime's optimisations.
 
     Attributes:
-        nodes: nodes in the order in which they are run.
-        tensors: inputs, outputs and intermediate tensors by name.
-        nested_bytes: size of constants inside control flow. Nothing else inside control flow is examined.
+        nodes: The nodes in execution order.
+        tensors: The inputs, outputs and intermediate tensors by name.
+        nested_bytes: The size of the constants inside control flow. Other tensors there are not included.
     """
 
     nodes: tuple[onnx.NodeProto, ...]
@@ -71,16 +71,16 @@ class EngineGraph:
 def optimise_as_engine(
     model: onnx.ModelProto, dims: Mapping[str, int] | None = None, *, blocked_layout: bool = True
 ) -> EngineGraph:
-    """Return the graph that onnxruntime makes of `model` on the CPU.
+    """Return the graph of `model` after onnxruntime's optimisations for the CPU.
 
     Args:
-        model: an ONNX model without external data; left as it is.
-        dims: sizes of the free dimensions by name (see `bound_shape`).
-        blocked_layout: whether convolutions run in blocks of channels, as they do on x86-64 and not on Arm.
+        model: An ONNX model without external data.
+        dims: The sizes of the free dimensions by name, see `bound_shape`.
+        blocked_layout: Whether convolutions use a layout in blocks of channels, as on x86-64 but not on Arm.
 
     Raises:
-        ModelError: onnxruntime refused the model.
-        DataError: a free dimension has no size.
+        ModelError: onnxruntime refuses the model.
+        DataError: A free dimension has no size.
     """
     bound = _bind(model, dims or {})
     try:

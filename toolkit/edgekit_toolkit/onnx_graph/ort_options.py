@@ -1,7 +1,7 @@
-"""Options with which onnxruntime runs a model, here and on a device; they are stored in the model.
+"""Options of onnxruntime that are stored in a model's metadata, for this machine and for devices.
 
-A rewrite of the optimiser that changes a model's results is recorded in the model's metadata. So each form of
-the model runs without that rewrite too.
+For example, if an optimisation of onnxruntime changes the results of a model, the metadata disables it. The
+packaged forms of the model inherit this setting.
 """
 
 from collections.abc import Sequence
@@ -24,23 +24,23 @@ _NARROW_WEIGHTS_KEY: Final = f"{_NOTES}narrow_weights"
 
 
 def notes_of(model: onnx.ModelProto) -> list[onnx.StringStringEntryProto]:
-    """Return the entries of the model's metadata in which edgekit notes how onnxruntime must run it."""
+    """Return the metadata entries that store options of onnxruntime."""
     return [entry for entry in model.metadata_props if entry.key.startswith(_NOTES)]
 
 
 def disabled_optimizers(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Return the rewrites that are off for this model, by onnxruntime's names; or `WHOLE_OPTIMISER`."""
+    """Return onnxruntime's names of the disabled optimisations of this model, or `WHOLE_OPTIMISER`."""
     noted = [entry.value for entry in model.metadata_props if entry.key == DISABLED_OPTIMIZERS_KEY]
     return tuple(name for value in noted for name in value.split(",") if name)
 
 
 def disable_optimizers(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
-    """Return a copy of `model` whose metadata turns off these rewrites of onnxruntime, and no others."""
+    """Return a copy of `model` that disables exactly these optimisations of onnxruntime."""
     return _with_note(model, DISABLED_OPTIMIZERS_KEY, ",".join(names))
 
 
 def note_narrow_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` whose metadata notes that its 8-bit weights use only 7 bits."""
+    """Return a copy of `model` whose metadata says that its 8-bit weights use only 7 bits."""
     return _with_note(model, _NARROW_WEIGHTS_KEY, "yes")
 
 
@@ -53,9 +53,9 @@ def _with_note(model: onnx.ModelProto, key: str, value: str) -> onnx.ModelProto:
 
 
 def stated_options(model: onnx.ModelProto) -> dict[str, JsonValue]:
-    """Return the backend options of the model's manifest: only those that differ from the defaults.
+    """Return the backend options for the manifest. These are the options that differ from the defaults.
 
-    A runtime that does not know an option refuses the package.
+    Defaults are left out because older runtimes refuse packages with options that they do not know.
     """
     options: dict[str, JsonValue] = {"fold_weights": True} if has_foldable_weights(model) else {}
     if any(entry.key == _NARROW_WEIGHTS_KEY for entry in model.metadata_props):
@@ -67,5 +67,5 @@ def stated_options(model: onnx.ModelProto) -> dict[str, JsonValue]:
 
 
 def ort_options(model: onnx.ModelProto) -> OrtOptions:
-    """Return the backend options with which the model runs here and on a device, defaults included."""
+    """Return all backend options of the model, including defaults."""
     return read_options(OrtOptions, "ort", stated_options(model))

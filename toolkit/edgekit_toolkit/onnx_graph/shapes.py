@@ -1,7 +1,7 @@
-"""Known shapes for every tensor of a model: bind the dynamic dimensions, fold shape arithmetic, infer.
+"""Infers the shapes of all tensors of a model for given sizes of the free dimensions.
 
-Exporters compute paddings and target shapes in the graph. Inference alone cannot follow that, so small
-integer arithmetic on constants and shapes is evaluated first; weights are left alone.
+Exporters often compute paddings and target shapes in the graph, which ONNX shape inference cannot follow. So
+integer arithmetic on small constants and shapes is evaluated first.
 """
 
 import math
@@ -48,10 +48,10 @@ _SHAPE_ARITHMETIC = {
 
 
 def with_shapes(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProto:
-    """Return a copy of `model` with free dimensions set to `dims` and with all shapes inferred from them.
+    """Return a copy of `model` with the free dimensions set to `dims` and with all shapes inferred.
 
     Raises:
-        ModelError: a free dimension is not bound, or shapes contradict each other.
+        ModelError: A free dimension has no size in `dims`, or shapes contradict each other.
     """
     bound = copy_model(model)
     # Before version 4 an initializer had to be an input too, and folding makes initializers that are not.

@@ -1,4 +1,4 @@
-"""The tensor specs of an ONNX model: its inputs and outputs, without weights."""
+"""The specs of the inputs and outputs of an ONNX model."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -21,33 +21,33 @@ SIZE_NAME: Final = re.compile(
 
 
 def tensor_specs(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """Return the specs of the inputs and of the outputs.
+    """Return the specs of the inputs and the specs of the outputs.
 
-    A graph input that an initializer also names is a weight (IR below 4) or has a default (IR 4 and later),
-    so it is not an input. A free dimension without a name is named after tensor and axis, such as `x_0`.
+    A graph input that is also an initializer is not included. A free dimension without a name is named after
+    the tensor and the axis, such as `x_0`.
 
     Raises:
-        ModelError: a tensor is a sequence or map, has an unknown rank, or a type that numpy does not have.
+        ModelError: A tensor is a sequence or map, has an unknown rank, or a type that numpy does not support.
     """
     return input_specs(model), tuple(_spec(value, "output") for value in model.graph.output)
 
 
 def input_specs(model: onnx.ModelProto) -> tuple[TensorSpec, ...]:
-    """Return the specs of the inputs; see `tensor_specs`.
+    """Return the specs of the inputs, see `tensor_specs`.
 
     Raises:
-        ModelError: as from `tensor_specs`, for an input.
+        ModelError: An input has a type that `tensor_specs` does not support.
     """
     return tuple(_spec(value, "input") for value in real_inputs(model.graph))
 
 
 def common_specs(first: Sequence[TensorSpec], other: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Return specs that hold for two models, in the order of the first.
+    """Return specs that hold for two models, in the order of the first model.
 
-    A size that one of the models fixes is fixed.
+    A dimension is free only if it is free in both models.
 
     Raises:
-        DataError: the tensors differ in names, in rank, in a dtype or in a size that both fix.
+        DataError: The models differ in the names, dtypes, ranks or fixed sizes of their tensors.
     """
     named = {spec.name: spec for spec in other}
     if named.keys() != {spec.name for spec in first}:
@@ -73,29 +73,28 @@ def _common(first: TensorSpec, other: TensorSpec) -> TensorSpec:
 
 
 def real_inputs(graph: onnx.GraphProto) -> Sequence[onnx.ValueInfoProto]:
-    """Return the graph's inputs without the initializers among them."""
+    """Return the inputs of the graph that are not initializers."""
     stored = {tensor.name for tensor in graph.initializer}
     return [value for value in graph.input if value.name not in stored]
 
 
 def dimension(name: str, axis: int, size: onnx.TensorShapeProto.Dimension) -> int | str:
-    """Return the size of one dimension of tensor `name`, or the name of a free one."""
+    """Return the size of one dimension of tensor `name`, or the name of the dimension if it is free."""
     if size.HasField("dim_value") and size.dim_value >= 0:  # -1 is some exporters' word for free
         return size.dim_value
     return f"{name}_{axis}" if size.dim_param in UNNAMED_DIMENSIONS else size.dim_param
 
 
 def free_dims(inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
-    """Return the names of the free dimensions, each once, in the order of the inputs and axes."""
+    """Return the unique names of the free dimensions, in the order of the inputs and axes."""
     return tuple(dict.fromkeys(size for spec in inputs for size in spec.shape if isinstance(size, str)))
 
 
 def batch_dims(inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
-    """Return the names of free dimensions that count samples.
+    """Return the names of the free dimensions that are batch sizes.
 
-    These are dimensions named after a batch, and leading dimensions. A leading dimension is left out if its
-    name means another size (`SIZE_NAME`), or if another dimension of that input is named after a batch, as in
-    [time, batch, channels].
+    These are dimensions whose names match `BATCH_NAME`. In an input without such a dimension, the first
+    dimension is a batch size if it is free and its name does not match `SIZE_NAME`.
     """
     batch = set()
     for spec in inputs:
@@ -108,10 +107,10 @@ def batch_dims(inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
 
 
 def bound_shape(spec: TensorSpec, dims: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the shape with sizes for the free dimensions; 1 for a leading dimension without a size.
+    """Return the shape with the sizes in `dims`. A free first dimension without a size becomes 1.
 
     Raises:
-        DataError: a free dimension other than the first has no size in `dims`.
+        DataError: Another free dimension has no size in `dims`.
     """
     shape = []
     for axis, size in enumerate(spec.shape):

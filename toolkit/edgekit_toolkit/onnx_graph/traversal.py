@@ -1,7 +1,4 @@
-"""Walks over everything in an ONNX model: the graphs inside control flow, and every stored tensor.
-
-It changes nothing.
-"""
+"""Iterates over the graphs, nodes and stored tensors of an ONNX model, including those in control flow."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,11 +9,11 @@ from onnx import numpy_helper
 
 @dataclass(frozen=True, slots=True)
 class StoredLayer:
-    """One layer with weights: how a form's model stores and computes it.
+    """The storage of one layer with weights in a model.
 
     Attributes:
-        precision: int8, int8 weights, int4 weights, fp16 weights, fp32, or dynamic int8.
-        weight_bytes: size of its constants in the file, scales included.
+        precision: "int8", "int8 weights", "int4 weights", "fp16 weights", "fp32" or "dynamic int8".
+        weight_bytes: The size of the layer's constants in the file, including scales.
     """
 
     precision: str
@@ -53,13 +50,13 @@ def bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
 
 
 def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield `graph` and every graph inside its `If`, `Loop` and `Scan` nodes, outer ones first."""
+    """Yield `graph` and all graphs inside its `If`, `Loop` and `Scan` nodes. Outer graphs come first."""
     yield graph
     yield from _inner_graphs(graph.node)
 
 
 def time_major_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Yield the recurrent nodes whose input has time as its first axis."""
+    """Yield the recurrent nodes whose first input axis is time."""
     for node in nodes(model):
         is_batch_major = any(item.name == "layout" and item.i for item in node.attribute)
         if node.op_type in {"LSTM", "GRU", "RNN"} and not is_batch_major:
@@ -67,16 +64,16 @@ def time_major_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 
 def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Yield every node, those inside control flow included."""
+    """Yield every node, including nodes inside control flow."""
     for graph in graphs(model.graph):
         yield from graph.node
 
 
 def random_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """Return the nodes that give other values in each run.
+    """Return the nodes whose outputs are random.
 
-    A node with a `seed` is among them: each run continues the sequence of that seed. A Dropout is random
-    unless its `training_mode` is missing or a stored False.
+    Nodes with a `seed` are included, because each run continues the random sequence. A Dropout is included
+    unless its `training_mode` is missing or a constant False.
     """
     stored = {
         name: tensor for name, tensor in stored_tensors(model) if tensor.data_type == onnx.TensorProto.BOOL
@@ -94,24 +91,24 @@ def random_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
 
 
 def computes_in_integers(model: onnx.ModelProto) -> bool:
-    """Return whether activations become integer codes somewhere in the model."""
+    """Return whether any operator quantizes activations or computes with quantized activations."""
     return any(node.op_type in _INTEGER_OPERATORS for node in nodes(model))
 
 
 def has_foldable_weights(model: onnx.ModelProto) -> bool:
-    """Return whether the model stores quantized weights and computes in float.
+    """Return whether the model stores quantized weights but computes in float.
 
-    An option makes onnxruntime widen such weights when it loads the model (`ort_options`).
+    The backend option `fold_weights` makes onnxruntime dequantize such weights when it loads the model.
     """
     is_quantized = any(node.op_type == "DequantizeLinear" for node in nodes(model))
     return is_quantized and not computes_in_integers(model)
 
 
 def float_types(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Return the names of the float types that nodes compute, sorted; conversions of types do not count.
+    """Return the sorted names of the float types in which nodes compute. Type conversions are ignored.
 
     Args:
-        model: model with inferred shapes; tensors without a known type are skipped.
+        model: A model with inferred shapes. Tensors of unknown type are ignored.
     """
     types_of_values = set()
     for graph in graphs(model.graph):
@@ -122,9 +119,10 @@ def float_types(model: onnx.ModelProto) -> tuple[str, ...]:
 
 
 def stored_tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
-    """Yield (name for messages, tensor) for all tensors in the file: initializers and node attributes.
+    """Yield the name and content of each tensor in the file, in initializers and in node attributes.
 
-    A sparse tensor is seen as its values and its indices. Tensors in the bodies of functions are included.
+    Tensors inside functions are included. A sparse tensor is yielded as two tensors, its values and its
+    indices.
     """
     inner = [graph for function in model.functions for graph in _inner_graphs(function.node)]
     for graph in (*graphs(model.graph), *inner):

@@ -1,1 +1,1 @@
-"""Opens models in a process that may die of it."""
+"""Opens models in child processes, because an engine may crash on a model."""

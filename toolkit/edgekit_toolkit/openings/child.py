@@ -1,7 +1,7 @@
-"""The process that opens models: `python -m edgekit_toolkit.openings.child CHANNEL`, see `model_opening`.
+"""The child process of `model_opening`: `python -m edgekit_toolkit.openings.child CHANNEL`.
 
-For each request, a line of JSON, it opens a model as a device would, and runs it on the request's samples.
-It answers with an empty object whether or not the engine refused.
+A request is a line of JSON. For each request, the process opens a model as a device does, and runs it on the
+samples of the request. The reply is an empty object, even if the engine refuses the model.
 """
 
 import contextlib

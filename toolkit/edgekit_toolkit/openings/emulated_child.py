@@ -1,7 +1,7 @@
-"""The process that runs models on an emulated processor: `python -m …openings.emulated_child CHANNEL`.
+"""The child process of `emulated_processor`: `python -m …openings.emulated_child CHANNEL`.
 
-A request names a file to open instead of the one before, and inputs, or one of both; see
-`emulated_processor`. It answers with outputs, or with the engine's refusal.
+A request contains the path of a model to open, or inputs for the open model, or both. The reply contains the
+outputs, or the error message of the engine.
 """
 
 import base64
@@ -20,7 +20,7 @@ _THREADS: Final = 1  # splitting a sum among threads changes its last bits
 
 
 def to_json(array: NDArray[Any]) -> tuple[str, Sequence[int], str]:
-    """Return dtype, shape and content (base64) of an array, which `from_json` reads."""
+    """Return the dtype, shape and base64 content of an array, the input of `from_json`."""
     return array.dtype.str, array.shape, base64.b64encode(array.tobytes()).decode()
 
 

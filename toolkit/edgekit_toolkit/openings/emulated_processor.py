@@ -1,7 +1,7 @@
-"""Runs a model on an emulated processor with arithmetic that this one lacks: qemu-user as a Cortex-A76.
+"""Runs a model on an emulated Cortex-A76, whose float16 arithmetic this processor does not have.
 
-Engine and Python are those of the ARM64 image of `edgekit hil image`, so the engine has the release that
-devices run.
+The emulator is qemu-user. The engine and Python come from the ARM64 image of `edgekit hil image`, so the
+engine has the same release as on devices.
 """
 
 import atexit
@@ -36,10 +36,10 @@ _LIMIT_S: Final = 600.0
 
 
 def find_emulated_python() -> Path:
-    """Return the folder with the packages of the emulated Python, from the newest image of a device.
+    """Return the folder of Python packages in the newest device image.
 
     Raises:
-        EngineMissingError: there is no image, or no emulator.
+        EngineMissingError: There is no image, or no emulator.
     """
     folders = [path.parent for root in find_cache_folder().glob(_ROOTS) for path in root.glob(_ENGINE)]
     if not folders or shutil.which(_QEMU) is None:
@@ -51,7 +51,7 @@ def find_emulated_python() -> Path:
 
 
 class EmulatedProcessor:
-    """Runs models in a child process on an emulated Arm processor; the first model starts the child."""
+    """Runs models in a child process on an emulated Arm processor. The first model starts the process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,8 +63,8 @@ class EmulatedProcessor:
         """Return the outputs of a model for `feeds`, in the order of the model.
 
         Raises:
-            EngineMissingError: there is no image, or no emulator.
-            BackendError: the engine refuses the model or the values, or the emulator ended.
+            EngineMissingError: There is no image, or no emulator.
+            BackendError: The engine refuses the model or the inputs, or the emulator exited.
         """
         with self._lock:
             if content != self._content:
@@ -90,7 +90,7 @@ class EmulatedProcessor:
         return answer
 
     def close(self) -> None:
-        """End the child; the next model starts another one."""
+        """Stop the child process. The next model starts a new one."""
         self._content = b""
         if self._child is not None:
             self._child.close()

@@ -1,9 +1,9 @@
-"""The first opening of a model on this host, in a child that an engine may end.
+"""Tests in a child process whether an engine crashes when it opens a model.
 
-Engines abort on some models: onnxruntime on codes that a branch of an `If` reads, LiteRT on a mask of the
-smallest float, onnx on an attention of 0 heads. A search that opens a hundred forms must lose one form by
-that, and not the run. So each model is opened in a child before it is opened here: one child for all of them,
-and the next one after it has died.
+Engines abort on some models. For example, onnxruntime aborts on quantized values that are read in a branch of
+an `If`. A search that opens a hundred forms should skip such a form and continue. So each model is opened in
+a child process before this process opens it. All models share one child process, which is restarted after a
+crash.
 """
 
 import atexit
@@ -39,7 +39,7 @@ SHAPES: Final = "onnx"
 
 
 class Openings:
-    """Opens models in a child process, and remembers the outcome for each model."""
+    """Opens models in a child process, and stores the result for each model."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -49,20 +49,21 @@ class Openings:
     def check(
         self, engine: str, content: bytes, options: Mapping[str, JsonValue], samples: Sequence[Feeds] = ()
     ) -> None:
-        """Open a model in a child process, to check that the engine does not crash the process that opens it.
+        """Open a model in a child process, to check that the engine does not crash.
 
-        With the same options, a model is opened only once. No error is raised if the engine refuses the model
-        without a crash: the caller gets the refusal when it opens the model itself.
+        The result is cached for each model and its options. No error is raised if the engine refuses the
+        model without a crash. The caller gets that error when it opens the model itself.
 
         Args:
-            engine: engine of this host, or `SHAPES`.
-            content: content of the model's file.
-            options: options of its backend, as a manifest states them.
-            samples: inputs on which the child also runs the model, in each call; by default it only opens the
-                model.
+            engine: The name of an engine of this host, or `SHAPES`.
+            content: The content of the model's file.
+            options: The backend options, as in a manifest.
+            samples: Inputs on which the child process runs the model. With samples, the cache is used only
+                for
+            models that crashed.
 
         Raises:
-            BackendError: the engine ended the child, or did not open the model in time.
+            BackendError: The engine crashed, or did not open the model in time.
         """
         stated = json.dumps([engine, dict(options)], sort_keys=True).encode()
         digest = hashlib.sha256(stated + hashlib.sha256(content).digest()).digest()
@@ -74,7 +75,7 @@ class Openings:
             raise BackendError(problem)
 
     def close(self) -> None:
-        """End the child; the next model starts another one."""
+        """Stop the child process. The next model starts a new one."""
         if self._child is not None:
             self._child.close()
             self._child = None

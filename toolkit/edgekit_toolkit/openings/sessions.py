@@ -1,7 +1,7 @@
-"""Sessions of this host's engines for the toolkit.
+"""Opens sessions of the engines of this host for the toolkit.
 
-A child opens each model first (`model_opening`), whatever the model is: the user's, a rewritten graph, a
-form, a part of it, or a program of ours. Code with other settings than a device's calls `check_opening`.
+Each model is first opened in a child process, see `model_opening`. Code that opens models without these
+functions must call `check_opening` first.
 """
 
 from collections.abc import Mapping
@@ -21,10 +21,15 @@ _DEFAULTS = asdict(OrtOptions())
 
 
 def open_ort(content: bytes, options: OrtOptions | None = None, feeds: Feeds | None = None) -> OrtSession:
-    """Return the session of a model without external data, after a trial with `feeds` in a child process.
+    """Open a model without external data in onnxruntime, after a test in a child process.
+
+    Args:
+        content: The content of the model's file.
+        options: The backend options, or None for the defaults.
+        feeds: Inputs on which the child process runs the model, or None to only open the model.
 
     Raises:
-        BackendError: onnxruntime refuses the model, or would end this process.
+        BackendError: onnxruntime refuses the model or crashes on it.
     """
     options = options or OrtOptions()
     stated = asdict(options).items()
@@ -34,10 +39,10 @@ def open_ort(content: bytes, options: OrtOptions | None = None, feeds: Feeds | N
 
 
 def open_litert(content: bytes, options: "LiteRtOptions | None" = None) -> "LiteRtSession":
-    """Return LiteRT's session of a model, after a trial in a child process.
+    """Open a model in LiteRT, after a test in a child process.
 
     Raises:
-        BackendError: LiteRT refuses the model, or would end this process.
+        BackendError: LiteRT refuses the model or crashes on it.
         EngineMissingError: LiteRT is not installed.
     """
     from edgekit_runtime.sessions.litert.session import LiteRtSession
@@ -47,15 +52,15 @@ def open_litert(content: bytes, options: "LiteRtOptions | None" = None) -> "Lite
 
 
 def open_openvino(content: bytes, threads: int, options: Mapping[str, JsonValue]) -> "OpenVinoSession":
-    """Return OpenVINO's session of a model, after a trial in a child process.
+    """Open a model in OpenVINO, after a test in a child process.
 
     Args:
-        content: ONNX model.
-        threads: threads of one inference.
-        options: other `OpenVinoOptions`.
+        content: The content of an ONNX file.
+        threads: The number of threads of one inference.
+        options: The other `OpenVinoOptions`.
 
     Raises:
-        BackendError: OpenVINO refuses the model, or would end this process.
+        BackendError: OpenVINO refuses the model or crashes on it.
         EngineMissingError: OpenVINO is not installed, or cannot be loaded.
     """
     from edgekit_runtime.sessions.openvino import OpenVinoOptions, OpenVinoSession

@@ -1,1 +1,1 @@
-"""Packages and recipes: assembled from a model, golden tensors and attachments, and signed."""
+"""Builds and signs packages, and writes the recipes to build them again."""

@@ -1,11 +1,11 @@
-"""A package as a folder for an Android app, with Kotlin that prepares inputs and reads outputs.
+"""Exports a package as files for an Android app, with Kotlin code that prepares inputs and decodes outputs.
 
-    app/build.gradle.kts                             dependencies, to be merged with the app's own
+    app/build.gradle.kts                             dependencies, to be merged with those of the app
     app/src/main/assets/edgekit/                     model.tflite, labels.txt, golden tensors
-    app/src/main/java/edgekit/                       Kotlin; Exported.kt holds what differs between packages
-    app/src/androidTest/java/edgekit/GoldenTest.kt   the self-test, as a test on a phone
+    app/src/main/java/edgekit/                       Kotlin code
+    app/src/androidTest/java/edgekit/GoldenTest.kt   the self-test of the package, as a test on a phone
 
-The Kotlin beside this module is copied as it is.
+`Exported.kt` is generated for each package. The other Kotlin files are copied from the folder `android`.
 """
 
 import json
@@ -39,10 +39,10 @@ _LAYOUTS: Final = {"scored": (False, False), "objectness": (True, False), "grid"
 
 
 def list_android_files(package: OpenedPackage) -> dict[str, bytes]:
-    """Return the files of the Android project for a package: path in its folder -> content.
+    """Return a dict from the paths to the contents of the files of the Android project.
 
     Raises:
-        ConfigError: the package has no variant for LiteRT, a size is free, or the app cannot read a dtype.
+        ConfigError: The package has no LiteRT variant, a free size, or a dtype that the app does not support.
     """
     package = _select_litert(package)
     manifest = package.manifest
@@ -126,9 +126,10 @@ def _write_exported(package: OpenedPackage, answerer: Answerer | None) -> Iterat
 
 
 def write_rules(name: str, rules: MediaRules) -> Iterator[str]:
-    """Yield lines of Kotlin that state a preprocessing as the constant `name`.
+    """Yield lines of Kotlin that define the preprocessing as the constant `name`.
 
-    Yields none for dtypes that the app lacks, and for sound that is cut into the steps of a sequence.
+    Nothing is yielded if the app does not support the dtype, or if the sound is split into the steps of a
+    sequence.
     """
     if rules.dtype not in _MEDIA_DTYPES:
         return
@@ -139,9 +140,12 @@ def write_rules(name: str, rules: MediaRules) -> Iterator[str]:
 
 
 def write_task(choice: TaskChoice, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Iterator[str]:
-    """Yield lines of Kotlin that state a task and decode its answer; none if the app cannot decode it.
+    """Yield lines of Kotlin that define a task and decode its answer, if the app supports the task.
 
-    `names`: names of the outputs. `shapes`: sizes of the outputs.
+    Args:
+        choice: The task and its options.
+        names: The names of the outputs.
+        shapes: The shapes of the outputs.
     """
     task, options = read_task(choice)
     output = names.index(options.output) if getattr(options, "output", "") in names else 0

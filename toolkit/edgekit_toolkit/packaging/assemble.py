@@ -1,6 +1,6 @@
-"""Assembles a package: model, golden test, labels and preprocessing under one manifest.
+"""Assembles a package from a model, golden tensors, labels and preprocessing, and writes its manifest.
 
-A package with several variants is put together from packages of one each.
+A package with several variants is combined from packages with one variant each.
 """
 
 import hashlib
@@ -53,15 +53,17 @@ class PackageDraft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """Golden inputs, and the float model's outputs for them. All forms of a model share one reference.
+    """Golden inputs and the outputs of the float model for them. All forms of a model share one reference.
 
     Attributes:
-        inputs, artifacts: inputs of the first golden row, as a manifest describes them and as files.
-        feeds, outputs: inputs and outputs of the first golden row, by name.
-        rows: seed of a further golden row -> its outputs in the order of `outputs`, without the outputs in
-            `axes`. The best row is first.
-        macs: multiply-adds of one inference; infinite if they cannot be counted.
-        axes: name of an output whose number of rows depends on the data -> the axis of the rows.
+        inputs: The inputs of the first golden row, as in a manifest.
+        artifacts: A dict from the paths of the files of `inputs` to their contents.
+        feeds, outputs: The inputs and outputs of the first golden row, by name.
+        rows: A dict from the seed of each further golden row to its outputs, the best row first. The outputs
+            are
+        in the order of `outputs`, without those in `axes`.
+        macs: The number of multiply-accumulates of one inference, or infinity if it is unknown.
+        axes: A dict from each output whose number of rows depends on the data to the axis of the rows.
     """
 
     inputs: tuple[GoldenInput, ...]
@@ -81,13 +83,18 @@ def golden_reference(
     *,
     rows: Sequence[int] | None = None,
 ) -> Reference:
-    """Generate the golden inputs of a model, and run it on them.
+    """Generate the golden inputs of a model, and run the model on them.
 
-    `ranges`: input -> smallest and largest value to generate. `rows`: seeds of further rows; None to choose.
+    Args:
+        floats: The float model.
+        dims: The sizes of the free dimensions, by name.
+        ranges: A dict from each input to the smallest and largest value to generate.
+        seed: The seed of the first golden row.
+        rows: The seeds of the further golden rows, or None to choose them.
 
     Raises:
-        BackendError: the model does not run on the golden inputs.
-        DataError: its outputs for the golden inputs cannot be compared.
+        BackendError: The model does not run on the golden inputs.
+        DataError: The outputs for the golden inputs cannot be compared.
     """
     inputs, outputs = floats.specs()
     golden, artifacts, feeds = golden_feeds(inputs, dims, ranges, seed)
@@ -121,10 +128,10 @@ def _without(run: Runner, names: Sequence[str], axes: Mapping[str, int]) -> Runn
 
 
 def check_provable(model: Model) -> None:
-    """Check that a model gives the same values in each run, as every self-test presumes.
+    """Check that a model is deterministic, which the self-test requires.
 
     Raises:
-        ModelError: it has random operators.
+        ModelError: The model has random operators.
     """
     if names := model.random_nodes():
         raise ModelError(
@@ -143,11 +150,11 @@ def _macs(model: Model, dims: Mapping[str, int]) -> float:
 
 
 def assemble(recipe: Recipe, reference: Reference, model: Model) -> PackageDraft:
-    """Return the package that a recipe describes, after running its model on the golden inputs.
+    """Run a model on the golden inputs, and return the package that the recipe describes.
 
     Raises:
-        BackendError: the model does not run on the golden inputs.
-        DataError: the ranges do not suit the model: golden inputs are impossible, or the outputs are NaN.
+        BackendError: The model does not run on the golden inputs.
+        DataError: No golden inputs exist for the ranges, or the outputs are NaN.
     """
     inputs, outputs = model.specs(list(reference.outputs))
     path = model.file_name
@@ -217,7 +224,7 @@ def _golden(
 
 
 def with_threads(package: PackageDraft, recipe: Recipe, threads: int) -> tuple[PackageDraft, Recipe]:
-    """Return copies of a package and of its recipe that state how many threads the engine takes."""
+    """Return copies of a package and its recipe with this number of engine threads."""
     recipe, backend = replace(recipe, threads=threads), package.manifest.backend
     manifest = replace(
         package.manifest,
@@ -228,16 +235,21 @@ def with_threads(package: PackageDraft, recipe: Recipe, threads: int) -> tuple[P
 
 
 def combine(first: PackageDraft, others: Mapping[str, PackageDraft], recipe: Recipe) -> PackageDraft:
-    """Return the package `first` with the single variant of each other package as a further variant.
+    """Return the package `first` with the variants of the other packages added to it.
 
-    All variants share the golden inputs. A size of an input or output that one variant fixes is fixed for
-    all.
+    All variants share the golden inputs. If one variant fixes the size of a dimension, it is fixed for all
+    variants.
 
-    `others`: name of the variant -> its package, assembled from the same `Reference` as `first`.
+    Args:
+        first: The package of the first variant.
+        others: A dict from the names of the other variants to their packages. Each package has one variant,
+            and was
+        assembled from the same `Reference` as `first`.
+        recipe: The recipe of the combined package.
 
     Raises:
-        DataError: a variant has other inputs or outputs.
-        ManifestError: a name is not allowed for a variant.
+        DataError: The variants differ in their inputs or outputs.
+        ManifestError: A name is not allowed for a variant.
     """
     contents = dict(first.artifacts)
     roles = {artifact.path: artifact.role for artifact in first.manifest.artifacts}
@@ -289,7 +301,7 @@ def _as_variant(name: str, manifest: Manifest, moved: Mapping[str, str]) -> Vari
 
 
 def describe_artifacts(contents: Mapping[str, bytes], roles: Mapping[str, str]) -> tuple[Artifact, ...]:
-    """Return the manifest's artifacts, sorted by path. Keys of both arguments are paths in the package."""
+    """Return the artifacts for the manifest, sorted by path. The keys of both arguments are paths."""
     return tuple(
         Artifact(path, len(contents[path]), hashlib.sha256(contents[path]).hexdigest(), roles[path])
         for path in sorted(contents)
@@ -306,7 +318,7 @@ def _backend(recipe: Recipe, path: str, model: Model) -> BackendChoice:
 
 
 def package_file(assembled: PackageDraft, sign: Sign) -> bytes:
-    """Sign a draft, and return the content of its package file."""
+    """Sign a draft and return the content of the package file."""
     manifest = assembled.manifest.to_bytes()
     statement = Statement("manifest.json", hashlib.sha256(manifest).hexdigest(), PACKAGE_PREDICATE_TYPE, {})
     head = [("manifest.json", manifest), ("signature.dsse.json", sign(statement.to_bytes()))]
@@ -316,5 +328,5 @@ def package_file(assembled: PackageDraft, sign: Sign) -> bytes:
 
 
 def transport_bytes(assembled: PackageDraft, sign: Sign) -> int:
-    """Return how many bytes of the package travel to a device that has no earlier version."""
+    """Return the number of bytes to transfer the package to a device that has no earlier version of it."""
     return coded_size(package_file(assembled, sign))

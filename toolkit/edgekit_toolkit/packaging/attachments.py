@@ -1,4 +1,4 @@
-"""Attachments of a model: names of its classes, and a description of its preprocessing."""
+"""Reads the attachments of a model: the names of its classes and its preprocessing."""
 
 import json
 from pathlib import Path
@@ -10,10 +10,10 @@ from edgekit_runtime.preprocessing.rules import PRESETS, expand_preset
 
 
 def read_labels(path: Path) -> str:
-    """Return the text of a file with one class name a line.
+    """Return the text of a file with one class name per line.
 
     Raises:
-        DataError: the file is unreadable, not UTF-8, or empty.
+        DataError: The file is unreadable, not UTF-8, or empty.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
@@ -27,12 +27,15 @@ def read_labels(path: Path) -> str:
 
 
 def read_preprocessing(path: Path) -> dict[str, Any]:
-    """Return the preprocessing in a JSON file, or the preset whose name is given in place of a path.
+    """Return the preprocessing of a model from a JSON file or a preset.
 
-    A preset that the file names is replaced by its fields, so that a package explains itself.
+    A preset is replaced by its fields, so that the package does not depend on it.
+
+    Args:
+        path: The path of a JSON file, or the name of a preset.
 
     Raises:
-        DataError: the file is unreadable or no JSON object, or there is no such preset.
+        DataError: The file is unreadable or no JSON object, or there is no such preset.
     """
     if str(path) in PRESETS and not path.exists():
         return expand_preset({"preset": str(path)})

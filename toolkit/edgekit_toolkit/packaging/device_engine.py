@@ -1,8 +1,7 @@
-"""The release of an engine that devices run: fetched into the cache, and asked to open a package.
+"""Downloads the release of an engine that devices run, and tests packages with it.
 
-Devices run older releases than this host (`requirements/device*.txt`), and what one release computes another
-may refuse, or abort on. So the package that is chosen is opened and self-tested by the device's release, in a
-child process.
+Devices run older releases than this host, see `requirements/device*.txt`. An older release may refuse a model
+or crash on it. So each package is opened and self-tested with the release of the devices, in a child process.
 """
 
 import os
@@ -32,13 +31,13 @@ from edgekit_toolkit.packaging.signing_keys import StatementSigner
 
 @dataclass(frozen=True, slots=True)
 class EngineProof:
-    """Outcome of a self-test of a package with a release of its engine.
+    """The result of a self-test of a package with a release of its engine.
 
     Attributes:
-        engine: name and release of the engine that ran the self-test, such as `onnxruntime 1.24.4`.
-        device_engine: name and release of the engine that devices run.
-        problem: why the self-test failed with the devices' release, or an empty text.
-        note: why only this host's release ran the package, or an empty text.
+        engine: The name and release of the engine that ran the self-test, such as `onnxruntime 1.24.4`.
+        device_engine: The name and release of the engine on devices.
+        problem: Why the self-test failed with the release of the devices, or an empty string.
+        note: Why only the release of this host ran the self-test, or an empty string.
     """
 
     engine: str
@@ -72,13 +71,14 @@ _PIP: Final = (
 
 @dataclass(frozen=True, slots=True)
 class DeviceEngine:
-    """An engine as devices run it.
+    """The release of an engine that devices run.
 
     Attributes:
-        name: name of its distribution, such as `onnxruntime`.
-        release: release that devices run.
-        folder: folder to import it from; None if this host has the same release, or `problem` is set.
-        problem: why the release is not available here, or an empty text.
+        name: The name of its distribution, such as `onnxruntime`.
+        release: The release.
+        folder: The folder to import it from, or None if this host has the same release or there is a
+            `problem`.
+        problem: Why the release is not available here, or an empty string.
     """
 
     name: str
@@ -90,9 +90,9 @@ class DeviceEngine:
 def prove(
     package: PackageDraft, engine: str, signer: StatementSigner, show: Callable[[str], None]
 ) -> EngineProof:
-    """Self-test `package` in a child process with the engine release of devices.
+    """Self-test `package` in a child process with the engine release that devices run.
 
-    `show`: called with a message before a download.
+    `show` is called with a message before a download.
     """
     pinned_engine = find_device_engine(engine, show)
     device = f"{pinned_engine.name} {pinned_engine.release}"
@@ -121,7 +121,10 @@ def prove(
 
 
 def find_device_engine(engine: str, show: Callable[[str], None]) -> DeviceEngine:
-    """Return the engine release that devices run, for this Python; `show` is called before a download."""
+    """Return the engine release that devices run, and download it if necessary.
+
+    `show` is called with a message before a download.
+    """
     name = find_engine(engine).installation.distributions[0]
     try:
         pinned = read_pinned(engine, platform.machine(), platform.python_version())

@@ -1,7 +1,7 @@
-"""The reference of drift statistics: distributions of inputs and outputs on the calibration samples.
+"""The reference for drift detection: statistics of inputs and outputs on the calibration samples.
 
-The outputs are those of the float model: quantized forms differ by less than what counts as drift. See
-docs/explanation/canary.md, section "Drift".
+The outputs are those of the float model. The outputs of quantized forms differ from them by less than the
+drift that is reported. See docs/explanation/canary.md, section "Drift".
 """
 
 from dataclasses import dataclass, field
@@ -66,16 +66,17 @@ class _Values:
 
 
 def drift_reference(model: Model, calibration: Part, *, says_classes: bool = False) -> dict[str, Any] | None:
-    """Return `figures.reference` of a manifest, statistics of tensors on samples; None without user samples.
+    """Return `figures.reference` for the manifest, or None without user samples or usable tensors.
 
     Args:
-        model: the float model; it is run on one thread, so that the same samples give the same figures.
-        calibration: samples; up to `_SAMPLES` of them, at equal distances, are used.
-        says_classes: True if the first output is known to be class scores. If False, it still counts as class
-            scores where all samples give probabilities.
+        model: The float model. It runs on one thread, so that the result is reproducible.
+        calibration: The samples. Up to `_SAMPLES` evenly spaced samples are used.
+        says_classes: Whether the first output is known to be class scores. Otherwise it is treated as class
+            scores
+        if it is a probability distribution for all samples.
 
     Raises:
-        BackendError: the model does not run on a sample.
+        BackendError: The model does not run on a sample.
     """
     if calibration.sha256 is None:
         return None

@@ -1,4 +1,4 @@
-"""Evidence: signed statements about a file, for figures that vary from run to run (timings, energy)."""
+"""Evidence: signed statements about a file with figures that vary between runs, such as latency."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,18 +14,22 @@ MAX_EVIDENCE_BYTES: Final = 16 << 20
 
 
 def evidence_path(package_path: Path) -> Path:
-    """Return the path of a package's evidence: `NAME-VERSION-TARGET.evidence.json` beside it."""
+    """Return the path of a package's evidence, `NAME-VERSION-TARGET.evidence.json` in the same folder."""
     return package_path.with_name(package_path.name.removesuffix(".edgepkg") + ".evidence.json")
 
 
 def write_evidence(path: Path, subject_path: Path, predicate: Mapping[str, JsonValue], sign: Sign) -> None:
-    """Write a signed statement about the file at `subject_path` to `path`, atomically.
+    """Write a signed statement about a file atomically.
 
-    `subject_path`: the file that the statement is about; its sha256 is taken now.
+    Args:
+        path: The path of the evidence file.
+        subject_path: The path of the file that the statement is about. The statement contains its sha256.
+        predicate: The content of the statement.
+        sign: Signs the statement.
 
     Raises:
-        SignatureError: the file cannot be read, the predicate is no JSON or too large, or `sign` fails.
-        OutputError: the evidence cannot be written.
+        SignatureError: The subject cannot be read, the predicate is no JSON or too large, or `sign` fails.
+        OutputError: The evidence cannot be written.
     """
     statement = Statement(subject_path.name, _hash_subject(subject_path), EVIDENCE_PREDICATE_TYPE, predicate)
     envelope = sign(statement.to_bytes())
@@ -37,13 +41,14 @@ def write_evidence(path: Path, subject_path: Path, predicate: Mapping[str, JsonV
 
 
 def read_evidence(path: Path, subject_path: Path, trust: Verifier) -> Statement:
-    """Return the statement in the evidence file at `path`, after verifying it and its subject's digest.
+    """Verify the evidence file at `path` and the digest of its subject, and return the statement.
 
-    The file name in the statement is not compared: a renamed file is the same file.
+    The file name in the statement is not compared, so the subject may be renamed.
 
     Raises:
-        SignatureError: the evidence is unreadable, too large, malformed or changed, or its key not trusted.
-        DigestError: the file at `subject_path` is not the one that the statement is about.
+        SignatureError: The evidence is unreadable, too large, malformed or changed, or its key is not
+            trusted.
+        DigestError: The statement is about another file than `subject_path`.
     """
     statement, _ = trust.verify(_read_file(path), EVIDENCE_PREDICATE_TYPE, str(path))
     _check_subject(statement, path, subject_path)
@@ -51,13 +56,13 @@ def read_evidence(path: Path, subject_path: Path, trust: Verifier) -> Statement:
 
 
 def read_unverified_evidence(path: Path, subject_path: Path) -> Statement:
-    """Return the statement in the evidence at `path` about `subject_path`, with its signer NOT verified.
+    """Return the statement in the evidence file at `path` WITHOUT verifying the signature.
 
-    Anybody can have written it. Use this only to show it to people who decide whether to trust the key.
+    Anybody can have written it. Use it only to show it to people who decide whether to trust the key.
 
     Raises:
-        SignatureError: the evidence is unreadable, too large, or malformed.
-        DigestError: the file at `subject_path` is not the one that the statement is about.
+        SignatureError: The evidence is unreadable, too large, or malformed.
+        DigestError: The statement is about another file than `subject_path`.
     """
     statement, _ = read_unverified(_read_file(path), EVIDENCE_PREDICATE_TYPE, str(path))
     _check_subject(statement, path, subject_path)

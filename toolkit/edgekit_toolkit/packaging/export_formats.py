@@ -1,9 +1,9 @@
-"""A verified package in the formats of other tools: one table, a function each.
+"""Exports a verified package in formats of other tools.
 
-They hold models, not the options, golden tensors and signature of the package, except OCI, which carries the
-package itself.
+An OCI artifact contains the whole package. The other formats contain only the models.
 
-Source: OCI image format 1.1, "Image Layout" and "Artifacts usage"; onnxruntime, `model_package/README.md`.
+Source: OCI image format 1.1, "Image Layout" and "Artifacts usage", and onnxruntime,
+`model_package/README.md`.
 """
 
 import hashlib
@@ -32,9 +32,9 @@ class ExportFormat:
     """A format of another tool.
 
     Attributes:
-        name: value of `--format`.
-        content: what is written, for people.
-        write: writes a package into a folder; returns the paths to give the other tool.
+        name: The value of `--format`.
+        content: A description of the exported files for the user.
+        write: Writes a package to a folder, and returns the paths that the other tool needs.
     """
 
     name: str

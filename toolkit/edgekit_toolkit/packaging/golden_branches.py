@@ -1,4 +1,4 @@
-"""The branches of `If` that golden rows take: the self-test checks no other branch."""
+"""Finds the branches of `If` nodes that the golden rows take. The self-test checks only these branches."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -16,12 +16,13 @@ Conditions = Callable[[Feeds], Mapping[str, bool]]
 
 
 def open_conditions(model: Model) -> Conditions:
-    """Return a function: inputs -> (name of each `If` -> whether it takes its then branch).
+    """Return a function that runs a model and returns whether each `If` node takes its then branch.
 
-    An `If` inside another body is left out. For a `.tflite` the result is always empty.
+    The result is a dict by node name. Only `If` nodes of the top-level graph are included. The dict is empty
+    for a `.tflite` model.
 
     Raises:
-        BackendError: the engine refuses the model.
+        BackendError: The engine refuses the model.
     """
     graph = model.proto.graph if isinstance(model, OnnxModel) else onnx.GraphProto()
     tensors = {_name(node): node.input[0] for node in graph.node if node.op_type == "If"}
@@ -38,9 +39,12 @@ def open_conditions(model: Model) -> Conditions:
 
 
 def find_untested(model: Model, first: Feeds, seeds: Iterable[int]) -> list[str]:
-    """Return warnings about `If` branches that no golden row takes, and about each `If` in another body.
+    """Return warnings about `If` branches that no golden row takes, and about nested `If` nodes.
 
-    `first`: the first golden row. `seeds`: seeds of the further rows.
+    Args:
+        model: The model.
+        first: The inputs of the first golden row.
+        seeds: The seeds of the further golden rows.
     """
     read = open_conditions(model)
     conditions = [read(first), *(read(resample(first, seed)) for seed in seeds)]

@@ -1,9 +1,9 @@
-"""Chooses the further golden rows of a model for their power, and sets their tolerances.
+"""Chooses further golden rows of a model that reveal a wrong model best, and sets their tolerances.
 
-A saturated softmax or a dead region of the input hides a wrong model. So many rows are drawn, and those are
-taken in which the outputs differ most from one another, measured in units of the noise that another engine's
-rounding makes. Engines of the same codes differ by the rounding of ties; inputs that are off by one code make
-rounding of that size all through the model, so they tell its effect on each row (docs/adr/0030).
+A wrong model may not be noticed if a softmax saturates or an input does not affect the output. So many random
+rows are tried, and the rows whose outputs differ most are chosen. The differences are divided by the noise
+that the rounding of another engine causes. For quantized models, this noise is estimated by changing inputs
+by one 8-bit code, see docs/adr/0030.
 """
 
 import functools
@@ -49,12 +49,13 @@ Outputs = Sequence[NDArray[Any]]
 
 
 def count_rows(macs: float, cheap_row_macs: float = _CHEAP_ROW_MACS) -> int:
-    """Return how many further golden rows a package has: fewer for a model that takes long to run.
+    """Return the number of further golden rows, which is smaller for slow models.
 
     Args:
-        macs: multiply-adds of one inference.
-        cheap_row_macs: largest `macs` with which a model gets all `_MAX_ROWS` rows; higher for engines that
-            take long to open.
+        macs: The number of multiply-accumulates of one inference.
+        cheap_row_macs: The largest `macs` of a model that gets `_MAX_ROWS` rows. It is larger for engines
+            that take
+        long to open a model.
     """
     return int(np.clip(_MAX_ROWS * cheap_row_macs / max(macs, 1.0), _MIN_ROWS, _MAX_ROWS))
 
@@ -62,14 +63,16 @@ def count_rows(macs: float, cheap_row_macs: float = _CHEAP_ROW_MACS) -> int:
 def choose_seeds(
     run: Runner, first: Feeds, *, macs: float, conditions: Conditions = lambda _: {}
 ) -> tuple[int, ...]:
-    """Return the seeds of the further golden rows that best reveal a wrong model, the best first.
+    """Return the seeds of the further golden rows that reveal a wrong model best, the best first.
 
     Args:
-        run: the float model.
-        first: inputs of the first row.
-        macs: multiply-adds of one inference; fewer rows are tried and chosen for a costly model.
-        conditions: inputs -> branches that they take, see `open_conditions`. Rows that take another branch
-            than the first row are preferred to all others.
+        run: Runs the float model.
+        first: The inputs of the first golden row.
+        macs: The number of multiply-accumulates of one inference. Fewer rows are tried and chosen for slow
+            models.
+        conditions: Returns the branches that inputs take, see `open_conditions`. Rows that take other
+            branches than
+        the first row are preferred.
     """
     count, reference = count_rows(macs), run(first)
     jitters = [off_by_codes(first, turn) for turn in range(2)]
@@ -99,10 +102,15 @@ def choose_seeds(
 def golden_rows(
     run: Runner, first: Feeds, floats: Mapping[int, Outputs], names: Sequence[str], *, integer: bool
 ) -> tuple[GoldenRows | None, dict[str, bytes]]:
-    """Return further golden rows, and the artifacts with their outputs; (None, {}) if no row is comparable.
+    """Return the further golden rows and the artifacts with their outputs, or (None, {}) if no row is usable.
 
-    `run`: runs the packaged model; its session has run only the first row. `floats`: seed of a further row ->
-    outputs of the float model, in the order of `names`. `integer`: whether the model computes in codes.
+    Args:
+        run: Runs the packaged model. Only the first row may have run in its session before.
+        first: The inputs of the first golden row.
+        floats: A dict from the seed of each further row to the outputs of the float model, in the order of
+            `names`.
+        names: The names of the outputs.
+        integer: Whether the packaged model computes with 8-bit codes.
     """
     jitters = [off_by_codes(first, turn) for turn in range(JITTERS)] if integer else []
     outputs_by_seed: dict[int, Outputs] = {}
@@ -144,9 +152,9 @@ def golden_rows(
 def pack_values(
     values: NDArray[Any], atol: float | NDArray[np.float64], rtol: float | NDArray[np.float64] = 0.0
 ) -> bytes:
-    """Return expected values as the bytes that a package stores; floats keep the digits that tolerances need.
+    """Return expected values as bytes for a package, with floats rounded to the digits that tolerances need.
 
-    Values near the largest float (masks) keep all digits if rounding would make them infinite.
+    Values near the largest float are not rounded if rounding would make them infinite.
     """
     stored = np.ascontiguousarray(values)
     if stored.dtype == np.float32:
@@ -192,7 +200,7 @@ def _tolerance(
 
 
 def state_tolerance(tolerance: float) -> float:
-    """Return a tolerance as packages state it: three digits, with room for the rounding of `pack_values`."""
+    """Return a tolerance with three digits, increased by the rounding error of `pack_values`."""
     return float(f"{tolerance * _ROUNDING:.2e}")
 
 
@@ -205,7 +213,7 @@ def _holds_scores(value: NDArray[Any]) -> bool:
 
 
 def sigmoid_error(value: NDArray[Any]) -> float:
-    """Return the largest absolute error of a sigmoid in any engine; 0 if values do not look like sigmoids."""
+    """Return the maximum absolute error of sigmoids between engines, or 0 if the values are no sigmoids."""
     return _SIGMOID_ERROR if _holds_scores(value) and not _excludes(value) else 0.0
 
 
@@ -234,9 +242,9 @@ def _size(value: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def distance(value: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the absolute differences of two arrays, 0 where a value is not finite.
+    """Return the absolute differences of two arrays. They are 0 where a value is not finite.
 
-    For arrays that are empty or of different shapes, return [0].
+    For empty arrays or arrays of different shapes, return [0].
     """
     if value.shape != other.shape or not value.size:
         return np.zeros(1)
@@ -246,9 +254,9 @@ def distance(value: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def off_by_codes(first: Feeds, turn: int) -> Feeds:
-    """Return random steps of -1, 0 or 1, in 8-bit codes, for the values of float and pixel inputs.
+    """Return random changes of -1, 0 or 1 code for each value of float inputs and of 8-bit image inputs.
 
-    A code of a float input is 1/255 of its range. Other inputs are left out. `turn`: seed of the steps.
+    A code of a float input is 1/255 of its range. Other inputs are not included. `turn` is the random seed.
     """
     stream = np.random.PCG64(turn)
     steps: Feeds = {}
@@ -262,7 +270,7 @@ def off_by_codes(first: Feeds, turn: int) -> Feeds:
 
 
 def add_steps(feeds: Feeds, steps: Feeds) -> Feeds:
-    """Return feeds with the steps of `off_by_codes` added, clipped to the range of each dtype."""
+    """Add the changes from `off_by_codes` to inputs, and clip the sums to the range of the dtype."""
     shifted = dict(feeds)
     for name, step in steps.items():
         value = feeds[name]

@@ -1,7 +1,8 @@
 """Golden inputs and expected outputs for the self-test on the device.
 
-Inputs are generated, never taken from the user's samples: those may be private, and a recipe must repeat the
-package without them. They are stored as 8-bit codes in blocks, so that a large image costs a few kilobytes.
+The inputs are generated from random numbers. The user's samples are not used, because they may be private and
+a recipe must rebuild the package without them. Inputs are stored as 8-bit codes in blocks, so that a large
+image needs only a few kilobytes.
 """
 
 import math
@@ -44,9 +45,15 @@ def golden_feeds(
     ranges: Mapping[str, tuple[float, float]],
     seed: int,
 ) -> tuple[tuple[GoldenInput, ...], dict[str, bytes], Feeds]:
-    """Return golden inputs, their artifacts (path -> content), and the feeds that a device decodes from them.
+    """Generate golden inputs, and return their descriptions, their artifacts and the decoded arrays.
 
-    `ranges`: input name -> smallest and largest value, as calibration saw them.
+    The artifacts are a dict from paths to contents. The arrays are the same as on the device.
+
+    Args:
+        inputs: The specs of the inputs.
+        dims: The sizes of the free dimensions, by name.
+        ranges: A dict from each input to its smallest and largest value in the calibration samples.
+        seed: The random seed.
     """
     feeds = generate_feeds(inputs, 1, seed, dims, ranges)[0]
     described: list[GoldenInput] = []
@@ -62,10 +69,16 @@ def golden_feeds(
 
 
 def golden_input(name: str, value: NDArray[Any], path: str, *, seed: int = 0) -> tuple[GoldenInput, bytes]:
-    """Encode `value` as a golden input; return its description and the content of its artifact.
+    """Encode an array as a golden input, and return its description and the content of its artifact.
 
-    `value`: array without NaN and infinities. float32 is stored as 8-bit codes, so the device feeds slightly
-    other values. A large array is replaced by noise of the same shape and range. `seed`: seed of the noise.
+    float32 arrays are stored as 8-bit codes, so the device decodes slightly different values. A large float32
+    array is replaced by noise of the same shape and range.
+
+    Args:
+        name: The name of the input.
+        value: An array without NaN and infinities.
+        path: The path of the artifact.
+        seed: The seed of the noise.
     """
     if value.dtype == np.float32 and value.size:
         codes, stored = _encode(value, seed)
@@ -104,10 +117,10 @@ def _repeat(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def check_outputs(outputs: Mapping[str, NDArray[Any]]) -> None:
-    """Check that a self-test can compare the float model's outputs for the golden inputs.
+    """Check that the self-test can compare the outputs of the float model for the golden inputs.
 
     Raises:
-        DataError: an output holds NaN, or nothing but infinities: any broken model would give these too.
+        DataError: An output contains NaN or only infinities, as the output of a broken model might.
     """
     for name, value in outputs.items():
         if value.dtype.kind != "f" or not value.size:
@@ -129,20 +142,21 @@ def golden_outputs(
     axes: Mapping[str, int] | None = None,
     jittered: Sequence[Outputs] = (),
 ) -> tuple[tuple[GoldenOutput, ...], dict[str, bytes]]:
-    """Return expected outputs with tolerances, and their artifacts: path -> content.
+    """Return the expected outputs with tolerances, and a dict from paths to contents of their artifacts.
 
     Args:
-        outputs: outputs of the packaged model for the golden inputs.
-        floats: outputs of the float model. The distance between `floats` and `outputs` is part of the
-            tolerance.
-        integer: whether the packaged model computes in int8.
-        axes: output with a number of rows that depends on the data -> axis of the rows. Such rows are
-            compared as a set.
-        jittered: outputs of the packaged model for inputs changed by `off_by_codes`. Twice the change is part
-            of the tolerance; in a set, twice the number of changed rows may differ.
+        outputs: The outputs of the packaged model for the golden inputs.
+        floats: The outputs of the float model. Their distance from `outputs` is included in the tolerance.
+        integer: Whether the packaged model computes in int8.
+        axes: A dict from each output whose number of rows depends on the data to the axis of the rows. Such
+            rows are
+        compared as a set.
+        jittered: The outputs of the packaged model for inputs changed by `off_by_codes`. The tolerance
+            includes
+        twice the change of the output. In a set, twice the number of changed rows may differ.
 
     Raises:
-        DataError: as for `check_outputs`.
+        DataError: An output of the float model contains NaN or only infinities.
     """
     described: list[GoldenOutput] = []
     artifacts: dict[str, bytes] = {}
