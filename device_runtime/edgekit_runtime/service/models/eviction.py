@@ -41,11 +41,11 @@ def choose_evictions(
         loaded: All models in memory.
         needed_bytes: The memory of the model to load, at least 0.
         cap_bytes: The memory cap of all models together.
-        retry_after_s: The `retry_after_s` of the error if the model fits once busy models are idle.
+        retry_after_s: The seconds after which to retry, for an error that only busy models cause.
 
     Raises:
-        MemoryCapError: The model is larger than the cap, or pinned or busy models prevent the load. Its
-            `retry_after_s` is None unless the model fits once busy models are idle.
+        MemoryCapError: The model is larger than the cap, or pinned or busy models prevent the load. If only
+            busy models prevent it, `retry_after_s` is set.
     """
     excess_bytes = sum(model.size_bytes for model in loaded) + needed_bytes - cap_bytes
     if excess_bytes <= 0:

@@ -36,9 +36,9 @@ class PackageFiles(Source):
     of a tail contains its digest, so tails of several versions can be served at the same time.
 
     Listing reads the name and version of a package without verification. Opening verifies the whole package.
-    After a version was opened, older versions are refused until the service restarts, unless the policy names
-    them or the version was rejected. An old package has a valid signature too, so the file alone does not
-    show whether someone replaced the newer package in an attack.
+    After a version was opened, older versions are refused until the service restarts. This prevents rollback
+    attacks, because old packages have valid signatures too. It does not apply to versions that the policy
+    names, or after the newer version was rejected.
     """
 
     def __init__(self, paths: Sequence[Path], trust: Verifier, tails: Sequence[Path] = ()) -> None:

@@ -1,6 +1,6 @@
 """Opens, drains and frees versions of models.
 
-Reading packages and opening or closing sessions run on a new thread each time, so a model that hangs does not
+Each package is read, and each session is opened or closed, on a new thread, so a model that hangs does not
 delay others. Listing models and recording results share one thread. Everything else runs on the event loop.
 """
 

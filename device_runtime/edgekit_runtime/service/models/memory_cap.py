@@ -102,7 +102,7 @@ class MemoryCap:
     async def reserve(self, model: ModelEntry, plan: LoadPlan) -> AsyncIterator[None]:
         """Reserve memory for a model within the `async with` block.
 
-        Its old versions must be unloaded already.
+        The old versions of the model must be unloaded already.
 
         Raises:
             MemoryCapError: There is no room under the cap.

@@ -30,7 +30,7 @@ class VersionPolicy:
     """Which versions are served. Requests without a version go to the newest served version.
 
     Attributes:
-        latest: The number of versions to serve if `specific` is empty, the newest first.
+        latest: The number of newest versions to serve if `specific` is empty.
         specific: The versions to serve, or empty to serve the newest ones.
     """
 

@@ -93,8 +93,9 @@ class LaneMetrics:
         compute: Seconds in the engine, per call. Each call in a batch counts the time of the whole batch.
         total: Seconds from the arrival of a call to its answer, for calls that ran.
         cached: Seconds from the arrival of a call to its answer, for calls answered from the response cache.
-        runs: A dict from (calls, rows) to the `RunCount` of such runs. If the first dimension of the model is
-            fixed, each call has one row. After `MAX_KINDS` pairs, new pairs are rounded down to powers of 2.
+        runs: A dict from numbers of calls and rows to the `RunCount` of runs with these numbers. If the first
+            dimension of the model is fixed, each call has one row. After `MAX_KINDS` entries, the numbers of
+            new entries are rounded down to powers of 2.
         succeeded: The number of calls that ran and returned outputs.
         rows: The number of rows in these calls.
         failed: The number of calls that ran and returned an error.
@@ -211,7 +212,7 @@ class ServiceMetrics:
     """Counts and measurements of the whole service.
 
     Attributes:
-        swaps: A dict from (model, outcome) to the number of version changes, such as `rolled_back`.
+        swaps: A dict from (model, outcome) to the number of version changes with this outcome.
         energy_j: A dict from (model,) to the measured joules above idle since the start.
         request_energy_j: A dict from (model, version) to the measured mean joules per request above idle.
         power_w: A dict from (sensor,) to the latest power in watts.

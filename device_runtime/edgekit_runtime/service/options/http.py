@@ -22,7 +22,7 @@ class HttpLimits:
         max_sending_bytes: The size limit of all responses that clients have not received yet. If it is
             exceeded, the connection is closed.
         max_connections: The maximum number of connections. Further ones get status 503 and are closed. If
-            both Unix socket and TCP clients are connected, each kind may use at most three quarters.
+            both Unix socket and TCP clients are connected, each kind may use at most three quarters of them.
         max_tls_connections: The maximum number of TLS connections and handshakes. Beyond it, a new client
             replaces the oldest client that has not sent the token yet.
         idle_timeout_s: How long a connection may wait for its next request.

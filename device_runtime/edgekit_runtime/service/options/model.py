@@ -34,8 +34,8 @@ class SchedulingLimits:
         default_level: The priority level of calls that do not state one.
         max_passes: How many batches of other levels may run before a waiting level gets its turn.
         short_s: Models with shorter runs run on the event loop. 0 disables this.
-        max_run_s: The time limit of a run, multiplied by the number of calls in its batch. A longer run is
-            stopped and its calls are refused. 0 means no limit.
+        max_run_s: The time limit of a run per call in its batch. A longer run is stopped, and its calls are
+            refused. 0 means no limit.
 
     Raises:
         ValueError: A field is out of range.
@@ -118,9 +118,10 @@ class ModelOptions:
     """Options of one model, in the table `[models.NAME]`.
 
     Attributes:
-        latest: The number of versions to serve if `specific` is empty, the newest first.
+        latest: The number of newest versions to serve if `specific` is empty.
         specific: The versions to serve, or empty to serve the newest ones.
-        swap: The order of a swap. `auto` chooses it by the free memory.
+        swap: Whether a swap loads the new version first (`availability`) or unloads the old one first
+            (`resource`). `auto` chooses by the free memory.
         threads: The number of threads per inference, or None for the number that the package states.
         load_timeout_s: The time limit to open, test and warm up a version. A version that exceeds it is
             rejected. The default is 120 s, or longer if TensorRT must build its engine.

@@ -60,7 +60,7 @@ class CanaryOptions:
         share: The share of the calls that the candidate answers, more than 0 and at most 1.
         compared_share: The share of the candidate's calls that both versions run again for comparison (see
             `PairedRuns`), more than 0 and at most 1.
-        retry: Whether the version in use answers calls that the candidate fails.
+        retry: Whether the version in use answers the calls on which the candidate failed.
         comparison: How answers are compared, or None to choose by the model.
 
     Raises:
@@ -79,7 +79,7 @@ class ShadowOptions:
 
     Attributes:
         share: The share of the calls that are copied, more than 0 and at most 1.
-        max_load: The maximum number of running real calls at which the candidate may run.
+        max_load: The candidate runs only while at most this number of real calls are running.
         quiet_s: How long the candidate waits after the last real answer.
         max_wait_s: How long a copy may wait. After that, it is dropped.
         max_pending: The maximum number of waiting copies.

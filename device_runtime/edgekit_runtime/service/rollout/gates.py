@@ -1,9 +1,9 @@
 """Decides whether a candidate is promoted, rolled back or observed further.
 
 The decision uses only observations and gates. `canary_lane` and `shadow_lane` observe, and the rollout
-controller acts. `judge` may be called any number of times. It rolls back a candidate that keeps all limits
-with a probability of at most `Gates.alpha`. Before the time limit, it promotes a candidate that misses a
-limit with at most the same probability. See `confidence_sequences` for the assumptions and
+controller acts. `judge` may be called any number of times. If a candidate keeps all limits, the gates roll it
+back with a probability of at most `Gates.alpha`. If a candidate misses a limit, it is promoted before the
+time limit with a probability of at most `Gates.alpha`. See `confidence_sequences` for the assumptions and
 docs/explanation/canary.md for measurements.
 """
 
@@ -47,10 +47,10 @@ class PairedLatency:
     Attributes:
         ratio: The candidate's latency divided by the current version's latency.
         current: The latency of the current version in seconds.
-        candidate_slow: The number of pairs in which only the candidate was slow. It is slow above
-            `max_p99_ratio` times the current version's 99th percentile so far.
-        current_slow: The number of pairs in which only the current version was slow. It is slow above its own
-            99th percentile so far.
+        candidate_slow: The number of pairs in which only the candidate was slow. Its run is slow if it takes
+            longer than `max_p99_ratio` times the 99th percentile of the current version so far.
+        current_slow: The number of pairs in which only the current version was slow. Its run is slow if it
+            takes longer than this percentile.
     """
 
     ratio: LogHistogram = field(default_factory=LogHistogram)
@@ -81,7 +81,8 @@ class Observations:
         agreement: The sum of the agreements of all compared answers, each 0 to 1.
         compared: The number of compared pairs of answers to the same inputs.
         paired: The latencies of both versions in these pairs.
-        not_finite: The number of candidate answers with NaN or infinity that its inputs do not explain.
+        not_finite: The number of candidate answers with NaN or infinity, although the inputs or the current
+            version's answer contain none.
         failed_in_a_row: The number of consecutive failures of the candidate. A failure is not counted if the
             current version fails on the same inputs, or if a queue or a deadline caused it.
     """

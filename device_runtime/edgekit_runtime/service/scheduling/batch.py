@@ -43,9 +43,9 @@ class BatchResult:
     Attributes:
         answers: The outputs or the error of each call, in the order of the calls.
         began_s: The start time, on the clock of the batch.
-        merge_s: The seconds spent on merging the inputs. For a call with `work`, its preparation.
+        merge_s: The seconds spent on merging the inputs, or on the preparation of a call with `work`.
         infer_s: The seconds spent in the engine.
-        split_s: The seconds spent on splitting the outputs. For a call with `work`, its decoding.
+        split_s: The seconds spent on splitting the outputs, or on the decoding of a call with `work`.
         is_apart: Whether the batch failed and its calls then ran one by one.
         is_refused: Whether the `work` of a call ended before the engine ran, because the inputs are wrong or
             the run was stopped.

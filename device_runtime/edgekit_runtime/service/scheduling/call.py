@@ -56,8 +56,8 @@ class Call:
         is_unwanted: Returns whether the client has disconnected, so that the call need not run.
         sequence: The position in a sequence. None for a single call, even if `inputs` contain its states.
         work: Prepares the inputs, runs the model and returns the outputs, on the thread of the run. It does
-            not raise. `inputs` then only have the right shapes. Use it only if `takes_work` of the lane is
-            True.
+            not raise. Only the shapes of `inputs` are then valid. Use this only if `takes_work` of the lane
+            is True.
     """
 
     inputs: Mapping[str, Array]

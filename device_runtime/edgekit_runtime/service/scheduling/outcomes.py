@@ -18,7 +18,7 @@ def reply(call: Call, answer: Answer) -> None:
 
 
 def refuse(call: Call, error: EdgekitError, metrics: LaneMetrics) -> None:
-    """Answer a call that has not run with `error`."""
+    """Answer a call with `error` without running it."""
     metrics.refused += 1
     reply(call, error)
 
@@ -37,6 +37,9 @@ def shed(call: Call, metrics: LaneMetrics, waiting: int, wait_s: float) -> None:
 
 
 def cancel(call: Call, metrics: LaneMetrics) -> None:
-    """Answer a call whose client has disconnected with an error, because the lanes before need an answer."""
+    """Answer a call with an error, because its client has disconnected.
+
+    The lanes that passed it on need an answer.
+    """
     metrics.cancelled += 1
     reply(call, UnavailableError(f"{metrics.model}: the client went before the call had begun"))

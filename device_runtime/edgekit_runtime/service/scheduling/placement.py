@@ -6,9 +6,9 @@ amount.
 
 A model may be fast for most inputs and slow for a few, and a slow run on the loop delays every request. After
 such a run, the model moves to threads. It returns after a number of runs that would save as much time on the
-loop as the slow run cost. Slow runs on threads extend this number. For example, a run of 10 ms causes 250
-runs on threads. So slow runs cost less time than the loop saves. The first slow run cannot be predicted.
-`short_s = 0` always runs the model on threads.
+loop as the slow run cost. After a run of 10 ms, these are 250 runs. Slow runs on threads increase the number.
+So slow runs cost less time than the loop saves. The first slow run cannot be predicted. `short_s = 0` always
+runs the model on threads.
 """
 
 import math

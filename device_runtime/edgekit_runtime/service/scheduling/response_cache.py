@@ -2,7 +2,7 @@
 
 The cache is off by default and only stores successful answers. If a call with equal inputs is already
 running, later calls wait for its answer until their own deadlines. Each cache lane belongs to one loaded
-version and is always behind a canary. Its answers are dropped when the version is unloaded.
+version. The lane of a canary comes before it. The answers are dropped when the version is unloaded.
 """
 
 import hashlib

@@ -1,14 +1,14 @@
 """Finds models whose inputs could crash or block the process that runs them.
 
 - **Integer division** by input values: x86 processors raise SIGFPE when the smallest integer is divided by
--1, and
-  onnxruntime does not check for it. Arm and RISC-V processors return a value. The toolkit records whether a
-  model may do this. Packages without this record are searched for the operators.
+-1,
+  and onnxruntime does not check for it. Arm and RISC-V processors return a value. The toolkit records whether
+  a model may do this. Packages without this record are searched for the operators.
 - **Positions and sizes** that some releases of an engine do not check (`_UNCHECKED`).
 - **Unlimited sizes**: with 8 bytes of input, `ConstantOfShape` can use all memory.
 - **Loops** in engines that cannot stop a run, and loops whose number of iterations comes from an input.
-Tensors may
-  grow in each iteration, and onnxruntime cannot stop a loop with an empty body.
+Tensors
+  may grow in each iteration, and onnxruntime cannot stop a loop with an empty body.
 """
 
 import platform
@@ -52,7 +52,7 @@ class Hazard(NamedTuple):
 
 
 def find_hazard(package: OpenedPackage, sessions: int = 1) -> Hazard | None:
-    """Return the hazard because of which a model should run in its own process, or None.
+    """Return the hazard that requires a model to run in its own process, or None.
 
     `sessions` is the number of sessions of each model in that process. `max_data_bytes` grows with it.
     """

@@ -1,1 +1,1 @@
-"""Streams, in which a model answers the newest frame or sound of a source and sends the answers to sinks."""
+"""Streams. A model processes the newest frame or sound of a source, and the answers are sent to sinks."""

@@ -3,8 +3,8 @@
     file of the agent        yard: model detector    yard: model detector-2, door: ...    (invalid)
     running streams          yard                    yard (restarted), door               both continue
 
-Streams from the configuration and from clients are not changed. If such a stream has the same name as a
-stream of the fleet, the latter starts when the name is free.
+Streams from the configuration and from clients are not changed. If one of them has the same name, the stream
+of the fleet waits until the name is free.
 """
 
 import logging

@@ -53,7 +53,7 @@ class ModelCalls:
         return None
 
     def find_trial(self, model: str) -> str | None:
-        """Return the version on trial of a model, or None."""
+        """Return the version of a model that is on trial, or None."""
         entry = self._registry.models.by_name.get(model)
         return None if entry is None or entry.trial is None else entry.trial.candidate.version
 

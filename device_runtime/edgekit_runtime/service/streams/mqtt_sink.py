@@ -2,7 +2,7 @@
 
 The status at TOPIC/status is {"state": "online"}. The broker changes it to `offline` when the stream ends or
 the device disconnects. The protocol is implemented by paho-mqtt. Its event loop is not used, because it calls
-`select`, which fails for file descriptors from 1024.
+`select`, which fails for file descriptors of 1024 and above.
 """
 
 import contextlib

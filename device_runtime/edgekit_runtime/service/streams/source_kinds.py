@@ -53,7 +53,7 @@ class AddressKind:
     Attributes:
         form: The format of its addresses, for documentation and messages.
         matches: Returns whether a text is an address of this kind.
-        writes_files: Whether it can write any file that the user of the service can write.
+        writes_files: Whether the source or sink can write any file that the user of the service can write.
     """
 
     form: str
@@ -84,7 +84,7 @@ class SourceKind(AddressKind):
     Attributes:
         open: Opens the source in the capture process. It raises `CaptureError` if a retry would not help, and
             other errors otherwise.
-        is_endless: Whether the source has no end, as a camera. If it ends, it is reopened.
+        is_endless: Whether the source has no end, like a camera. If it ends, it is reopened.
         waits: Whether the source waits for the model by default, instead of dropping frames.
     """
 

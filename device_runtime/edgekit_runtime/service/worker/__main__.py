@@ -1,7 +1,7 @@
 """A worker process, which runs the service with one model and without a listening socket.
 
 The service that started the worker passes connections to it. The worker answers the requests on a connection,
-and returns the connection when a request is for something else. It ends when its channel to the service is
+and returns the connection when a request is not for its model. It ends when its channel to the service is
 closed.
 """
 

@@ -30,7 +30,7 @@ class VerifiedPackage:
         manifest_sha256: The digest of the signed manifest. The worker compares it when it opens the package.
         submodel: The submodel of the package to load, or None for the whole package.
         local_key: The `local_key` of an encrypted package as text, or None. The worker gets the package
-            decrypted. It encrypts files that it stores with this key.
+            decrypted, and uses this key to encrypt the files that it stores.
     """
 
     version: str
