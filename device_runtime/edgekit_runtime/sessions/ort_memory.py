@@ -1,8 +1,7 @@
-"""Small and predictable memory for onnxruntime sessions, by settings that cost no latency.
+"""Settings that reduce the memory of onnxruntime sessions without adding latency.
 
-Two causes make the memory of a session large and hard to predict: the C library keeps memory that loading
-frees, and memory patterns reserve the activations a second time. docs/explanation/memory.md has the
-measurements.
+By default, the C library keeps memory that was freed during loading, and memory patterns allocate the
+activations twice. docs/explanation/memory.md has measurements.
 """
 
 import ctypes
@@ -22,10 +21,10 @@ _loading = threading.Lock()
 
 @contextmanager
 def lean_loading() -> Iterator[None]:
-    """Return freed memory to the system while a session is created in the `with` block.
+    """Return freed memory to the system while the `with` block creates a session.
 
-    This changes settings of the whole process, so one block runs at a time. A block waits at most ten seconds
-    for another block. Without glibc this does nothing.
+    This changes settings of the whole process, so only one thread can use it at a time. Other threads wait
+    for up to ten seconds and then continue. Without glibc, this does nothing.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallopt") or not hasattr(library, "malloc_trim"):

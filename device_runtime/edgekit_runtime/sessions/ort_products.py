@@ -1,9 +1,9 @@
-"""Exact 8-bit products in onnxruntime, on every x86 processor.
+"""Makes 8-bit products exact in onnxruntime on every x86 processor.
 
-Without VNNI, onnxruntime adds two products of uint8 and int8 in 16 bits, and the sum saturates:
-255 * 127 * 2 is 64,770, beyond 32,767. Its setting `session.x64quantprecision` stores int8 weights as uint8
-and runs slower kernels, whose sums have 32 bits. It also slows processors with VNNI, so it is used only if
-the engine saturates. It acts from the level `ORT_ENABLE_EXTENDED` on, and only on constant weights.
+Without VNNI, onnxruntime adds two products of uint8 and int8 values in 16 bits. The sum can reach 255 * 127 *
+2 = 64,770, but it saturates at 32,767. The setting `session.x64quantprecision` selects slower kernels that
+add in 32 bits. It also slows down processors with VNNI, so it is used only where sums saturate. It affects
+only constant weights, and needs at least the level `ORT_ENABLE_EXTENDED`.
 
 Source: docs/adr/0018-exact-products.md; onnxruntime, `kOrtSessionOptionsAvx2PrecisionMode`.
 """
@@ -31,10 +31,9 @@ PROBE: Final = bytes.fromhex(
 
 @functools.cache
 def saturates() -> bool:
-    """Return True if onnxruntime's sums of uint8 by int8 products saturate on this processor.
+    """Return whether sums of uint8 by int8 products saturate in onnxruntime on this processor.
 
-    The first call tries a small model, in about a millisecond: onnxruntime may not use every feature that the
-    processor has.
+    The first call runs a small model to find out, which takes about 1 ms.
 
     Raises:
         ImportError: onnxruntime is not installed.
@@ -59,15 +58,15 @@ def open_exact(
     *,
     is_narrow: bool = False,
 ) -> "onnxruntime.InferenceSession":
-    """Return `create(settings)`, after changes to `settings` that make 8-bit products exact here.
+    """Return the session from `create(settings)`, with exact 8-bit products on this processor.
 
     Args:
-        settings: changed in place if products would saturate.
-        create: makes a session; called again if the engine has no exact kernel for a node.
-        is_narrow: whether the codes of the weights have 7 bits; then no product saturates.
+        settings: The session options. They are changed in place if sums would saturate.
+        create: Creates a session. It is called again with other settings if the first call fails.
+        is_narrow: Whether the quantized weights have only 7 bits, so that no sum can saturate.
 
     Raises:
-        Exception: an error that `create` raised.
+        Exception: `create` failed.
     """
     if is_narrow or not saturates():
         return create(settings)

@@ -1,11 +1,10 @@
-"""onnxruntime on a GPU: its CUDA and TensorRT providers, or the processor and a sentence that says why.
+"""Runs onnxruntime on a GPU with its CUDA or TensorRT provider, or else on the processor.
 
-The wheel `onnxruntime-gpu` has them. A server with it gets packages that were proved on a processor, so a
-session on a GPU passes the package's self-test before it is used (`sessions.ort`). `$EDGEKIT_PROVIDER` names
-the provider:
+The wheel `onnxruntime-gpu` contains both providers. Packages were tested on a processor, so a session on a
+GPU must pass the self-test of its package before it is used. `$EDGEKIT_PROVIDER` selects the provider:
 
-    auto      CUDA on x86 if the wheel has it, else the processor (the default)
-    cpu, cuda, tensorrt     that one; where it does not work, the processor
+    auto      CUDA on x86 if onnxruntime supports it, else the processor (the default)
+    cpu, cuda, tensorrt     this provider, or the processor if it does not work
 
 Source: onnxruntime, CUDAExecutionProvider and TensorrtExecutionProvider.
 """
@@ -78,13 +77,13 @@ _AUTOMATIC: Final = _CUDA.name  # TensorRT builds an engine for minutes before a
 
 
 def choose_provider() -> str:
-    """Return the provider for models of packages: `cpu`, `cuda` or `tensorrt`.
+    """Return the provider for the models of packages: `cpu`, `cuda` or `tensorrt`.
 
-    `$EDGEKIT_PROVIDER` names it. By default it is `cuda` on x86 if onnxruntime has CUDA, else `cpu`. If the
-    provider of a GPU is missing or cannot run a small model, `cpu` is returned.
+    `$EDGEKIT_PROVIDER` selects it. The default is `cuda` on x86 if onnxruntime supports CUDA, else `cpu`. The
+    result is also `cpu` if the provider is missing or cannot run a small model.
 
     Raises:
-        BackendError: `$EDGEKIT_PROVIDER` names no provider.
+        BackendError: `$EDGEKIT_PROVIDER` has an unknown value.
     """
     stated = os.environ.get(VARIABLE) or "auto"
     if stated not in ("auto", PROCESSOR, *_PROVIDERS):
@@ -113,11 +112,11 @@ def choose_provider() -> str:
 def open_on_gpu(
     name: str, create: Callable[[ProviderList], "onnxruntime.InferenceSession"]
 ) -> "onnxruntime.InferenceSession | None":
-    """Return `create(providers)` if it uses the GPU; else None, with the reason in the log.
+    """Return `create(providers)` if that session uses the GPU. Otherwise, log the reason and return None.
 
     Args:
         name: `cuda` or `tensorrt`.
-        create: makes a session on providers; a node runs on the first that takes it.
+        create: Creates a session with a list of providers, the preferred one first.
     """
     provider = _PROVIDERS[name]
     gpu_providers = [provider] if provider.following is None else [provider, provider.following]
@@ -140,7 +139,7 @@ def report_wrong_results(name: str, message: str) -> None:
 
 
 def find_gpus() -> tuple[str, ...]:
-    """Return the models of this machine's NVIDIA GPUs, such as `NVIDIA L4`, as the driver names them."""
+    """Return the names of this machine's NVIDIA GPUs, such as `NVIDIA L4`, as the driver reports them."""
     names = []
     with contextlib.suppress(OSError):
         for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
@@ -152,7 +151,7 @@ def find_gpus() -> tuple[str, ...]:
 
 
 def describe_provider(name: str) -> str:
-    """Return a provider on this machine in a few words, such as `NVIDIA L4 by CUDA`; empty for `cpu`."""
+    """Return a short description of a provider, such as `NVIDIA L4 by CUDA`, or an empty string for `cpu`."""
     if name == PROCESSOR:
         return ""
     return f"{', '.join(find_gpus()) or 'GPU'} by {_PROVIDERS[name].title}"

@@ -1,4 +1,4 @@
-"""A test that a model gives each row of a batch the same answer as alone."""
+"""Tests whether a model computes each row of a batch independently of the other rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -18,25 +18,26 @@ _FACTOR: Final = 16.0
 
 
 def has_free_rows(model: Session | Manifest) -> bool:
-    """Return True if the first dimension of every input and output is free."""
+    """Return whether the first dimension of every input and output is free."""
     return all(spec.shape and isinstance(spec.shape[0], str) for spec in (*model.inputs, *model.outputs))
 
 
 def rows_are_independent(session: Session, inputs: Mapping[str, Array]) -> bool:
-    """Return True if a row's answer is the same alone and in a batch with much larger and smaller values.
+    """Return whether a row has the same outputs alone as in a batch with much larger and smaller values.
 
-    Such a batch reveals a scale, a norm or an extreme over all rows. Integers and bools are values of the
-    given rows, as they may be indices. Return False, too, if the first dimensions are not free, an input has
-    no row, or the engine refuses the batch. Float outputs may differ by 0.1 % of their row's largest value,
-    because kernels depend on the number of rows; integer outputs may not differ.
+    Such values reveal a scale, a norm or a maximum that is computed over all rows. Integer and bool inputs
+    use only values of the given rows, because they may be indices. The result is also False if a first
+    dimension is not free, an input has no rows, or the engine refuses the batch. Float outputs may differ by
+    0.1 % of the largest value in the row, because kernels depend on the number of rows. Integer outputs must
+    be equal.
 
     Args:
-        session: session to try; it runs four times.
-        inputs: input name -> array of one row or more. The first row is tested, in a batch with at most two
-            of the others.
+        session: The session to test. It runs four times.
+        inputs: A dict from input name to an array of at least one row. The first row is tested in batches
+            with up to two of the other rows.
 
     Raises:
-        BackendError: the engine failed on a single row.
+        BackendError: The engine failed on a single row.
     """
     if not has_free_rows(session) or any(len(array) == 0 for array in inputs.values()):
         return False
@@ -102,5 +103,5 @@ def _largest(array: Array) -> float:
 
 
 def concatenate(rows: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """Return the inputs of several calls as one batch, in their order."""
+    """Return one batch with the inputs of several calls, in the order of the calls."""
     return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}

@@ -1,7 +1,6 @@
-"""The self-test: does this device compute what the package promises?
+"""The self-test of a package on a device.
 
-Golden inputs go through a session, and each golden output is compared within its tolerance. It says nothing
-about speed.
+A session runs the golden inputs, and each output is compared with its golden output within a tolerance.
 """
 
 from collections.abc import Mapping
@@ -24,16 +23,17 @@ _EXACT_KINDS = "biu"  # bool and integers; float64 cannot hold all of them
 
 @dataclass(frozen=True, slots=True)
 class OutputCheck:
-    """The comparison of one output.
+    """The comparison of an output with its golden output.
 
     Attributes:
-        name: name of the output; `STAGE/NAME` for a member of a pipeline; `answer` for the check that the
-            task can decode the outputs.
-        passed: whether enough of the compared values are within the tolerance.
-        wrong_count: number of values outside the tolerance. If the number of rows depends on the data, number
-            of rows without a counterpart. None if the output is missing, or its dtype or shape differs.
-        max_abs_error: the largest difference of two finite values; None where `wrong_count` is None.
-        message: what was compared and how far it differs, in one sentence, also if it passed.
+        name: The name of the output, `STAGE/NAME` for a stage of a pipeline, or `answer` for the check that
+            the task can decode the outputs.
+        passed: Whether enough values are within the tolerance.
+        wrong_count: The number of values outside the tolerance, or the number of rows without a counterpart
+            if the number of rows depends on the data. None if the output is missing or has another dtype or
+            shape.
+        max_abs_error: The largest difference of two finite values, or None if `wrong_count` is None.
+        message: A sentence that states what was compared and how large the difference is.
     """
 
     name: str
@@ -49,7 +49,7 @@ class SelfTest:
 
     @property
     def passed(self) -> bool:
-        """Whether all outputs are right."""
+        """Whether all checks passed."""
         return all(check.passed for check in self.checks)
 
 
@@ -58,15 +58,15 @@ Expected = tuple[tuple[GoldenOutput, np.ndarray[Any, np.dtype[Any]]], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GoldenCase:
-    """A copy of a package's golden tensors, which outlives the package.
+    """A copy of a package's golden tensors, which stays valid after the package is closed.
 
     Attributes:
-        inputs: input name -> array of the golden inputs, ready for `Session.run`.
-        expected: each golden output for `inputs`, with its stored values.
-        rows: (seed, expected outputs) of each further golden row; `resample` makes its inputs from `inputs`
-            and the seed.
-        answerer: decodes the outputs for a further check; None for no such check.
-        members: golden tensors of the members of a pipeline, by stage.
+        inputs: A dict from input name to golden input, ready for `Session.run`.
+        expected: The golden outputs for `inputs` with their stored values.
+        rows: Pairs of a seed and the expected outputs, one pair for each further golden row. `resample`
+            creates the inputs of a row from `inputs` and the seed.
+        answerer: Decodes the outputs for an additional check, or None.
+        members: A dict from the stage of a pipeline to the golden tensors of its model.
     """
 
     inputs: Mapping[str, np.ndarray[Any, np.dtype[Any]]]
@@ -76,10 +76,10 @@ class GoldenCase:
     members: "Mapping[str, GoldenCase]" = field(default_factory=dict)
 
     def check(self, session: Session) -> SelfTest:
-        """Return how the session's outputs compare with the golden outputs, over all rows; see `compare`.
+        """Run the session on all golden rows and compare its outputs with the golden outputs.
 
         Raises:
-            DataError: the session takes other inputs.
+            DataError: The session has other inputs.
         """
         # Those of members first: they say which model is wrong.
         sessions: Mapping[str, Session] = getattr(session, "sessions", {})
@@ -116,7 +116,7 @@ def read_golden(package: OpenedPackage) -> GoldenCase:
 
 
 def find_answerer(package: OpenedPackage) -> "Answerer | None":
-    """Return the package's answerer; None if the package has neither preprocessing nor task nor labels."""
+    """Return the answerer of a package, or None if the package has no preprocessing, task or labels."""
     if not package.manifest.needs_answerer:
         return None
     from edgekit_runtime.tasks.answerer import open_answerer  # which models of plain tensors do not need
@@ -138,10 +138,10 @@ def read_golden_inputs(package: OpenedPackage) -> dict[str, np.ndarray[Any, np.d
 
 
 def run_selftest(session: Session, package: OpenedPackage) -> SelfTest:
-    """Return how the session's outputs for the golden inputs compare with the golden outputs.
+    """Run the session on the golden inputs and compare its outputs with the golden outputs.
 
     Raises:
-        DataError: the session takes other inputs than the package states.
+        DataError: The session has other inputs than the manifest states.
     """
     return read_golden(package).check(session)
 

@@ -1,4 +1,4 @@
-"""The session protocol, which all engines share, and the check of a session against its manifest."""
+"""The protocol that the sessions of all engines implement, and the check of a session against a manifest."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -11,15 +11,15 @@ from edgekit_runtime.tensors import Array, TensorSpec
 
 
 class Session(Protocol):
-    """A loaded model ready to run.
+    """A model that is loaded and ready to run.
 
     Attributes:
-        inputs: specifications of the inputs of `run`.
-        outputs: specifications of the outputs of `run`.
+        inputs: The specifications of the inputs of `run`.
+        outputs: The specifications of the outputs of `run`.
 
-    A session may have further attributes. `has_fixed_work` is True if the values of inputs cannot change how
-    long a run takes, see `fixed_work`. If not, the service never runs the model on its event loop, and makes
-    no batches. For `is_concurrent`, `share`, `trim` and `cancel_runs` see `OrtSession`.
+    A session may have more attributes. `has_fixed_work` is True if the duration of a run does not depend on
+    the values of its inputs. Otherwise, the service never makes batches or runs the model on its event loop.
+    See `OrtSession` for `is_concurrent`, `share`, `trim` and `cancel_runs`.
     """
 
     @property
@@ -29,23 +29,23 @@ class Session(Protocol):
     def outputs(self) -> tuple[TensorSpec, ...]: ...  # noqa: D102  # see the class
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return all outputs for one set of inputs.
+        """Run the model once and return all outputs.
 
         Args:
-            inputs: input name -> array of the spec's dtype and shape, one for each input.
+            inputs: A dict from the name of each input to an array with the dtype and shape of its spec.
 
         Raises:
-            DataError: a name is missing or unknown, or an array does not fit its spec.
-            RefusedInputError: the engine refused these inputs, which fit their specs.
-            BackendError: the engine failed, or the session is closed.
+            DataError: An input is missing or unknown, or does not match its spec.
+            RefusedInputError: The engine refused inputs that match their specs.
+            BackendError: The engine failed, or the session is closed.
         """
 
     def close(self) -> None:
-        """Free the model; a second call does nothing."""
+        """Free the model. A second call does nothing."""
 
 
 class OpenBackend(Protocol):
-    """The type of `open` in an engine's record: opens the model of a package."""
+    """The type of `open` in the record of an engine, which opens the model of a package."""
 
     def __call__(self, package: OpenedPackage, choice: BackendChoice, threads: int | None) -> Session:
         """Return a session for `choice.artifact` of `package`.
@@ -62,17 +62,17 @@ class OpenBackend(Protocol):
 
 
 def share_session(session: Session) -> Session:
-    """Return `session.share()`, see `OrtSession.share`; return `session` if it has no such method."""
+    """Return `session.share()`, or `session` itself if it has no such method. See `OrtSession.share`."""
     share = getattr(session, "share", None)
     shared: Session = session if share is None else share()
     return shared
 
 
 def cancel_runs(session: object) -> None:
-    """End the current runs of a session with an error; any thread may call it.
+    """Abort the current runs of a session with an error. Any thread may call this function.
 
-    Does nothing if the session has no method `cancel_runs`. A run that begins at this moment may be missed,
-    so repeat the call until the run has ended.
+    It does nothing if the session has no method `cancel_runs`. It may miss a run that is just starting, so
+    repeat the call until the run has ended.
     """
     cancel = getattr(session, "cancel_runs", None)
     if cancel is not None:
@@ -80,10 +80,10 @@ def cancel_runs(session: object) -> None:
 
 
 def check_specs(session: Session, package: OpenedPackage, choice: BackendChoice) -> None:
-    """Check that a session has the inputs and outputs of the manifest, and takes inputs of the stated shapes.
+    """Check that the inputs and outputs of a session match the manifest.
 
     Raises:
-        BackendError: names, dtypes or shapes of inputs differ, or names or dtypes of outputs.
+        BackendError: A name or dtype differs, or the session does not accept the stated shape of an input.
     """
     manifest = package.manifest
     stated_inputs = manifest.inputs

@@ -1,4 +1,4 @@
-"""Installed models: two slots for each and a factory package, switched so that a valid version always starts.
+"""Stores two versions and a factory package of each model, so that a valid version can always start.
 
     slots = Slots(find_state_folder(), trust, find_device_target())
     choice = slots.begin_start("kws")         # counted on the disk before anything is loaded

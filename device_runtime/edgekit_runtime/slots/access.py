@@ -1,7 +1,7 @@
-"""Access to the state folder: its permitted users, its lock and its creation.
+"""Creates the state folder, locks it and checks its permissions.
 
-A package that was verified must stay as it was, so folders that other users can change are refused. For the
-same reason root does not use the folder of another user: that user could lead it elsewhere by a link.
+A verified package must not change, so folders that other users can change are refused. Root also refuses the
+folders of other users, because they could replace the folder by a link.
 """
 
 import contextlib
@@ -26,19 +26,19 @@ _logger = logging.getLogger(__name__)
 
 
 class RecordError(SlotError):
-    """The state cannot be written or locked; the disk is unchanged."""
+    """The state cannot be written or locked. The disk is unchanged."""
 
 
 class ForeignFileError(SlotError):
-    """A file is a link or not a regular file, is too large, or belongs to another user."""
+    """A file is not a regular file, is too large, or belongs to another user."""
 
 
 def make_folder(path: Path, mode: int, disk: Disk) -> None:
-    """Make missing folders up to `path`, so that they survive a power cut; the umask applies to `mode`.
+    """Create `path` and its missing parents, so that they survive a power cut. The umask applies to `mode`.
 
     Raises:
-        SlotError: it cannot be made.
-        UnavailableError: it cannot be made now.
+        SlotError: The folder cannot be created.
+        UnavailableError: The machine lacks descriptors or memory.
     """
     missing = []
     while not os.path.isdir(path):  # noqa: PTH112  # Path.is_dir() raises where a folder above is closed
@@ -57,13 +57,13 @@ def make_folder(path: Path, mode: int, disk: Disk) -> None:
 
 
 def check_private(folder: Path, *, may_be_link: bool = False) -> None:
-    """Check that only this user and root can change what lies in `folder`.
+    """Check that only this user and root can change the content of `folder`.
 
-    `may_be_link`: whether to accept a symbolic link, and check its target.
+    If `may_be_link` is True, a symbolic link is accepted and its target is checked.
 
     Raises:
-        SlotError: other users can change it; or it is missing, not a folder, or a link that is not accepted.
-        UnavailableError: it cannot be read now.
+        SlotError: `folder` is not a folder, or other users can change it.
+        UnavailableError: The machine lacks descriptors or memory.
     """
     try:
         status = folder.stat() if may_be_link else folder.lstat()
@@ -83,14 +83,14 @@ def check_private(folder: Path, *, may_be_link: bool = False) -> None:
 
 @contextlib.contextmanager
 def hold_for_service(folder: Path) -> Iterator[None]:
-    """Lock a state folder during the `with` block: only one service may count starts and verdicts there.
+    """Lock a state folder during the `with` block, so that only one service records starts and verdicts.
 
-    The folder is made if missing. Installations are not blocked: they lock a model's folder. If the file
-    system has no locks, only a warning is logged.
+    The folder is created if missing. Installations use other locks and are not blocked. If the file system
+    has no locks, a warning is logged.
 
     Raises:
-        SlotError: another service holds the lock, or the folder cannot be made or read.
-        UnavailableError: it cannot be made or opened now.
+        SlotError: Another service holds the lock, or the folder cannot be created or read.
+        UnavailableError: The machine lacks descriptors or memory.
     """
     make_folder(folder, 0o755, DISK)
     try:
@@ -130,14 +130,14 @@ def _name_holder(descriptor: int) -> str:
 
 @contextlib.contextmanager
 def hold(folder: Path, wait_s: float = _LOCK_TIMEOUT_S) -> Iterator[None]:
-    """Hold the lock of `folder` during the `with` block; the system releases it if this process ends.
+    """Lock `folder` during the `with` block. The system releases the lock if this process ends.
 
-    The folder itself is locked, so that no file needs to be made on a disk that is full.
+    The folder itself is locked, so that locking needs no space on a full disk.
 
     Raises:
-        RecordError: the folder is missing, its file system has no locks, or another process holds the lock
+        RecordError: The folder is missing, its file system has no locks, or another process holds the lock
             for longer than `wait_s`.
-        UnavailableError: it cannot be opened now.
+        UnavailableError: The machine lacks descriptors or memory.
     """
     give_up_s = time.monotonic() + wait_s
     try:
@@ -166,12 +166,12 @@ def _try_lock(descriptor: int, folder: Path) -> bool:
 
 
 def read_own_file(path: Path, max_bytes: int) -> bytes:
-    """Return the content of a small regular file of this user or root.
+    """Return the content of a small regular file that belongs to this user or root.
 
     Raises:
-        OSError: it is missing or cannot be read.
-        ForeignFileError: it is of another kind or user, or over `max_bytes`.
-        UnavailableError: it cannot be opened now.
+        OSError: The file is missing or cannot be read.
+        ForeignFileError: The file is not regular, belongs to another user, or exceeds `max_bytes`.
+        UnavailableError: The machine lacks descriptors or memory.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -194,5 +194,5 @@ def read_own_file(path: Path, max_bytes: int) -> bytes:
 
 
 def belongs_to_us(status: os.stat_result) -> bool:
-    """Return whether a file or folder is of this user or root."""
+    """Return whether a file or folder belongs to this user or root."""
     return status.st_uid in (os.geteuid(), 0)

@@ -1,4 +1,4 @@
-"""The choice of the version to open: the best candidate of a state whose package is whole."""
+"""Chooses the version to open: the best candidate whose package is intact."""
 
 import logging
 from collections.abc import Callable, Collection, Iterable
@@ -24,21 +24,21 @@ _logger = logging.getLogger(__name__)
 
 
 class NothingToOpenError(SlotError):
-    """No candidate can be opened; the message says why for each."""
+    """No candidate can be opened. The message states the reason for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Choice:
-    """The version to open now. Close `package` when the session is open.
+    """The version to open now. Close `package` after the session is open.
 
     Attributes:
-        sha256: digest of the package's manifest.
-        package: verified and open. Read the model from here: an installation may remove the package's file.
+        sha256: The digest of the manifest.
+        package: The verified package. Read the model from it, because an installation may remove the file.
         health: `unproven`, `healthy` or `rejected`. A rejected version is chosen only if all better ones are
-            damaged; open it in a separate process, if possible.
-        begun: number of starts without a confirmation, including this one if `is_counted`.
-        why: the reason for this choice, as text to show.
-        is_counted: whether this start was counted on the disk.
+            damaged. If possible, open it in a separate process.
+        begun: The number of starts without a confirmation, including this one if `is_counted`.
+        why: The reason for this choice, as text for the user.
+        is_counted: Whether this start was recorded on the disk.
     """
 
     model: str
@@ -52,7 +52,9 @@ class Choice:
 
 
 def select(state: ModelState, version: str | None) -> tuple[Installed, ...]:
-    """Return the installed packages of `state` that may be opened, best first; only `version` if stated.
+    """Return the installed packages that may be opened, best first.
+
+    If `version` is not None, only packages of this version are returned.
 
     Raises:
         SlotError: `version` is not installed, or was rejected.
@@ -73,13 +75,14 @@ def select(state: ModelState, version: str | None) -> tuple[Installed, ...]:
 def open_first(
     folder: ModelFolder, state: ModelState, candidates: Iterable[Installed], problem: str | None
 ) -> Choice:
-    """Open the first candidate whose package is intact, and return it; nothing is recorded.
+    """Open and return the first candidate whose package is intact. Nothing is recorded.
 
-    `candidates`: best first. `problem`: what is wrong with the state file, for the choice's `why`; or None.
+    `candidates` are sorted, best first. `problem` is an error of the state file to mention in the choice, or
+    None.
 
     Raises:
-        NothingToOpenError: none is intact.
-        UnavailableError: a package cannot be checked now.
+        NothingToOpenError: No package is intact.
+        UnavailableError: The machine lacks descriptors or memory.
     """
     problems = [] if problem is None else [problem]
     for item in candidates:
@@ -104,17 +107,18 @@ def open_first(
 
 
 def begin(folder: ModelFolder, decide: Decide, counted: Collection[str]) -> Choice:
-    """Open the first candidate of `decide` whose package is intact; record the next state and the start.
+    """Open the first candidate whose package is intact, and record the new state and the start.
 
-    If the start cannot be recorded, open the first version that has proved itself instead, if any.
+    If the start cannot be recorded, it is not counted, and healthy versions are preferred.
 
-    `decide`: takes the present state; returns the next state and the candidates, best first. `counted`:
-    manifest digests of versions whose start was counted before.
+    Args:
+        folder: The folder of the model.
+        decide: Returns the new state and the candidates, best first, for the current state.
+        counted: The manifest digests of versions whose start was already counted.
 
     Raises:
-        NothingToOpenError: none is intact; nothing is recorded.
-        UnavailableError: a package cannot be checked, or the state cannot be read or written now; nothing is
-            recorded.
+        NothingToOpenError: No package is intact. Nothing is recorded.
+        UnavailableError: The machine lacks descriptors or memory. Nothing is recorded.
         SlotError: `decide` raised it.
     """
     try:

@@ -1,8 +1,7 @@
-"""The TensorRT backend: ONNX models on an NVIDIA GPU, by engines that the device builds for itself.
+"""The TensorRT backend, which runs ONNX models on an NVIDIA GPU with engines that are built on the device.
 
-A package carries the model, never an engine: engines are tied to one version of TensorRT and one GPU. The
-device builds them once, in the background and in a separate process, while the fallback of the package
-serves. docs/reference/tensorrt.md says which part has run where.
+A package contains no engine, because an engine works only with one version of TensorRT and one GPU. The
+device builds the engine once, in a background process, while the fallback of the package serves.
 """
 
 import functools
@@ -46,14 +45,14 @@ _logger = logging.getLogger(__name__)
 
 
 def open_tensorrt(package: OpenedPackage, choice: BackendChoice, threads: int | None) -> TensorRtSession:
-    """Return a session for the artifact that `choice` names; see `OpenBackend`.
+    """Return a session for the artifact that `choice` names, see `OpenBackend`.
 
-    Until the TensorRT engine is ready, the session runs the fallback of `choice`. If there is no fallback, or
-    it cannot run here, this call waits for the TensorRT engine.
+    Until the TensorRT engine is ready, the session runs the fallback of `choice`. If no fallback can run
+    here, this call waits for the TensorRT engine.
 
     Raises:
-        EngineMissingError: there is no TensorRT or no GPU here.
-        BackendError: an option is wrong, the fallback refused the model, or there is no fallback and no
+        EngineMissingError: This machine has no TensorRT or no GPU.
+        BackendError: An option is invalid, the fallback refused the model, or there is no fallback and no
             engine could be built.
     """
     return open_on(find_machine(), package, choice, threads)
@@ -62,7 +61,7 @@ def open_tensorrt(package: OpenedPackage, choice: BackendChoice, threads: int | 
 def open_on(
     machine: Machine, package: OpenedPackage, choice: BackendChoice, threads: int | None
 ) -> TensorRtSession:
-    """Return a session on `machine`; see `open_tensorrt`."""
+    """Return a session on `machine`, see `open_tensorrt`."""
     options = read_options(TensorRtOptions, "tensorrt", choice.options)
     model = bytes(package.read(choice.artifact))
     key = EngineKey(
@@ -97,10 +96,10 @@ def open_on(
 
 
 def find_machine() -> Machine:
-    """Return this device's TensorRT, GPU, and folder of built engines.
+    """Return the TensorRT library, the GPU and the cache of engines of this device.
 
     Raises:
-        EngineMissingError: there is no TensorRT or no GPU here.
+        EngineMissingError: This machine has no TensorRT or no GPU.
     """
     trt = _find_tensorrt()
     cuda = Cuda()

@@ -1,4 +1,4 @@
-"""Builds engines in a separate process, for a session that waits for them."""
+"""Builds TensorRT engines in a separate process and waits for them."""
 
 import contextlib
 import json
@@ -27,9 +27,10 @@ class BuiltEngines:
     """The result of a build.
 
     Attributes:
-        plans: precision (`int8`, `fp16` or `fp32`) -> serialized engine.
-        refused: precision -> why its engine was not built; `model` -> why the model cannot be parsed.
-        timing: TensorRT's timing cache, or None.
+        plans: A dict from precision (`int8`, `fp16` or `fp32`) to serialized engine.
+        refused: A dict from precision to the reason why its engine was not built. The key `model` has the
+            reason why the model cannot be parsed.
+        timing: The timing cache of TensorRT, or None.
     """
 
     plans: Mapping[str, bytes]
@@ -46,19 +47,20 @@ def build_engines(
     library: str = "tensorrt",
     compute_capability: str | None = None,
 ) -> BuiltEngines:
-    """Return the engines of `model`, built in a process of low priority.
+    """Build the engines of a model in a process with low priority, and return them.
 
     Args:
-        model: the whole ONNX model.
-        options: options of the build.
-        timings: timing caches to start from.
-        stop: set when the engines are not needed any more.
-        library: name of the TensorRT module.
-        compute_capability: such as `SM86`, for TensorRT-RTX on a machine without a GPU; None for this GPU.
+        model: The whole ONNX model.
+        options: The build options.
+        timings: The timing caches to start from.
+        stop: An event that cancels the build.
+        library: The name of the TensorRT module.
+        compute_capability: The GPU to build for, such as `SM86`, or None for the GPU of this machine. Only
+            TensorRT-RTX can build for another GPU.
 
     Raises:
         StoppedError: `stop` was set.
-        BackendError: the process died or took too long; a refusal is no error, but is in `refused`.
+        BackendError: The process crashed or took too long. A refused precision is not an error.
     """
     with _work_folder() as folder:
         (folder / "model.onnx").write_bytes(model)

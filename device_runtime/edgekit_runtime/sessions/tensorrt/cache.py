@@ -1,7 +1,8 @@
-"""Engines on the disk of the device; the key of each names everything that it depends on.
+"""The cache of built engines on the disk of the device.
 
-An engine is native code for one version of TensorRT on one GPU, so an entry with another key is never loaded.
-A user who can write into the folder chooses what runs, so the folder is read only if no other user can.
+An engine is native code for one version of TensorRT on one GPU. The key of an entry includes both, so an
+engine is never loaded on another system. Users who can write to the folder can run code, so the folder is
+read only if no other user can write to it.
 """
 
 import contextlib
@@ -45,11 +46,11 @@ class EngineKey:
     """Everything on which an engine depends.
 
     Attributes:
-        model_sha256: digest of the ONNX model.
-        tensorrt: version of the library.
-        power_mode: clocks for which the kernels were chosen, see `read_power_mode`.
-        options: build options as canonical JSON.
-        builder: revision of this code.
+        model_sha256: The digest of the ONNX model.
+        tensorrt: The version of TensorRT.
+        power_mode: The power mode for which TensorRT chose kernels, see `read_power_mode`.
+        options: The build options as canonical JSON.
+        builder: The revision of this code.
     """
 
     model_sha256: str
@@ -62,12 +63,12 @@ class EngineKey:
 
     @property
     def digest(self) -> str:
-        """Name of the entry: SHA-256 of all fields, hexadecimal."""
+        """The name of the cache entry: the SHA-256 of all fields in hexadecimal."""
         return _digest(asdict(self))
 
     @property
     def machine_digest(self) -> str:
-        """SHA-256 of the fields that do not depend on the model; names the timing cache that models share."""
+        """The SHA-256 of the fields other than the model's. It names the timing cache, which models share."""
         fields = asdict(self)
         return _digest(
             {name: fields[name] for name in ("tensorrt", "gpu", "compute_capability", "power_mode")}
@@ -80,14 +81,14 @@ def _digest(fields: Mapping[str, JsonValue]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """The entry of one key: an engine, or why there is none.
+    """A cached engine, or the reasons why there is none.
 
     Attributes:
-        precision: precision of the stored engine; None without one.
-        seconds: precision -> median latency in seconds, for each precision that was measured.
-        notes: why other engines were not stored.
-        plan: the engine. None if another build would fail, too: TensorRT cannot parse the model, or every
-            engine computed wrong values, see `notes`.
+        precision: The precision of the engine, or None without an engine.
+        seconds: A dict from each measured precision to its median latency in seconds.
+        notes: The reasons why other engines were not stored.
+        plan: The serialized engine. None if TensorRT cannot parse the model or all engines compute wrong
+            values, so that another build would also fail.
     """
 
     precision: str | None
@@ -97,7 +98,7 @@ class CacheEntry:
 
 
 class EngineCache:
-    """At most eight engines, and timing caches, in one folder. A `local_key` encrypts the engines."""
+    """A folder with timing caches and up to eight engines. A `local_key` encrypts the engines."""
 
     __slots__ = ("root",)
 
@@ -106,7 +107,7 @@ class EngineCache:
         self.root = root / "tensorrt"
 
     def read(self, key: EngineKey, local_key: "ContentKey | None" = None) -> CacheEntry | None:
-        """Return the entry of `key`; None if it is missing, damaged or writable for other users."""
+        """Return the entry of `key`, or None if it is missing, damaged or writable by other users."""
         folder = self.root / key.digest
         if not (_is_private(self.root) and _is_private(folder)):
             return None
@@ -130,11 +131,13 @@ class EngineCache:
             return None
 
     def write(self, key: EngineKey, entry: CacheEntry, local_key: "ContentKey | None" = None) -> None:
-        """Write `entry`; keep the eight newest. After a power cut, the old entry, the new one or none exists.
+        """Write `entry` and remove all but the eight newest entries.
+
+        After a power cut, the cache contains the old entry, the new entry or neither.
 
         Raises:
-            OutputError: the folder cannot be written.
-            OSError: the folder cannot be created.
+            OutputError: The folder cannot be written.
+            OSError: The folder cannot be created.
         """
         folder = self.root / key.digest
         _make_folder(folder)
@@ -164,14 +167,12 @@ class EngineCache:
 
     @contextlib.contextmanager
     def only_one(self, key: EngineKey, stop: threading.Event) -> Iterator[None]:
-        """Lock the entry of `key` during the `with` block; a crash unlocks it.
+        """Lock the entry of `key` during the `with` block. The lock does not survive a crash.
 
-        If the cache cannot be written, nothing is locked.
-
-        `stop`: set to stop waiting for the lock.
+        If the cache is not writable, there is no lock. Set `stop` to cancel the wait for the lock.
 
         Raises:
-            StoppedError: `stop` was set before the entry was free.
+            StoppedError: `stop` was set before the lock was free.
         """
         try:
             _make_folder(self.root)
@@ -186,11 +187,11 @@ class EngineCache:
             yield
 
     def forget(self, key: EngineKey) -> None:
-        """Remove the entry of `key`, if there is one."""
+        """Remove the entry of `key` if it exists."""
         (self.root / key.digest / _ENTRY).unlink(missing_ok=True)
 
     def read_timing(self, key: EngineKey) -> bytes | None:
-        """Return the timing cache for the machine of `key`, or None."""
+        """Return the timing cache for the machine of `key`, or None if there is none."""
         if not _is_private(self.root):
             return None
         try:
@@ -252,7 +253,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def read_power_mode() -> str:
-    """Return the power mode of a Jetson as `nvpmodel -q` states it, or `none` elsewhere."""
+    """Return the power mode of a Jetson as `nvpmodel -q` reports it, or `none` on other machines."""
     try:
         done = subprocess.run(
             ["nvpmodel", "-q"], capture_output=True, text=True, errors="replace", timeout=10, check=True

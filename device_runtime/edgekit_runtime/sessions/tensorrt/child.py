@@ -1,9 +1,9 @@
 """The process that builds engines: `python -m edgekit_runtime.sessions.tensorrt.child`.
 
-It reads `request.json`, `model.onnx` and `timing-*.cache` in the working folder, and writes `PRECISION.plan`,
-`timing.cache` and, last, `answer.json` there: `version`, `built`, `refused` (precision, or `model` if the
-parser refuses that -> messages) and `seconds`. It is a separate process because a native crash ends its
-process, and because TensorRT frees the memory for building only at the end of a process.
+It reads `request.json`, `model.onnx` and `timing-*.cache` in the working folder. It writes `PRECISION.plan`,
+`timing.cache` and finally `answer.json` with `version`, `built`, `refused` and `seconds`. `refused` is a dict
+from precision, or `model` if that cannot be parsed, to messages. A separate process survives native crashes
+of TensorRT, and TensorRT frees the memory of a build only when the process ends.
 """
 
 import importlib
@@ -33,10 +33,10 @@ _NICENESS: Final = 10  # a session is serving on the CPU meanwhile
 
 
 def build_all(trt: Any, request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Build engines of `model.onnx` in `folder`; return the fields of `answer.json` except `seconds`.
+    """Build engines of `model.onnx` in `folder`, and return the fields of `answer.json` except `seconds`.
 
-    Each engine is written to `PRECISION.plan`. `request` has the fields `precisions` (None for the usual
-    ones), `shapes`, `workspace_bytes` and `compute_capability`.
+    Each engine is written to `PRECISION.plan`. `request` has the fields `precisions` (None for the default),
+    `shapes`, `workspace_bytes` and `compute_capability`.
     """
     model = (folder / "model.onnx").read_bytes()
     built: list[str] = []

@@ -1,10 +1,10 @@
-"""The few calls of the CUDA driver that running an engine needs, by ctypes.
+"""The functions of the CUDA driver that are needed to run an engine, called by ctypes.
 
-The library is `libcuda.so.1`. Every driver (on a Jetson, JetPack) contains it, and its functions keep their
-meaning from version to version; docs/adr/0009-tensorrt-on-device.md says why not another.
+The library `libcuda.so.1` is part of every NVIDIA driver and of JetPack, and its interface is stable. See
+docs/adr/0009-tensorrt-on-device.md.
 
-Source: CUDA Driver API reference, sections 6.2 (initialization), 6.5 (devices), 6.7 (primary context),
-6.13 (memory) and 6.20 (streams).
+Source: CUDA Driver API reference, sections 6.2 (initialization), 6.5 (devices), 6.7 (primary context), 6.13
+(memory) and 6.20 (streams).
 """
 
 import ctypes
@@ -44,7 +44,7 @@ class Gpu:
     """The GPU for which an engine is built.
 
     Attributes:
-        compute_capability: version, such as `8.7`.
+        compute_capability: The version, such as `8.7`.
     """
 
     name: str
@@ -52,9 +52,9 @@ class Gpu:
 
 
 class Cuda:
-    """The first GPU of this machine, with its primary context, which TensorRT uses too.
+    """The first GPU of this machine and its primary context, which TensorRT also uses.
 
-    Its methods raise `BackendError` if the driver reports an error.
+    The methods raise `BackendError` if the driver reports an error.
     """
 
     __slots__ = ("_context", "_library", "gpu")
@@ -103,7 +103,7 @@ class Cuda:
             raise BackendError(f"backend 'tensorrt': {function} failed with {code} ({text})")
 
     def enter(self) -> None:
-        """Use this GPU's context on the calling thread; each thread must call this before other methods."""
+        """Make the context of this GPU current. Each thread must call this before other methods."""
         self._call("cuCtxSetCurrent", self._context)
 
     def create_stream(self) -> int:
@@ -129,15 +129,15 @@ class Cuda:
         self._call("cuMemFree_v2", address)
 
     def copy_in(self, address: int, array: Array, stream: int) -> None:
-        """Queue a copy of a C-contiguous array to the GPU; keep the array until `wait` returns."""
+        """Queue a copy of a C-contiguous array to the GPU. Keep the array until `wait` returns."""
         self._call("cuMemcpyHtoDAsync_v2", address, array.ctypes.data, array.nbytes, stream)
 
     def copy_out(self, array: Array, address: int, stream: int) -> None:
-        """Queue a copy from the GPU into a C-contiguous array, which is filled after `wait`."""
+        """Queue a copy from the GPU into a C-contiguous array. The array is complete after `wait`."""
         self._call("cuMemcpyDtoHAsync_v2", array.ctypes.data, address, array.nbytes, stream)
 
 
 def contiguous(array: Array) -> Array:
-    """Return `array` in one piece (C order), copied only if it is not."""
+    """Return the array in C order, and copy it only if necessary."""
     packed: Array = np.ascontiguousarray(array).reshape(array.shape)  # it gives an array without axes one
     return packed

@@ -1,6 +1,7 @@
-"""Runs a built engine on the GPU: the only part of the TensorRT backend that needs one.
+"""Runs a built engine on the GPU.
 
-It does not run engines whose output shapes depend on values (such as NonZero): those have no size to reserve.
+Engines whose output shapes depend on values (such as NonZero) are not supported, because their outputs cannot
+be allocated before a run.
 """
 
 import threading
@@ -27,10 +28,10 @@ _DTYPES: Final = {
 
 
 class EngineExecutor:
-    """A `Session` of one engine; `run` may be called from several threads, which then wait for one another.
+    """A `Session` of one engine. Several threads may call `run`, but only one run is executed at a time.
 
     Attributes:
-        inputs: inputs of `run`; a free dimension is named by input and axis, such as `image_0`.
+        inputs: The inputs of `run`. A free dimension is named after its input and axis, such as `image_0`.
     """
 
     __slots__ = (
@@ -85,7 +86,7 @@ class EngineExecutor:
         )
 
     def accepts(self, inputs: Mapping[str, Array]) -> bool:
-        """Return True if each free dimension of the inputs lies within the optimization profile."""
+        """Return whether each free dimension of the inputs is within the optimization profile."""
         for name, (low, _, high) in self._ranges.items():
             shape = np.shape(inputs.get(name, ()))
             if len(shape) == len(low):  # otherwise every engine refuses it
@@ -96,7 +97,7 @@ class EngineExecutor:
 
     @property
     def alone(self) -> AbstractContextManager[object]:
-        """A context manager that keeps other threads' runs waiting, so that a run inside can be timed."""
+        """A context manager that makes the runs of other threads wait, so that a run can be timed."""
         return self._lock
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -146,7 +147,7 @@ class EngineExecutor:
             )
 
     def close(self) -> None:
-        """Free the engine and its memory once a run under way has ended; a second call does nothing."""
+        """Wait for the current run, and free the engine and its memory. A second call does nothing."""
         with self._lock:
             if self._context is None:
                 return

@@ -1,7 +1,7 @@
-"""From an ONNX model to a serialized engine, by a given TensorRT module.
+"""Converts an ONNX model to a serialized engine with a given TensorRT module.
 
-It works with TensorRT 10 (`tensorrt`), whose builder takes precisions as flags, and with TensorRT-RTX
-(`tensorrt_rtx_bindings`), which takes every type from the model and needs no GPU to build.
+TensorRT 10 (`tensorrt`) takes the precision as a flag of the builder. TensorRT-RTX (`tensorrt_rtx_bindings`)
+takes all types from the model, and can build without a GPU.
 
 Source: NVIDIA TensorRT 10.3 and 10.16 Python API reference, chapters Builder, Network, OnnxParser.
 """
@@ -20,15 +20,15 @@ Ranges = Mapping[str, Sequence[Sequence[int]]]
 
 
 class RefusedError(Exception):
-    """Raised if TensorRT refused the model or its shapes; `args` are the messages."""
+    """TensorRT refused the model or its shapes. The messages are in `args`."""
 
 
 class ParseError(RefusedError):
-    """TensorRT's parser does not understand the model."""
+    """The parser of TensorRT does not support the model."""
 
 
 def make_log(trt: Any) -> Any:
-    """Return a logger for TensorRT whose `errors` are its first 20 errors, and whose `text` joins them."""
+    """Return a TensorRT logger that keeps the first 20 errors in `errors`, and joined in `text`."""
 
     class BuildLog(trt.ILogger):  # type: ignore[misc]  # its type is not known here
         def __init__(self) -> None:
@@ -52,10 +52,10 @@ def _one_line(message: str) -> str:
 
 
 def parse(trt: Any, log: Any, network: Any, model: bytes) -> None:
-    """Fill `network` from an ONNX model.
+    """Parse an ONNX model into `network`.
 
     Raises:
-        ParseError: the parser does not understand something; messages have operator, node name and reason.
+        ParseError: The model is not supported. The messages state the operator, node name and reason.
     """
     parser = trt.OnnxParser(network, log)
     if not parser.parse(model):
@@ -72,11 +72,11 @@ def _parser_error(error: Any) -> str:
 def make_profile(builder: Any, network: Any, ranges: Ranges) -> Any:
     """Return the optimization profile for inputs with free dimensions, or None if there are none.
 
-    `ranges`: shapes of inputs with free dimensions; an input whose only free dimension is the first may be
-    left out and gets batches of `BATCH_RANGE`.
+    `ranges` has the shapes of these inputs. If only the first dimension of an input is free, its default is
+    `BATCH_RANGE`.
 
     Raises:
-        RefusedError: a name is no input, or an input needs ranges and has none.
+        RefusedError: `ranges` names an unknown input, or lacks an input that has no default.
     """
     inputs = {tensor.name: tensor for tensor in map(network.get_input, range(network.num_inputs))}
     unknown = sorted(ranges.keys() - inputs.keys())
@@ -99,7 +99,7 @@ def _batches(name: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def is_quantized(trt: Any, network: Any) -> bool:
-    """Return True if a layer of `network` quantizes or dequantizes."""
+    """Return whether a layer of `network` quantizes or dequantizes."""
     kinds = (trt.LayerType.QUANTIZE, trt.LayerType.DEQUANTIZE)
     return any(layer.type in kinds for layer in _layers(network))
 
@@ -109,13 +109,13 @@ def _layers(network: Any) -> Iterator[Any]:
 
 
 def remove_quantization(trt: Any, network: Any) -> list[Any]:
-    """Turn a quantized network into float, in place; return constants to keep until the engine is built.
+    """Convert a quantized network to float in place. Keep the returned constants until the engine is built.
 
-    An activation bypasses its Q/DQ pair, and stored codes become float constants. This network shows whether
-    half precision is faster than int8 on this GPU.
+    Q/DQ pairs of activations are bypassed, and quantized weights become float constants. The result shows
+    whether half precision is faster than int8 on this GPU.
 
     Raises:
-        RefusedError: a layer dequantizes int4 codes, or a tensor that is neither stored nor from a Q layer.
+        RefusedError: A layer dequantizes int4 values, or a tensor that is neither constant nor quantized.
     """
     producers = {
         layer.get_output(i).name: layer for layer in _layers(network) for i in range(layer.num_outputs)

@@ -16,20 +16,19 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class TensorRtOptions:
-    """Options of a build; the `backend.options` of a manifest.
+    """Options of a build, as in `backend.options` of a manifest.
 
     Attributes:
-        precisions: engines to build and measure, out of `PRECISIONS`. None builds int8 and fp16 for a
-            quantized model, else fp16 and fp32. `int8` is the model as it is; fp16 and fp32 remove its
-            quantization.
-        shapes: input name -> smallest, usual and largest shape, for inputs with free dimensions; if only the
-            first is free, batches of 1 to 8 are the default.
-        workspace_bytes: most GPU memory for building, or None for TensorRT's choice (all of it).
-        timing_cache: path of an artifact with TensorRT's timing cache, or None.
-        threads: threads of the fallback session; the engine does not use them.
+        precisions: The engines to build and measure. None selects int8 and fp16 for a quantized model, else
+            fp16 and fp32. `int8` builds the model as it is. fp16 and fp32 remove the quantization.
+        shapes: A dict from input name to the smallest, usual and largest shape, for inputs with free
+            dimensions. If only the first is free, the default is a batch of 1 to 8.
+        workspace_bytes: The maximum GPU memory of a build, or None for no limit.
+        timing_cache: The path of an artifact with TensorRT's timing cache, or None.
+        threads: The number of threads of the fallback session.
 
     Raises:
-        ValueError: `precisions` is empty, or a range of shapes is not in ascending order.
+        ValueError: `precisions` is empty, or the shapes of an input are not in ascending order.
     """
 
     precisions: tuple[Precision, ...] | None = None
@@ -48,7 +47,7 @@ class TensorRtOptions:
             )
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return `precisions`, `shapes` and `workspace_bytes`, on which the engine depends."""
+        """Return the options on which the engine depends: `precisions`, `shapes` and `workspace_bytes`."""
         stated = to_plain(self)
         return {name: stated[name] for name in ("precisions", "shapes", "workspace_bytes")}
 

@@ -1,6 +1,6 @@
-"""Prepares an engine for traffic: loads or builds engines, checks them, and takes the fastest correct engine.
+"""Loads or builds engines, checks them, and returns the fastest one that is correct.
 
-`Machine` provides all access to a GPU, a process or a library.
+`Machine` provides all access to the GPU, processes and libraries.
 """
 
 import functools
@@ -30,7 +30,7 @@ _logger = logging.getLogger(__name__)
 
 class RunnableEngine(Session, Protocol):
     def accepts(self, inputs: Mapping[str, Array]) -> bool:
-        """Return whether the engine was built for these shapes."""
+        """Return whether the engine supports the shapes of these inputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class Machine:
     """The machine on which engines are built and run.
 
     Attributes:
-        version: version of TensorRT.
-        power_mode: see `read_power_mode`.
-        cache: engines that were built here before.
-        build: builds the engines of a model, see `build_engines`.
-        load: returns the engine of a plan, ready to run.
+        version: The version of TensorRT.
+        power_mode: See `read_power_mode`.
+        cache: The engines that were built on this machine.
+        build: Builds the engines of a model, see `build_engines`.
+        load: Loads a serialized engine.
     """
 
     version: str
@@ -55,13 +55,13 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class BuildJob:
-    """The engine to build; the job outlives the package.
+    """The input of `prepare`. It stays valid after the package is closed.
 
     Attributes:
-        golden: tensors that an engine must reproduce before it takes traffic.
-        inputs, outputs: inputs and outputs of the package's manifest.
-        timings: timing caches in the package.
-        local_key: encrypts the engine in the cache; None for a plain package.
+        golden: The tensors that an engine must reproduce.
+        inputs, outputs: The inputs and outputs in the manifest.
+        timings: The timing caches in the package.
+        local_key: Encrypts the engine in the cache, or None if the package is not encrypted.
     """
 
     key: EngineKey
@@ -76,10 +76,10 @@ class BuildJob:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedEngine:
-    """An engine that has reproduced the golden outputs.
+    """An engine that reproduced the golden outputs.
 
     Attributes:
-        entry: its entry in the cache, with the reasons why other engines were not stored.
+        entry: The cache entry of the engine.
     """
 
     engine: RunnableEngine
@@ -92,14 +92,13 @@ class _WrongError(BackendError):
 
 
 def prepare(job: BuildJob, machine: Machine, stop: threading.Event) -> PreparedEngine:
-    """Return the engine for `job`, from the cache, or newly built and then stored there.
+    """Return the fastest engine that reproduces the golden outputs, from the cache or a new build.
 
-    It is the fastest engine that reproduces the golden outputs. The cache also stores that TensorRT cannot
-    parse the model, or that all engines compute wrong values.
+    The cache stores the engine, or that the model cannot be parsed or all engines compute wrong values.
 
     Raises:
         StoppedError: `stop` was set.
-        BackendError: no engine reproduces the golden outputs; the message has every reason.
+        BackendError: No engine reproduces the golden outputs. The message states all reasons.
     """
     with machine.cache.only_one(job.key, stop):
         entry = machine.cache.read(job.key, job.local_key)

@@ -1,4 +1,4 @@
-"""The session that runs on its fallback until TensorRT's engine has passed its tests, and then on that."""
+"""A session that uses its fallback until the TensorRT engine has passed its tests."""
 
 import contextlib
 import logging
@@ -22,9 +22,9 @@ class EngineState:
 
     Attributes:
         phase: `building` (or loading), `serving`, `failed` or `closed`.
-        precision: precision of the engine that serves; None before that.
-        seconds: precision -> median latency in seconds of the engines that were compared.
-        notes: why the phase is `failed`, or other engines were not stored.
+        precision: The precision of the engine, or None before it serves.
+        seconds: A dict from each measured precision to its median latency in seconds.
+        notes: The reasons why the build failed or other engines were not stored.
     """
 
     phase: str
@@ -34,9 +34,9 @@ class EngineState:
 
 
 class TensorRtSession:
-    """A model that runs on a fallback first, and on TensorRT once its engine is ready; see `Session`.
+    """A `Session` that runs its fallback until the TensorRT engine is ready.
 
-    Inputs with shapes outside the engine's range still run on the fallback.
+    Inputs with shapes outside the range of the engine always run on the fallback.
     """
 
     __slots__ = ("_serving", "_state", "_stop", "_thread", "inputs", "outputs")
@@ -73,7 +73,7 @@ class TensorRtSession:
         return self._state
 
     def wait(self, timeout_s: float | None = None) -> EngineState:
-        """Return the state once the engine serves or has failed, or after `timeout_s`."""
+        """Wait until the engine serves or has failed, for up to `timeout_s`, and return the state."""
         self._thread.join(timeout_s)
         return self._state
 
@@ -99,7 +99,7 @@ class TensorRtSession:
 
     @property
     def alone(self) -> contextlib.AbstractContextManager[object]:
-        """Like `EngineExecutor.alone`; runs on the fallback do not wait."""
+        """A context manager like `EngineExecutor.alone`. It does not delay runs on the fallback."""
         alone: contextlib.AbstractContextManager[object] = getattr(
             self._serving[0], "alone", contextlib.nullcontext()
         )
@@ -114,7 +114,7 @@ class TensorRtSession:
         return fallback.run(inputs)
 
     def close(self) -> None:
-        """Stop the build, wait until it has ended, and free the model; a second call does nothing."""
+        """Cancel the build, wait for its end and free the model. A second call does nothing."""
         self._stop.set()
         self._thread.join()
         engine, fallback = self._serving
