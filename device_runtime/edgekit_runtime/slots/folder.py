@@ -1,7 +1,8 @@
-"""The files of one model on the disk: the packages in its slots, its factory package and its state.
+"""The files of one model: its state, the packages in its slots and its factory package.
 
-A package lies under a name made of version and digest, so writing one changes nothing until the state names
-it: replacing the state is the one step that commits. Nothing here decides what to install or to open.
+A package file is named after its version and digest, and has no effect until the state names it. An
+installation is therefore committed in one step, when the state is replaced. This module does not decide which
+package is installed or opened.
 
 Source: docs/explanation/slots.md.
 """
@@ -44,12 +45,12 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FoundState:
-    """A state, and whether it was read or rebuilt.
+    """A state that was read from its file or rebuilt from the packages.
 
     Attributes:
-        state: read, or rebuilt from the packages that are there.
-        problem: why it was rebuilt, or None.
-        replaceable: whether the file may be written; False if it cannot be read or a newer edgekit wrote it.
+        problem: The reason why the state was rebuilt, or None.
+        replaceable: Whether the state file may be written. False if it cannot be read or is from a newer
+            edgekit.
     """
 
     state: ModelState
@@ -57,13 +58,13 @@ class FoundState:
     replaceable: bool = True
 
     def check_replaceable(self) -> None:
-        """Raise `RecordError` unless the state file may be written."""
+        """Raise `RecordError` if the state file must not be written."""
         if not self.replaceable:
             raise RecordError(f"{self.problem}; until then nothing can be installed or recorded")
 
 
 def identify(package: "OpenedPackage") -> Installed:
-    """Return a new state entry for a package: unproven and never started."""
+    """Return a new state entry for a package, which is unproven and was never started."""
     manifest = package.manifest
     return Installed(version=manifest.version, sha256=manifest.sha256, encrypted=package.is_encrypted)
 
@@ -72,7 +73,7 @@ class ModelFolder:
     """The folder of one model.
 
     Attributes:
-        path: path of the folder; it need not exist.
+        path: The path of the folder, which may be missing.
     """
 
     __slots__ = ("_disk", "_read", "model", "path")
@@ -85,16 +86,15 @@ class ModelFolder:
         self._disk = disk
 
     def has_content(self) -> bool:
-        """Return True if a state or a package lies here; a failed installation may leave an empty folder."""
+        """Return whether the folder contains a state or a package. A failed installation may leave it empty.
+        """
         return any(name == STATE_NAME or name.endswith(_SUFFIX) for name in self._list_names())
 
     def load(self, written: Installed | None = None) -> FoundState:
-        """Return the state; if its file is missing or damaged, rebuild it from the packages.
-
-        Nothing is written.
+        """Return the state, or rebuild it if its file is missing or damaged. Nothing is written.
 
         Args:
-            written: a package that was just written and verified; a rebuilt state leaves it out.
+            written: A package that was just written. A rebuilt state does not include it.
         """
         where = self.path / STATE_NAME
         find = functools.partial(self._find_packages, written)
@@ -115,13 +115,13 @@ class ModelFolder:
         return FoundState(state)
 
     def record(self, loaded: FoundState, state: ModelState) -> None:
-        """Write `state` in place of the one that was loaded; a power cut leaves the old one or the new one.
+        """Replace the loaded state by `state`. A power cut leaves either the old or the new state.
 
-        A state that is intact and has not changed is not written.
+        Nothing is written if the loaded state is intact and equal to `state`.
 
         Raises:
-            RecordError: the disk is full, or the folder cannot be written, or `loaded` is not replaceable.
-            UnavailableError: it cannot be written now, for another reason than a full disk.
+            RecordError: The disk is full, the folder is not writable, or `loaded` is not replaceable.
+            UnavailableError: The machine lacks descriptors or memory.
         """
         if state == loaded.state and loaded.problem is None:
             return
@@ -133,11 +133,11 @@ class ModelFolder:
             file.write(state.to_bytes())
 
     def open(self, state: ModelState, item: Installed) -> "OpenedPackage":
-        """Open and verify the package of an entry of `state`; it must be the one that was installed.
+        """Verify and open the package of an entry of `state`.
 
         Raises:
-            PackageError: it is missing, damaged, or signed by a key that is not trusted.
-            SlotError: another package lies in its place, or it is for another target.
+            PackageError: The package is missing, damaged, or not signed by a trusted key.
+            SlotError: The file contains another package, or the package is for another target.
         """
         return self._open(self.locate(state, item), item)
 
@@ -146,13 +146,13 @@ class ModelFolder:
         return self.path / _file_name(item, factory=item is state.factory)
 
     def write(self, package: "OpenedPackage", item: Installed, *, factory: bool) -> bool:
-        """Write and verify the package file of `item`; return False if it was already there, undamaged.
+        """Write and verify the package file of `item`. Return False if an intact file already existed.
 
-        A factory package gets a read-only file.
+        The file of a factory package is read-only.
 
         Raises:
-            RecordError: the disk is full, or the folder cannot be written.
-            PackageError: the bytes that were read back differ from those that were written.
+            RecordError: The disk is full, or the folder is not writable.
+            PackageError: The file on the disk differs from the package.
         """
         path = self.path / _file_name(item, factory=factory)
         with _passing_bad_ones(), self._open(path, item) as present:
@@ -171,22 +171,22 @@ class ModelFolder:
         return True
 
     def may_name(self, item: Installed) -> bool:
-        """Return True if the state file names `item`, or cannot be read, so that it might name `item`."""
+        """Return whether the state file names `item`, or might name it because the file cannot be read."""
         loaded = self.load()
         is_named = any(other.sha256 == item.sha256 for other in loaded.state.installed)
         return is_named if loaded.problem is None else not loaded.replaceable
 
     def remove(self, item: Installed, *, factory: bool) -> None:
-        """Remove a package that no state names, ignoring errors; `factory` as for `write`."""
+        """Remove a package that no state names. Errors are ignored. See `write` for `factory`."""
         with contextlib.suppress(OSError):
             path = self.path / _file_name(item, factory=factory)
             self._disk.remove(path)
             self._disk.remove(key_path(path))
 
     def remove_leftovers(self, state: ModelState) -> None:
-        """Remove packages that `state` does not name, and temporary files; what cannot be removed is logged.
+        """Remove temporary files and the packages that `state` does not name. Failures are logged.
 
-        The caller holds the `lock`; `state` is what the state file holds.
+        The caller must hold the `lock`, and `state` must be the content of the state file.
         """
         named = {self.locate(state, item).name for item in state.installed}
         try:
@@ -204,7 +204,7 @@ class ModelFolder:
             _logger.warning("%s: left-over files cannot be removed now: %s", self.path, cause.strerror)
 
     def remove_all(self) -> None:
-        """Remove all files, the state last, so that no package is found without its state."""
+        """Remove all files. The state is removed last, so that no package is found without its state."""
         try:
             for name in sorted(self._list_names(), key=STATE_NAME.__eq__):
                 self._disk.remove(self.path / name)
@@ -214,10 +214,10 @@ class ModelFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock this model's state during the `with` block, against other processes and threads.
+        """Lock the state of this model during the `with` block, against other processes and threads.
 
         Raises:
-            RecordError: the folder is missing, or the state is locked for over 30 s.
+            RecordError: The folder is missing, or the state is locked for over 30 s.
         """
         with hold(self.path):
             yield

@@ -1,8 +1,8 @@
-"""The state of one model's slots, and its form on the disk. Pure: nothing here touches a file.
+"""The state of one model's slots and the format of its file. This module does not access files.
 
-The state names packages by the digest of their manifest, which fixes every byte of their artifacts. Its own
-digest finds damage, not malice: a user who can write the state can write the digest too. The signature of
-each package that the state names is verified in any case.
+The state names packages by the digest of their manifest, which determines all of their content. The state
+file also contains its own digest, which detects damage but not manipulation. The signature of each package is
+verified in any case.
 
 Source: docs/explanation/slots.md, section "state.json".
 """
@@ -29,11 +29,11 @@ _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 class DamagedStateError(SlotError):
-    """Raised if a state is not what was written; it can be rebuilt from the packages that are there."""
+    """The state file is damaged. The state can be rebuilt from the packages."""
 
 
 class NewerStateError(SlotError):
-    """Raised if a newer edgekit wrote the state; the file is left alone."""
+    """The state file is from a newer edgekit and must not be changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +41,13 @@ class Installed(Record):
     """One package in a slot.
 
     Attributes:
-        version: version that the manifest states.
-        sha256: digest of the manifest, in 64 lower-case hexadecimal digits.
-        health: `unproven` until it is confirmed for the first time, `healthy` from then on, or `rejected`.
-        begun: number of starts since it was installed, while unproven.
-        trial: how a service tries the unproven version beside the previous one: `shadow`, `canary`, or empty
-            for the service's setting.
-        encrypted: whether its file is encrypted.
+        version: The version in the manifest.
+        sha256: The digest of the manifest as 64 lower-case hexadecimal digits.
+        health: `unproven` until the first confirmation, then `healthy`, or `rejected`.
+        begun: The number of starts since the installation, while the version is unproven.
+        trial: How a service tests the unproven version: `shadow`, `canary`, or empty for the default of the
+            service.
+        encrypted: Whether the package file is encrypted.
     """
 
     _error: ClassVar = DamagedStateError
@@ -70,7 +70,7 @@ class Installed(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection(Record):
-    """A version that failed here and is not installed again without permission."""
+    """A version that failed on this device and is not installed again without permission."""
 
     _error: ClassVar = DamagedStateError
 
@@ -85,17 +85,17 @@ class Rejection(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelState(Record):
-    """Which versions of one model are installed, which is opened, and which were rejected.
+    """The installed versions and the rejected versions of one model.
 
     Attributes:
-        active: the package in the active slot, or None; see `current`.
-        spare: the package in the other slot, or None.
-        factory: the package that always remains, or None.
-        pinned: version at which the model stays, or None.
-        rejected: versions that failed, newest last; the last `MAX_REJECTIONS` are written.
+        active: The package in the active slot, or None. See `current`.
+        spare: The package in the other slot, or None.
+        factory: The factory package, which is never removed, or None.
+        pinned: The version to which the model is pinned, or None.
+        rejected: The versions that failed, newest last. Only the last `MAX_REJECTIONS` are written.
 
     Raises:
-        DamagedStateError: a field has the wrong type or value, or two contradict each other.
+        DamagedStateError: A field has the wrong type or value, or two fields contradict each other.
     """
 
     _error: ClassVar = DamagedStateError
@@ -118,35 +118,36 @@ class ModelState(Record):
 
     @property
     def current(self) -> Installed | None:
-        """The package that is opened first; None if nothing is installed.
+        """The package to open first, or None if nothing is installed.
 
-        It is the active package. If that is missing or rejected, it is the factory package, if there is one.
+        If the active package is missing or rejected, this is the factory package if there is one. Otherwise,
+        it is the active package.
         """
         is_rejected = self.active is not None and self.active.health == REJECTED
         return self.factory or self.active if is_rejected else self.active or self.factory
 
     @property
     def installed(self) -> Iterator[Installed]:
-        """All packages: active, spare, factory."""
+        """The installed packages in the order active, spare, factory."""
         return (item for item in (self.active, self.spare, self.factory) if item is not None)
 
     def to_bytes(self) -> bytes:
-        """Return the content of the state file: canonical JSON with its own digest, see `parse_state`."""
+        """Return the content of the state file, which is canonical JSON with a digest. See `parse_state`."""
         trimmed = replace(self, rejected=self.rejected[-MAX_REJECTIONS:])
         body: dict[str, JsonValue] = {**trimmed.to_json(), "format": FORMAT}
         return encode_json({**body, "sha256": hashlib.sha256(encode_json(body)).hexdigest()})
 
 
 def parse_state(data: bytes, where: str) -> ModelState:
-    """Return the state in the content of a state file.
+    """Parse the content of a state file.
 
     Args:
-        data: the content; the caller has bounded its size.
-        where: start of each error message.
+        data: The content. The caller must limit its size.
+        where: The start of each error message.
 
     Raises:
-        DamagedStateError: the content is truncated, changed, or of another writer.
-        NewerStateError: the content is intact, but of a newer format.
+        DamagedStateError: The content is truncated, changed or not a state.
+        NewerStateError: The content is intact but in a newer format.
     """
     body = decode_json(data, where, DamagedStateError)
     # The digest comes first: it covers the number of the format, in every format.

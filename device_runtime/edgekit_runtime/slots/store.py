@@ -1,7 +1,7 @@
-"""The installed models of a device: what to open, and what is recorded of how that went.
+"""The installed models of a device: selects the version to open, and records how its starts ended.
 
-Every function here may wait for the disk and verify whole packages: call them from a thread where an event
-loop must not wait. Several processes and threads may use one folder at the same time.
+All functions may block, because they access the disk and verify whole packages. Do not call them on an event
+loop. Several processes and threads can use the same folder at the same time.
 
 Source: docs/explanation/slots.md.
 """
@@ -38,7 +38,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """The result of an installation: whether the version is `active` from now on, and the new `state`."""
+    """The result of an installation. `active` is True if the version is now current, and `state` is new."""
 
     model: str
     version: str
@@ -52,9 +52,9 @@ class Place:
 
     Attributes:
         name: `active`, `spare` or `factory`.
-        installed: its entry in the state.
-        path: where the package lies.
-        problem: why it cannot be opened, or None.
+        installed: The entry in the state.
+        path: The path of the package file.
+        problem: The reason why the package cannot be opened, or None.
     """
 
     name: str
@@ -65,17 +65,18 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """The installed models below one folder.
+    """The installed models in one folder.
 
-    Each method raises `UnavailableError` if the machine lacks descriptors or memory now. That is not counted
-    as a fault of a version. Each method raises `SlotError` if there is no such model, its folder is open to
-    other users, or a change cannot be recorded.
+    All methods raise `UnavailableError` if the machine lacks descriptors or memory, which is not a failure of
+    the version. They raise `SlotError` if the model is unknown, if other users can change its folder, or if a
+    change cannot be recorded.
 
     Attributes:
-        folder: the folder that `find_state_folder` names; it need not exist.
-        trust: keys whose packages are accepted.
-        target: target of this device; packages for another one are refused. None accepts all.
-        disk: calls that change files, see `Disk`.
+        folder: The folder that `find_state_folder` returns. It may be missing.
+        trust: The keys whose packages are accepted.
+        target: The target of this device, or None. Packages for other targets are refused.
+        max_begun: The number of starts without a confirmation after which a version is rejected.
+        disk: The functions that change files, see `Disk`.
     """
 
     folder: Path
@@ -84,11 +85,11 @@ class Slots:
     disk: Disk = field(default=DISK, repr=False)
 
     def models(self) -> tuple[str, ...]:
-        """Return the sorted names of all models that are installed, even if damaged.
+        """Return the sorted names of all installed models, including damaged ones.
 
         Raises:
-            SlotError: the folder cannot be read, or is open to other users.
-            UnavailableError: it cannot be read now.
+            SlotError: The folder cannot be read, or other users can change it.
+            UnavailableError: The machine lacks descriptors or memory.
         """
         try:
             paths = list(self._models.iterdir())
@@ -102,25 +103,25 @@ class Slots:
             raise SlotError(f"{self._models}: cannot be read: {cause.strerror}") from cause
 
     def load(self, model: str) -> FoundState:
-        """Return the state of `model`; if its record is damaged, rebuild the state, without writing it."""
+        """Return the state of `model`. If its file is damaged, the state is rebuilt but not written."""
         return self._find(model).load()
 
     def examine(self, model: str) -> tuple[FoundState, tuple[Place, ...]]:
-        """Verify the packages of `model`; return its state, and each package with its problem."""
+        """Verify the packages of `model`, and return its state and its packages."""
         folder = self._find(model)
         loaded = folder.load()
         return loaded, tuple(_examine(folder, loaded.state))
 
     def choose(self, model: str, version: str | None = None) -> Choice:
-        """Return the version to open, with its package open, and record nothing.
+        """Choose a version and open its package. Nothing is recorded.
 
         Args:
-            model: name of the model.
-            version: the version to open. None for the active version or, if that is damaged or rejected,
-                the best intact one.
+            model: The name of the model.
+            version: The version to open. None selects the active version, or the best intact version if the
+                active one is damaged or rejected.
 
         Raises:
-            SlotError: no version can be opened; says why for each.
+            SlotError: No version can be opened. The message states the reason for each.
         """
         folder = self._find(model)
         for _ in range(_READS):
@@ -137,12 +138,12 @@ class Slots:
     def list_candidates(
         self, model: str, version: str | None = None, *, counted: Collection[str] = ()
     ) -> tuple[tuple[Installed, Path], ...]:
-        """Return the entries that `choose` would try, with the path of each, best first; open no package.
+        """Return the entries that `choose` would try, with their paths, best first. No package is opened.
 
-        For `version` see `choose`, for `counted` see `begin_start`.
+        See `choose` for `version`, and `begin_start` for `counted`.
 
         Raises:
-            SlotError: no such version, or nothing is installed.
+            SlotError: The version is not installed, or nothing is installed.
         """
         folder = self._find(model)
         state = transitions.give_up(folder.load().state, counted)
@@ -152,12 +153,10 @@ class Slots:
         return located
 
     def open(self, model: str, sha256: str) -> "OpenedPackage":
-        """Open and verify the package of an installed version, even a rejected one; record nothing.
-
-        `sha256`: digest of the package's manifest.
+        """Open the package with the manifest digest `sha256`, even if it was rejected. Nothing is recorded.
 
         Raises:
-            SlotError: no such version, or its package cannot be opened; says why.
+            SlotError: The package is not installed or cannot be opened. The message states the reason.
         """
         folder = self._find(model)
         loaded = folder.load()
@@ -172,19 +171,18 @@ class Slots:
         counted: Collection[str] = (),
         without: Collection[str] = (),
     ) -> Choice:
-        """Return what `choose` returns; if the version is unproven, first count this start on the disk.
+        """Choose a version like `choose`. If it is unproven, count this start on the disk first.
 
-        A version that was begun `MAX_BEGUN` times and never confirmed is rejected here, so that a loop of
-        crashes ends at the previous version. If the count cannot be written, versions that have proved
-        themselves come first, since an unproven one could crash again and again.
+        A version that was started `max_begun` times without a confirmation is rejected, so that a crash loop
+        ends at the previous version. If the count cannot be written, healthy versions are preferred, because
+        an unproven version could crash forever.
 
         Args:
-            model: name of the model.
-            version: as for `choose`.
-            counted: manifest digests of versions whose start this process has counted. They are not counted
-                again: a crash would have ended the process.
-            without: manifest digests of versions that this device cannot open, such as for a missing engine.
-                They are skipped and not changed.
+            model: The name of the model.
+            version: See `choose`.
+            counted: The manifest digests of versions whose start this process has already counted. They are
+                not counted again.
+            without: The manifest digests of versions that this device cannot open. They are skipped.
         """
 
         def decide(state: ModelState) -> tuple[ModelState, tuple[Installed, ...]]:
@@ -194,11 +192,11 @@ class Slots:
         return begin(self._find(model), decide, counted)
 
     def undo_start(self, model: str, version: str) -> None:
-        """Take back the count of a start that ended for a reason outside the version."""
+        """Undo the count of a start that ended for a reason outside the version."""
         self._change(model, lambda state: transitions.undo_start(state, version))
 
     def confirm(self, model: str, version: str) -> None:
-        """Record that `version` passed its self-test and served; no effect if it is no longer installed."""
+        """Record that `version` passed its self-test and served. Nothing happens if it is not installed."""
         self._change(model, lambda state: transitions.confirm(state, version))
 
     def reject(
@@ -210,15 +208,15 @@ class Slots:
         counted: Collection[str] = (),
         without: Collection[str] = (),
     ) -> Choice | None:
-        """Record that `version` failed; return the version to open in its place, and count its start.
+        """Record that `version` failed, choose the version that replaces it, and count its start.
 
-        Return None if all other versions are rejected or cannot be opened. If the failure cannot be recorded,
-        that is only logged.
+        The result is None if all other versions are rejected or cannot be opened. If the failure cannot be
+        recorded, that is only logged.
 
-        `reason`: text to show, such as the finding of the self-test. `counted`, `without`: see `begin_start`.
+        `reason` is a text for the user. See `begin_start` for `counted` and `without`.
 
         Raises:
-            UnavailableError: other versions cannot be checked now; the failure is recorded.
+            UnavailableError: The machine lacks descriptors or memory. The failure is recorded.
         """
 
         def decide(state: ModelState) -> tuple[ModelState, tuple[Installed, ...]]:
@@ -248,8 +246,8 @@ class Slots:
         """Reject the current version, make the previous one current, and return the new state.
 
         Raises:
-            SlotError: no previous version.
-            PackageError: the package of the previous version is missing or damaged.
+            SlotError: There is no previous version.
+            PackageError: The package of the previous version is missing or damaged.
         """
 
         def change(state: ModelState) -> ModelState:
@@ -263,7 +261,7 @@ class Slots:
         return self._change(model, change)
 
     def pin(self, model: str, pinned: bool) -> ModelState:
-        """Pin the model to its current version, or unpin it; return the new state."""
+        """Pin the model to its current version, or unpin it. Return the new state."""
         return self._change(model, lambda state: transitions.pin(state, pinned))
 
     def install(
@@ -275,18 +273,20 @@ class Slots:
         check: "Callable[[Manifest], None] | None" = None,
         trial: str = "",
     ) -> Receipt:
-        """Install the package at `path`; the active version changes in the last step, which is atomic.
+        """Install the package at `path`. The last step, which activates the version, is atomic.
 
         Args:
-            path: path of a package; it is verified before anything is written.
-            allowed: changes that are otherwise refused.
-            factory: install it as the factory package, which always remains.
-            check: raises an `EdgekitError` if this device cannot run a package, before anything is written.
-            trial: how a service tries the version: `shadow`, `canary`, or empty for the service's setting.
+            path: The path of the package, which is verified before anything is written.
+            allowed: The changes that are permitted. All are refused by default.
+            factory: Whether to install the package as the factory package, which is never removed.
+            check: Raises an `EdgekitError` if this device cannot run the package.
+            trial: How a service tests the version: `shadow`, `canary`, or empty for the default of the
+                service.
 
         Raises:
-            PackageError: the package is wrong; the subclass says how.
-            SlotError: `transitions.add` refuses it, the target differs, or the folder cannot be written.
+            PackageError: The package is invalid. The subclass states the reason.
+            SlotError: `transitions.add` refuses the version, the target differs, or the folder is not
+                writable.
         """
         with self._read(path) as package:
             if check is not None:
@@ -319,7 +319,7 @@ class Slots:
         return Receipt(model=model, version=new.version, active=active, state=state)
 
     def remove(self, model: str) -> None:
-        """Remove a model with all its packages and its state; after an interruption, call it again."""
+        """Remove a model with all its packages and its state. If this was interrupted, call it again."""
         folder = self._find(model)
         with hold(self._models), folder.lock():
             folder.remove_all()

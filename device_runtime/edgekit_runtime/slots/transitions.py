@@ -1,6 +1,6 @@
-"""Transitions of a model's state: each function takes a state and returns the next one. Pure.
+"""Pure functions that take the state of a model and return the next state.
 
-The number of starts of a version counts, never the time: a device may start without knowing the time.
+They depend on the number of starts and not on the time, because a device may start without a clock.
 """
 
 from collections.abc import Callable, Collection
@@ -29,13 +29,13 @@ _Change: TypeAlias = Callable[[Installed], Installed]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permissions:
-    """Permissions of an installation that are off by default.
+    """Permissions of an installation, which are all denied by default.
 
     Attributes:
-        pin: pin the model to the version that is installed, also if another is pinned.
-        downgrade: install a version older than the current one.
-        retry: install a version that was rejected here.
-        plain: install an unencrypted version although an installed one is encrypted.
+        pin: Pin the model to the installed version, even if another version is pinned.
+        downgrade: Install a version that is older than the current one.
+        retry: Install a version that was rejected.
+        plain: Install an unencrypted version although an installed version is encrypted.
     """
 
     pin: bool = False
@@ -47,7 +47,7 @@ class Permissions:
 def find_previous(state: ModelState) -> Installed | None:
     """Return the package that becomes current if the current one is rejected, or None.
 
-    That is the spare one if it is healthy, else the factory package, else an unproven spare one.
+    This is a healthy spare package, else the factory package, else an unproven spare package.
     """
     if state.current is state.factory:
         return None  # there is nothing behind it
@@ -60,9 +60,9 @@ def find_previous(state: ModelState) -> Installed | None:
 
 
 def list_candidates(state: ModelState) -> tuple[Installed, ...]:
-    """Return the installed packages in the order in which to try them.
+    """Return the installed packages in order of preference.
 
-    Rejected ones come last: a start with one of them is worth a try if no other package is intact.
+    Rejected packages are last. They are opened only if no other package is intact.
     """
     slots = [item for item in (state.active, state.spare) if item is not None]
     good = [
@@ -75,9 +75,10 @@ def list_candidates(state: ModelState) -> tuple[Installed, ...]:
 
 
 def give_up(state: ModelState, counted: Collection[str] = ()) -> ModelState:
-    """Return the state after rejecting every unproven version that was begun `MAX_BEGUN` times.
+    """Return the state in which all unproven versions with `max_begun` starts are rejected.
 
-    `counted`: manifest digests of versions to leave alone: their current start may still be confirmed.
+    `counted` contains the manifest digests of versions whose current start may still be confirmed. They are
+    not rejected.
     """
     for item in (state.active, state.spare):
         if item is None or item.health != UNPROVEN or item.sha256 in counted:
@@ -89,19 +90,19 @@ def give_up(state: ModelState, counted: Collection[str] = ()) -> ModelState:
 
 
 def count_start(state: ModelState, version: str) -> ModelState:
-    """Return the state with one more start of `version` if that is unproven, else unchanged."""
+    """Return the state with one more start of `version`. Only an unproven version is changed."""
     return _change(state, version, lambda item: replace(item, begun=item.begun + 1), only=(UNPROVEN,))
 
 
 def undo_start(state: ModelState, version: str) -> ModelState:
-    """Return the state with one start of `version` less if that is unproven, else unchanged."""
+    """Return the state with one start less of `version`. Only an unproven version is changed."""
     return _change(state, version, lambda item: replace(item, begun=max(0, item.begun - 1)), only=(UNPROVEN,))
 
 
 def confirm(state: ModelState, version: str) -> ModelState:
-    """Return the state after `version` has proved itself; unchanged if it is not installed any more.
+    """Return the state in which `version` is healthy. It is unchanged if `version` is not installed.
 
-    A rejected version becomes healthy only if it is current: then there was no other version to open.
+    A rejected version becomes healthy only if it is current, because no other version could be opened.
     """
     is_current = (
         state.current is state.active and state.active is not None and state.active.version == version
@@ -119,9 +120,9 @@ def confirm(state: ModelState, version: str) -> ModelState:
 
 
 def reject(state: ModelState, version: str, reason: str) -> ModelState:
-    """Return the state after `version` has failed; unchanged if it is not installed.
+    """Return the state in which `version` is rejected. It is unchanged if `version` is not installed.
 
-    If the active version failed, the package from `find_previous` becomes current. If the model was pinned to
+    If `version` was active, the package from `find_previous` becomes current. If the model was pinned to
     `version`, it is unpinned.
     """
     failed = next((item for item in state.installed if item.version == version), None)
@@ -147,7 +148,7 @@ def pin(state: ModelState, pinned: bool) -> ModelState:
     """Return the state with the model pinned to its current version, or unpinned.
 
     Raises:
-        SlotError: nothing is installed.
+        SlotError: Nothing is installed.
     """
     if state.current is None:
         raise SlotError(f"{state.model}: nothing is installed that could be pinned; install a package first")
@@ -158,8 +159,8 @@ def add_factory(state: ModelState, new: Installed, allowed: Permissions) -> Mode
     """Return the state with `new` as the factory package.
 
     Raises:
-        SlotError: there is another factory package; the version is known here with another digest; it was
-            rejected; or it is plain, an installed package is encrypted, and `allowed.plain` is False.
+        SlotError: Another factory package is installed, the version was rejected, or it is known with another
+            digest. Also raised if `new` is the first unencrypted package and `allowed.plain` is False.
     """
     _check_content(state, new)
     _check_encrypted(state, new, allowed)
@@ -176,14 +177,14 @@ def add_factory(state: ModelState, new: Installed, allowed: Permissions) -> Mode
 
 
 def add(state: ModelState, new: Installed, allowed: Permissions) -> ModelState:
-    """Return the state with `new` as the active version, unproven unless it was confirmed here before.
+    """Return the state with `new` as the active version. It is unproven unless it was confirmed before.
 
-    The other slot keeps a healthy version or, without one, an unproven one.
+    The other slot keeps a healthy version or, without one, an unproven version.
 
     Raises:
-        SlotError: the version is known here with another digest. Also, unless `allowed` permits it: another
-            version is pinned; `new` was rejected here; it is older than the current version; or it is plain
-            and an installed package is encrypted.
+        SlotError: The version is known with another digest. Also raised without permission if another version
+            is pinned, if `new` was rejected or is older than the current version, or if `new` is not
+            encrypted and an installed package is.
     """
     _check_content(state, new)
     _check_allowed(state, new, allowed)

@@ -1,1 +1,1 @@
-"""Statistics that stay valid at any number of looks: for a device's canary and a fleet's gates."""
+"""Statistics that stay valid when they are evaluated repeatedly, for canaries and rollout gates."""

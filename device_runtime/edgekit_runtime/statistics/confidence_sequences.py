@@ -1,12 +1,12 @@
-"""Intervals that stay valid at any number of looks, for a share and for a quantile.
+"""Confidence sequences for a mean and for a quantile, which can be evaluated after every observation.
 
-If an ordinary 99 % interval is computed after every request, sooner or later it almost surely misses the true
-value. These are confidence sequences: the probability that the true value is *ever* outside is at most
-`alpha`, so a decision may be taken at any look. All of them use one martingale for a share `p`: the
-likelihood of the observations averaged over all shares (with a Beta(1/2, 1/2) prior), divided by the
-likelihood under `p`. By Ville's inequality the probability that it ever reaches 1 / alpha is at most alpha.
+If an ordinary 99 % interval is computed after every request, it almost surely misses the true value at some
+time. For a confidence sequence, the probability that the true value is *ever* outside is at most `alpha`, so
+a decision can be made at any time. All functions use one martingale for a mean `p`. It is the likelihood of
+the observations averaged over all means (with a Beta(1/2, 1/2) prior), divided by the likelihood under `p`.
+By Ville's inequality, the probability that it ever reaches 1 / alpha is at most alpha.
 
-They assume that observations are independent given the past, with the same share or distribution throughout.
+The observations must be independent given the past, and their mean or distribution must be constant.
 
 Source: H. Robbins, Statistical methods related to the law of the iterated logarithm, Ann. Math. Statist. 41
 (1970); S. Howard, A. Ramdas, J. McAuliffe, J. Sekhon, Time-uniform, nonparametric, nonasymptotic confidence
@@ -31,14 +31,14 @@ _LEAST, _MOST = 1e-7, 1e4
 
 
 def log_evidence(total: float, count: int, share: float) -> float:
-    """Return the logarithm of the test martingale against the mean `share`.
+    """Return the logarithm of the test martingale for the mean `share`.
 
-    A value of log(1 / alpha) or more refutes that mean at the level alpha.
+    A value of at least log(1 / alpha) rejects this mean at the level alpha.
 
     Args:
-        total: sum of the observations; each is any number in 0..1.
-        count: number of observations.
-        share: supposed mean of the observations, in 0..1, the ends excluded.
+        total: The sum of the observations, which are numbers from 0 to 1.
+        count: The number of observations.
+        share: The hypothetical mean, between 0 and 1 (exclusive).
     """
     missed = max(count - total, 0.0)  # sums of fractions are rounded
     mixed = math.lgamma(total + _PRIOR) + math.lgamma(missed + _PRIOR) - math.lgamma(count + 2 * _PRIOR)
@@ -46,12 +46,12 @@ def log_evidence(total: float, count: int, share: float) -> float:
 
 
 def share_interval(total: float, count: int, alpha: float) -> tuple[float, float]:
-    """Return the lowest and highest mean that the observations do not refute; (0, 1) if there are none.
+    """Return the lower and upper bound of the mean, or (0, 1) without observations.
 
     Args:
-        total: sum of the observations, as for `log_evidence`.
-        count: number of observations.
-        alpha: probability that the true mean is ever outside.
+        total: The sum of the observations, see `log_evidence`.
+        count: The number of observations.
+        alpha: The probability that the true mean is ever outside the bounds.
     """
     if not count:
         return 0.0, 1.0
@@ -79,12 +79,12 @@ def _edge(refutes: Callable[[float], bool], outside: float, inside: float) -> fl
 
 
 def rank_interval(count: int, quantile: float, alpha: float) -> tuple[int, int]:
-    """Return bounds of how many of `count` values lie at or below the true quantile.
+    """Return bounds for the number of values that are at or below the true quantile.
 
     Args:
-        count: at least 1.
-        quantile: 0..1, the ends excluded.
-        alpha: probability that the true number is ever outside.
+        count: The number of values, at least 1.
+        quantile: The quantile, between 0 and 1 (exclusive).
+        alpha: The probability that the true number is ever outside the bounds.
     """
     limit, middle = -math.log(alpha), round(quantile * count)
     low = _first(0, middle, lambda rank: log_evidence(rank, count, quantile) < limit)
@@ -104,13 +104,13 @@ def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
 
 
 def share_is_above(total: float, count: int, share: float, alpha: float) -> bool | None:
-    """Return True if the mean is shown to be above `share`, False if below; None if neither.
+    """Return whether the mean is above `share`, or None if the observations do not show it.
 
     Args:
-        total: sum of the observations, as for `log_evidence`.
-        count: number of observations.
-        share: share in 0..1, the ends excluded.
-        alpha: probability that the wrong side is ever shown.
+        total: The sum of the observations, see `log_evidence`.
+        count: The number of observations.
+        share: The mean to compare with, between 0 and 1 (exclusive).
+        alpha: The probability that the result is ever wrong.
     """
     if not count or log_evidence(total, count, share) < -math.log(alpha):
         return None
@@ -119,28 +119,28 @@ def share_is_above(total: float, count: int, share: float, alpha: float) -> bool
 
 @dataclass(slots=True)
 class LogHistogram:
-    """Positive values in buckets 2 % wide; at most 1,280 buckets.
+    """A histogram of positive values with at most 1,280 buckets, each 2 % wide.
 
     Attributes:
-        count: number of values.
-        buckets: bucket -> values in it; bucket b begins at 1.02 ** b.
+        count: The number of values.
+        buckets: A dict from bucket to its number of values. Bucket b begins at 1.02 ** b.
     """
 
     count: int = 0
     buckets: dict[int, int] = field(default_factory=dict)
 
     def add(self, value: float) -> None:
-        """Count one value; a value outside 1e-7..1e4 counts as the nearest end."""
+        """Add a value. Values outside 1e-7..1e4 count as the nearest limit."""
         bucket = math.floor(math.log(min(max(value, _LEAST), _MOST)) / _BUCKET_LOG)
         self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
         self.count += 1
 
     def quantile_interval(self, quantile: float, alpha: float) -> tuple[float, float]:
-        """Return the interval of the true quantile; an end that is not known yet is 0 or infinite.
+        """Return the confidence interval of the true quantile. An end that is not yet known is 0 or infinite.
 
         Args:
-            quantile: 0..1, the ends excluded.
-            alpha: probability that the true quantile is ever outside.
+            quantile: The quantile, between 0 and 1 (exclusive).
+            alpha: The probability that the true quantile is ever outside.
         """
         if not self.count:
             return 0.0, math.inf
@@ -148,7 +148,7 @@ class LogHistogram:
         return self._bounds(low)[0] if low else 0.0, self._bounds(high + 1)[1]
 
     def quantile(self, quantile: float) -> float | None:
-        """Return a quantile (0..1) of the counted values, within about 1 %; None if there are none."""
+        """Return a quantile (0..1) of the values with an accuracy of 1 %, or None without values."""
         if not self.count:
             return None
         low, high = self._bounds(max(1, math.ceil(quantile * self.count)))

@@ -11,44 +11,44 @@ from edgekit_runtime.errors import OutputError
 
 
 class Disk:
-    """The calls that change a disk durably. A test can override them to record, fail or stop at each.
+    """The functions that change files durably. Tests override them to record, fail or stop each call.
 
-    All raise OSError. The umask applies to each `mode`.
+    All functions raise OSError. The umask applies to each `mode`.
     """
 
     __slots__ = ()
 
     def create(self, path: Path, mode: int) -> BinaryIO:
-        """Create a file at `path`, which must not exist, and return it, open for writing."""
+        """Create a file and return it, open for writing. `path` must not exist."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         return os.fdopen(descriptor, "wb")
 
     def append(self, path: Path, begin: int) -> BinaryIO:
-        """Open or create a file, cut or extend it to `begin` bytes, and return it, to write at its end."""
+        """Open or create a file, resize it to `begin` bytes, and return it for appending."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         os.ftruncate(descriptor, begin)
         os.lseek(descriptor, begin, os.SEEK_SET)
         return os.fdopen(descriptor, "wb")
 
     def sync(self, file: BinaryIO) -> None:
-        """Wait until the data written to `file` are on the disk."""
+        """Wait until the content of `file` is on the disk."""
         file.flush()
         os.fsync(file.fileno())
 
     def replace(self, source: Path, target: Path) -> None:
-        """Rename `source` to `target` in one step, and replace a file of that name."""
+        """Rename `source` to `target` atomically. An existing `target` is replaced."""
         source.replace(target)
 
     def remove(self, path: Path) -> None:
-        """Remove the file at `path`, if there is one."""
+        """Remove the file at `path` if it exists."""
         path.unlink(missing_ok=True)
 
     def make_folder(self, path: Path, mode: int) -> None:
-        """Make the folder `path`, which must not exist; its parent must."""
+        """Create the folder `path`. It must not exist, but its parent must."""
         path.mkdir(mode)
 
     def sync_folder(self, path: Path) -> None:
-        """Wait until the names in the folder `path` are on the disk."""
+        """Wait until the entries of the folder `path` are on the disk."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
@@ -60,12 +60,12 @@ DISK: Final = Disk()
 
 
 def make_folders(path: Path, mode: int = 0o777, disk: Disk = DISK) -> None:
-    """Create the folder `path` and its parents, if missing; on return they survive a power cut.
+    """Create the folder `path` and its missing parents, so that they survive a power cut.
 
-    `mode` is before the umask; new parents get 0o777.
+    The umask applies to `mode`. New parents get the mode 0o777.
 
     Raises:
-        OutputError: it cannot be created.
+        OutputError: The folder cannot be created.
     """
     try:
         for folder in reversed([parent for parent in (path, *path.parents) if not parent.is_dir()]):
@@ -80,10 +80,10 @@ def make_folders(path: Path, mode: int = 0o777, disk: Disk = DISK) -> None:
 
 
 def check_target(path: Path) -> None:
-    """Check that `write_atomically` can write `path`, before work that takes long.
+    """Check that `write_atomically` can write `path`, before a long computation.
 
     Raises:
-        OutputError: it is a folder, or its folder is missing or unwritable.
+        OutputError: `path` is a folder, or its parent is missing or not writable.
     """
     if path.is_dir():
         raise OutputError(f"cannot write {path}: it is a folder; name a file in it")
@@ -95,16 +95,15 @@ def check_target(path: Path) -> None:
 
 @contextlib.contextmanager
 def write_atomically(path: Path, *, mode: int = 0o666, disk: Disk = DISK) -> Iterator[BinaryIO]:
-    """Yield a binary file that becomes `path` when the block ends without an error, and vanishes otherwise.
+    """Yield a binary file that becomes `path` if the block succeeds, and is removed otherwise.
 
-    The content and the rename are on the disk before this returns, and a file that was at `path` is intact
-    until then. Only a power cut or SIGKILL in mid-write leaves the temporary file, named `.NAME.<16
-    digits>.tmp`.
+    The content and the name are on the disk when this returns. Until then, an existing file at `path` is
+    unchanged. A power cut or SIGKILL may leave the temporary file, which is named `.NAME.<16 digits>.tmp`.
 
-    The folder of `path` must exist; the umask applies to `mode`.
+    The folder of `path` must exist. The umask applies to `mode`.
 
     Raises:
-        OutputError: the folder is missing or unwritable, the disk is full, or another OSError of writing.
+        OutputError: The folder is missing or not writable, the disk is full, or writing fails otherwise.
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
     try:
@@ -125,13 +124,13 @@ def write_atomically(path: Path, *, mode: int = 0o666, disk: Disk = DISK) -> Ite
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Write a text as UTF-8; see `write_atomically`."""
+    """Write a text as UTF-8, see `write_atomically`."""
     with write_atomically(path) as file:
         file.write(text.encode())
 
 
 def find_size(path: Path) -> int:
-    """Return the size of a file in bytes; 0 if it is missing or not accessible."""
+    """Return the size of a file in bytes, or 0 if it is missing or not accessible."""
     try:
         return path.stat().st_size
     except OSError:
@@ -139,7 +138,7 @@ def find_size(path: Path) -> int:
 
 
 def read_stamp(path: Path) -> tuple[int, ...]:
-    """Return a tuple that changes with the file; empty if the file is missing or not accessible."""
+    """Return a tuple that changes with the file. It is empty if the file is missing or not accessible."""
     try:
         status = path.stat()
     except OSError:
@@ -148,10 +147,10 @@ def read_stamp(path: Path) -> tuple[int, ...]:
 
 
 def hash_file(path: Path) -> str:
-    """Return the sha256 of the file at `path`, in lower-case hexadecimal digits, with bounded memory.
+    """Return the SHA-256 of a file as lower-case hexadecimal digits. The file is read in parts.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: The file cannot be read.
     """
     digest = hashlib.sha256()
     with path.open("rb") as file:

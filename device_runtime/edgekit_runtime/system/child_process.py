@@ -1,7 +1,7 @@
-"""Child processes: one of our modules in a separate process, from its start to its end.
+"""Runs a module of this project in a child process.
 
-Only this module starts them: workers of isolated models, verification of signatures, contests, builds of
-TensorRT engines, and work of the toolkit that may crash, hang or take all memory.
+Only this module starts child processes. They run isolated models, verify signatures, build TensorRT engines,
+and do work of the toolkit that may crash, hang or use all memory.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ _PART_BYTES: Final = 1 << 16
 
 
 def child_environment() -> dict[str, str]:
-    """Return this process's environment, whose `PYTHONPATH` is this process's import path."""
+    """Return the environment of this process, with its import path as `PYTHONPATH`."""
     path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
     return {**os.environ, "PYTHONPATH": path}
 
@@ -52,19 +52,19 @@ def describe_end(exit_code: int) -> str:
     """Return how a process ended, such as `with exit code 3` or `by SIGSEGV`, to follow the word 'ended'.
 
     Args:
-        exit_code: exit code, negative for a signal, as in `subprocess`.
+        exit_code: The exit code, or the negative number of a signal.
     """
     return f"by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"with exit code {exit_code}"
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """How a program ended.
+    """The result of a program.
 
     Attributes:
-        exit_code: exit code, negative for a signal; None if it was killed at its time limit.
-        output: its standard output, or the end of a long one.
-        last_line: the last line of its standard error, or an empty text.
+        exit_code: The exit code, the negative number of a signal, or None if the time limit was exceeded.
+        output: The standard output, or its end if it was long.
+        last_line: The last line of the standard error, or an empty string.
     """
 
     exit_code: int | None
@@ -75,16 +75,17 @@ class ProgramResult:
 def run_program(
     argv: Sequence[str], sent: Iterable[bytes | memoryview], limit_s: float, max_output_bytes: int
 ) -> ProgramResult:
-    """Run a program to its end, and return how it ended.
+    """Run a program and return its result.
 
     Args:
-        argv: its path or name, and its arguments.
-        sent: its standard input, in parts.
-        limit_s: it is killed after this time.
-        max_output_bytes: limit of the returned output; only the end of a longer one is returned.
+        argv: The path or name of the program, and its arguments.
+        sent: The standard input, in parts.
+        limit_s: The time after which the program is killed.
+        max_output_bytes: The maximum size of the returned output. Of a longer output, only the end is
+            returned.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: The program cannot be started.
     """
     with _open_unnamed() as source, _open_unnamed() as output, _open_unnamed() as errors:
         source.writelines(sent)
@@ -104,9 +105,9 @@ def run_program(
 
 
 class ChildProcess:
-    """A running `python -m MODULE`, which is killed at the end of a `with` block, or by `close`.
+    """A running `python -m MODULE`, which is killed by `close` or at the end of a `with` block.
 
-    Its standard input is empty; its standard error is kept for `last_line` unless `output` is `log`.
+    Its standard input is empty. Its standard error is kept for `last_line` unless `output` is `log`.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class ChildProcess:
         self.close()
 
     def wait(self, limit_s: float) -> int | None:
-        """Return its exit code, negative for a signal, or None if it has not ended within `limit_s`."""
+        """Return the exit code, the negative number of a signal, or None if it still runs after `limit_s`."""
         if self._pidfd is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(limit_s)
@@ -177,7 +178,7 @@ class ChildProcess:
         return self._process.poll()
 
     def call_at_end(self, loop: "asyncio.AbstractEventLoop", done: Callable[[int], None]) -> None:
-        """Call `done` with the exit code, on the thread of `loop`, once the process has ended."""
+        """Call `done` with the exit code on the thread of `loop` when the process has ended."""
 
         def check() -> None:
             code = self._process.poll()
@@ -194,11 +195,11 @@ class ChildProcess:
             loop.add_reader(self._pidfd, check)
 
     def kill(self) -> None:
-        """End the process by SIGKILL; do nothing if it has ended."""
+        """Kill the process with SIGKILL if it is still running."""
         self._process.kill()
 
     def close(self) -> None:
-        """Kill the process and free its resources here; a second call does nothing."""
+        """Kill the process and free its resources. A second call does nothing."""
         self.kill()
         if self.wait(_KILL_LIMIT_S) is None:
             threading.Thread(target=self._process.wait, daemon=True).start()
@@ -210,10 +211,8 @@ class ChildProcess:
     def lower_priority(self) -> None:
         """Give the child, which must have its own session, a lower priority than this process.
 
-        If memory runs out, the kernel kills the child before this process.
-
-        If the kernel divides the processors among sessions (autogroup), niceness counts only within a
-        session, so the session's niceness is set too. Values that the system refuses do not change.
+        If memory runs out, the kernel kills the child first. With autogroup scheduling, niceness is compared
+        only within a session, so the niceness of the session is set too. Refused changes are ignored.
 
         Source: sched(7), "The autogroup feature".
         """
@@ -227,26 +226,26 @@ class ChildProcess:
 
     @property
     def output(self) -> bytes:
-        """Its standard output so far; empty unless the process was started with `output` as `keep`."""
+        """The standard output so far. It is empty unless the process was started with `output` as `keep`."""
         return b"" if self._output is None else _read_tail(self._output, None)
 
     @property
     def last_line(self) -> str:
-        """The last line of its standard error, or an empty text."""
+        """The last line of the standard error, or an empty string."""
         return "" if self._errors is None else _find_last_line(self._errors)
 
     def explain_end(self) -> str:
-        """Return how it ended and its last line, such as `by SIGSEGV: out of memory`, to follow 'ended'."""
+        """Return how the process ended, to follow the word 'ended', such as `by SIGSEGV: out of memory`."""
         code = self._process.poll()
         how = "for an unknown reason" if code is None else describe_end(code)
         return f"{how}: {self.last_line or 'it printed no message'}"
 
 
 class JsonChild(ChildProcess):
-    """A child that exchanges lines of JSON with this process on its channel.
+    """A child process that exchanges lines of JSON with this process.
 
     Attributes:
-        descriptors: file descriptors received with documents; the code that removes one closes it.
+        descriptors: The file descriptors that came with documents. Code that removes one must close it.
     """
 
     def __init__(
@@ -281,24 +280,24 @@ class JsonChild(ChildProcess):
         """Send one document.
 
         Raises:
-            TimeoutError: the child did not read all of it within `limit_s`.
-            OSError: the child has ended.
+            TimeoutError: The child did not read the document within `limit_s`.
+            OSError: The child has ended.
         """
         self._near.settimeout(limit_s)
         self._near.sendall(f"{json.dumps(document)}\n".encode("ascii"))
 
     def receive(self, limit_s: float, most_bytes: int | None = None) -> Any:
-        """Return the next document; add descriptors that came with it to `descriptors`.
+        """Return the next document, and add the file descriptors that came with it to `descriptors`.
 
         Args:
-            limit_s: how long to wait for all of it; after a time-out, another call continues to wait.
-            most_bytes: largest size, or None.
+            limit_s: The maximum time to wait. After a timeout, the next call continues to wait.
+            most_bytes: The maximum size, or None.
 
         Raises:
-            TimeoutError: it did not come within `limit_s`.
-            EOFError: the child has ended.
-            OSError: the child has ended, and had not read all documents.
-            ValueError: the document is not JSON, or too long.
+            TimeoutError: The document did not arrive within `limit_s`.
+            EOFError: The child has ended.
+            OSError: The child has ended before it read all documents.
+            ValueError: The document is not JSON, or is too long.
         """
         end_s, received_count = time.monotonic() + limit_s, 0
         while (size := self._received.find(b"\n", received_count)) < 0:
@@ -318,7 +317,7 @@ class JsonChild(ChildProcess):
         return json.loads(line)
 
     def close(self) -> None:
-        """Kill the process and free its resources here."""
+        """Kill the process and free its resources."""
         super().close()
         self._near.close()
         while self.descriptors:
@@ -328,8 +327,8 @@ class JsonChild(ChildProcess):
 def open_channel() -> socket.socket:
     """Return this process's end of the channel to its parent.
 
-    From now on the kernel kills this process when the parent ends. If the parent has ended, this process
-    exits.
+    After this, the kernel kills this process when the parent ends. If the parent has already ended, this
+    process exits.
     """
     end_with_parent()
     channel = socket.socket(fileno=int(sys.argv[1]))
@@ -338,7 +337,7 @@ def open_channel() -> socket.socket:
 
 
 def end_with_parent() -> None:
-    """Make the kernel kill this process when its parent ends; exit if the parent has ended already.
+    """Make the kernel kill this process when its parent ends. Exit if the parent has already ended.
 
     Source: prctl(2), PR_SET_PDEATHSIG.
     """
@@ -372,7 +371,7 @@ def _find_last_line(file: IO[bytes]) -> str:
 
 
 def open_pidfd(pid: int) -> int | None:
-    """Return a descriptor that is readable once the process has ended; close it. None before Linux 5.3."""
+    """Return a new descriptor that becomes readable when the process ends, or None before Linux 5.3."""
     with contextlib.suppress(OSError, AttributeError):
         return os.pidfd_open(pid)
     return None

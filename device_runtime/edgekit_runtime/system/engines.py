@@ -1,11 +1,11 @@
-"""The record of an engine, and the table of the engines that are registered.
+"""The registry of engines, with one record for each engine.
 
-Each engine has a module in `edgekit_runtime.engines` that makes its record and registers it. Another
-distribution offers the record of its engine as an entry point of the group `edgekit.backends`. All code that
-depends on an engine asks the record; none compares its name.
+Each engine has a module in `edgekit_runtime.engines` that registers its record. Other distributions provide
+records as entry points of the group `edgekit.backends`. Code that depends on an engine uses the record, and
+never compares the name.
 
-A record's module imports no engine. The functions in the record do that when they are called, since a device
-has one or two engines, and each takes memory:
+The module of a record does not import the engine, because each engine takes memory. The functions in the
+record import it when they are called:
 
     register(Engine(name="ort", installation=Installation(modules=("onnxruntime",)), open=_open, …))
     find_engine(choice.name).open(package, choice, threads)     # this imports onnxruntime
@@ -28,7 +28,7 @@ SettingsToTry = list[dict[str, JsonValue]]
 
 
 class EngineMissingError(BackendError):
-    """The engine of a backend is unknown or cannot be imported; another backend may be tried."""
+    """The engine of a backend is unknown or cannot be imported. Another backend may work."""
 
 
 def _nothing_to_tune(_threads: Sequence[int]) -> SettingsToTry:
@@ -37,15 +37,15 @@ def _nothing_to_tune(_threads: Sequence[int]) -> SettingsToTry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
-    """How an engine comes onto a device.
+    """How to install an engine on a device.
 
     Attributes:
-        modules: Python packages of the engine; any one is enough.
-        distributions: its names in package indexes, the usual one first.
-        extra: extra of our distribution that installs the engine; empty if `advice` says how.
-        advice: how to install it if no extra does.
-        host_extra: extra for hosts that make packages for the engine; empty if they need none.
-        pinned_list: file in `requirements/` with pinned versions for a device; empty if there is none.
+        modules: The Python packages of the engine. Any one of them is enough.
+        distributions: The names of the engine in package indexes, the usual one first.
+        extra: The extra of edgekit that installs the engine, or empty.
+        advice: How to install the engine if there is no extra.
+        host_extra: The extra for hosts that create packages for the engine, or empty.
+        pinned_list: The file in `requirements/` with pinned versions for a device, or empty.
     """
 
     modules: tuple[str, ...]
@@ -57,21 +57,21 @@ class Installation:
 
     @property
     def is_complete(self) -> bool:
-        """Whether one of the Python packages is here; it may still fail to import."""
+        """Whether one of the Python packages is installed. Its import may still fail."""
         return any(_is_there(module) for module in self.modules)
 
     @property
     def missing_text(self) -> str:
-        """What the engine needs and how to install it: `needs …; pip install …`."""
+        """What the engine needs and how to install it, as `needs …; pip install …`."""
         from edgekit_runtime.system.install_hint import install_command  # only for this text
 
         return f"needs {' or '.join(self.modules)}; {self.advice or install_command(self.extra)}"
 
     def find_release(self) -> tuple[str, str]:
-        """Import the engine; return name and version of its package, such as `onnxruntime` and `1.24.4`.
+        """Import the engine. Return the name and version of its package, such as `onnxruntime` and `1.24.4`.
 
         Raises:
-            EngineMissingError: none of its packages can be imported.
+            EngineMissingError: None of the packages can be imported.
         """
         fault = ""
         for module in self.modules:
@@ -95,7 +95,7 @@ def _is_there(module: str) -> bool:
 
 
 def find_version(distributions: Sequence[str]) -> str:
-    """Return the version of the first distribution that is installed, or an empty text."""
+    """Return the version of the first distribution that is installed, or an empty string."""
     from importlib.metadata import PackageNotFoundError, version  # takes 10 ms and a megabyte
 
     for distribution in distributions:
@@ -106,22 +106,23 @@ def find_version(distributions: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """What the project knows about an engine and its backend.
+    """The properties of an engine and its backend.
 
     Attributes:
-        name: name of the backend in manifests.
-        title: name for people.
-        installation: how it comes onto a device.
-        file_format: `onnx`, `tflite`, or empty if the engine gets packages from `edgekit offload` only.
-        platform: the format as the Open Inference Protocol names it; empty if it has no name there.
-        open_model: opens a model from its content (bytes or a view), options as in a manifest, and a number
-            of threads or None. The field is None if the engine opens only models of packages.
-        open: opens a package's model, see `sessions.OpenBackend`; None if `open_model` is used for that.
-        tuning_options: returns the options to try for some numbers of threads; no option may change results.
-        builds_for_s: longest time to build a model on the device before it can run, seconds; 0 for none.
-        on_gpu: whether it computes on a GPU; then runs on a processor say nothing about its kernels.
-        can_stop_runs: whether its sessions have `cancel_runs`.
-        shares_model: whether its sessions are `is_concurrent`, so that one serves several runs at once.
+        name: The name of the backend in manifests.
+        title: The name for users.
+        installation: How to install the engine.
+        file_format: `onnx`, `tflite`, or empty if only `edgekit offload` makes packages for the engine.
+        platform: The name of the format in the Open Inference Protocol, or empty.
+        open_model: Opens a model from its content (bytes or a view), the options in a manifest, and a number
+            of threads or None. None if the engine only opens models of packages.
+        open: Opens the model of a package, see `sessions.OpenBackend`. None if `open_model` does that.
+        tuning_options: Returns the options to try for some numbers of threads. Options must not change
+            results.
+        builds_for_s: The maximum time in seconds to build a model on the device, or 0 without a build.
+        on_gpu: Whether the engine computes on a GPU. If so, runs on a processor do not test its kernels.
+        can_stop_runs: Whether the sessions have `cancel_runs`.
+        shares_model: Whether the sessions are `is_concurrent`, so that one session can run several requests.
     """
 
     name: str
@@ -148,16 +149,16 @@ ENGINES: Final[dict[str, Engine]] = {}
 
 
 def register(engine: Engine) -> Engine:
-    """Add an engine's record to the table, or replace the one of that name; return the record."""
+    """Add an engine's record to the registry or replace it, and return the record."""
     ENGINES[engine.name] = engine
     return engine
 
 
 def find_engine(name: str) -> Engine:
-    """Return the record of an engine, registered here or found by an entry point.
+    """Return the record of an engine that is registered or provided by an entry point.
 
     Raises:
-        EngineMissingError: there is none, or its module cannot be imported.
+        EngineMissingError: There is no such engine, or its module cannot be imported.
     """
     if name in ENGINES:
         return ENGINES[name]
@@ -189,10 +190,10 @@ def get_engine(name: str) -> Engine | None:
 
 
 def parse_engine(release: str) -> Engine:
-    """Return the engine of a release such as `onnxruntime 1.24.4`; the version is ignored.
+    """Return the engine of a release such as `onnxruntime 1.24.4`. The version is ignored.
 
     Raises:
-        EngineMissingError: no registered engine has such a package.
+        EngineMissingError: The release is of no registered engine.
     """
     package = release.partition(" ")[0]
     for engine in ENGINES.values():
@@ -207,17 +208,17 @@ def list_registered() -> tuple[Engine, ...]:
 
 
 def list_engines() -> tuple[str, ...]:
-    """Return the names of the registered backends with an installed engine."""
+    """Return the names of the registered backends whose engine is installed."""
     return tuple(sorted(engine.name for engine in ENGINES.values() if engine.installation.is_complete))
 
 
 def check_backends(backends: Sequence[str], where: str) -> None:
-    """Check that an engine is installed here for one of `backends`.
+    """Check that an engine is installed for one of `backends`.
 
-    This does not detect an installed engine that cannot be imported. `where`: start of the message.
+    An installed engine may still fail to import. The message of an error starts with `where`.
 
     Raises:
-        EngineMissingError: no engine is installed; the message says what to install for each.
+        EngineMissingError: No engine is installed. The message says what to install for each.
     """
     lacks = [_find_lack(backend) for backend in backends]
     if all(lacks):
