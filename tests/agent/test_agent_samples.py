@@ -46,16 +46,9 @@ def test_a_request_that_is_kept_here_is_opened_by_the_fleet_and_gone_here(site):
     site.install("1.0.0")
     service = site.serve()
     site.start("agent")
-    order = samples.start(
-        site.fleet.store,
-        model="linear",
-        selector="all",
-        triggers=samples.parse_triggers("random or kept"),
-        per_day=20.0,
-        max_bytes=50 << 20,
-        days=14.0,
-        actor="test",
-    )
+    triggers = samples.parse_triggers("random or kept")
+    request = samples.StartSamples(model="linear", selector="all", triggers=triggers)
+    order = samples.start(site.fleet.store, request, actor="test")
     sample_id = wait_for(lambda: keep(site), f"the order; {site.log()}")
 
     wait_for(lambda: (sample_id, "linear", ["kept"]) in list_rows(site), f"the sample; {site.log()}")

@@ -33,9 +33,8 @@ class SampleSite(Site):
     def order(self, model="detector", selector="all", when="uncertain or random", **changes):
         options = {"per_day": 20.0, "max_bytes": 50 << 20, "days": 14.0, **changes}
         triggers = samples.parse_triggers(when)
-        return samples.start(
-            self.store, model=model, selector=selector, triggers=triggers, actor="ann", **options
-        )
+        request = samples.StartSamples(model=model, selector=selector, triggers=triggers, **options)
+        return samples.start(self.store, request, actor="ann")
 
     def sender(self, name, **options):
         return Sender(self, self.device(name, **options).enrol())

@@ -13,7 +13,7 @@ from tests.fleet.sample_site import SampleSite
 from tests.fleet.test_fleet_commands import run, run_json
 
 from edgekit_fleet.operations.devices import tag
-from edgekit_fleet.operations.samples import parse_triggers, start
+from edgekit_fleet.operations.samples import StartSamples, parse_triggers, start
 from edgekit_fleet.store.tables import AuditRow
 from edgekit_runtime.errors import FleetError
 from edgekit_runtime.preprocessing.wav import read_wav
@@ -89,9 +89,8 @@ def test_triggers_that_no_device_understands_are_refused(text):
 @pytest.mark.parametrize("kinds", [("random", "random"), ("uncertain", "<script>")])
 def test_orders_of_unknown_or_repeated_triggers_are_refused(site, kinds):
     triggers = tuple(SampleTrigger(kind=kind) for kind in kinds)
-    options = {"selector": "all", "per_day": 1.0, "max_bytes": 1000, "days": 1.0, "actor": "ann"}
     with pytest.raises(FleetError, match="trigger"):
-        start(site.store, model="m", triggers=triggers, **options)
+        start(site.store, StartSamples(model="m", selector="all", triggers=triggers), actor="ann")
 
 
 def test_samples_become_a_folder_with_prepared_labels(site, tmp_path, capsys):

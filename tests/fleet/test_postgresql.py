@@ -134,9 +134,9 @@ def full(tmp_path):
     saved.save_query(store, "mine", "class=rpi5", "ann")
     saved.save_window(store, "night", "01:00-04:00", "ann")
     samples.switch(store, SampleVault(folder, settings), is_on=True, actor="ann")
-    options = {"per_day": 5.0, "max_bytes": 1 << 20, "days": 14.0, "actor": "ann"}
     triggers = samples.parse_triggers("random")
-    order = samples.start(store, model="detector", selector="all", triggers=triggers, **options)
+    request = samples.StartSamples(model="detector", selector="all", triggers=triggers)
+    order = samples.start(store, request, actor="ann")
     with store.transaction() as session:
         session.add(
             DeviceLogRow(device=name, request="r1", lines=5, asked_at=1.5, asked_by="ann", answered_at=None)

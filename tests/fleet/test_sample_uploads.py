@@ -278,16 +278,10 @@ def test_sample_whose_row_an_interruption_cut_off_goes_with_its_upload(site):
 
 def test_samples_are_off_until_an_administrator_turns_them_on(tmp_path):
     site = SampleSite.__base__(tmp_path / "fleet")
+    triggers = samples.parse_triggers("random")
     with pytest.raises(FleetError, match="edgekit fleet samples on"):
         samples.start(
-            site.store,
-            model="m",
-            selector="all",
-            triggers=samples.parse_triggers("random"),
-            per_day=1.0,
-            max_bytes=1,
-            days=1.0,
-            actor="ann",
+            site.store, samples.StartSamples(model="m", selector="all", triggers=triggers), actor="ann"
         )
     assert not samples.read_status(site.store).is_on
     assert not (site.folder.identity / "samples.pem").exists()

@@ -28,6 +28,29 @@ _MAX_NAME: Final = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartSamples:
+    """An order to devices to send samples.
+
+    Attributes:
+        model: name of the model.
+        selector: devices, such as `site=lyon`; new ones that match get the order, too.
+        triggers: reasons to keep a request.
+        per_day: most samples a day from a device.
+        max_bytes: most bytes on a device that wait to be sent.
+        days: days until the order ends.
+        window: local time of day in which devices send, as `01:00-04:00`; any time by default.
+    """
+
+    model: str
+    selector: str
+    triggers: tuple[SampleTrigger, ...]
+    per_day: Annotated[float, Range(0.001, 10**6)] = 20.0
+    max_bytes: Annotated[int, Range(1, 1 << 40)] = 50 << 20
+    days: Annotated[float, Range(0.01, 3650)] = 14.0
+    window: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOrderStatus:
     """An order of samples, and what has come of it.
 
@@ -183,33 +206,20 @@ def parse_triggers(text: str) -> tuple[SampleTrigger, ...]:
     return tuple(triggers)
 
 
-def start(
-    store: Store,
-    *,
-    model: str,
-    selector: str,
-    triggers: tuple[SampleTrigger, ...],
-    per_day: float,
-    max_bytes: int,
-    days: float,
-    window: str | None = None,
-    actor: str,
-) -> SampleOrderStatus:
+def start(store: Store, request: StartSamples, *, actor: str) -> SampleOrderStatus:
     """Order samples of a model from all devices that a selector matches now or later.
-
-    The arguments are fields of `SampleOrder`; `days`: days from now until the order ends.
 
     Raises:
         FleetError: the fleet collects no samples, the selector is malformed, or there are too many orders.
     """
-    parse_selector(selector)
-    if window is not None:
-        check_window(window)
-    if unknown := {trigger.kind for trigger in triggers} - TRIGGERS.keys():
+    parse_selector(request.selector)
+    if request.window is not None:
+        check_window(request.window)
+    if unknown := {trigger.kind for trigger in request.triggers} - TRIGGERS.keys():
         raise FleetError(f"there is no trigger {min(unknown)[:40]!r}, expected {', '.join(TRIGGERS)}")
     now = time.time()
-    if not model.isprintable() or not 0 < len(model) <= _MAX_NAME:
-        raise FleetError(f"there is no model {model[:40]!r}")
+    if not request.model.isprintable() or not 0 < len(request.model) <= _MAX_NAME:
+        raise FleetError(f"there is no model {request.model[:40]!r}")
     with store.transaction() as session:
         setting = read_setting(session)
         if setting is None:
@@ -220,13 +230,13 @@ def start(
             raise FleetError(f"{MAX_ORDERS} orders are active; stop one: edgekit fleet samples stop ORDER")
         row = SampleOrderRow(
             id=f"s-{secrets.token_hex(4)}",
-            model=model,
-            selector=selector,
-            triggers=to_plain(triggers),
-            per_day=per_day,
-            max_bytes=max_bytes,
-            ends_at=now + days * _DAY_S,
-            window=window,
+            model=request.model,
+            selector=request.selector,
+            triggers=to_plain(request.triggers),
+            per_day=request.per_day,
+            max_bytes=request.max_bytes,
+            ends_at=now + request.days * _DAY_S,
+            window=request.window,
             created_at=now,
             created_by=actor,
         )
@@ -238,7 +248,7 @@ def start(
         session.flush()
         devices = mark_meant(session, row)
         detail = {name: value for name, value in to_plain(order).items() if name not in ("id", "public_key")}
-        audit.record(session, actor, "sample.start", row.id, selector=selector, devices=devices, **detail)
+        audit.record(session, actor, "sample.start", row.id, selector=row.selector, devices=devices, **detail)
         return _describe_order(row, {}, now)
 
 

@@ -90,8 +90,8 @@ def start(
     """Order samples of a model from devices."""
     per_day = _read_rate(rate)
     with connect(path) as fleet:
-        from edgekit_fleet.api.endpoints.samples import StartSamples, start_samples
-        from edgekit_fleet.operations.samples import parse_triggers
+        from edgekit_fleet.api.endpoints.samples import start_samples
+        from edgekit_fleet.operations.samples import StartSamples, parse_triggers
 
         request = StartSamples(
             model=model,

@@ -13,10 +13,11 @@ from edgekit_fleet.operations.samples import (
     SampleOrderStatus,
     SampleStatus,
     SampleSummary,
+    StartSamples,
 )
 from edgekit_fleet.samples.vault import SampleVault
 from edgekit_runtime.dataclass_json import Range
-from edgekit_runtime.protocol.samples import SampleTensor, SampleTrigger
+from edgekit_runtime.protocol.samples import SampleTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,29 +32,6 @@ class SwitchSamples:
     is_on: bool
     days: Annotated[float | None, Range(0.01, 3650)] = None
     max_bytes: Annotated[int | None, Range(1, 1 << 50)] = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartSamples:
-    """An order to devices to send samples.
-
-    Attributes:
-        model: name of the model.
-        selector: devices, such as `site=lyon`; new ones that match get the order, too.
-        triggers: reasons to keep a request.
-        per_day: most samples a day from a device.
-        max_bytes: most bytes on a device that wait to be sent.
-        days: days until the order ends.
-        window: local time of day in which devices send, as `01:00-04:00`; any time by default.
-    """
-
-    model: str
-    selector: str
-    triggers: tuple[SampleTrigger, ...]
-    per_day: Annotated[float, Range(0.001, 10**6)] = 20.0
-    max_bytes: Annotated[int, Range(1, 1 << 40)] = 50 << 20
-    days: Annotated[float, Range(0.01, 3650)] = 14.0
-    window: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,17 +118,7 @@ def switch_samples(fleet: Fleet, principal: Principal, request: SwitchSamples) -
     "POST", "/samples/orders", scope="sample", summary="Order samples of a model from devices.", status=201
 )
 def start_samples(fleet: Fleet, principal: Principal, request: StartSamples) -> SampleOrderStatus:
-    return samples.start(
-        fleet.store,
-        model=request.model,
-        selector=request.selector,
-        triggers=request.triggers,
-        per_day=request.per_day,
-        max_bytes=request.max_bytes,
-        days=request.days,
-        window=request.window,
-        actor=principal.name,
-    )
+    return samples.start(fleet.store, request, actor=principal.name)
 
 
 @endpoint("POST", "/samples/orders/{name}/stop", scope="sample", summary="End an order of samples.")
