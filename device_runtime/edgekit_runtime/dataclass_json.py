@@ -197,39 +197,29 @@ def _read_shapes(kind: type[Any]) -> dict[str, _Shape]:
 
 def _read_shape(hint: Any, allowed: Range | None = None) -> _Shape:
     """Return the shape that an annotation states; `allowed`: range of numbers without a stated one."""
-    is_optional = False
     if get_origin(hint) is Annotated:
         hint, allowed = get_args(hint)
     if get_origin(hint) in (Union, types.UnionType):
         members = [member for member in get_args(hint) if member is not type(None)]
-        is_optional = len(members) < len(get_args(hint))
         if len(members) > 1:
             return _Shape(form="any")
-        hint = members[0]
+        return dataclasses.replace(_read_shape(members[0], allowed), is_optional=True)
     inner = get_args(hint)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return _Shape(form="record", kind=hint, is_optional=is_optional)
+        return _Shape(form="record", kind=hint)
     if get_origin(hint) is Mapping:
-        return _Shape(form="mapping", members=(_read_shape(inner[1]),), is_optional=is_optional)
+        return _Shape(form="mapping", members=(_read_shape(inner[1]),))
     is_list = get_origin(hint) is tuple
     if is_list and inner[-1] is not Ellipsis:
-        return _Shape(form="fixed", members=tuple(map(_read_shape, inner)), is_optional=is_optional)
+        return _Shape(form="fixed", members=tuple(map(_read_shape, inner)))
     kind, choices = (inner[0] if is_list else hint), ()
     if get_origin(kind) is Literal:
         kind, choices = str, get_args(kind)
     if (kind, is_list) not in _TYPE_NAMES:
         if not is_list:
-            return _Shape(form="any", is_optional=is_optional)
-        return _Shape(form="list", members=(_read_shape(kind),), is_optional=is_optional)
-    return _Shape(
-        form="value",
-        kind=kind,
-        members=(),
-        is_optional=is_optional,
-        is_list=is_list,
-        allowed=allowed,
-        choices=choices,
-    )
+            return _Shape(form="any")
+        return _Shape(form="list", members=(_read_shape(kind),))
+    return _Shape(form="value", kind=kind, is_list=is_list, allowed=allowed, choices=choices)
 
 
 def _read_value(shape: _Shape, value: Any, location: tuple[str, str], error: type[EdgekitError]) -> Any:

@@ -2,8 +2,11 @@
 
 import json
 
+import pytest
+
 from edgekit_offload.planning.result import Candidate, Certificate, PlannedMachine, PlanningResult, WinRange
 from edgekit_runtime.dataclass_json import from_plain, to_plain
+from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.offload.cut_table import CutTable
 from edgekit_runtime.offload.offload_plan import OffloadPlan, PlanCosts
 
@@ -52,3 +55,10 @@ def test_json_of_a_result_reads_back_equal() -> None:
     assert again == result
     assert again.best(9.0, 20.0).name == "cut1-int8"
     assert again.best(1.0, 20.0).name == "local"
+
+
+@pytest.mark.parametrize("value", ["much", -5, float("nan")])
+def test_cost_that_may_be_unknown_is_checked_where_it_is_known(value: object) -> None:
+    assert from_plain(PlanCosts, {"device_s": 0.1, "device_j": None}).device_j is None
+    with pytest.raises(ConfigError, match="device_j"):
+        from_plain(PlanCosts, {"device_s": 0.1, "device_j": value})
