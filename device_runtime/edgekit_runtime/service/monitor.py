@@ -45,11 +45,11 @@ class Monitor:
         """Start the timer.
 
         Args:
-            models: the models whose trials, energy and settings are managed.
-            metrics: where power, energy and temperature go.
-            power: options of sensors and limits.
-            loop: runs the tick on its thread.
-            follow_fleet: starts and stops streams as the fleet wants.
+            models: The models whose trials, energy and settings are managed.
+            metrics: The metrics to which power, energy and temperature are written.
+            power: The options of sensors and limits.
+            loop: The event loop on which the timer runs.
+            follow_fleet: Starts and stops the streams that the fleet orders.
         """
         self._models, self._metrics, self._power, self._loop = models, metrics, power, loop
         self._follow_fleet = follow_fleet
@@ -108,7 +108,7 @@ class Monitor:
             self._govern(governed, readings, now_s)
 
     def _govern(self, governed: "Mapping[str, GovernedModel]", readings: Readings, now_s: float) -> None:
-        """Give the governor the counts of its models, and apply its decisions."""
+        """Pass the observations of the models to the governor, and apply its decisions."""
         if self._governor is None:
             from edgekit_runtime.power.governor.governor import Governor
 
@@ -141,7 +141,7 @@ class Monitor:
             self._meter = EnergyMeter()
 
     def _update_metrics(self, sensors: "Sensors", readings: Readings) -> None:
-        """Set the metrics of the sensors to the latest readings; a sensor without one has no metric."""
+        """Set the metrics of the sensors to the latest readings. A sensor without a reading has no metric."""
         from edgekit_runtime.power.sensors.raspberry import NOW
 
         metrics = self._metrics
@@ -166,7 +166,7 @@ class Monitor:
         metrics.device = {name: value for name, value in document.items() if value is not None}
 
     def _share_out(self, meter: "EnergyMeter", readings: Readings, served: list[Served]) -> None:
-        """Share out the energy since the last readings among the versions, by their work."""
+        """Distribute the energy since the last readings over the versions, in proportion to their work."""
         shares = meter.add(readings, self._count(served))
         for version in served:
             name, key = version.loaded.manifest.name, _key(version)
@@ -199,7 +199,7 @@ class Monitor:
 
 
 def _warn_of_limits(power: Power, sensors: "Sensors | None") -> None:
-    """Warn of each limit on something that no sensor of this device measures."""
+    """Warn about limits on quantities that no sensor of this device measures."""
     quantities = set() if sensors is None else {probe.quantity for probe in sensors.probes}
     if power.power_w is not None and (sensors is None or sensors.source is None):
         _logger.warning("no power sensor: power_w is kept by estimates alone")

@@ -58,9 +58,10 @@ class Service:
         *,
         tries_in_child: bool = False,
     ) -> None:
-        """Wire the service; nothing listens or loads yet. Called inside a running event loop.
+        """Create the parts of the service inside a running event loop. Nothing listens or loads yet.
 
-        `regions`: shared memory of clients; None to make it here. `tries_in_child`: see `load_tested`.
+        `regions` is the shared memory of clients, or None to create it. For `tries_in_child`, see
+        `load_tested`.
         """
         loop = asyncio.get_running_loop()
         self._config = config
@@ -144,7 +145,7 @@ class Service:
         return has_closed and has_ended and not count_hung()
 
     def _screen(self, connection: Connection, head: RequestHead) -> bool:
-        """Refuse clients without access; return whether the connection was passed to a worker."""
+        """Refuse clients without access. Return whether the connection was passed to a worker."""
         if not connection.is_local:
             check_access(head, self._token)
         return self.workers.pass_on(connection, head)
@@ -187,7 +188,7 @@ class Service:
         self.follow_samples()
 
     def _find_fleet(self) -> "FleetHandler":
-        """Return the follower of the fleet's settings, created at its first use."""
+        """Return the handler of the fleet's settings, which is created on first use."""
         if self._fleet is None:
             from pathlib import Path
 

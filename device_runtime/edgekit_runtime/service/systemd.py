@@ -78,9 +78,9 @@ class Notifier:
     """Notifies systemd. If the service runs without systemd, this does nothing."""
 
     def __init__(self, loop: "asyncio.AbstractEventLoop", *, extension_s: float = 60.0) -> None:
-        """Take systemd's address out of the environment, so that no child process can notify it.
+        """Remove the address of systemd from the environment, so that child processes cannot notify it.
 
-        `extension_s`: how much longer systemd waits after each `notify_starting`.
+        `extension_s` is the additional time that each `notify_starting` requests.
         """
         self._loop, self._extension_s = loop, extension_s
         address = os.environ.pop("NOTIFY_SOCKET", "")
@@ -112,7 +112,7 @@ class Notifier:
         self._send("STOPPING=1")
 
     def _notify_alive(self) -> None:
-        """Feed the watchdog; the event loop calls this, so a loop that hangs does not."""
+        """Reset the watchdog. The event loop calls this, so a loop that hangs does not reset it."""
         self._send("WATCHDOG=1")
         self._timer = self._loop.call_later(self._period_s, self._notify_alive)
 

@@ -56,13 +56,13 @@ def open_session(
 
 
 def _open_verifier() -> contextlib.AbstractContextManager[Verifier]:
-    """Return a verifier by the keys in `find_keys_folder()`, in a separate process that ends with it.
+    """Return a verifier with the keys in `find_keys_folder()`, which runs in a separate process.
 
-    Its memory would stay in this process: 10 MB, a sixth of the peak of a small model.
+    In this process, its memory would not be freed: 10 MB, a sixth of the peak of a small model.
 
     Raises:
-        SignatureError: one of the keys is no public key.
-        UnavailableError: the keys cannot be read, or the process not be started, now.
+        SignatureError: A key is not a public key.
+        UnavailableError: The keys cannot be read, or the process cannot be started at the moment.
     """
     if getattr(sys, "frozen", False):  # a program in one file: its executable is no Python
         from edgekit_runtime.system.paths import find_keys_folder

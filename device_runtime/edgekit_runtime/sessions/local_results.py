@@ -170,7 +170,7 @@ def _describe_opening(package: OpenedPackage, variants: Sequence[str]) -> dict[s
 
 
 def _find_processor() -> str:
-    """Return a digest of processor and GPUs, by which an engine chooses its kernels."""
+    """Return a digest of the processor and GPUs, by which an engine chooses its kernels."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

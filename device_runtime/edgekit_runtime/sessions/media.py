@@ -29,12 +29,12 @@ class MediaSession:
     __slots__ = ("_codecs", "_session", "_specs", "inputs", "is_concurrent", "outputs")
 
     def __init__(self, session: Session, decode: JsonValue) -> None:
-        """Decode before `session`, which it owns from now on.
+        """Create a session that decodes inputs for `session`, which it owns from now on.
 
-        `decode`: input -> codec, as the manifest states it.
+        `decode` is a dict from input names to codecs, as in a manifest.
 
         Raises:
-            BackendError: `decode` names an unknown codec, or an input that cannot be such a file.
+            BackendError: `decode` contains an unknown codec, or an input that does not suit its codec.
         """
         stated = decode if isinstance(decode, Mapping) else {"decode": decode}
         try:

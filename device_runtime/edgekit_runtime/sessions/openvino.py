@@ -59,7 +59,7 @@ class OpenVinoSession:
     __slots__ = ("_checks", "_lock", "_make_tensor", "_request", "has_fixed_work", "inputs", "outputs")
 
     def __init__(self, model: bytes | memoryview | Path, options: OpenVinoOptions | None = None) -> None:
-        """Load a model that holds its weights. `model`: content or path of an ONNX model.
+        """Load a model that contains its weights. `model` is the content or path of an ONNX model.
 
         Raises:
             BackendError: OpenVINO refused the model, or an input or output is not a plain tensor.
@@ -129,10 +129,10 @@ def computes_bfloat16() -> bool:
 
 
 def _import_engine() -> ModuleType:
-    """Return OpenVINO, with its telemetry left out: on import it would send an event where that is installed.
+    """Return OpenVINO without its telemetry, which would otherwise send an event when it is imported.
 
     Raises:
-        EngineMissingError: it is not installed, or its libraries cannot be loaded.
+        EngineMissingError: OpenVINO is not installed, or its libraries cannot be loaded.
     """
     absent = _TELEMETRY not in sys.modules
     if absent:

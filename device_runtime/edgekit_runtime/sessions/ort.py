@@ -120,15 +120,15 @@ class OrtSession:
         """Load a model.
 
         Args:
-            model: content or path of an ONNX model.
-            options: options of onnxruntime for the model; by default `OrtOptions()`.
-            weights: content of the artifact `options.weights`; not needed after this returns.
-            provider: where to run it; the processor if that does not work.
+            model: The content or path of an ONNX model.
+            options: The options of onnxruntime for the model. The default is `OrtOptions()`.
+            weights: The content of the artifact `options.weights`. It is not needed after loading.
+            provider: The provider to run the model. If it does not work, the CPU is used.
 
         Raises:
             EngineMissingError: onnxruntime is not installed.
             BackendError: onnxruntime refused the model, or an input or output is not a plain tensor.
-            UnavailableError: there is no memory or no descriptor now.
+            UnavailableError: The system is out of memory or file descriptors.
         """
         session = _load(model, options or OrtOptions(), weights, provider)
         self.provider = provider if len(session.get_providers()) > len(ON_PROCESSOR) else PROCESSOR
@@ -204,9 +204,9 @@ class OrtSession:
 
 
 def _blames_inputs(message: str) -> bool:
-    """Return whether onnxruntime's message is that a node refused its inputs, for a model that ran before.
+    """Return whether onnxruntime's message says that a node refused its inputs.
 
-    It reports a lack of memory, or the end of a run by `interrupt`, in the same form.
+    Messages about a lack of memory, or about a run that `interrupt` stopped, have the same form.
     """
     return _NODE_FAILED in message and not any(word in message for word in _NOT_OF_INPUTS)
 
@@ -285,7 +285,7 @@ def _load(
 
 @contextmanager
 def _memory_file(content: bytes | memoryview) -> Iterator[str]:
-    """Yield the path of a file in memory, which ends with the block."""
+    """Yield the path of a file in memory, which exists within the `with` block."""
     descriptor = os.memfd_create("model", os.MFD_CLOEXEC)
     with os.fdopen(descriptor, "wb") as file:
         file.writelines(parts(content))
@@ -356,10 +356,10 @@ def make_settings(options: OrtOptions) -> "onnxruntime.SessionOptions":
 
 
 def _count_allowed() -> int:
-    """Return the number of processors that this process may use, or 0 (onnxruntime counts) for all.
+    """Return the number of processors that this process may use, or 0 for all, which onnxruntime counts.
 
-    onnxruntime counts the cores of the machine. If a container may use one of several, its threads would wait
-    for each other at each kernel: small models took 1.4 to 3 times as long.
+    onnxruntime counts the cores of the machine. If a container may only use some of them, its threads would
+    wait for each other at each kernel. Small models took 1.4 to 3 times as long.
     """
     allowed = count_cores()
     return allowed if allowed < (os.cpu_count() or 1) else 0

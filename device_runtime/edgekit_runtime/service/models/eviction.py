@@ -69,7 +69,7 @@ def choose_evictions(
 
 
 def _without_needless(chosen: list[Resident], spare_bytes: int) -> tuple[Resident, ...]:
-    """Return the chosen models without those that a larger, later one made unnecessary."""
+    """Return the chosen models without those that a larger model, chosen later, made unnecessary."""
     remaining = list(chosen)
     for model in reversed(chosen[:-1]):
         if model.size_bytes <= spare_bytes:

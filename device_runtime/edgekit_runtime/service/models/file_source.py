@@ -42,10 +42,10 @@ class PackageFiles(Source):
     """
 
     def __init__(self, paths: Sequence[Path], trust: Verifier, tails: Sequence[Path] = ()) -> None:
-        """Serve the packages at `paths`; those that are removed later are logged.
+        """Create a source of the packages at `paths`. If a package is removed later, a warning is logged.
 
         Raises:
-            PackageError: one of them is not there.
+            PackageError: A path does not exist.
         """
         for path in (*paths, *tails):
             _stat(path)
@@ -115,7 +115,7 @@ class PackageFiles(Source):
         return packages
 
     def _open_packages(self, name: str, policy: VersionPolicy) -> list[OpenedPackage]:
-        """Return the packages that `policy` chooses, verified; damaged files are ignored from now on."""
+        """Verify and return the packages that `policy` chooses. Damaged files are ignored from now on."""
         while True:
             listed = self._list(name)
             chosen = policy.choose(name, list(listed.values()))
@@ -149,7 +149,7 @@ class PackageFiles(Source):
             )
 
     def _read(self) -> dict[_ModelKey, Servable]:
-        """Return the models that are there now and were not rejected."""
+        """Return the models that exist now and were not rejected."""
         wholes, halved = _list_files(self._paths), _list_files(self._tails)
         servables: dict[_ModelKey, Servable] = {}
         manifests: dict[_Key, Manifest] = {}
@@ -188,7 +188,7 @@ class PackageFiles(Source):
 
 
 def _list_tails(key: _Key, manifest: Manifest) -> dict[_ModelKey, Servable]:
-    """Return the tails of a package under the names that they are served under."""
+    """Return the tails of a package with the names under which they are served."""
     artifacts = {artifact.path: artifact for artifact in manifest.artifacts}
     return {
         (key, tail.name): Servable(

@@ -47,10 +47,10 @@ class Lifecycle:
         drain_timeout_s: float,
         tries_in_child: bool = False,
     ) -> None:
-        """Begin without versions.
+        """Create a lifecycle without versions.
 
-        `drain_timeout_s`: longest wait for the calls of a version.
-        `tries_in_child`: whether packages are opened in a child first, see `load_tested`.
+        `drain_timeout_s` is the longest wait for the calls of a version. `tries_in_child` states whether
+        packages are first opened in a child process, see `load_tested`.
         """
         self.source, self.make_served = source, make_served
         self._load = functools.partial(load_tested if tries_in_child else load, open_remote=open_remote)

@@ -71,7 +71,7 @@ class MemoryCap:
         memory: ModelMemory,
         metrics: ServiceMetrics,
     ) -> None:
-        """Keep `models` under the cap."""
+        """Enforce the memory cap for `models`."""
         self._lifecycle, self._models, self._options = lifecycle, models, options
         self._memory, self._metrics = memory, metrics
         self._leaving = 0  # models that are being unloaded for others
@@ -111,7 +111,7 @@ class MemoryCap:
             yield
 
     async def _estimate(self, model: ModelEntry, *, for_others: bool) -> LoadPlan:
-        """Return how to load a model if the cap leaves room."""
+        """Return the plan for loading a model if the cap leaves room."""
         if not model.versions and self._memory.max_bytes is None:
             return LoadPlan("availability", 0, for_others)
         options = self._options.get(model.name, ModelOptions())
@@ -144,7 +144,7 @@ class MemoryCap:
     async def _hold(
         self, model: ModelEntry, decide: Callable[[], Decision], patience_s: float
     ) -> AsyncIterator[LoadPlan | None]:
-        """Unload other models until there is room, and reserve it during the block."""
+        """Unload other models until there is room, and reserve the room within the `async with` block."""
         end_s = time.monotonic() + patience_s
         while True:
             try:
@@ -170,8 +170,8 @@ class MemoryCap:
         """Return the model to unload next, or None if there is room.
 
         Args:
-            plan: how the model is loaded.
-            without: name of the model that is unloaded for its own new version.
+            plan: The plan for loading the new model.
+            without: The name of a model that is unloaded in any case, for its own new version.
         """
         if self._memory.max_bytes is None:
             return None

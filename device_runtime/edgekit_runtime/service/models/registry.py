@@ -52,17 +52,17 @@ class Registry:
         drain_timeout_s: float = 30.0,
         tries_in_child: bool = False,
     ) -> None:
-        """Make a registry without models.
+        """Create a registry without models.
 
         Args:
-            source: where packages lie.
-            make_served: makes what takes the calls of a version, on the loop's thread.
-            options: options by name, for the models that have some of their own.
-            open_remote: opens models in worker processes; None loads all in this process.
-            memory: cap of all models together; by default there is none.
-            metrics: where changes are counted.
-            drain_timeout_s: longest wait for the calls of a version that is unloaded.
-            tries_in_child: whether packages are opened in a child first, see `load_tested`.
+            source: The source of the packages.
+            make_served: Builds the lanes of a loaded version. It is called on the event loop.
+            options: The options by model name, for models that do not use the defaults.
+            open_remote: Opens models in worker processes. None loads all models in this process.
+            memory: The memory cap of all models together. The default is no cap.
+            metrics: The metrics that count the changes.
+            drain_timeout_s: The longest wait for the calls of a version before it is unloaded.
+            tries_in_child: Whether packages are first opened in a child process, see `load_tested`.
         """
         self._source = source
         self.metrics = metrics or ServiceMetrics()
@@ -313,7 +313,7 @@ class Registry:
     async def _unload_and_open(
         self, model: ModelEntry, options: ModelOptions, plan: LoadPlan
     ) -> list[Served]:
-        """Unload the old version, then open the new version; if that fails, open the old version again."""
+        """Unload the old version, then open the new version. If that fails, open the old version again."""
         # Not within a reservation: no other model waits for the calls of this one.
         before = model.withdraw()
         await self._lifecycle.retire(before)
@@ -358,6 +358,6 @@ def _log_failure(error: BaseException) -> None:
 
 
 def _may_come_later(error: EdgekitError, model: ModelEntry) -> bool:
-    """Whether the next request for a model that failed to load should try again."""
+    """Return whether the next request for a model that failed to load should try again."""
     fits_never = isinstance(error, MemoryCapError) and error.retry_after_s is None
     return isinstance(error, UnavailableError) and (model.is_evicted or not fits_never)

@@ -34,7 +34,7 @@ class RolloutController:
     """
 
     def __init__(self, lifecycle: Lifecycle, metrics: ServiceMetrics, start: Start) -> None:
-        """Begin without trials."""
+        """Create a controller without trials."""
         self._lifecycle, self._metrics, self._start = lifecycle, metrics, start
         self.report: Report = self._report
 
@@ -73,7 +73,7 @@ class RolloutController:
         return True
 
     async def _bring_back(self, model: ModelEntry, newest: Servable, options: ModelOptions) -> bool:
-        """Serve the version that was confirmed before the newest came, after a restart."""
+        """After a restart, serve the version that was confirmed before the newest version was installed."""
         proven = await self._lifecycle.on_thread(self._lifecycle.source.find_proven, model.name)
         if proven is None or proven.version == newest.version:
             return False

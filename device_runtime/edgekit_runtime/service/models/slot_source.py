@@ -137,7 +137,7 @@ class InstalledModels(Source):
         return choice
 
     def _load(self, choice: Choice, load: Load) -> Loaded:
-        """Load a version whose start was counted; the count is undone if it cannot be tried here or now."""
+        """Load a version whose start was counted. If it cannot be tried now, the start is not counted."""
         try:
             with choice.package as package:
                 check_engines(package.manifest)  # also for a process of its own, which would start in vain

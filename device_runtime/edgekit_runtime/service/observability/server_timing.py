@@ -68,11 +68,11 @@ class UtilizationMeter:
     __slots__ = ("_askers", "_began_s", "_busy_s", "_clock", "_own", "_share", "_slots")
 
     def __init__(self, slots: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin idle.
+        """Create a meter whose utilization is 0.
 
         Args:
-            slots: how many runs can be under way at one time.
-            clock: seconds.
+            slots: The maximum number of simultaneous runs.
+            clock: Returns the time in seconds.
         """
         self._slots, self._clock = slots, clock
         self._began_s = clock()

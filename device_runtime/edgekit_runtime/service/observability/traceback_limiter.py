@@ -29,11 +29,11 @@ class TracebackLimiter(logging.Filter):
     """
 
     def __init__(self, handler: logging.Handler, clock: Callable[[], float] = time.monotonic) -> None:
-        """Let everything through once.
+        """Create a filter that has logged nothing yet.
 
         Args:
-            handler: the handler that this filters; it writes the records with a count.
-            clock: seconds since any moment.
+            handler: The handler to filter. It also writes the records that state a number of repeats.
+            clock: Returns the time in seconds.
         """
         super().__init__()
         self._handler, self._clock = handler, clock
@@ -60,9 +60,9 @@ class TracebackLimiter(logging.Filter):
         return left_out == 0
 
     def _count(self, fault: Hashable) -> int | None:
-        """Return how often a fault was left out since it was last logged; None: do not log it now.
+        """Return how often a fault was suppressed since it was last logged. None means not to log it now.
 
-        Called with the lock held.
+        The caller holds the lock.
         """
         now_s = self._clock()
         if fault not in self._logged and len(self._logged) >= _MAX_LOGGED:
@@ -79,7 +79,7 @@ class TracebackLimiter(logging.Filter):
         return left_out
 
     def _write(self, record: logging.LogRecord) -> None:
-        """Do what `Handler.handle` does after its filters."""
+        """Write a record as `Handler.handle` does after its filters."""
         self._handler.acquire()
         try:
             self._handler.emit(record)

@@ -63,20 +63,20 @@ class Codec:
         answerer: "Answerer | None" = None,
         states: Sequence[RecurrentState] = (),
     ) -> None:
-        """Make a codec.
+        """Create a codec.
 
         Args:
-            name: name of the model, as responses state it.
-            version: version of the model, as responses state it.
-            inputs: inputs of the model.
-            outputs: outputs of the model.
-            regions: shared memory that requests may name.
-            max_json_bytes: size limit of one request.
-            max_json_response_bytes: size limit of one response.
-            check_inputs: raises RequestError where the inputs of one request are too large, or None.
-            may_be_empty: inputs that may have no elements.
-            answerer: preprocessing, task and labels of the package, or None.
-            states: outputs that are inputs of the next request of a sequence.
+            name: The name of the model for responses.
+            version: The version of the model for responses.
+            inputs: The inputs of the model.
+            outputs: The outputs of the model.
+            regions: The shared memory that requests may use.
+            max_json_bytes: The size limit of the JSON of a request.
+            max_json_response_bytes: The size limit of the JSON of a response.
+            check_inputs: Raises RequestError if the inputs of a request are too large, or None.
+            may_be_empty: The inputs that may have no elements.
+            answerer: The preprocessing, task and labels of the package, or None.
+            states: The outputs that are inputs of the next request of a sequence.
         """
         self._answerer = answerer
         self.states = {state.output: state.input for state in states}
@@ -268,7 +268,10 @@ class Codec:
     def _sort_outputs(
         self, request: InferRequest, outputs: Mapping[str, Array], regions: RegionMap
     ) -> tuple[list[Array], list[Array]]:
-        """Return the outputs asked for, and those that follow the JSON; the others go to shared memory."""
+        """Return the requested outputs, and those of them that follow the JSON.
+
+        Others go to shared memory.
+        """
         arrays, data = [], []
         for output in request.outputs:
             array = outputs[output.name]

@@ -263,7 +263,10 @@ class Regions:
             self.remove(region)
 
     def _check_new(self, name: str, offset_bytes: int, size_bytes: int, owner: int | None = None) -> None:
-        """Check name, sizes and limits; a quarter of the limits is kept for memfds of other processes."""
+        """Check the name, sizes and limits.
+
+        A quarter of the limits is reserved for memfds of other processes.
+        """
         if name in self._regions:
             raise _refusal(name, "it is registered already; unregister it first")
         if offset_bytes < 0 or size_bytes < 1:

@@ -21,11 +21,11 @@ class Slicer:
     __slots__ = ("_held_bytes", "_loop", "_max_held_bytes", "_works")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, max_held_bytes: int) -> None:
-        """Begin without work.
+        """Create a slicer without work.
 
         Args:
-            loop: runs the slices.
-            max_held_bytes: limit of all `held_bytes` together; `start` refuses more, unless it has no work.
+            loop: The event loop that runs the slices.
+            max_held_bytes: The limit of all `held_bytes` together. It does not apply to a single job.
         """
         self._loop = loop
         self._max_held_bytes = max_held_bytes
@@ -66,7 +66,7 @@ class Slicer:
 
 
 def _advance(work: Sliced[None]) -> bool:
-    """Run a slice of `work`; return whether it was the last one."""
+    """Run a slice of `work`. Return whether it was the last one."""
     end_s = time.perf_counter() + _SLICE_S
     while True:
         try:

@@ -51,21 +51,20 @@ class CanaryLane(Lane):
         sequences: tuple["SequenceLane | None", "SequenceLane | None"] = (None, None),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Put a candidate beside the current version.
+        """Add a candidate beside the current version.
 
-        After a rollback, all calls go to `current`. After a promotion, the share stays until the owner
-        removes this lane. The owner closes the candidate. It must still answer its calls under way; `current`
-        answers calls that get an error.
+        After a rollback, all calls go to `current`. After a promotion, the share does not change until the
+        owner removes this lane. The owner closes the candidate, which must still answer its running calls.
 
         Args:
-            current: the version in use.
-            candidate: the version on trial.
-            observer: counts and judges.
-            pairs: runs both versions with the same inputs.
-            options: how many calls the candidate gets, how many of them both versions run again, and whether
-                `current` answers calls that the candidate fails, if the deadline has not passed.
-            sequences: the lanes where `current` and `candidate` keep the states of sequences, or None.
-            clock: the clock of the deadlines.
+            current: The version in use.
+            candidate: The version on trial.
+            observer: Counts the answers and judges the candidate.
+            pairs: Runs both versions with the same inputs.
+            options: The share of the calls for the candidate, the share of these for comparison, and whether
+                `current` answers calls on which the candidate failed before the deadline.
+            sequences: The lanes in which `current` and `candidate` keep the states of sequences, or None.
+            clock: The clock of the deadlines.
         """
         self._current = current
         self._candidate = candidate
@@ -104,7 +103,10 @@ class CanaryLane(Lane):
             self._measure_current(call)
 
     def _submit_step(self, call: Call, step: SequenceStep) -> None:
-        """Send a step to the version that began its sequence; a share of sequences begin at the candidate."""
+        """Send a call to the version that has its sequence.
+
+        A share of new sequences goes to the candidate.
+        """
         current, candidate = (lane is not None and lane.holds(step.id) for lane in self._sequences)
         may_begin = self._phase < self._share and self._unpaired < self._most_unpaired
         if not candidate and (current or not step.start or not may_begin):
@@ -182,7 +184,10 @@ class CanaryLane(Lane):
             self._observer.add_pair(pair)
 
     def _ask_current(self, call: Call, failed: Answer) -> None:
-        """Answer with the current version, which also shows whether the failure was the candidate's own."""
+        """Answer with the current version.
+
+        This also shows whether only the candidate fails on these inputs.
+        """
 
         def take(answer: Answer) -> None:
             is_own_fault = is_of_model(failed) and not _has_failed(answer)

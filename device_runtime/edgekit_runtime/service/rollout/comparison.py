@@ -104,7 +104,10 @@ def _check_name(name: str, first: TensorSpec) -> None:
 
 
 def _states_other_metric(figures: Mapping[str, JsonValue]) -> bool:
-    """Return whether the manifest names a metric other than of classes; a user's is FILE.py:FUNCTION."""
+    """Return whether the manifest states a metric that is not for classes.
+
+    A user's metric is FILE.py:FUNCTION.
+    """
     score = figures.get("score")
     metric = score.get("metric") if isinstance(score, Mapping) else None
     return isinstance(metric, str) and metric.isidentifier() and metric not in _CLASS_METRICS

@@ -131,9 +131,11 @@ Verdict: TypeAlias = Continue | Promote | Rollback
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """Whether a gate is proved kept (True) or missed (False); None: undecided.
+    """The result of a gate.
 
-    With `is_proof_needed`, an undecided gate is not passed when the time is over.
+    Attributes:
+        is_kept: True if the gate is proved to be kept, False if it is proved to be missed, else None.
+        is_proof_needed: Whether an undecided gate is missed when the time limit is reached.
     """
 
     gate: str
@@ -258,9 +260,9 @@ def _find_p50(paired: PairedLatency, limit: float, alpha: float) -> _Finding:
 
 
 def _find_p99(paired: PairedLatency, limit: float, alpha: float) -> _Finding:
-    """Compare how often each version alone was slow; pairs in which both were slow do not count.
+    """Compare how often each version alone was slow. Pairs in which both were slow do not count.
 
-    A candidate up to `limit` times as slow as the current version is not slow alone more often than it.
+    If the candidate is at most `limit` times as slow as the current version, it is not slow alone more often.
     """
     own, others = paired.candidate_slow, paired.current_slow
     is_above = share_is_above(own, own + others, 0.5, alpha / _TESTS)

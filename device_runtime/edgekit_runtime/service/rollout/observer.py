@@ -42,13 +42,13 @@ class Observer:
         defer: Defer,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin to count.
+        """Create an observer without observations.
 
         Args:
-            gates: limits of the candidate.
-            report: takes the verdict, once, through `defer`: never while a call is being answered.
-            defer: calls a function on the loop's thread, after some seconds.
-            clock: in seconds.
+            gates: The limits of the candidate.
+            report: Called once with the verdict, through `defer`, so never while a call is being answered.
+            defer: Calls a function on the event loop after some seconds.
+            clock: Returns the time in seconds.
         """
         self._gates = gates
         self._report: Callable[[Promote | Rollback], None] | None = report

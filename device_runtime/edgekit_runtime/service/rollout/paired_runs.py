@@ -122,17 +122,17 @@ class PairedRuns:
         max_run_s: float,
         complete: Callable[[Inputs], Inputs] = lambda inputs: inputs,
     ) -> None:
-        """Prepare the runs; the first pair starts the thread.
+        """Prepare the runs. The first pair starts the thread.
 
         Args:
-            current: session of the version in use.
-            candidate: session of the version on trial.
-            compare: returns the agreement of two answers, 0..1.
-            call_soon: such as `loop.call_soon_threadsafe`.
-            is_busy: returns whether real calls need the processors; `may_start` then refuses a pair.
-            defer: such as `loop.call_later`.
-            max_run_s: seconds after which both runs of a pair are stopped; 0 for no limit.
-            complete: adds the states that inputs lack, as at the start of a sequence.
+            current: The session of the version in use.
+            candidate: The session of the version on trial.
+            compare: Returns the agreement of two answers, 0 to 1.
+            call_soon: For example, `loop.call_soon_threadsafe`.
+            is_busy: Returns whether real calls need the processors. `may_start` then returns False.
+            defer: For example, `loop.call_later`.
+            max_run_s: The time limit of a pair in seconds, or 0 for no limit.
+            complete: Adds missing states to inputs, as at the start of a sequence.
         """
         self._complete = complete
         self._sessions: tuple[Session, ...] = (share_session(current), share_session(candidate))
@@ -179,9 +179,9 @@ class PairedRuns:
             self._sessions = self._own = ()
 
     def _stop(self) -> None:
-        """Stop the pair under way; repeated, since a second run may follow the first.
+        """Stop the running pair. This is repeated, because a second run may follow the first.
 
-        After the trial only runs of sessions of its own are ended: others also run calls.
+        After the trial, only the runs of its own sessions are stopped, because other sessions also run calls.
         """
         if self._is_running:
             for session in self._own if self._is_over else self._sessions:

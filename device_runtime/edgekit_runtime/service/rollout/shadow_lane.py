@@ -25,7 +25,7 @@ from edgekit_runtime.tensors import Array
 
 @dataclass(slots=True, eq=False)
 class _Copy:
-    """A call that the candidate will get too."""
+    """A copy of a call for the candidate."""
 
     inputs: Mapping[str, Array] | None = None
     current_s: float = 0.0
@@ -51,16 +51,16 @@ class ShadowLane(Lane):
         defer: Defer,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Put a candidate behind the current version.
+        """Add a candidate behind the current version.
 
         Args:
-            current: the version in use.
-            candidate: the version on trial.
-            observer: counts and judges.
-            pairs: runs both versions with the same inputs.
-            options: when calls are copied.
-            defer: calls a function on the loop's thread, after some seconds.
-            clock: the clock of the deadlines.
+            current: The version in use.
+            candidate: The version on trial.
+            observer: Counts the answers and judges the candidate.
+            pairs: Runs both versions with the same inputs.
+            options: The options for copying calls.
+            defer: Calls a function on the event loop after some seconds.
+            clock: The clock of the deadlines.
         """
         self._current = current
         self._candidate = candidate
@@ -116,7 +116,7 @@ class ShadowLane(Lane):
             copy.inputs = call.own_inputs()
 
     def _keep(self, copy: _Copy, answer: Answer) -> None:
-        """Queue a copy, unless the current version failed or did not run: then nothing can be compared."""
+        """Queue a copy, unless the current version failed or did not run, so that nothing can be compared."""
         if isinstance(answer, EdgekitError | Reused) or not all_finite(answer):
             return
         if copy.inputs is None:
@@ -131,7 +131,7 @@ class ShadowLane(Lane):
             self._defer(self._options.quiet_s, self._ask)
 
     def _ask(self) -> None:
-        """Ask the candidate if it is quiet, or try again later."""
+        """Run the candidate if no real calls prevent it, or try again later."""
         self._armed = False
         now_s, options = self._clock(), self._options
         if self._observer.verdict is not None:
@@ -166,7 +166,7 @@ class ShadowLane(Lane):
             self._arm()
 
     def _is_good(self, copy: _Copy, answer: Answer, candidate_s: float) -> bool:
-        """Count an answer of the candidate; return whether it can be compared."""
+        """Count an answer of the candidate. Return whether it can be compared."""
         if isinstance(answer, Reused):
             return False
         self._observer.count_current(copy.current_s)

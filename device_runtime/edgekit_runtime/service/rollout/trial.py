@@ -51,7 +51,7 @@ def begin_trial(current: Served, candidate: Served, options: ModelOptions, settl
 
 
 class _LocalTrialRunner:
-    """A lane in front of both versions, and its observer."""
+    """Runs a trial with a lane in front of both versions, in this process."""
 
     __slots__ = ("_candidate", "_comparison", "_current", "_lane", "_observer", "_options", "_pairs")
 
@@ -132,7 +132,7 @@ def _describe_parts(manifest: Manifest) -> dict[str, object]:
 
 
 def _without(states: Collection[str], compare: Compare) -> Compare:
-    """Return a comparison of all outputs except states, which two versions may represent differently."""
+    """Return a comparison of all outputs except states, whose representation may differ between versions."""
     if not states:
         return compare
 

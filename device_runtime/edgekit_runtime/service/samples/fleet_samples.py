@@ -47,7 +47,7 @@ class FleetSamples:
     """
 
     def __init__(self, options: SampleOptions, models: Catalogue, loop: AbstractEventLoop) -> None:
-        """Take nothing yet; `options` name the file."""
+        """Create the samples without orders. `options` state the file of the orders."""
         self._options, self._models, self._loop = options, models, loop
         self._path = Path(options.file or os.devnull)
         self._folder = SampleFolder(self._path.parent / SAMPLES_FOLDER)
@@ -108,7 +108,10 @@ class FleetSamples:
                 del self._samplers[model]
 
     def _scan(self, shares: Mapping[tuple[str, str], int]) -> None:
-        """Delete samples beyond the limits, or all, and count the rest."""
+        """Delete samples over the limits, and count the remaining ones.
+
+        If samples are forbidden, delete all.
+        """
         if not self._options.allow:
             if count := self._folder.clear():
                 _logger.warning("samples are forbidden here: %d that waited are deleted", count)

@@ -41,7 +41,7 @@ class Writer:
     """A thread that stores samples. Its queue holds up to 8 jobs and 32 MiB. Further jobs are dropped."""
 
     def __init__(self) -> None:
-        """Make the queue; the first job starts the thread."""
+        """Create the queue. The first job starts the thread."""
         self._jobs: queue.Queue[tuple[int, Callable[[], None]] | None] = queue.Queue(_MAX_QUEUED)
         self._lock, self._queued_bytes = threading.Lock(), 0
         self._thread: threading.Thread | None = None
@@ -96,7 +96,7 @@ class ModelSampler:
         draws: Draws | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin without orders."""
+        """Create a sampler without orders."""
         self._model, self._folder, self._options, self._writer = model, folder, options, writer
         self._loop, self._clock = loop, clock
         self.draws = draws or Draws(clock())
@@ -218,7 +218,7 @@ class ModelSampler:
             self._recent_bytes -= self._recent.popleft().size_bytes
 
     def _put(self, request: ServedRequest, draw: Draw) -> str | None:
-        """Queue a request to be judged and stored; return the sample's id, or None if it is dropped."""
+        """Queue a request for its triggers and storage. Return the sample's id, or None if it is dropped."""
         sample_id = os.urandom(16).hex()
         if self._writer.put(request.size_bytes, lambda: self._store(request, draw, sample_id)):
             return sample_id
@@ -278,7 +278,7 @@ class ModelSampler:
         self._note_room()
 
     def _note_room(self) -> None:
-        """Let triggers draw only while there is room for two more samples of the largest size so far."""
+        """Enable triggers only if there is room for two more samples of the largest size so far."""
         sizes, spare_bytes = self._sizes, 2 * self._largest_bytes
         has_room = sum(sizes.values()) + spare_bytes <= self._options.max_bytes
         for line in self.draws.lines:

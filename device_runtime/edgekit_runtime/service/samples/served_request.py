@@ -110,7 +110,7 @@ class ServedRequest:
         return seal(plain, base64.b64decode(order.public_key, validate=True), sample_info(sample_id))
 
     def _write_input(self) -> tuple[str, bytes]:
-        """Return media type and bytes of the input; frames and sound of streams become PNG and WAV."""
+        """Return the media type and bytes of the input. Frames and sound of streams become PNG and WAV."""
         if self.data is None:
             arrays = (np.ascontiguousarray(array) for array in self.inputs.values())
             return "", b"".join(array.astype(array.dtype.newbyteorder("<")).tobytes() for array in arrays)
@@ -128,7 +128,7 @@ class ServedRequest:
         return media_type.name, self.data
 
     def _state_answer(self) -> Mapping[str, Any]:
-        """Return the answer of the task, or else small outputs as numbers."""
+        """Return the answer of the task, or else the small outputs as numbers."""
         answer = self.answer
         if not answer and sum(array.size for array in self.outputs.values()) <= _MAX_STATED_VALUES:
             outputs = {
@@ -149,7 +149,7 @@ class ServedRequest:
             return {}
 
     def _find_agreement(self) -> float | None:
-        """Ask the version on trial, or the model here where a server may have answered."""
+        """Compare with the version on trial, or with the local model if a server may have answered."""
         loaded, trial = self.served.loaded, self.served.trial
         manifest, answerer = loaded.manifest, loaded.answerer
         other: Session | None = None

@@ -99,11 +99,15 @@ class Batch:
         run_one: RunOne,
         trim: Callable[[Session], None] | None = None,
     ) -> None:
-        """Make a batch that has not run.
+        """Create a batch that has not run.
 
-        `queued`: calls of one kind, at least one. `clock`: the clock of the calls' deadlines.
-        `run_one`: returns what a session answers to one call, and raises nothing.
-        `trim`: gives back what the session keeps after a run as large as this one, or None.
+        Args:
+            session: The session to run.
+            queued: The calls, which have the same kind. There is at least one.
+            estimate_s: The expected duration of the run.
+            clock: The clock of the deadlines.
+            run_one: Returns the answer of a session to one call. It does not raise.
+            trim: Frees the memory that the session keeps after a run of this size, or None.
         """
         self._run_one, self._trim = run_one, trim
         self.session, self.queued, self.estimate_s, self._clock = session, queued, estimate_s, clock
@@ -135,8 +139,8 @@ class Batch:
     def _run(self) -> None:
         """Run all calls together.
 
-        Where that fails, or the outputs do not have the rows of the inputs, each call runs on its own, so
-        that one which the engine refuses fails no other.
+        If that fails, or the outputs do not have as many rows as the inputs, each call runs alone. So a call
+        that the engine refuses does not make other calls fail.
         """
         clock, calls = self._clock, [queued.call for queued in self.queued]
         if len(calls) == 1:
@@ -184,7 +188,7 @@ class Batch:
 
 
 def _split(outputs: Mapping[str, Array], rows: Sequence[int]) -> tuple[Answer, ...] | None:
-    """Return views of the outputs for each call, or None if the outputs have other rows."""
+    """Return views of the outputs for each call, or None if the number of rows is wrong."""
     total = sum(rows)
     if any(array.ndim == 0 or len(array) != total for array in outputs.values()):
         return None

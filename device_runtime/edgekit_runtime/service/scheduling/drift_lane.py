@@ -45,13 +45,13 @@ class DriftLane(Lane):
         budget_s: float = DriftLimits().budget_s,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Collect statistics of calls for `lane`.
+        """Create a lane that collects statistics of calls for `lane`.
 
         Args:
-            drift: drift statistics of the version behind this lane.
-            lane: the lane that answers.
-            budget_s: mean seconds per call that counting may take.
-            clock: in seconds.
+            drift: The drift statistics of the version behind this lane.
+            lane: The next lane.
+            budget_s: The mean time per call in seconds that the statistics may take.
+            clock: Returns the time in seconds.
         """
         self._budget_s = budget_s
         self._cost_s = _FIRST_COST_S  # smoothed time of a look
@@ -108,7 +108,7 @@ class DriftLane(Lane):
         self._lane.submit(call.answered_by(take))
 
     def _count_skipped(self, seconds: float) -> int:
-        """Record the time that counting took; return how many calls to pass on before the next."""
+        """Record the time that the statistics took. Return the number of calls until the next sample."""
         # A pause of the whole process is not the cost of counting.
         self._cost_s += 0.25 * (min(seconds, 4 * self._cost_s) - self._cost_s)
         self._phase = (self._phase + GOLDEN) % 1.0

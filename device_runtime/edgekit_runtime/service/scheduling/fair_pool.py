@@ -32,11 +32,11 @@ class Threads:
     """
 
     def __init__(self, loop: AbstractEventLoop, count: int) -> None:
-        """Make the queues between the loop and the threads; no thread yet.
+        """Create the queues between the event loop and the threads. No thread is started yet.
 
         Args:
-            loop: event loop on whose thread this is called.
-            count: number of threads, at least 1.
+            loop: The running event loop.
+            count: The number of threads, at least 1.
         """
         self.count = count
         self._loop = loop
@@ -124,7 +124,7 @@ class Pool:
     """
 
     def __init__(self, threads: Threads, loop: AbstractEventLoop) -> None:
-        """Make a pool on `threads`, which nobody else uses, with timers of `loop`."""
+        """Create a pool on `threads`, which no other object uses."""
         self._threads, self._loop = threads, loop
         self._idle = threads.count
         self._ready: list[Flow] = []

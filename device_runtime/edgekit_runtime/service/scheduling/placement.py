@@ -54,10 +54,10 @@ class RunPlacement:
     )
 
     def __init__(self, limit_s: float) -> None:
-        """Make a placement without measurements, on threads.
+        """Create a placement on threads, without measurements.
 
         Args:
-            limit_s: shorter runs may be on the loop; 0 allows none.
+            limit_s: Shorter runs may use the event loop. 0 allows none.
         """
         self.short = False
         self.mean_s = 0.0
@@ -97,7 +97,7 @@ class RunPlacement:
             self._countdown, self._least_s = self._patience, float("inf")
 
     def _leave(self, due: float) -> None:
-        """Run on threads for at least `due` runs, and longer after each return to them."""
+        """Move to threads for at least `due` runs. The number grows each time this happens."""
         self.short = False
         most = max(_LAST_PATIENCE, _REPEATS * due)
         self._patience = self._countdown = math.ceil(max(due, min(2 * self._patience, most)))

@@ -45,12 +45,12 @@ class PriorityQueue:
     __slots__ = ("_levels", "_max_bytes", "_max_passes", "_passes", "next_deadline_s", "rows")
 
     def __init__(self, levels: int, max_passes: int, max_bytes: float = math.inf) -> None:
-        """Make an empty queue.
+        """Create an empty queue.
 
         Args:
-            levels: number of priority levels, at least 1.
-            max_passes: batches in a row that may run before a waiting call of a lower level.
-            max_bytes: size limit of the inputs of one batch.
+            levels: The number of priority levels, at least 1.
+            max_passes: How many batches may run in a row while a call of a lower level waits.
+            max_bytes: The size limit of the inputs of a batch.
         """
         self._levels: tuple[deque[Queued], ...] = tuple(deque() for _ in range(levels))
         self._passes = [0] * levels

@@ -123,15 +123,15 @@ class CacheLane(Lane):
         max_waiting: int = 128,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make a lane that answers from `cache` and asks `lane` for all other answers.
+        """Create a lane that answers from `cache`, and passes all other calls to `lane`.
 
         Args:
-            cache: shared by all models.
-            lane: the lane of one loaded version; nothing in it changes the version's answers.
-            loop: event loop on whose thread all this happens.
-            metrics: metrics of that version, where hits and misses are counted too, or None.
-            max_waiting: most calls that wait for equal ones under way; further ones are shed.
-            clock: the clock of the calls' deadlines.
+            cache: The cache of all models.
+            lane: The lane of one loaded version. The answers of the version must not change.
+            loop: The event loop.
+            metrics: The metrics of the version, which also count hits and misses, or None.
+            max_waiting: The maximum number of calls that wait for equal calls. Further calls are refused.
+            clock: The clock of the deadlines.
         """
         self._cache, self._lane = cache, lane
         self._number = cache.add_lane()
@@ -191,7 +191,7 @@ class CacheLane(Lane):
         reply(call, answer)
 
     def _join(self, first: "_UnderWay", call: Call, now_s: float) -> None:
-        """Let `call` wait for the answer to an equal one."""
+        """Let `call` wait for the answer to an equal call."""
         deadline_s = call.deadline_s
         if deadline_s is not None and now_s >= deadline_s:
             miss(call, self._metrics)
@@ -207,7 +207,7 @@ class CacheLane(Lane):
             self._alarm.set(self._expire, deadline_s, now_s, is_exact=False)
 
     def _expire(self) -> None:
-        """Refuse the calls that wait for others and whose deadline has come."""
+        """Refuse calls that wait for others and whose deadline has passed."""
         now_s, next_s = self._clock(), math.inf
         late: list[Call] = []
         for first in self._under_way.values():
@@ -261,11 +261,11 @@ class CacheLane(Lane):
 
 @dataclass(slots=True, eq=False)
 class _UnderWay:
-    """A call under way, and the equal calls that wait for its answer.
+    """A running call, and the equal calls that wait for its answer.
 
     Attributes:
-        since_s: when it came.
-        waiting: the calls that wait, each with its time of arrival.
+        since_s: The arrival time of the call.
+        waiting: The waiting calls with their arrival times.
     """
 
     call: Call

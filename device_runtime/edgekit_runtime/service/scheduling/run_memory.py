@@ -108,7 +108,7 @@ class InputLimit:
     __slots__ = ("_allowed_bytes", "_has_rows", "_max_bytes", "_memory")
 
     def __init__(self, memory: RunMemory, inputs: Sequence[TensorSpec], allowed_bytes: int) -> None:
-        """Allow `allowed_bytes` for a run, and the usual inputs in any case."""
+        """Allow `allowed_bytes` per run. Inputs of the size of the golden inputs are always allowed."""
         self._memory, self._allowed_bytes = memory, allowed_bytes
         self._max_bytes = memory.most_input_bytes(allowed_bytes)
         self._has_rows = all(spec.shape and isinstance(spec.shape[0], str) for spec in inputs)

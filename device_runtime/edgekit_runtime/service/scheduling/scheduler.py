@@ -54,17 +54,18 @@ class Scheduler(Lane):
         max_batch_bytes: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make a lane that accepts calls.
+        """Create a lane that accepts calls.
 
         Args:
-            instances: sessions that run one batch each at a time; see `open_instances`.
-            limits: how calls are scheduled.
-            pool: pool of threads, shared by all models.
-            loop: event loop on whose thread all this happens.
-            metrics: metrics of the model.
-            memory: the memory of runs, which decides when a session is trimmed after one; None for never.
-            max_batch_bytes: size limit of the inputs that run together.
-            clock: the clock of the calls' deadlines.
+            instances: The sessions. Each runs one batch at a time, see `open_instances`.
+            limits: The scheduling options.
+            pool: The thread pool of all models.
+            loop: The event loop.
+            metrics: The metrics of the version.
+            memory: The memory of runs, which decides whether a session is trimmed after a run. None disables
+                this.
+            max_batch_bytes: The size limit of the inputs of a batch.
+            clock: The clock of the deadlines.
         """
         self._memory = memory
         self._session = instances[0]
@@ -200,7 +201,7 @@ class Scheduler(Lane):
             shed(displaced.call, self.metrics, self.metrics.waiting, self._wait_s())
 
     def _pump(self) -> None:
-        """Run the batches that may run now, and set the alarm for the rest."""
+        """Run the batches that may run now, and set the alarm for the others."""
         is_delayed = False
         if self._idle and self._waiting.rows:
             if not self._is_due():
@@ -257,7 +258,7 @@ class Scheduler(Lane):
         )
 
     def _choose(self) -> list[Queued]:
-        """Remove the next batch from the queue, without calls whose clients have gone."""
+        """Remove the next batch from the queue, without calls whose clients have disconnected."""
         while self._waiting.rows:
             chosen = self._waiting.choose(self._max_rows)
             self._waiting.remove(chosen)
@@ -297,7 +298,7 @@ class Scheduler(Lane):
         return batch.is_abandoned or (seconds >= _LONG_S and not self._has_fixed_work)
 
     def _abandon(self, batch: Batch) -> None:
-        """Answer the calls of a batch that cannot be stopped; its session comes back if it ever ends."""
+        """Answer the calls of a batch that cannot be stopped. If it ends later, its session is used again."""
         _logger.error("%s, but its engine cannot be stopped", batch.stop_error)
         batch.is_abandoned = True
         self._lost += 1
@@ -384,7 +385,7 @@ class Scheduler(Lane):
         return min(self._waiting.oldest_s + self._limits.max_delay_s, in_time_s)
 
     def _set_alarm(self, is_delayed: bool) -> None:
-        """Set the alarm for the next deadline, and for the end of the delay if calls wait for that."""
+        """Set the alarm for the next deadline, and for the end of the delay if calls wait for it."""
         deadline_s = self._waiting.next_deadline_s
         wake_s = min(deadline_s, self._due_s()) if is_delayed and self._waiting.rows else deadline_s
         if wake_s < math.inf:
@@ -418,7 +419,7 @@ class Scheduler(Lane):
         return 1
 
     def _wait_s(self) -> float:
-        """Estimate how long the waiting calls will take, from the mean time of earlier calls."""
+        """Estimate how long the waiting calls will take, from the mean duration of earlier calls."""
         return self._per_call_s * len(self._waiting) / self._instances
 
 
@@ -432,7 +433,10 @@ def _merge_shapes(queued: Sequence[Queued]) -> Shapes:
 
 
 def _share(instances: Sequence[Session]) -> list[Session]:
-    """Return sessions whose runs are stopped alone, for instances that are the same session; else none."""
+    """Return separate sessions if the instances are one session, so that each can be stopped alone.
+
+    Otherwise return an empty list.
+    """
     is_same = len(instances) > 1 and instances[0] is instances[1]
     shared = [share_session(session) for session in instances] if is_same else []
     return [session for session in shared if session is not instances[0]]

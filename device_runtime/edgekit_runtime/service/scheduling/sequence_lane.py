@@ -49,12 +49,12 @@ class SequenceLimits(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
-    """A sequence that has begun, or whose first call has not run yet.
+    """A sequence that has started, or whose first call has not run yet.
 
     Attributes:
-        states: input -> its value in the next run; None before the start and after the end.
-        last_s: when its last call came or was answered.
-        waiting: its calls that have not begun.
+        states: A dict from input names to values for the next run. None before the start and after the end.
+        last_s: The time when its last call arrived or was answered.
+        waiting: The calls that have not started.
     """
 
     last_s: float
@@ -81,7 +81,7 @@ class SequenceLane(Lane):
         metrics: LaneMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin without sequences in front of a lane that answers calls with complete inputs."""
+        """Create a lane without sequences, in front of a lane that answers calls with complete inputs."""
         self._lane, self._states, self._limits = lane, StateInputs(states, inputs), limits
         self._metrics, self._clock = metrics, clock
         self._sequences: OrderedDict[int | str, _Sequence] = OrderedDict()  # the least recently used first
@@ -124,7 +124,7 @@ class SequenceLane(Lane):
         }
 
     def _find(self, step: SequenceStep) -> _Sequence | None:
-        """Return the sequence of a call, a new one where the call starts it; None if it is not active."""
+        """Return the sequence of a call, which may start it. Return None if it is not active."""
         now_s = self._clock()
         self._expire(now_s)
         if step.start:
@@ -136,7 +136,7 @@ class SequenceLane(Lane):
         return sequence
 
     def _expire(self, now_s: float) -> None:
-        """Drop the sequences that have been idle for too long; the least recently used come first."""
+        """Drop the sequences that have been idle for too long, the least recently used first."""
         while self._sequences:
             sequence_id, sequence = next(iter(self._sequences.items()))
             if not sequence.is_idle or now_s - sequence.last_s <= self._limits.idle_s:
@@ -145,7 +145,7 @@ class SequenceLane(Lane):
             self.expired += 1
 
     def _advance(self, sequence_id: int | str, sequence: _Sequence) -> None:
-        """Run the calls that may run now: one, or several where each is answered at once."""
+        """Run the calls that may run now. These are several calls if each is answered at once."""
         if sequence.is_advancing:  # called from within, by an answer that came at once
             return
         sequence.is_advancing = True
@@ -164,7 +164,7 @@ class SequenceLane(Lane):
         """Pass a call on with the states of its sequence.
 
         Raises:
-            EdgekitError: it is refused, and the states stay as they are.
+            EdgekitError: The call is refused, and the states do not change.
         """
         step = call.sequence
         if step is None or (sequence.states is None and not step.start):
@@ -181,7 +181,7 @@ class SequenceLane(Lane):
         self._lane.submit(complete)
 
     def _take(self, sequence: _Sequence, call: Call, step: SequenceStep, answer: Answer) -> None:
-        """Store the states in the answer to a call, answer it, and go on with the sequence."""
+        """Store the states from an answer, answer the call, and run the next calls of the sequence."""
         sequence.is_running = False
         sequence.last_s = self._clock()
         states = None
@@ -196,10 +196,10 @@ class SequenceLane(Lane):
         self._advance(step.id, sequence)
 
     def _begin(self, sequence: _Sequence, states: Mapping[str, Array]) -> None:
-        """Give a sequence its first states.
+        """Set the first states of a sequence.
 
         Raises:
-            OverloadedError: there are too many sequences, or their states are too large.
+            OverloadedError: There are too many sequences, or their states are too large.
         """
         limits, count = self._limits, len(self._sequences)
         held_bytes = self._held_bytes - input_bytes(sequence.states or {}) + input_bytes(states)

@@ -17,7 +17,7 @@ class Alarm:
     __slots__ = ("_at_s", "_loop", "_timer")
 
     def __init__(self, loop: AbstractEventLoop) -> None:
-        """Make a timer that is not set; `loop` keeps time."""
+        """Create an alarm that is not set."""
         self._loop = loop
         self._timer: Any = None
         self._at_s = math.inf

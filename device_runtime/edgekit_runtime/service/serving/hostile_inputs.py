@@ -72,7 +72,7 @@ def find_hazard(package: OpenedPackage, sessions: int = 1) -> Hazard | None:
 
 
 def _find_hazard(package: OpenedPackage, sessions: int) -> Hazard | None:
-    """Return the hazard of a package of one model."""
+    """Return the hazard of a package with one model."""
     reasons = []
     limit = None
     if can_trap(package):
@@ -90,7 +90,7 @@ def _find_hazard(package: OpenedPackage, sessions: int) -> Hazard | None:
 
 
 def _examine(content: memoryview, *, can_stop: bool) -> tuple[list[str], bool]:
-    """Return the reasons against a model file, and whether a run may take any memory."""
+    """Return the reasons against a model file, and whether the memory of a run has no limit."""
     try:
         graph = read_graph(content)
         is_endless = has_endless_loop(graph)
@@ -136,7 +136,7 @@ def _divides(package: OpenedPackage, variant: Variant) -> bool:
 
 
 def _list_models(variants: Iterable[Variant], applies: Callable[[Engine], bool]) -> set[str]:
-    """Return the artifacts that an engine opens to which a rule applies."""
+    """Return the artifacts that are opened by an engine for which `applies` is True."""
     choices = [choice for variant in variants for choice in variant.backend.chain]
     engines = [(choice.artifact, get_engine(choice.name)) for choice in choices]
     return {artifact for artifact, engine in engines if engine is not None and applies(engine)}

@@ -32,10 +32,7 @@ class LaneFactory:
     """
 
     def __init__(self, loop: AbstractEventLoop, pool: Pool, regions: Regions, config: ServiceConfig) -> None:
-        """Make the response cache, which all models share.
-
-        `pool`: pool of threads, shared by all models.
-        """
+        """Create the response cache of all models. `pool` is the thread pool of all models."""
         self._loop, self._pool, self._regions, self._config = loop, pool, regions, config
         self._cache = ResponseCache(config.cache)
         self.times = RunTimes() if config.http.server_timing else None

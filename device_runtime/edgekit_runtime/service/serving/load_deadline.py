@@ -28,12 +28,12 @@ class LoadAttempt(Generic[Result]):
         work: "Callable[[LoadAttempt[Result]], Result]",
         discard: Callable[[Result], None],
     ) -> None:
-        """Make a load, which `result_within` starts.
+        """Create a load. `result_within` starts it.
 
         Args:
-            description: what is loaded, for messages.
-            work: loads it and returns the result; it calls `note` with each session that it opens.
-            discard: frees a result that comes too late.
+            description: A description of the load for messages.
+            work: Loads the model and returns the result. It calls `note` with each session that it opens.
+            discard: Frees a result that is too late.
         """
         self._thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
         self._description, self._work, self._discard = description, work, discard
@@ -88,7 +88,7 @@ class LoadAttempt(Generic[Result]):
             deliver(result)
 
     def _stop(self, opened: tuple[Session, ...], limit_s: float) -> str:
-        """Interrupt the sessions; return the result as a sentence."""
+        """Interrupt the sessions. Return a message for the error."""
         self._thread.name = _HUNG_NAME
         for session in opened:
             interrupt = getattr(session, "interrupt", None)

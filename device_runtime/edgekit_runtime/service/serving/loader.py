@@ -199,7 +199,7 @@ def load(
 
 
 def _isolate_hostile(package: OpenedPackage, options: ModelOptions) -> ModelOptions:
-    """Return options that isolate a package whose inputs may end or occupy the process that runs it."""
+    """Return options that isolate a package whose inputs could crash or block its process."""
     if options.isolated is False:
         return options
     hazard = find_hazard(package, options.instances)
@@ -235,7 +235,7 @@ def find_limit(package: OpenedPackage, options: ModelOptions) -> float:
 
 
 def _count_build_s(package: OpenedPackage) -> float:
-    """Return how long the engine of one model may build it."""
+    """Return the time limit for the engine of one model to build it, in seconds."""
     backends = [variant.backend for variant in package.manifest.all_variants]
     engines = [get_engine(backend.name) for backend in backends if backend.fallback is None]
     return max((engine.builds_for_s for engine in engines if engine), default=0.0)
@@ -291,7 +291,7 @@ def _prove(
     attempt: LoadAttempt[Loaded],
     first: Session | None = None,
 ) -> LoadedSetting:
-    """Open a variant with a number of threads (0 for that of the options), and test it."""
+    """Open and test a variant with a number of threads. 0 means the number in the options."""
     variant, threads = setting
     selected = package.select(variant)
     golden = read_golden(selected)
@@ -327,7 +327,7 @@ def _prove(
 
 
 def _apply_tuned(package: OpenedPackage, variant: str, options: ModelOptions) -> ModelOptions:
-    """Return the options, completed by the results of `tune` for throughput."""
+    """Return the options with the results of `tune` for throughput."""
     backend = next(entry.backend for entry in recall_order(package.manifest) if entry.name == variant)
     tuned = recall_tuned(package.manifest, backend)
     if tuned is None:
@@ -342,7 +342,7 @@ def _apply_tuned(package: OpenedPackage, variant: str, options: ModelOptions) ->
 def _list_settings(
     package: OpenedPackage, first: tuple[str, int], governor: GovernorOptions
 ) -> list[tuple[str, int]]:
-    """Return the variants and threads that a governor may choose, without `first`, which is open."""
+    """Return the variants and threads that a governor may choose, except `first`, which is already open."""
     variant_names = [variant.name for variant in package.manifest.all_variants]
     if missing := [name for name in governor.variants if name not in variant_names]:
         raise BackendError(
@@ -357,7 +357,7 @@ def _list_settings(
 def _limit_batches(
     limits: SchedulingLimits, settings: Sequence[LoadedSetting], path: Path
 ) -> SchedulingLimits:
-    """Return the limits with batches that every setting can run: a governor may change it at any time."""
+    """Return the limits with batches that all settings can run, because a governor may change the setting."""
     for setting in settings:
         if setting.max_batch < limits.max_batch:
             _logger.warning(

@@ -40,7 +40,7 @@ class _Capturer:
         self._number = 0
 
     def run(self) -> None:
-        """Read the source to its end, or for ever."""
+        """Read the source until its end, if it has one."""
         while True:
             capture = self._kind.open(self._options)
             self._send(kind="opened")
@@ -50,7 +50,7 @@ class _Capturer:
         self._send(kind="end")
 
     def _read_all(self, capture: Capture) -> bool:
-        """Send all frames of a source that is open; return whether there was any."""
+        """Send all frames of an open source. Return whether there were any."""
         interval_s = 0.0 if self._kind.is_endless or self._waits or not capture.fps else 1 / capture.fps
         due_s = time.monotonic()
         before = self._number
@@ -64,7 +64,7 @@ class _Capturer:
         return self._number > before
 
     def _is_due(self) -> bool:
-        """Whether the model gets the present frame, by the options."""
+        """Return whether the options allow sending the current frame to the model."""
         now_s, options = time.monotonic(), self._options
         is_due = (self._number - 1) % options.every == 0
         if is_due and options.max_fps is not None:
@@ -84,7 +84,7 @@ class _Capturer:
             time.sleep(min(rest_s, _BEAT_S))
 
     def _beat(self, now_s: float) -> bool:
-        """Say that frames come; return False."""
+        """Report that frames arrive. Return False."""
         if now_s >= self._beat_due_s:
             self._beat_due_s = now_s + _BEAT_S
             self._send(kind="beat", number=self._number)
@@ -123,7 +123,7 @@ class _Capturer:
         cv2.cvtColor(frame, cv2.COLOR_GRAY2RGB if grey else cv2.COLOR_BGR2RGB, dst=view)
 
     def _draw_picture(self, frame: NDArray[Any], slot: int) -> int:
-        """Write the JPEG of a frame if somebody looks; return its size, or 0."""
+        """Write the JPEG of a frame if the stream has viewers. Return its size, or 0."""
         if not self._max_side:
             return 0
         import cv2
@@ -141,7 +141,7 @@ class _Capturer:
         self._channel.send(json.dumps(document).encode("ascii"))
 
     def _receive(self, until_free: int) -> None:
-        """Take in what has arrived; wait until so many slots are free."""
+        """Handle the documents that have arrived, and wait until the given number of slots is free."""
         while True:
             flags = 0 if len(self._free) < until_free else socket.MSG_DONTWAIT
             try:

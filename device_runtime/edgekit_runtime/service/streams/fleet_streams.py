@@ -37,9 +37,9 @@ class FleetStreams:
     """Starts, stops and replaces the streams in a file. It runs on the event loop."""
 
     def __init__(self, path: Path, streams: Streams, *, allows_files: bool) -> None:
-        """Start nothing yet.
+        """Create the object without starting streams.
 
-        `path`: file of the agent; it may be missing. `allows_files`: see `FleetStreamOptions`.
+        `path` is the file of the agent, which need not exist. For `allows_files`, see `FleetStreamOptions`.
         """
         self._path, self._streams, self._allows_files = path, streams, allows_files
         self._stamp: tuple[int, ...] = ()

@@ -26,8 +26,8 @@ class FrameMemory:
         """Map the memory.
 
         Args:
-            descriptor: descriptor of the memfd; stays the caller's.
-            frame_bytes: size limit of a frame.
+            descriptor: The file descriptor of the memfd, which the caller must close.
+            frame_bytes: The size limit of a frame.
         """
         self._frame_bytes = frame_bytes
         self._map = mmap.mmap(descriptor, SLOTS * (frame_bytes + PICTURE_BYTES))

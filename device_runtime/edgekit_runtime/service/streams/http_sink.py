@@ -21,10 +21,10 @@ class HttpSink(Sink):
     max_batch = 1
 
     def __init__(self, text: str) -> None:
-        """Read the URL, whose user and password become basic authentication; `write` connects.
+        """Parse the URL. Its user and password are used for basic authentication. `write` connects.
 
         Raises:
-            ConfigError, ValueError: the address names no host, or is malformed.
+            ConfigError, ValueError: The URL has no host or is malformed.
         """
         parts = urlsplit(text)
         if not parts.hostname:

@@ -129,5 +129,5 @@ def _media_type(call: FrameCall) -> MediaType:
 
 
 def _may_be_unknown(answered: BaseException) -> bool:
-    """Return whether the sequence may be unknown to the version: after a swap, a new worker, or too long."""
+    """Return whether the version may not know the sequence, for example after a swap or a worker restart."""
     return isinstance(answered, RequestError) and answered.status == _MALFORMED

@@ -28,12 +28,12 @@ class MqttSink(Sink):
     """A connection to a broker. It is opened on first use and reopened after a failure."""
 
     def __init__(self, text: str, name: str) -> None:
-        """Read the address; `write` connects.
+        """Parse the address `mqtt[s]://HOST[:PORT][/TOPIC]`. `write` connects.
 
-        `text`: `mqtt[s]://HOST[:PORT][/TOPIC]`; the topic is `edgekit/streams/NAME` by default.
+        The default topic is `edgekit/streams/NAME`.
 
         Raises:
-            ConfigError, ValueError: the address is wrong, or paho-mqtt is not installed.
+            ConfigError, ValueError: The address is invalid, or paho-mqtt is not installed.
         """
         parts = urlsplit(text)
         if not parts.hostname:
@@ -71,7 +71,7 @@ class MqttSink(Sink):
             self._drop()
 
     def _guard(self, act: Callable[[], None]) -> None:
-        """Connect unless connected, and act; a failure ends the connection."""
+        """Connect if necessary, and call `act`. An error ends the connection."""
         try:
             if self._client is None:
                 self._connect()
@@ -110,10 +110,10 @@ class MqttSink(Sink):
         self._serve(lambda: not self._unacknowledged)
 
     def _serve(self, is_done: Callable[[], bool]) -> None:
-        """Send and receive until `is_done`, at least once.
+        """Send and receive at least once, and until `is_done` returns True.
 
         Raises:
-            OSError: it is not done in time, or the connection ended.
+            OSError: The time limit is exceeded, or the connection ended.
         """
         client, end_s = self._client, time.monotonic() + _TIMEOUT_S
         while True:

@@ -35,7 +35,7 @@ class _Output(Sink):
 
 
 class _RotatedFile(Sink):
-    """A file of lines: PATH, and PATH.1 to PATH.N for earlier ones, the newest first."""
+    """A file of lines with rotation. PATH.1 to PATH.N are the earlier files, the newest first."""
 
     def __init__(self, text: str, _name: str, options: StreamOptions) -> None:
         self._path, self._options = Path(text.removeprefix("file:")), options

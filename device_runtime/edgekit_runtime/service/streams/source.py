@@ -127,7 +127,7 @@ class FrameSource:
         self._process.send({"max_side": self._max_side})
 
     def _find_open_s(self) -> float:
-        """Return how long the next process may take to its first frame."""
+        """Return the time limit of the next process for its first frame, in seconds."""
         if not self._opening_s:
             return self.options.open_s
         least_s = max(_OPEN_S, 2 * self._opening_s)
@@ -202,16 +202,16 @@ class FrameSource:
 
 
 class _CaptureProcess:
-    """One process with its channel and its slots.
+    """A capture process with its channel and its slots.
 
     Attributes:
-        opening_s: seconds until the first frame, 0 before it.
+        opening_s: The seconds until the first frame, or 0 before it.
     """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, options: StreamOptions, source: FrameSource, open_s: float
     ) -> None:
-        """Start the process, which has `open_s` seconds until its first frame."""
+        """Start the process. `open_s` is the time limit for its first frame in seconds."""
         self._loop, self._options, self._source = loop, options, source
         self._began_s, self.opening_s = loop.time(), 0.0
         self.is_finite = not find_kind(SOURCES, options.source).is_endless
@@ -243,12 +243,12 @@ class _CaptureProcess:
         loop.add_reader(near.fileno(), self._on_readable)
 
     def send(self, document: Mapping[str, Any]) -> None:
-        """Send a document; end a process that does not read, as if it stalled."""
+        """Send a document. A process that does not read it is ended like one that stalls."""
         with contextlib.suppress(OSError):
             self._near.send(json.dumps(document).encode("ascii"))
 
     def end(self) -> None:
-        """Kill the process; `ended` is done once it has ended and left nothing here."""
+        """Kill the process. `ended` is done when the process has ended and its resources are freed."""
         self._is_open = False
         self._timer.cancel()
         self._loop.remove_reader(self._near.fileno())
@@ -267,7 +267,7 @@ class _CaptureProcess:
         return self._loop.time() - self._began_s
 
     def note(self, number: int) -> None:
-        """Count frames that were read; the next must follow at about the same rate."""
+        """Count frames that were read. The next frames must follow at about the same rate."""
         age_s = self.age_s
         self.opening_s = self.opening_s or age_s
         if self._number and number > self._number:
@@ -285,7 +285,7 @@ class _CaptureProcess:
         """Return the frame in a slot.
 
         Raises:
-            ValueError, KeyError, TypeError: the document is malformed.
+            ValueError, KeyError, TypeError: The document is malformed.
         """
         slot, shape, size_bytes = document["slot"], document["shape"], document["picture_bytes"]
         rate = int(document["rate"])
@@ -340,7 +340,7 @@ class _CaptureProcess:
             self._source.fail(f"the capture process ended {self._child.explain_end()}")
 
     def _look(self) -> None:
-        """End a process that has been silent for too long, unless it waits for a free slot."""
+        """End a process that was silent for too long, unless it waits for a free slot."""
         if self._held_slots:
             self._wait()
             return

@@ -99,7 +99,7 @@ class SourceKind(AddressKind):
 
 
 class _Video:
-    """What OpenCV reads: cameras, files, addresses, pipelines."""
+    """A source that OpenCV reads, such as a camera, file, address or pipeline."""
 
     rate = 0
 
@@ -157,12 +157,12 @@ class _Pictures:
 
 
 class _Windows:
-    """Sound in windows: each holds the last `window_s`, of which `hop_s` are new."""
+    """Sound in windows of `window_s` seconds, of which the last `hop_s` seconds are new."""
 
     fps = 0.0
 
     def __init__(self, options: StreamOptions, rate: int, read: Callable[[int], NDArray[np.float32]]) -> None:
-        """Read by `read`, which returns so many samples, and fewer at the end only."""
+        """Create windows. `read` returns the given number of samples, or fewer only at the end."""
         self.rate, self._read = rate, read
         hop_s = options.window_s / 2 if options.hop_s is None else options.hop_s
         self._hop = max(1, round(hop_s * rate))
@@ -270,10 +270,10 @@ def _check_file(source: str) -> None:
 
 
 def _import_cv2() -> Any:
-    """Return OpenCV, which decodes on this thread alone.
+    """Return OpenCV, set to decode on one thread.
 
     Raises:
-        CaptureError: it is not installed.
+        CaptureError: OpenCV is not installed.
     """
     try:
         import cv2

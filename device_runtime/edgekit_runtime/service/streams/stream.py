@@ -142,7 +142,10 @@ class Stream:
         await self._finish()
 
     async def _finish(self) -> None:
-        """End sinks, then viewers, whose last line says what became of the answers in the sinks."""
+        """End the sinks, then the viewers.
+
+        The last line to viewers states what happened to the sinks' answers.
+        """
         for sink in self._sinks:
             sink.stop()
         await asyncio.gather(*(self._loop.run_in_executor(None, sink.join) for sink in self._sinks))
@@ -243,11 +246,11 @@ class Stream:
             reply(error)
 
     def _continues(self, frame: Frame, last_number: int) -> bool:
-        """Return whether the states of the model go on: no error, no other opening, no sound left out."""
+        """Return whether the model's states are still valid: no error, no restart and no skipped sound."""
         return last_number > self._opened_after and (not frame.rate or frame.number == last_number + 1)
 
     def _take(self, frame: Frame, answer: Answer) -> None:
-        """Publish an answer, and go on with the newest frame."""
+        """Publish an answer, and continue with the newest frame."""
         self._is_busy = False
         if self.state == "stopped":
             return
@@ -303,7 +306,7 @@ class Stream:
                 self._try(frame, record)
 
     def _try(self, frame: Frame, record: Mapping[str, Any]) -> None:
-        """Let the version on trial answer a copy of the frame, for the viewers who look at it."""
+        """Let the version on trial answer a copy of the frame, for viewers of the trial."""
         version = self._calls.find_trial(self.options.model)
 
         def take(answer: Answer) -> None:

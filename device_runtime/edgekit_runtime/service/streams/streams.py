@@ -38,7 +38,7 @@ class Streams:
         live: LiveOptions,
         media: MediaLimits | None = None,
     ) -> None:
-        """Begin without streams; `media` limits what models get, `live` the viewers."""
+        """Create the object without streams. `media` limits the inputs of models, and `live` the viewers."""
         self.max_pixels = min((media or MediaLimits()).max_pixels, MAX_PIXELS)
         self._loop, self._calls, self._live = loop, calls, live
         self._streams: dict[str, Stream] = {}

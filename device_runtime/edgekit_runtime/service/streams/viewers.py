@@ -23,10 +23,10 @@ class Viewer:
         timeout_s: float,
         on_close: Callable[["Viewer"], None],
     ) -> None:
-        """Serve a client; its socket `connected` is the viewer's from now on. All runs on the loop's thread.
+        """Serve a client on the event loop. The viewer owns the socket `connected` from now on.
 
-        `timeout_s`: a client that reads nothing for this time is disconnected. `on_close`: called once when
-        the connection has ended.
+        A client that reads nothing for `timeout_s` is disconnected. `on_close` is called once when the
+        connection has ended.
         """
         self._loop, self._socket, self._timeout_s, self._on_close = loop, connected, timeout_s, on_close
         self._queued: deque[bytes] = deque(maxlen=max_queued)
@@ -60,7 +60,7 @@ class Viewer:
         self._on_close(self)
 
     def _send(self) -> None:
-        """Send as much as the socket takes; wait for the socket if bytes remain."""
+        """Send as much as the socket accepts. If bytes remain, wait for the socket."""
         self._stop_waiting()
         try:
             while self._unsent or self._queued:

@@ -56,7 +56,7 @@ _logger = logging.getLogger(__name__)
 
 
 class _Worker:
-    """One worker, in its event loop."""
+    """A worker in its event loop."""
 
     def __init__(
         self, spec: WorkerSpec, source: ReceivedPackages, connected: socket.socket, states: memoryview
@@ -73,7 +73,7 @@ class _Worker:
         self._channel = Channel(self._loop, connected, self._handle_message, _end)
 
     async def run(self) -> None:
-        """Load, then serve until the process ends."""
+        """Load the model, then serve until the process ends."""
         spec = self._spec
         self._regions = ForwardedRegions(spec.config.shared_memory, self._channel)
         self._service = Service(spec.config, self._source, self._regions)
@@ -97,11 +97,11 @@ class _Worker:
         await self._loop.create_future()
 
     def _end_stuck(self) -> None:
-        """End this process, in which a run cannot be stopped, once its clients have their answers."""
+        """End this process because a run cannot be stopped, after its clients have their answers."""
         self._loop.call_later(_ANSWER_S, os._exit, STUCK_EXIT_CODE)
 
     def _handle_message(self, kind: Kind, payload: bytes, descriptors: list[int]) -> None:
-        """Register regions at once, since a request may already name them; do all else in its order."""
+        """Register regions at once, because a request may use them. Handle all other messages in order."""
         if kind is Kind.MAIN_REGION:
             self._regions.receive(payload, descriptors)
         elif kind is Kind.MAIN_FORGET_REGION:
@@ -176,7 +176,7 @@ class _Worker:
         self._channel.send(Kind.WORKER_RETURNS, INDEX.pack(index) + unread + waiting)
 
     def _retire(self) -> None:
-        """Return all connections; a connection in use follows after its answer."""
+        """Return all connections. A connection in use is returned after its answer."""
         self._is_retired = True
         self._http.on_response_sent = self._return
         for connection in list(self._indices):
@@ -184,14 +184,17 @@ class _Worker:
                 self._return(connection)
 
     def _send_heartbeat(self) -> None:
-        """Judge the trial, follow the fleet's orders and send what has changed, at each heartbeat."""
+        """Judge the trial, follow the fleet's orders, and send all changes.
+
+        This is called at each heartbeat.
+        """
         self._loop.call_later(HEARTBEAT_S, self._send_heartbeat)
         self._registry.models.judge_trials()
         self._service.follow_samples()
         self._send_snapshots()
 
     def _send_snapshots(self) -> None:
-        """Send the state of all versions if it has changed, before any verdict that depends on it."""
+        """Send the reports of all versions if they changed, before any verdict that depends on them."""
         snapshots = write_snapshots(self._registry.models.served())
         self._channel.send(Kind.WORKER_HEARTBEAT, b"" if snapshots == self._sent else snapshots)
         self._sent = snapshots

@@ -71,14 +71,14 @@ class Channel:
         handle: Handle,
         on_end: Callable[[str], None],
     ) -> None:
-        """Send and receive on `connected` from now on.
+        """Start to send and receive on `connected`.
 
         Args:
-            loop: event loop on whose thread all this happens.
-            connected: a Unix socket of type SOCK_SEQPACKET.
-            handle: called with kind, content and descriptors of each message; it owns these from then on. Its
-                `ChannelError` ends the channel.
-            on_end: called once, with the reason, when nothing more can be received; not after `close`.
+            loop: The event loop.
+            connected: A Unix socket of type SOCK_SEQPACKET.
+            handle: Called with the kind, content and file descriptors of each message. It owns the
+                descriptors. If it raises `ChannelError`, the channel is closed.
+            on_end: Called once with the reason when nothing more can be received, but not after `close`.
         """
         connected.setblocking(False)
         self._loop, self._socket, self._handle, self._on_end = loop, connected, handle, on_end
@@ -192,7 +192,7 @@ class Channel:
         self._handle(kind, payload, descriptors)
 
     def _try_send(self, packet: bytes, passed: Passed | None) -> bool:
-        """Return whether it was sent; if not, it will be tried again."""
+        """Return whether the packet was sent. If not, it will be sent later."""
         descriptor = -1 if passed is None else passed.fileno()
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", (descriptor,)))
         extras = [] if descriptor < 0 else [rights]

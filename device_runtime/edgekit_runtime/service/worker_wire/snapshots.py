@@ -108,14 +108,14 @@ def _read(document: dict[str, Any]) -> LaneMetrics:
 
 
 def _number(value: Any) -> Any:
-    """Return `value`, a finite number of at least 0."""
+    """Return `value` if it is a finite number of at least 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e300:
         raise ValueError(f"{str(value)[:40]} is no count")
     return value
 
 
 def _check_details(details: dict[str, Any]) -> tuple[dict[str, JsonValue], dict[str, JsonValue] | None]:
-    """Return the details of a version and its rollout, checked for all that the service itself uses."""
+    """Check the fields that the service uses, and return the details of a version and its rollout."""
     # Without `allow_nan=False`, 1e999 would pass: it is read as infinity, which no answer can be made of.
     size_bytes = len(json.dumps(details, allow_nan=False))
     if size_bytes > _MAX_DETAIL_BYTES or not set(details) <= set(_DETAILS):

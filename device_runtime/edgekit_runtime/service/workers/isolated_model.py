@@ -66,9 +66,10 @@ class IsolatedModel(IsolatedVersion):
         package: int,
         report_crash: Callable[..., None],
     ) -> None:
-        """Begin without workers; call `begin` or `begin_trial` next.
+        """Create a version without workers. Call `begin` or `begin_trial` next.
 
-        `package`: descriptor of the package; owned by this object. `report_crash`: `Registry.report_crash`.
+        `package` is the file descriptor of the package, which this object owns. `report_crash` is
+        `Registry.report_crash`.
         """
         self._http, self._regions, self.manifest, self.spec = http, regions, manifest, spec
         self._package, self._report_crash = package, report_crash
@@ -349,7 +350,7 @@ class IsolatedModel(IsolatedVersion):
         self._loop.call_later(_DRAIN_POLL_S, self._await_returns, done, end_s)
 
     def _check_heartbeats(self) -> None:
-        """End the workers that hang, and a trial that has not begun in time."""
+        """End workers that hang, and a trial that has not started in time."""
         self._heartbeat = self._loop.call_later(HEARTBEAT_S, self._check_heartbeats)
         for worker in self.workers:
             worker.check_heartbeat()

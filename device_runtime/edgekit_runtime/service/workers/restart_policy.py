@@ -69,7 +69,10 @@ class RestartPolicy:
         )
 
     def _find_delay_s(self, count: int) -> float:
-        """Return the seconds to wait before the next start: 0 after one failure, then longer each time."""
+        """Return the seconds to wait before the next start.
+
+        It is 0 after one failure, and grows with `count`.
+        """
         if count <= 1:
             return 0.0
         return min(_FIRST_DELAY_S * 2.0 ** min(count - 2, 30), self._isolation.max_delay_s)

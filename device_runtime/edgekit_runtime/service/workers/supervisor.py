@@ -49,7 +49,7 @@ class Supervisor:
         limits: Limits,
         token: bytes | None,
     ) -> None:
-        """Begin without workers. `token`: the token that clients over TCP must send, or None."""
+        """Create a supervisor without workers. `token` is the token that TCP clients must send, or None."""
         self._http, self._regions, self._config = http, regions, config
         self._registry, self._limits, self._token = registry, limits, token
         self._names = {name for name, options in config.models.items() if options.isolated}
@@ -142,7 +142,7 @@ class Supervisor:
         limit_s: float,
         host: "IsolatedModel | None",
     ) -> "IsolatedModel":
-        """Return a version that has begun within `limit_s`: in workers of its own, or on trial in `host`."""
+        """Return a version that started within `limit_s`, in its own workers or on trial in `host`."""
         from edgekit_runtime.service.workers.isolated_model import IsolatedModel  # most services have none
 
         if self._is_over:
@@ -212,7 +212,7 @@ class Supervisor:
 
 
 def _open_again(package: OpenedPackage) -> int:
-    """Return a descriptor of the package, which a worker finds unchanged whenever it starts."""
+    """Return a file descriptor of the package's content. It does not change for workers that start later."""
     try:
         return package.open_content()
     except OSError as cause:

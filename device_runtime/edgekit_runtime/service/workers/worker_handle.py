@@ -83,10 +83,10 @@ class WorkerHandle:
     """
 
     def __init__(self, http: HttpServer, owner: WorkerOwner, spec: WorkerSpec, package: int) -> None:
-        """Start the process. `package` is the package's descriptor, which the caller keeps and closes.
+        """Start the process. `package` is the file descriptor of the package, which the caller must close.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: The process cannot be started.
         """
         self._http, self._isolation = http, spec.isolation
         self.owner = owner
@@ -193,7 +193,7 @@ class WorkerHandle:
             self._process.kill()
 
     def _start(self, spec: WorkerSpec, package: int) -> socket.socket:
-        """Start the process; returns this end of its channel."""
+        """Start the process. Return this end of its channel."""
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far, contextlib.ExitStack() as undo:
             undo.enter_context(near)

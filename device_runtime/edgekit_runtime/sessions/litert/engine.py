@@ -83,9 +83,9 @@ def _copy(model: bytes | memoryview) -> bytes:
 
 @contextlib.contextmanager
 def _quiet_first_time() -> Iterator[None]:
-    """Suppress the process's standard error until the first model is loaded.
+    """Suppress the standard error of the process until the first model is loaded.
 
-    Other threads lose their lines too in that time, so this is done only once, not for every session.
+    Output of other threads is lost during this time, so this is done only once, not for every session.
     """
     with _first:
         if not _greeted.is_set():

@@ -69,11 +69,11 @@ class LiteRtSession:
     )
 
     def __init__(self, model: bytes | memoryview | Path, options: LiteRtOptions | None = None) -> None:
-        """Load a model. `model`: content or path of a `.tflite` file.
+        """Load a model. `model` is the content or path of a `.tflite` file.
 
         Raises:
-            EngineMissingError: neither ai-edge-litert nor tflite-runtime can be imported.
-            BackendError: the engine refused the model, or an input or output is not a plain tensor.
+            EngineMissingError: Neither ai-edge-litert nor tflite-runtime can be imported.
+            BackendError: The engine refused the model, or an input or output is not a plain tensor.
         """
         options = options or LiteRtOptions()
         self._lock = threading.RLock()

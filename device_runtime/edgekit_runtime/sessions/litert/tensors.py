@@ -72,7 +72,7 @@ def _by_tensor_name(details: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[s
 def _signature(
     interpreter: Any, details: Sequence[Sequence[Mapping[str, Any]]]
 ) -> tuple[dict[str, Mapping[str, Any]], ...] | None:
-    """Return the names of the only signature with their details, or None if it cannot be used."""
+    """Return the tensor details by the names of the only signature, or None if it cannot be used."""
     keys = list(interpreter.get_signature_list())
     if len(keys) != 1 or not keys[0]:  # the engine treats an empty key as none
         return None
