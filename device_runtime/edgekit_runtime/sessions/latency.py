@@ -68,7 +68,7 @@ class Latency:
         return float(lower), float(upper)
 
     def ratio_to(self, reference: "Latency") -> float:
-        """Return the median over all rounds of this latency divided by the latency of `reference`.
+        """Return the ratio of this latency to the latency of `reference`, as the median over all rounds.
 
         Both must come from the same call of `measure_latency`, so that other load on the machine affects both
         equally.

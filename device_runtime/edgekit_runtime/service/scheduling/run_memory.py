@@ -53,7 +53,7 @@ class RunMemory:
         return max(int(allowed_bytes / max(self.bytes_per_input_byte, 1.0)), self.usual_bytes)
 
     def should_trim(self, size_bytes: int, max_batch: int) -> bool:
-        """Return whether a run was so large that `trim` should be called.
+        """Return whether a run was so large that `trim` should be called after it.
 
         Args:
             size_bytes: The size of all inputs of the run.

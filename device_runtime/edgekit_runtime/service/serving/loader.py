@@ -161,7 +161,7 @@ def load(
 
     Raises:
         BackendError: No engine is installed, the engine or the self-test failed, or the load took too long.
-        UnavailableError: The package cannot be opened at the moment. It may still be correct.
+        UnavailableError: The package cannot be opened at the moment. It need not be faulty.
     """
     manifest = package.manifest
     description = f"{package.path}: {manifest.name} {manifest.version}"

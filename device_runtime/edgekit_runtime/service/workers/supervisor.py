@@ -74,7 +74,7 @@ class Supervisor:
         Raises:
             BackendError: The model cannot be loaded in a worker.
             PackageError: The package cannot be read again.
-            UnavailableError: The model cannot be loaded at the moment. It may still be correct.
+            UnavailableError: The model cannot be loaded at the moment. The package need not be faulty.
         """
         manifest = package.manifest
         host: IsolatedModel | None = None

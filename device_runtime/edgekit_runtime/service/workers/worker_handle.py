@@ -1,7 +1,7 @@
 """Starts, monitors and ends one worker process, and lends connections to it.
 
-After a worker has ended, its connections are answered or closed. This depends on the last state that the
-worker wrote for each connection, see `lease`.
+After a worker has ended, its connections are answered or closed, depending on the last state that the worker
+wrote for each of them, see `lease`.
 """
 
 import contextlib
