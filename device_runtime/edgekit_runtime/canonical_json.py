@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final, TypeAlias, TypeVar, get_args, get_origin
+from typing import Any, Final, TypeAlias, TypeVar, get_args, get_origin
 
 from edgekit_runtime.errors import EdgekitError, ManifestError
 from edgekit_runtime.records import dataclass
@@ -143,21 +143,21 @@ class Record:
         extra: the members that this reader does not know; they are written again.
     """
 
-    _error: ClassVar[type[EdgekitError]] = ManifestError
-
     extra: Mapping[str, JsonValue] = dataclasses.field(default_factory=dict, hash=False)
 
     @classmethod
-    def from_json(cls: type[_Record], value: object, where: str = "") -> _Record:
+    def from_json(
+        cls: type[_Record], value: object, where: str = "", error: type[EdgekitError] = ManifestError
+    ) -> _Record:
         """Return the record for a parsed JSON object.
 
         `where` is the start of the error messages, by default the name of the class.
 
         Raises:
-            EdgekitError: a member is missing or wrong. The record determines the class of the error.
+            error: a member is missing or wrong.
         """
         where = where or cls.__name__
-        fields = Fields(value, where, cls._error)
+        fields = Fields(value, where, error)
         prefix = f"{where}." if ": " in where else f"{where}: "
         values: dict[str, Any] = {}
         for field, read, is_list in _list_members(cls):  # type: ignore[arg-type]  # classes can be hashed
@@ -166,9 +166,9 @@ class Record:
             raw = fields.take_optional(key, default) if "optional" in field.metadata else fields.take(key)
             if raw is not default and is_list:
                 fields.check_list(key, raw, field.metadata.get("most"))
-                raw = tuple(read(item, f"{prefix}{key}[{at}]") for at, item in enumerate(raw))
+                raw = tuple(read(item, f"{prefix}{key}[{at}]", error) for at, item in enumerate(raw))
             elif raw is not default:
-                raw = read(raw, f"{prefix}{key}")
+                raw = read(raw, f"{prefix}{key}", error)
             values[field.name] = raw
         values["extra"] = fields.rest()
         return cls(**values)
@@ -185,7 +185,7 @@ class Record:
 @functools.cache
 def _list_members(
     record: type[Record],
-) -> tuple[tuple[dataclasses.Field[Any], Callable[[Any, str], Any], bool], ...]:
+) -> tuple[tuple[dataclasses.Field[Any], Callable[[Any, str, type[EdgekitError]], Any], bool], ...]:
     """Return the fields except `extra`: for each its reader, and whether it holds several values."""
     members = []
     for field in dataclasses.fields(record):
@@ -197,7 +197,7 @@ def _list_members(
     return tuple(member for member in members if member[0].name != "extra")
 
 
-def _keep(value: Any, _where: str) -> Any:
+def _keep(value: Any, _where: str, _error: type[EdgekitError]) -> Any:
     return value
 
 

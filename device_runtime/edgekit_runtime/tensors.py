@@ -5,7 +5,7 @@ It does not convert arrays: a caller that passes float64 where float32 is expect
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -38,8 +38,6 @@ class TensorSpec(Record):
     Raises:
         DataError: a field has the wrong type or value.
     """
-
-    _error: ClassVar = DataError
 
     name: str
     dtype: str

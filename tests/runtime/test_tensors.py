@@ -58,7 +58,7 @@ def test_a_spec_survives_json_with_its_unknown_fields(dtype: str) -> None:
 
 def test_a_json_spec_without_a_dtype_names_the_field() -> None:
     with pytest.raises(DataError, match="here: field 'dtype' is missing"):
-        TensorSpec.from_json({"name": "x", "shape": []}, "here")
+        TensorSpec.from_json({"name": "x", "shape": []}, "here", DataError)
 
 
 def test_size_is_known_only_without_free_dimensions() -> None:

@@ -21,7 +21,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, ClassVar, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from edgekit_runtime.canonical_json import OPTIONAL, Record, decode_json, encode_json
 from edgekit_runtime.encryption import MAGIC
@@ -66,8 +66,6 @@ class Header(Record):
     Raises:
         EncryptionError: a field has the wrong type or value.
     """
-
-    _error: ClassVar = EncryptionError
 
     key_id: str
     salt: str
@@ -173,7 +171,8 @@ def parse_head(file: BinaryIO, where: str) -> Header:
     if size_bytes > _MAX_HEADER_BYTES:
         raise EncryptionError(f"{where}: its header has {size_bytes} bytes, the limit is {_MAX_HEADER_BYTES}")
     content = file.read(size_bytes)
-    header = Header.from_json(decode_json(content, f"{where}: header", EncryptionError), f"{where}: header")
+    document = decode_json(content, f"{where}: header", EncryptionError)
+    header = Header.from_json(document, f"{where}: header", EncryptionError)
     actual_bytes = os.fstat(file.fileno()).st_size
     if actual_bytes != header.file_bytes:
         raise EncryptionError(

@@ -9,7 +9,7 @@ output may be stored. Additional rows store no inputs, since `resample` computes
 import math
 from collections.abc import Mapping
 from dataclasses import field, replace
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -130,8 +130,6 @@ class Codes(Record):
         DataError: A field has the wrong type or value.
     """
 
-    _error: ClassVar = DataError
-
     dtype: str
     scale: float
     offset: float
@@ -186,8 +184,6 @@ class GoldenInput(Record):
         path: The path of the artifact that holds the values.
         codes: How to decode the stored 8-bit codes, or None if the values are stored in `dtype`.
     """
-
-    _error: ClassVar = DataError
 
     name: str
     dtype: str
@@ -245,8 +241,6 @@ class GoldenOutput(Record):
         loose: The number of stored rows that may have no counterpart, at most half of them.
         count_atol: The allowed difference in the number of rows, at most half of them.
     """
-
-    _error: ClassVar = DataError
 
     name: str
     dtype: str
@@ -330,8 +324,6 @@ class RowsOutput(Record):
         every: As in `GoldenOutput`.
     """
 
-    _error: ClassVar = DataError
-
     name: str
     path: str
     atol: tuple[float, ...]
@@ -347,8 +339,6 @@ class GoldenRows(Record):
         seeds: The seed of each row, for `resample`.
         outputs: The expected values of some or all golden outputs.
     """
-
-    _error: ClassVar = DataError
 
     seeds: tuple[int, ...]
     outputs: tuple[RowsOutput, ...]
@@ -371,8 +361,6 @@ class GoldenRows(Record):
 @dataclass(frozen=True, slots=True)
 class Golden(Record):
     """The recorded inputs and outputs of one run, with optional additional rows."""
-
-    _error: ClassVar = DataError
 
     inputs: tuple[GoldenInput, ...]
     outputs: tuple[GoldenOutput, ...]

@@ -13,7 +13,7 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, Final
 
 from edgekit_runtime.canonical_json import OPTIONAL, JsonValue, Record, decode_json, encode_json
-from edgekit_runtime.errors import DataError, ManifestError, PackageError
+from edgekit_runtime.errors import DataError, EdgekitError, ManifestError, PackageError
 from edgekit_runtime.package.golden import Golden
 from edgekit_runtime.package.manifest_entries import (
     MANIFEST_NAME,
@@ -57,10 +57,10 @@ MEMBER_ROLE: Final = "member"
 _STATISTICS: Final = "stats"  # GET /v2/models/stats, where a model of that name could not be asked for
 
 
-def _read_pipeline(value: object, where: str) -> "Pipeline":
+def _read_pipeline(value: object, where: str, error: type[EdgekitError]) -> "Pipeline":
     from edgekit_runtime.package.pipeline import Pipeline  # most packages hold one model
 
-    return Pipeline.from_json(value, where)
+    return Pipeline.from_json(value, where, error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import Final
 
 from edgekit_runtime.canonical_json import Fields, JsonValue, Record, name_kind
-from edgekit_runtime.errors import ManifestError
+from edgekit_runtime.errors import EdgekitError, ManifestError
 from edgekit_runtime.package.member_names import find_name_problem
 from edgekit_runtime.records import dataclass
 
@@ -134,7 +134,9 @@ class BackendChoice(Record):
         return (self, *fallbacks)
 
     @classmethod
-    def from_json(cls, value: object, where: str = "", *, depth: int = 0) -> "BackendChoice":
+    def from_json(
+        cls, value: object, where: str = "", error: type[EdgekitError] = ManifestError, *, depth: int = 0
+    ) -> "BackendChoice":
         """Parse a choice from a JSON object. Unless it is a fallback, the field `fallback` is required.
 
         `where` is the position in the manifest for error messages. `depth` is the number of choices before
@@ -144,11 +146,11 @@ class BackendChoice(Record):
             ManifestError: A field is missing or wrong, or there are more than `MAX_BACKENDS` choices.
         """
         require(depth < MAX_BACKENDS, f"{where}: more than {MAX_BACKENDS} choices")
-        fields = Fields(value, where, ManifestError)
+        fields = Fields(value, where, error)
         name, artifact, options = fields.take("name"), fields.take("artifact"), fields.take("options")
         fallback = fields.take_optional("fallback", None) if depth else fields.take("fallback")
         if fallback is not None:
-            fallback = cls.from_json(fallback, f"{where}.fallback", depth=depth + 1)
+            fallback = cls.from_json(fallback, f"{where}.fallback", error, depth=depth + 1)
         return cls(name, artifact, options, fallback, extra=fields.rest())
 
     def to_json(self, *, is_fallback: bool = False) -> dict[str, JsonValue]:

@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import field, replace
-from typing import ClassVar, Final
+from typing import Final
 
 from edgekit_runtime.canonical_json import Fields, JsonValue, Record, decode_json, encode_json
 from edgekit_runtime.errors import ManifestError, SlotError
@@ -50,8 +50,6 @@ class Installed(Record):
         encrypted: Whether the package file is encrypted.
     """
 
-    _error: ClassVar = DamagedStateError
-
     version: str
     sha256: str
     health: str = UNPROVEN
@@ -71,8 +69,6 @@ class Installed(Record):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection(Record):
     """A version that failed on this device and is not installed again without permission."""
-
-    _error: ClassVar = DamagedStateError
 
     version: str
     sha256: str
@@ -97,8 +93,6 @@ class ModelState(Record):
     Raises:
         DamagedStateError: A field has the wrong type or value, or two fields contradict each other.
     """
-
-    _error: ClassVar = DamagedStateError
 
     model: str
     active: Installed | None = None
@@ -159,7 +153,7 @@ def parse_state(data: bytes, where: str) -> ModelState:
         newer = isinstance(number, int) and number > FORMAT
         error = NewerStateError if newer else DamagedStateError
         raise error(f"{where}: is of format {number!r}, this reader knows {FORMAT}; update edgekit")
-    return ModelState.from_json(fields.rest(), where)
+    return ModelState.from_json(fields.rest(), where, DamagedStateError)
 
 
 def _check_identity(version: object, sha256: object) -> None:

@@ -357,7 +357,7 @@ def _read_header(package: Offer) -> Header:
     Raises:
         EncryptionError: it is missing or malformed.
     """
-    return Header.from_json(package.custom.get("header"), f"{package.url}: header")
+    return Header.from_json(package.custom.get("header"), f"{package.url}: header", EncryptionError)
 
 
 def _report_full_disk(job: _Job, error: EdgekitError) -> StepResult:
