@@ -63,7 +63,7 @@ def test_only_a_broker_that_names_the_device_refuses_it(tmp_path, answer, words,
         thread = threading.Thread(target=serve)
         thread.start()
         broker = f"127.0.0.1:{listener.getsockname()[1]}"
-        link = MqttLink("d1", [broker], make_context(authority.certificate_path.read_text()), b"gone")
+        link = MqttLink("d1", [broker], make_context(authority.certificate_path.read_text()))
         link.start()
         wait_for(lambda: link.problem is not None, "the answer of the broker")
         problem = link.problem
@@ -80,7 +80,7 @@ def test_packet_without_end_is_not_read_and_is_reported(tmp_path):
         thread = threading.Thread(target=lambda: sent.append(serve_endless_packet(listener, context)))
         thread.start()
         broker = f"127.0.0.1:{listener.getsockname()[1]}"
-        link = MqttLink("d1", [broker], make_context(authority.certificate_path.read_text()), b"gone")
+        link = MqttLink("d1", [broker], make_context(authority.certificate_path.read_text()))
         link.start()
         wait_for(lambda: not link.received.empty(), "the event")
         link.stop()

@@ -128,7 +128,7 @@ class Agent:
         self._executions = count_time(self._journal.record.executions, _SAVE_S)
         self._steps = StepRunner(folder, installer, carrier)
         self._link: DocumentLink = link or MqttLink(
-            self._device, member.enrolment.brokers, member.make_context(self._time), b""
+            self._device, member.enrolment.brokers, member.make_context(self._time)
         )
         if self._desired is not None:  # else a whole site whose power comes back would use a narrow window
             self._link.reconnect_s = self._desired.reconnect_s

@@ -18,7 +18,6 @@ import ssl
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final
 
@@ -49,7 +48,7 @@ from edgekit_runtime.agent.membership import (
     make_context,
     read_membership,
 )
-from edgekit_runtime.agent.trusted_time import TrustedTime
+from edgekit_runtime.agent.trusted_time import TrustedTime, read_validity
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.dataclass_json import from_json, to_plain
 from edgekit_runtime.encryption.device_key import make_device_key
@@ -131,10 +130,9 @@ def is_renewal_due(enrolment: Enrolment, now_s: float) -> bool:
 
     `now_s` is in seconds since 1970.
     """
-    certificate = x509.load_pem_x509_certificate(enrolment.certificate.encode())
-    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    now = datetime.fromtimestamp(now_s, timezone.utc)
-    return now > end - (end - begin) * _RENEW_AT or now < begin  # then the fleet's clock was ahead
+    begin_s, end_s = read_validity(ssl.PEM_cert_to_DER_cert(enrolment.certificate))
+    # Before its begin, the fleet's clock was ahead.
+    return now_s > end_s - (end_s - begin_s) * _RENEW_AT or now_s < begin_s
 
 
 def renew(config: Path, disk: Disk = DISK, *, trusted_time: TrustedTime | None = None) -> Membership:

@@ -36,7 +36,6 @@ _HELLO_AGAIN_S: Final = 1.0  # least time between a connection and the next try
 _MAX_WIDTH_S: Final = 900.0
 _UNSUPPORTED_PROTOCOL: Final = 132
 _REFUSALS: Final = (134, 135)  # bad user name or password, not authorized
-_RECEIVED_KINDS: Final[tuple[Kind, ...]] = ("desired",)
 
 _logger = logging.getLogger(__name__)
 
@@ -73,17 +72,16 @@ class MqttLink:
         problem: why there is no connection, or why the last one ended, or None if neither is known.
     """
 
-    def __init__(self, device: str, brokers: Sequence[str], context: ssl.SSLContext, will: bytes) -> None:
+    def __init__(self, device: str, brokers: Sequence[str], context: ssl.SSLContext) -> None:
         """Prepare the link; `start` connects.
 
         Args:
             device: identifier of the device.
             brokers: `HOST:PORT` each, tried in turn.
             context: the TLS context, see `make_context`.
-            will: see `will`.
         """
         self.received: queue.SimpleQueue[LinkMessage] = queue.SimpleQueue()
-        self.will, self.reconnect_s = will, 30.0
+        self.will, self.reconnect_s = b"", 30.0
         self.problem: LinkProblem | None = None
         self._failure: LinkProblem | None = None  # of the connection under way
         self._device, self._brokers, self._context = device, list(brokers), context
@@ -258,7 +256,7 @@ class MqttLink:
             self._failure = LinkProblem(text, is_refusal=reason.value in _REFUSALS)
             client.disconnect()
             return
-        client.subscribe([(topic(self._device, kind), 1) for kind in _RECEIVED_KINDS])
+        client.subscribe(topic(self._device, "desired"), 1)
 
     def _on_disconnect(self, _client: mqtt.Client, _data: Any, _flags: Any, reason: Any, *_: Any) -> None:
         if self._is_accepted:
@@ -272,12 +270,11 @@ class MqttLink:
         self.received.put(LinkMessage("hello", own_address.encode()))
 
     def _receive(self, message: mqtt.MQTTMessage) -> None:
-        for kind in _RECEIVED_KINDS:
-            if message.topic == topic(self._device, kind) and message.payload:
-                if self.received.qsize() >= _MAX_RECEIVED:
-                    _logger.warning("a message of %d bytes is dropped", len(message.payload))
-                else:
-                    self.received.put(LinkMessage(kind, bytes(message.payload)))
+        if message.topic == topic(self._device, "desired") and message.payload:
+            if self.received.qsize() >= _MAX_RECEIVED:
+                _logger.warning("a message of %d bytes is dropped", len(message.payload))
+            else:
+                self.received.put(LinkMessage("desired", bytes(message.payload)))
 
     def _flush(self, client: mqtt.Client) -> None:
         """Send the outbox, a hello first, as far as the limit of messages in flight allows."""

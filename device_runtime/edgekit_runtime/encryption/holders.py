@@ -4,6 +4,7 @@ A holder stores its data as one JSON object in `device-key.json`. A new holder r
 """
 
 import base64
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -52,7 +53,7 @@ def _create_under_keyring() -> tuple[Stored, bytes]:
 
     scalar, point = _make_pair()
     # The key of the keyring may encrypt other things, and the nonce is random: one message a nonce.
-    nonce = kernel_keyring.make_nonce()
+    nonce = os.urandom(12)
     sealed = nonce + AESGCM(kernel_keyring.read_key()).encrypt(nonce, scalar, b"edgekit device key 1")
     return {"sealed": base64.b64encode(sealed).decode()}, point
 

@@ -62,10 +62,6 @@ def read_key() -> bytes:
     return content.raw[:KEY_BYTES]
 
 
-def make_nonce() -> bytes:
-    return os.urandom(12)
-
-
 def _find_key() -> int | None:
     """Return the serial number of the key, or None: not loaded, or the kernel refuses such calls."""
     name = NAME.encode()
