@@ -86,8 +86,7 @@ class ModelFolder:
         self._disk = disk
 
     def has_content(self) -> bool:
-        """Return whether the folder contains a state or a package. A failed installation may leave it empty.
-        """
+        """Return whether the folder has a state or a package. A failed installation may leave it empty."""
         return any(name == STATE_NAME or name.endswith(_SUFFIX) for name in self._list_names())
 
     def load(self, written: Installed | None = None) -> FoundState:
