@@ -51,7 +51,7 @@ class GraphIndex:
         return self._consumers.get(name, [])
 
     def only_feeds(self, name: str, node: onnx.NodeProto) -> bool:
-        """Whether `node` alone reads tensor `name`, with one input, and `name` is no output of the graph."""
+        """Return whether tensor `name` is no graph output and is read only by `node`, with one input."""
         consumers = self.consumers(name)
         return name not in self.outputs and len(consumers) == 1 and consumers[0] is node
 

@@ -1,4 +1,4 @@
-"""The default version of a package: the next one after the versions in the output folder."""
+"""The default version of a package, which follows the versions in the output folder."""
 
 import re
 from dataclasses import replace
@@ -15,10 +15,10 @@ FIRST_VERSION: Final = f"{_SERIES}.0"
 
 
 def find_free_version(name: str, target: str, folder: Path) -> str:
-    """Return the version after the highest 1.0.x of a package of this name and target in the folder.
+    """Return the version 1.0.x that follows the highest one of this package and target in the folder.
 
-    It is `1.0.0` if there is no such package. Gaps are not filled: a version below a delivered version would
-    be no update.
+    It is `1.0.0` if there is no such package. Gaps are not filled, because a lower version would be no
+    update.
     """
     pattern = re.compile(rf"{re.escape(f'{name}-{_SERIES}.')}([0-9]{{1,9}}){re.escape(f'-{target}.edgepkg')}")
     # A link or a folder of such a name is no package; writing replaces the link and refuses the folder.
@@ -31,15 +31,17 @@ def find_free_version(name: str, target: str, folder: Path) -> str:
 def under_last_version(
     recipe: Recipe, package: PackageDraft, folder: Path
 ) -> tuple[Recipe, PackageDraft] | str:
-    """Return a package under the previous version, if that version is in the folder with the same content.
+    """Return the package under the previous version, if that version in the folder has the same content.
 
     Args:
-        recipe: recipe with the version of `find_free_version`, which is not the first one.
-        package: the package of that recipe.
-        folder: where packages are written.
+        recipe: The recipe with the version from `find_free_version`, which is not the first version.
+        package: The package of that recipe.
+        folder: The output folder.
 
     Returns:
-        Recipe and package under that version. A warning if that version is missing, unreadable or different.
+        The recipe and the package with the previous version, or a warning if that version is missing,
+            unreadable
+        or different.
     """
     version = f"{_SERIES}.{int(recipe.version.rpartition('.')[2]) - 1}"
     renamed = replace(recipe, version=version)

@@ -1,4 +1,4 @@
-"""Reads `pipeline.toml`: the stages of a pipeline, and where the models of its members come from.
+"""Reads `pipeline.toml`, which defines the stages of a pipeline and the sources of their models.
 
 The fields are documented in docs/guide/pipelines.md.
 """
@@ -16,11 +16,11 @@ from edgekit_toolkit.targets.loader import read_toml
 
 @dataclass(frozen=True, slots=True)
 class MemberSource:
-    """Where a member comes from.
+    """The source of a model in a pipeline.
 
     Attributes:
-        path: a package, or a model file that is packaged first.
-        options: options of `edgekit package` for the model file, name -> value; None for a package.
+        path: The path of a package, or of a model file that is packaged first.
+        options: The options of `edgekit package` for the model file by name, or None for a package.
     """
 
     path: Path
@@ -29,12 +29,12 @@ class MemberSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineFile:
-    """A `pipeline.toml`.
+    """The content of a `pipeline.toml`.
 
     Attributes:
-        output: stages whose answers are shown.
-        stages: the stages without their engines. A stage comes after the stages that it needs.
-        sources: name of a stage with a model -> where the model comes from.
+        output: The names of the stages whose answers are returned.
+        stages: The stages without their engines. Each stage comes after the stages that it depends on.
+        sources: A dict from the names of the stages with a model to the sources of the models.
     """
 
     name: str
@@ -44,10 +44,10 @@ class PipelineFile:
 
 
 def read_pipeline_file(path: Path) -> PipelineFile:
-    """Return a file with the defaults filled in.
+    """Read a pipeline file, and fill in defaults.
 
     Raises:
-        DataError: the file is no TOML, a field is wrong, or the stages do not fit together.
+        DataError: The file is no TOML, a field is invalid, or the stages do not fit together.
     """
     document = read_toml(path, DataError)
     try:

@@ -1,4 +1,4 @@
-"""Puts packages of one model each together as one package, a pipeline, and adds up their costs."""
+"""Combines packages of single models to one package of a pipeline, and sums up their costs."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -41,16 +41,17 @@ File: TypeAlias = tuple[str, bytes, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCosts:
-    """What a stage with a model costs.
+    """The costs of a stage with a model.
 
     Attributes:
-        task: name of its task; empty for none.
-        count: largest number of pictures, such as crops, that it runs on for one picture of the source.
-        size_bytes: size of its artifacts.
-        latency_ms: latency of one picture; None if no evidence states it.
-        memory_bytes: memory without the engine, with the largest batch of crops; None if not stated.
-        engine_bytes: memory of the engine by itself; None without evidence.
-        origin: how and where the latency was found, such as `modelled, rpi5`.
+        task: The name of the task, or an empty string.
+        count: The maximum number of images, such as crops, that the model runs on for one input image.
+        size_bytes: The size of the artifacts.
+        latency_ms: The latency of one image, or None if it is unknown.
+        memory_bytes: The memory with the largest batch of crops and without the engine, or None if it is
+            unknown.
+        engine_bytes: The memory of the engine alone, or None if it is unknown.
+        origin: The method and the device of the latency, such as `modelled, rpi5`.
     """
 
     name: str
@@ -64,10 +65,10 @@ class StageCosts:
 
 
 def add_costs(stages: Sequence[StageCosts], size_bytes: int) -> dict[str, float | None]:
-    """Return `size` in bytes, `latency` in ms and `memory` in bytes of a pipeline; None for missing figures.
+    """Return the size in bytes, latency in ms and memory in bytes of a pipeline. Unknown figures are None.
 
-    Stages run one after the other, each `count` times. `memory` adds up all models with their activations,
-    and the largest engine.
+    Each stage runs `count` times, one stage after the other. The memory is the sum over all models, plus the
+    memory of the largest engine.
     """
 
     def add(values: Sequence[float | None]) -> float | None:
@@ -89,7 +90,10 @@ def count_costs(
 ) -> list[StageCosts]:
     """Return the costs of the stages with models, in their order.
 
-    `evidence`: name of a stage -> predicate of its package's evidence. Stages may lack evidence.
+    Args:
+        stages: All stages of the pipeline.
+        packages: A dict from the names of the stages with models to their packages.
+        evidence: A dict from the names of stages to the predicates of their evidence. Stages may be missing.
     """
     counts = {SOURCE: 1}
     costs = []
@@ -136,15 +140,20 @@ def assemble_pipeline(
     budget: Mapping[str, float],
     costs: Sequence[StageCosts],
 ) -> PackageDraft:
-    """Return the package of a pipeline; its members are run here on a generated picture.
+    """Run a pipeline on a generated input, and return its package.
 
-    `identity`: name, version and target. `stages` have no engines. `output`: stages whose answers are shown.
+    Args:
+        identity: The name, version and target of the package.
+        stages: The stages without their engines.
+        output: The names of the stages whose answers are returned.
+        packages: A dict from the names of the stages with models to their packages.
+        budget: The budget, for the manifest.
+        costs: The costs of the stages.
 
     Raises:
-        DataError: a member is a pipeline or is for another target, or the stages of an ensemble differ in
+        DataError: A member is a pipeline or has another target, or members of an ensemble have different
             labels.
-        EdgekitError: a member does not fit the stages around it, or does not run; the message names the
-            stage.
+        EdgekitError: A member does not fit the other stages, or does not run. The message names the stage.
     """
     name, version, target = identity
     packages = {stage: package.select(DEFAULT_VARIANT) for stage, package in packages.items()}

@@ -1,4 +1,4 @@
-"""Packages a model unchanged: float32 or whatever the file holds, without a search or samples."""
+"""Packages a model without changes, for example in float32. It needs no search and no samples."""
 
 import hashlib
 from pathlib import Path
@@ -22,12 +22,12 @@ from edgekit_toolkit.quantize.forms import FLOAT32, Form
 def write_plain_package(
     model: Path, *, name: str, target: str, folder: Path, sign: Sign, version: str = FIRST_VERSION
 ) -> Path:
-    """Package a model as it is, without optimising it, for the engine of its format; return the path.
+    """Package a model without optimisation, for the engine of its format, and return the path of the package.
 
     Raises:
-        ModelError: the model cannot be used, or has free dimensions other than the batch.
-        BackendError: the model does not run on generated inputs.
-        OutputError: the package cannot be written.
+        ModelError: The model is not supported, or has free dimensions other than the batch.
+        BackendError: The model does not run on generated inputs.
+        OutputError: The package cannot be written.
     """
     source = load_model(model)
     with errors_with_path(model):

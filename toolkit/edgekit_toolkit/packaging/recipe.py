@@ -1,8 +1,8 @@
-"""The recipe of a package: all decisions, which make the same bytes again without a search.
+"""The recipe of a package: all decisions, from which the same package can be built again without a search.
 
-A recipe must be trusted like the model: its score goes into the manifest unchanged, and repeating a recipe
-signs its statements. The model that it makes must have the stated digest. The file also has a digest of its
-own, which finds damage and accidental edits; it is no signature.
+Use only recipes from trusted sources. The figures of a recipe are copied to the manifest, which is then
+signed. The recipe contains the digest of the model, which is checked when the model is built again. The file
+also contains its own digest, which detects accidental changes but is no signature.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ _OPTIONAL: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class RecipeVariant:
-    """The part of a recipe for one further variant; attributes are those of `Recipe`."""
+    """The part of a recipe that describes one further variant. The attributes are those of `Recipe`."""
 
     name: str
     backend: str
@@ -54,22 +54,24 @@ class Recipe:
     """All decisions for one package.
 
     Attributes:
-        backend: engine that the target prefers.
-        batch: fixed size of the batch, or None if it was left unchanged.
-        dims: sizes of free dimensions with which golden outputs were made.
-        steps: optimisation passes that were applied, each with its form.
-        form: form of the weights and arithmetic.
-        golden_ranges: input name -> smallest and largest value.
-        labels: a label for each class, or None.
-        task: what the outputs mean, as in the manifest, or None.
-        tools: name of a tool -> the version that made the package.
-        disabled_optimizers: names of onnxruntime's rewrites that are off for the model.
-        fixed: inputs that became constants, as for `fix_inputs`.
-        states: as for `name_states`.
-        written_out: operators replaced by their definitions, because the engine does not run them.
-        golden_rows: seeds of the further golden rows.
-        threads: threads that the package states; None if it leaves them to the engine.
-        variants: further variants; `backend`, `form`, `model_sha256` and `figures` describe the default one.
+        backend: The preferred engine of the target.
+        batch: The fixed batch size, or None if the batch is not changed.
+        dims: The sizes of the free dimensions for the golden outputs.
+        steps: The name and form of each applied optimisation pass.
+        form: The form of the weights and of the arithmetic.
+        golden_ranges: A dict from the inputs to their smallest and largest values.
+        labels: The text of the file of class names, or None.
+        task: The meaning of the outputs, as in the manifest, or None.
+        tools: A dict from the tools that built the package to their versions.
+        disabled_optimizers: The names of onnxruntime's optimisations that are disabled for the model.
+        fixed: The inputs that were replaced by constants, see `fix_inputs`.
+        states: The recurrent states, see `name_states`.
+        written_out: The operators that were replaced by their definitions, because the engine does not run
+            them.
+        golden_rows: The seeds of the further golden rows.
+        threads: The number of threads in the package, or None for the default of the engine.
+        variants: The further variants. `backend`, `form`, `model_sha256` and `figures` describe the default
+            one.
     """
 
     name: str
@@ -99,7 +101,7 @@ class Recipe:
     variants: tuple[RecipeVariant, ...] = ()
 
     def of_variant(self, variant: RecipeVariant) -> "Recipe":
-        """Return the recipe of a package that holds only `variant`, one of the further variants."""
+        """Return the recipe of a package that contains only `variant`, which is one of `variants`."""
         return replace(
             self,
             backend=variant.backend,
@@ -111,7 +113,7 @@ class Recipe:
         )
 
     def to_bytes(self) -> bytes:
-        """Return the recipe as canonical JSON; an optional field that is empty is left out."""
+        """Return the recipe as canonical JSON without empty optional fields."""
         value = _to_json(self) | {"format": RECIPE_FORMAT}
         value["variants"] = [_without_empty(_to_json(variant)) for variant in self.variants]
         return encode_json(_without_empty(value))
@@ -124,7 +126,7 @@ class Recipe:
         """Write the recipe as indented JSON with its sha256.
 
         Raises:
-            OutputError: it cannot be written.
+            OutputError: The file cannot be written.
         """
         value = {**json.loads(self.to_bytes()), "sha256": self.sha256}
         text = json.dumps(value, indent=1, ensure_ascii=False)
@@ -135,7 +137,7 @@ _read_version = functools.cache(metadata.version)  # each candidate has a recipe
 
 
 def tool_versions(*backends: str) -> dict[str, str]:
-    """Return tool -> version, for the tools here that decide the bytes of a package for these backends."""
+    """Return a dict from the tools that affect packages for these backends to their installed versions."""
     names = dict.fromkeys((*_TOOLS, *(tool for name in backends for tool in find_support(name).tools)))
     versions = {"edgekit": __version__}
     for name in names:
@@ -145,11 +147,10 @@ def tool_versions(*backends: str) -> dict[str, str]:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Return the recipe at `path`.
+    """Read the recipe at `path`.
 
     Raises:
-        RecipeError: the file is unreadable, too large, malformed (the message names the field), or changed
-            since it was written.
+        RecipeError: The file is unreadable, too large, malformed or modified.
     """
     try:
         if path.stat().st_size > MAX_RECIPE_BYTES:

@@ -1,9 +1,9 @@
-"""Signing keys: makes, lists, exports and trusts them, and signs statements with them.
+"""Generates, lists, exports and trusts signing keys, and signs statements with them.
 
-A key is a name in one folder: `NAME.pub.pem` is trusted by readers on this machine; `NAME.pem` (mode 0600) or
-`NAME.uri` beside it says how to sign with it. The URI is one of securesystemslib's (`hsm:`, `awskms:`,
-`gcpkms:`, `azurekms:`, `hv:` ...), so a key in an HSM or KMS never leaves it. Passwords on private key files
-are not supported: keys that need such protection belong in an HSM or KMS.
+All keys are in one folder. Each key has a public key `NAME.pub.pem`, which readers on this machine trust. A
+key that can sign also has a private key `NAME.pem` with mode 0600, or a file `NAME.uri` with a URI of
+securesystemslib for a key in an HSM or KMS, such as `hsm:` or `awskms:`. Private keys with passwords are not
+supported. Use an HSM or KMS to protect a key.
 """
 
 import contextlib
@@ -44,12 +44,12 @@ _URI_SUFFIX: Final = ".uri"
 
 @dataclass(frozen=True, slots=True)
 class KeyInfo:
-    """One key in the folder.
+    """A key in the folder.
 
     Attributes:
-        name: name of its files, without their suffixes.
-        key_id: sha256 of the public key, as signatures name it.
-        signs_with: `file`, the URI of a key held elsewhere, or None for a key that is only trusted.
+        name: The name of the key's files without their suffixes.
+        key_id: The sha256 of the public key, as in signatures.
+        signs_with: `file`, the URI of a key in an HSM or KMS, or None if the key cannot sign.
     """
 
     name: str
@@ -83,11 +83,11 @@ class StatementSigner:
 
 
 def generate_key(name: str, folder: Path | None = None) -> KeyInfo:
-    """Generate an ed25519 key, and write both halves to `folder` (by default `find_keys_folder()`).
+    """Generate an ed25519 key pair, and write it to `folder` (by default `find_keys_folder()`).
 
     Raises:
-        SignatureError: the name is malformed or taken.
-        OutputError: the folder cannot be written.
+        SignatureError: The name is invalid or used by another key.
+        OutputError: The folder cannot be written.
     """
     folder = _prepare_folder(name, folder)
     signer = CryptoSigner.generate_ed25519()
@@ -100,10 +100,10 @@ def generate_key(name: str, folder: Path | None = None) -> KeyInfo:
 
 
 def list_keys(folder: Path | None = None) -> tuple[KeyInfo, ...]:
-    """Return the keys in `folder`, by name; a missing folder holds none.
+    """Return the keys in `folder`, sorted by name. There are none if the folder does not exist.
 
     Raises:
-        SignatureError: `folder` is not a folder, or a `*.pub.pem` in it is no public key.
+        SignatureError: `folder` is not a folder, or a `*.pub.pem` file in it is no public key.
     """
     folder = folder or find_keys_folder()
     trusted = trusted_keys.list_trusted(folder)
@@ -111,11 +111,11 @@ def list_keys(folder: Path | None = None) -> tuple[KeyInfo, ...]:
 
 
 def export_key(name: str, destination: Path, folder: Path | None = None) -> KeyInfo:
-    """Write the public key `name` to `destination`, so that others can trust it; return the key.
+    """Write the public key `name` to `destination`, so that others can trust it.
 
     Raises:
-        SignatureError: there is no such key.
-        OutputError: the destination cannot be written.
+        SignatureError: There is no such key.
+        OutputError: The destination cannot be written.
     """
     folder = folder or find_keys_folder()
     public_key, pem = read_public_file(folder / f"{check_name(name)}{PUBLIC_KEY_SUFFIX}")
@@ -124,11 +124,11 @@ def export_key(name: str, destination: Path, folder: Path | None = None) -> KeyI
 
 
 def trust_key(source: Path, name: str, folder: Path | None = None) -> KeyInfo:
-    """Copy the public key at `source` into `folder`, where it is trusted under `name`; return the key.
+    """Copy the public key at `source` to `folder` as `name`, so that it is trusted.
 
     Raises:
-        SignatureError: the file is no public key, the name is malformed, or another key has that name.
-        OutputError: the folder cannot be written.
+        SignatureError: The file is no public key, the name is invalid, or another key has that name.
+        OutputError: The folder cannot be written.
     """
     folder = _prepare_folder(name, folder)
     key = trusted_keys.trust_key(source, name, folder)
@@ -136,13 +136,17 @@ def trust_key(source: Path, name: str, folder: Path | None = None) -> KeyInfo:
 
 
 def register_uri(name: str, uri: str, public_key_path: Path, folder: Path | None = None) -> KeyInfo:
-    """Register a key that is held elsewhere (HSM, KMS): `folder` gets its public key and its URI.
+    """Store the public key and the URI of a key in an HSM or KMS.
 
-    `uri` is as for securesystemslib's `Signer.from_priv_key_uri`; `public_key_path` is a PEM file.
+    Args:
+        name: The name of the key.
+        uri: The URI for `Signer.from_priv_key_uri` of securesystemslib.
+        public_key_path: The path of the public key, a PEM file.
+        folder: The folder of keys, by default `find_keys_folder()`.
 
     Raises:
-        SignatureError: the URI cannot be used with that public key, or another key has the name.
-        OutputError: the folder cannot be written.
+        SignatureError: The URI cannot be used with that public key, or another key has the name.
+        OutputError: The folder cannot be written.
     """
     _open_uri(uri, read_public_key(public_key_path))
     key = trust_key(public_key_path, name, folder)
@@ -151,11 +155,11 @@ def register_uri(name: str, uri: str, public_key_path: Path, folder: Path | None
 
 
 def load_signer(name: str = DEFAULT_KEY_NAME, folder: Path | None = None) -> StatementSigner:
-    """Return the signer of the key `name`; the default key is generated if it does not exist.
+    """Return a signer for the key `name`. The default key is generated if it does not exist.
 
     Raises:
-        SignatureError: there is no such key, it cannot sign, or others can read its private file.
-        OutputError: the default key cannot be written.
+        SignatureError: There is no such key, it cannot sign, or other users can read its private file.
+        OutputError: The default key cannot be written.
     """
     folder = folder or find_keys_folder()
     means = _find_means(check_name(name), folder)

@@ -1,4 +1,4 @@
-"""Optimisation passes: one in each file, a function on a copy, kept only if the outputs stay equal.
+"""Optimisation passes. A pass is kept only if the outputs of the model do not change.
 
-They do not lower the precision of numbers; `quantize` does.
+The passes do not reduce the precision of numbers. The package `quantize` does that.
 """

@@ -1,4 +1,4 @@
-"""The optimisation passes in their order, and their repetition without any comparison."""
+"""The sequence of optimisation passes, and its repetition from a recipe."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,7 +29,10 @@ Pass = Callable[[onnx.ModelProto], onnx.ModelProto]
 
 
 def chain(batch: int | None) -> list[tuple[str, Sequence[Pass]]]:
-    """Return (name, forms) of each pass in order, the full form first; `batch` None keeps the batch."""
+    """Return the name and the forms of each pass, in order. The first form is the full one.
+
+    `batch` is the batch size to fix, or None to keep the batch.
+    """
     return [
         ("separate_weights", [separate_weights]),
         ("write_out_opaque", [write_out_opaque]),
@@ -69,12 +72,15 @@ def chain(batch: int | None) -> list[tuple[str, Sequence[Pass]]]:
 def replay(
     source: onnx.ModelProto, *, batch: int | None, applied: Sequence[tuple[str, int]]
 ) -> onnx.ModelProto:
-    """Repeat `optimise` without its comparisons, and return the model.
+    """Repeat the passes of `optimise` without comparing outputs, and return the model.
 
-    `applied`: name and form of each step that `optimise` applied, in order.
+    Args:
+        source: The imported model.
+        batch: The fixed batch size, or None.
+        applied: The name and form of each pass that `optimise` applied, in order.
 
     Raises:
-        RecipeError: there is no such pass or form, or one fails.
+        RecipeError: There is no such pass or form, or a pass fails.
     """
     passes = dict(chain(batch))
     model = source

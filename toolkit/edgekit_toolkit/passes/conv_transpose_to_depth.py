@@ -1,8 +1,8 @@
-"""Write a transposed convolution whose kernel equals its stride as a 1x1 convolution and DepthToSpace.
+"""Replaces a transposed convolution whose kernel size equals its stride by a 1x1 Conv and DepthToSpace.
 
-Without overlap each input pixel makes its own block of kernel x kernel output pixels, which is a 1x1
-convolution to channels x kernel x kernel and a reordering. The engines have fast int8 kernels for 1x1
-convolutions and none for transposed ones.
+In such a convolution, each input pixel produces a separate block of kernel x kernel output pixels. This
+equals a 1x1 convolution to channels x kernel x kernel channels and a reordering. The engines have fast int8
+kernels for 1x1 convolutions, but none for transposed convolutions.
 
 Source: W. Shi et al., Is the deconvolution layer the same as a convolutional layer?, 2016.
 """
@@ -29,7 +29,7 @@ _MIN_OPSET = 11
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` in which transposed convolutions without overlap become 1x1 convolutions."""
+    """Return a copy of `model` with 1x1 convolutions instead of transposed convolutions without overlap."""
     return rewrite_all(model, _rewrite_one) if opset(model) >= _MIN_OPSET else model
 
 

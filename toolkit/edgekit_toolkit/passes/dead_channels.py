@@ -1,12 +1,12 @@
-"""Finds channels without effect from the weights alone, and removes them.
+"""Removes channels that have no effect on the outputs, which are found from the weights alone.
 
-Training leaves channels whose weights have shrunk to nothing: such a channel has the same value for every
-input, often the 0 of a Relu. Bounds of all channels, from layer to layer, prove that. A constant moves into
-the biases of the layers that read it, except where those pad with zeros: there the border sees another value.
-A channel whose readers have no weights for it goes too.
+After training, some channels have weights near zero. Such a channel has the same value for every input, often
+0 after a Relu. This is proved by computing bounds of all channels, layer by layer. The constant is added to
+the biases of the consumers. If a consumer pads with zeros, the constant must be 0. A channel is also removed
+if its consumers have only zero weights for it.
 
-Example: a row of weights of 1e-30 with bias -0.1 before a Relu is 0 for all inputs below 1e9; the channel
-behind it, a depthwise filter with bias 0.2, is the constant 0.2 then.
+Example: A channel with weights of 1e-30, bias -0.1 and a Relu is 0 for all inputs below 1e9. If a depthwise
+filter with bias 0.2 follows, its output is the constant 0.2.
 """
 
 from collections.abc import Mapping
@@ -38,26 +38,26 @@ _OUTPUT_ERROR: Final = 1e-7
 
 @dataclass(frozen=True, slots=True)
 class SlicedModel:
-    """A float model without some channels; `channels`: name of a changed group -> remaining channels."""
+    """A float model without some channels. `channels` maps each changed group to its remaining channels."""
 
     channels: Mapping[str, tuple[int, ...]]
     model: onnx.ModelProto
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model without channels that have no effect; the model itself if there are none."""
+    """Return the model without channels that have no effect, or the model itself if there are none."""
     sliced = remove_dead_channels(model, multiple=_MULTIPLE)
     return model if sliced is None else sliced.model
 
 
 def remove_dead_channels(model: onnx.ModelProto, *, multiple: int = 1) -> SlicedModel | None:
-    """Return the model without channels that have no effect; None if there are none.
+    """Return the model without channels that have no effect, or None if there are none.
 
-    Outputs change by rounding alone, as long as no activation is beyond 1e9.
+    The outputs change only by rounding, unless an activation exceeds 1e9.
 
     Args:
-        model: float model.
-        multiple: the number of channels that a group keeps is a multiple of this.
+        model: A float model.
+        multiple: The number of remaining channels of a group is a multiple of this number.
     """
     channels: dict[str, tuple[int, ...]] = {}
     remaining = model

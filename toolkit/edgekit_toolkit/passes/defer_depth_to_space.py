@@ -1,11 +1,11 @@
-"""Move DepthToSpace behind the operators that follow it, so that it moves fewer values.
+"""Moves DepthToSpace after the operators that follow it, if it then moves fewer values.
 
-DepthToSpace only moves values: operators on each value, or on the channels of each pixel, can come before it.
-A decoder that doubles the resolution twice (transposed convolution, Relu, transposed convolution to one
-channel) so ends with one DepthToSpace of few channels, and the Relu comes directly behind its convolution.
+DepthToSpace only reorders values. So element-wise operators and 1x1 convolutions can run before it. For
+example, a decoder with two transposed convolutions and a Relu between them then ends with one DepthToSpace of
+few channels, and the Relu follows its convolution directly.
 
-Only the order of channels of DepthToSpace's CRD mode is handled, which `conv_transpose_to_depth` writes:
-channel c * block * block + row * block + column becomes channel c.
+Only the CRD mode is supported, which `conv_transpose_to_depth` uses. In this mode, channel c * block * block
++ row * block + column becomes channel c.
 """
 
 import numpy as np
@@ -29,10 +29,13 @@ _POINT_BY_POINT = {"Relu", "Clip", "Sigmoid", "HardSigmoid", "LeakyRelu", "Tanh"
 
 
 def run(model: onnx.ModelProto, *, may_widen: bool = True) -> onnx.ModelProto:
-    """Return a copy of `model` in which DepthToSpace moves behind later operators where that is cheaper.
+    """Return a copy of `model` in which DepthToSpace runs after later operators where that is faster.
 
-    `may_widen`: whether DepthToSpace may also move behind a convolution, whose weights then grow by the
-    square of the block's area.
+    Args:
+        model: The model.
+        may_widen: Whether DepthToSpace may move after a convolution. The weights of the convolution then grow
+            by
+        the factor blocksize ** 4.
     """
     return rewrite_all(model, lambda graph: _defer_one(graph, may_widen=may_widen))
 

@@ -1,7 +1,7 @@
-"""Write x + x * g as x * (1 + g) where the gate g is much smaller than x.
+"""Replaces x + x * g by x * (1 + g) if the gate g has far fewer values than x.
 
-A squeeze-and-excite block with a residual path costs two passes over the full tensor; adding 1 to the gate,
-one value a channel, leaves one.
+A squeeze-and-excite block with a residual connection reads and writes the full tensor twice. After this
+change it does so once, because 1 is added to the gate, which has one value per channel.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ _KEEPS_SIZE = {"Conv", "Relu", "Sigmoid", "HardSigmoid", "Clip", "Mul", "Add"}
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` in which each x + x * g with a small gate g is written as x * (1 + g)."""
+    """Return a copy of `model` with x * (1 + g) instead of x + x * g for each small gate g."""
     # Names keep their types: the new nodes make one new tensor, which is no source of another gate.
     floats = float_tensors(onnx.shape_inference.infer_shapes(model))
     return rewrite_all(model, lambda graph: _distribute_one(graph, floats))

@@ -1,4 +1,4 @@
-"""The form of a file that later passes and engines read: weights, zero points, operator set."""
+"""Converts the inputs, zero points and operator set of a model to the form that later passes need."""
 
 from typing import Final
 
@@ -15,10 +15,10 @@ IR_VERSION: Final = 8  # of opset 17; every onnxruntime that we support reads it
 
 
 def separate_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` in IR 8 or later whose only inputs are those that a caller must pass.
+    """Return a copy of `model` in IR 8 or later whose initializers are not inputs.
 
-    Before IR 4 every initializer had to be an input too. Since then an initializer that is also an input is a
-    default that a caller may replace, and passes and engines optimise only weights that nobody can replace.
+    Before IR 4 every initializer had to be an input. Since then, an initializer that is an input is a default
+    that a caller may override, so engines do not optimise it.
     """
     result = copy_model(model)
     set_items(result.graph.input, real_inputs(result.graph))
@@ -27,10 +27,10 @@ def separate_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def state_zero_points(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` in which stored int8 codes per channel state their zero points, all 0.
+    """Return a copy of `model` with explicit zero points of 0 for int8 weights quantized per channel.
 
-    On x86 without VNNI, onnxruntime's exact 8-bit products (`edgekit_runtime.sessions.ort_products`) turn
-    int8 codes into uint8, and add a zero point of the wrong shape to codes that state none.
+    Without them, onnxruntime on x86 without VNNI adds zero points of the wrong shape when it converts int8
+    weights to uint8 for exact products, see `edgekit_runtime.sessions.ort_products`.
     """
     result = copy_model(model)
     for graph in graphs(result.graph):
@@ -47,13 +47,10 @@ def state_zero_points(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` raised to operator set 17, for quantization per channel.
-
-    A model of a later operator set keeps it: engines read all of them, and conversion downwards loses
-    operators.
+    """Return a copy of `model` with operator set 17 or later, which quantization per channel needs.
 
     Raises:
-        Exception: the converter does not support an operator; its exceptions have no common base.
+        Exception: The converter does not support an operator. Its exceptions have no common base class.
     """
     if opset(model) >= TARGET_OPSET:
         return copy_model(model)

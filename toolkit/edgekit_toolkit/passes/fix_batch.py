@@ -1,6 +1,6 @@
-"""Fix the batch to a number, or keep it free, and write down every shape that follows.
+"""Sets the batch size, or keeps it free, and records the shapes of all tensors.
 
-Fixed shapes let later passes compute reshapes once, and engines plan their memory.
+With fixed shapes, later passes can fold shape computations and engines can plan their memory.
 """
 
 from collections.abc import Iterable
@@ -13,9 +13,9 @@ from edgekit_toolkit.onnx_graph.specs import batch_dims, free_dims, real_inputs,
 
 
 def run(model: onnx.ModelProto, batch: int | None) -> onnx.ModelProto:
-    """Return a copy of `model` with inferred shapes, a fixed batch, and names for all free dimensions.
+    """Return a copy of `model` with inferred shapes and with names for all free dimensions.
 
-    `batch`: size of the batch dimensions; None keeps them free.
+    `batch` is the size of the batch dimensions, or None to keep them free.
     """
     result = copy_model(model)
     inputs, outputs = tensor_specs(model)

@@ -1,10 +1,10 @@
-"""Fold scalings and shifts by constants into the convolution before or after them.
+"""Folds multiplications and additions of constants into the convolution before or after them.
 
-Exporters leave `Mul`, `Add`, `Div`, `Sub` and `BatchNormalization` by constants around convolutions (PP-OCR's
-learnable affine blocks have two after each activation). Each costs a pass over the tensor, which after
-quantization weighs as much as the convolution itself. The engine folds only batch normalisation after `Conv`.
+Exporters often emit `Mul`, `Add`, `Div`, `Sub` and `BatchNormalization` with constants around convolutions.
+For example, PP-OCR has two after each activation. Each of them reads and writes the tensor, and after
+quantization takes as long as the convolution. onnxruntime only folds a BatchNormalization after a `Conv`.
 
-It does not fold a shift into a convolution that pads: the shift would be missing at the border.
+An addition is not folded into a later convolution with padding, because the padding would lack the constant.
 """
 
 from collections.abc import Mapping
@@ -29,9 +29,11 @@ Float = NDArray[np.float64]
 
 
 class Affine(NamedTuple):
-    """A node that computes `scale * source + shift`; scale and shift are float64 [] or [channels].
+    """A node that computes `scale * source + shift`.
 
-    `operand`: shape of the constant that is added or multiplied; () for a BatchNormalization.
+    Attributes:
+        scale, shift: float64 constants of shape [] or [channels].
+        operand: The shape of the constant in the graph, or () for a BatchNormalization.
     """
 
     source: str
@@ -41,7 +43,7 @@ class Affine(NamedTuple):
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` with constant scalings and shifts folded into weights of nearby layers."""
+    """Return a copy of `model` with constant scales and shifts folded into the weights of convolutions."""
     # They hold to the end: a fold keeps the shape of every tensor that stays.
     shapes = inferred_shapes(model)
     return rewrite_all(model, lambda graph: _fold_one(graph, shapes))
@@ -63,7 +65,7 @@ def _fold_one(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> bool:
 
 
 def as_affine(index: GraphIndex, node: onnx.NodeProto) -> Affine | None:
-    """Return the scale and shift, constant or one per channel, that a node computes; None for other nodes."""
+    """Return the scale and shift of a node, or None if the node is not a constant scale or shift."""
     if node.op_type == "BatchNormalization" and len(node.output) == 1:
         return _batch_normalization(index, node)
     if node.op_type not in {"Mul", "Div", "Add", "Sub"} or len(node.input) != 2:
@@ -87,7 +89,7 @@ def as_affine(index: GraphIndex, node: onnx.NodeProto) -> Affine | None:
 
 
 def keeps_shape(index: GraphIndex, affine: Affine) -> bool:
-    """Whether the output surely has the source's shape; a constant may broadcast the source to more axes."""
+    """Return whether the output has the shape of the source. Broadcasting a constant can add axes."""
     if not affine.operand:
         return True
     shape = index.shapes.get(affine.source)

@@ -1,7 +1,7 @@
-"""Compute everything that does not depend on the inputs, and store the results as initializers.
+"""Computes everything that does not depend on the inputs, and stores the results as initializers.
 
-Control flow, random operators and (de)quantization stay: the last would turn int8 weights into float32. A
-tensor also stays computed if storing it would take more space than its sources.
+Control flow, random operators, quantization and dequantization are not folded. Folding a DequantizeLinear
+would replace int8 weights by float32. A tensor is also not folded if it needs more space than its sources.
 """
 
 import math
@@ -40,9 +40,9 @@ VALUE_DTYPES: Final = {
 
 
 def run(model: onnx.ModelProto, max_grown_bytes: int = MAX_GROWN_BYTES) -> onnx.ModelProto:
-    """Return a copy of `model` in which results that do not depend on inputs are stored as initializers.
+    """Return a copy of `model` with an initializer for each result that does not depend on the inputs.
 
-    `max_grown_bytes`: a result of up to this size is stored even if it is larger than its sources.
+    Results of up to `max_grown_bytes` are stored even if they are larger than their sources.
     """
     result = copy_model(model)
     for graph in reversed(list(graphs(result.graph))):  # writing a graph copies the ones inside

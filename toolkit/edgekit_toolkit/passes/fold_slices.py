@@ -1,10 +1,12 @@
-"""Write a convolution over slices of every second row and column as a convolution of stride 2.
+"""Replaces slices of every second row and column before a convolution by a convolution with stride 2.
 
-Detectors such as YOLOX and the first five YOLOv5 begin so ("focus"). The slices and the join copy the whole
-picture; a kernel of twice the size with stride 2 reads it where it lies, with the same products:
+Detectors such as YOLOX and YOLOv5 up to release 5 start with such slices, which they call "focus". The slices
+and the Concat copy the whole image. A convolution with stride 2 and a kernel of twice the size computes the
+same without copies. This graph
 
-    x [3, H, W] -> 4 Slice [3, H/2, W/2] -> Concat [12, H/2, W/2] -> Conv 3x3
-    x [3, H, W] -> Conv 6x6, stride 2
+    Slice (4 times, [3, H/2, W/2]), Concat [12, H/2, W/2], Conv 3x3
+
+becomes one Conv 6x6 with stride 2 on the image [3, H, W].
 """
 
 import numpy as np
@@ -23,7 +25,7 @@ _TO_THE_END = 1 << 30
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` in which slices before a convolution become its stride of 2."""
+    """Return a copy of `model` in which convolutions with stride 2 replace slices before convolutions."""
     return rewrite_all(model, _rewrite_one)
 
 

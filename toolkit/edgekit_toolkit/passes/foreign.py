@@ -1,13 +1,12 @@
-"""The passes of others: onnxoptimizer's, and onnxruntime's basic level.
+"""Runs passes of onnxoptimizer and the basic optimisations of onnxruntime.
 
-Of onnxoptimizer only passes that keep to the standard domain and need no knowledge of the target are chosen.
-Left out: sharing of equal initializers (`leftovers` leaves biases apart, because a quantizer gives each its
-own scale), the folding of BatchNormalization (it leaves its arithmetic as nodes; `ort_basic` and
-`fold_affine` compute it), and passes that rewrite inputs or split a model.
+Only those passes of onnxoptimizer are used that emit standard operators and do not depend on the target.
+Passes that rewrite inputs or split a model are not used. Sharing equal initializers is left to `leftovers`,
+and folding BatchNormalization is left to `ort_basic` and `fold_affine`, because onnxoptimizer leaves its
+arithmetic as nodes.
 
-Of onnxruntime only the basic level is used, which folds BatchNormalization, padding and constants: it keeps
-to standard operators and does not depend on this machine's instructions. The higher levels write fused and
-blocked operators that only onnxruntime on the same kind of CPU can run.
+The basic optimisations of onnxruntime fold BatchNormalization, padding and constants. Higher levels are not
+used, because they emit operators that only onnxruntime on a similar CPU can run.
 """
 
 import tempfile
@@ -58,27 +57,29 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of `model` simplified by the `PASSES` of onnxoptimizer.
 
     Raises:
-        Exception: onnxoptimizer failed; its exceptions have no common base.
+        Exception: onnxoptimizer failed. Its exceptions have no common base class.
     """
     result: onnx.ModelProto = onnxoptimizer.optimize(model, list(PASSES), fixed_point=True)
     return result
 
 
 class CastsAddedError(Exception):
-    """onnxruntime added conversions to the graph, because the CPU has no kernels for the model's types."""
+    """onnxruntime added Cast nodes, because its CPU kernels do not support the types of the model."""
 
 
 def ort_basic(
     model: onnx.ModelProto, fold_constants: bool = True, disabled: Sequence[str] = ()
 ) -> onnx.ModelProto:
-    """Return a copy of `model` as onnxruntime would run it after its basic optimisations.
+    """Return a copy of `model` after the basic optimisations of onnxruntime.
 
-    `fold_constants`: whether constant results are stored; turn it off where they take too much space.
-    `disabled`: names of onnxruntime's rewrites to leave out.
+    Args:
+        model: The model.
+        fold_constants: Whether to store constant results. They may need too much space.
+        disabled: The names of onnxruntime's optimisations to disable.
 
     Raises:
-        CastsAddedError: onnxruntime added conversions of types, which the CPU needs and other targets do not.
-        Exception: onnxruntime failed; its exceptions have no common base.
+        CastsAddedError: onnxruntime added Cast nodes, which only its CPU kernels need.
+        Exception: onnxruntime failed. Its exceptions have no common base class.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "optimised.onnx"

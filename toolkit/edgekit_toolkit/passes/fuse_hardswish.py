@@ -1,8 +1,8 @@
-"""Write hard-swish, x * clip(x + 3, 0, 6) / 6, as `Mul(x, HardSigmoid(x))`.
+"""Replaces hard-swish, x * clip(x + 3, 0, 6) / 6, by `Mul(x, HardSigmoid(x))`.
 
-That is two passes over the tensor instead of four. The division may have been folded away or moved; a
-spelling without it becomes `HardSigmoid` times 6. `HardSwish` itself is not used: onnxruntime expands it,
-and TensorRT's parser wants the expanded form as well.
+This needs two operators instead of four. If the division by 6 is missing, because it was folded or moved,
+`HardSigmoid` is multiplied by 6. The operator `HardSwish` is not used, because onnxruntime expands it, and
+TensorRT's parser also expects the expanded form.
 
 Source: A. Howard et al., Searching for MobileNetV3, section 5.2, equation 6.
 """
@@ -21,7 +21,7 @@ from edgekit_toolkit.onnx_graph.index import (
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` in which each hard-swish is written as HardSigmoid and Mul."""
+    """Return a copy of `model` with HardSigmoid and Mul instead of each hard-swish."""
     return rewrite_all(model, _fuse_one)
 
 

@@ -1,4 +1,4 @@
-"""Removes what a graph stores without need: duplicate weights, and parts that no output needs."""
+"""Removes duplicate weights, and nodes and weights that no output needs."""
 
 import hashlib
 from typing import Final
@@ -13,9 +13,10 @@ FLOAT_TYPES: Final = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorPr
 
 
 def share_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` in which equal initializers of the main graph are stored once.
+    """Return a copy of `model` that stores equal initializers of the top-level graph once.
 
-    Biases and other float vectors stay separate: they are small, and a quantizer gives each its own scale.
+    Float vectors such as biases are not shared, because they are small and a quantizer gives each its own
+    scale.
     """
     result = copy_model(model)
     first: dict[object, str] = {}
@@ -50,9 +51,9 @@ def _fixed_names(main: onnx.GraphProto) -> set[str]:
 
 
 def drop_unused(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` with only what its outputs need, without doc strings and recorded shapes.
+    """Return a copy of `model` without unused nodes and initializers, doc strings and recorded shapes.
 
-    Inputs stay, used or not, because callers pass them; so does the metadata, which applications read.
+    Unused inputs are kept because callers pass them. Metadata is kept because applications read it.
     """
     result = copy_model(model)
     needed = {value.name for value in result.graph.output}

@@ -1,7 +1,7 @@
-"""Merge two 1x1 convolutions with nothing between them into one, where that needs fewer weights and work.
+"""Merges two consecutive 1x1 convolutions into one, if that needs fewer weights.
 
-The product of two linear maps is one linear map: W2 (W1 x + b1) + b2 = (W2 W1) x + (W2 b1 + b2).
-It does not merge a bottleneck (a narrow middle), whose product is larger than its factors.
+The product of two linear maps is one linear map: W2 (W1 x + b1) + b2 = (W2 W1) x + (W2 b1 + b2). A
+bottleneck, which has few channels between the convolutions, is not merged, because W2 W1 would be larger.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ from edgekit_toolkit.onnx_graph.index import (
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` with consecutive linear 1x1 convolutions merged where that saves weights."""
+    """Return a copy of `model` with consecutive 1x1 convolutions merged where that saves weights."""
     return rewrite_all(model, _merge_one)
 
 
@@ -62,7 +62,7 @@ def is_pointwise(index: GraphIndex, node: onnx.NodeProto) -> bool:
 
 
 def matrix(index: GraphIndex, node: onnx.NodeProto) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
-    """Return weights [out, in] and bias [out] of a pointwise convolution; None for a missing bias."""
+    """Return the weights [out, in] and the bias [out] of a 1x1 convolution. A missing bias is None."""
     weight = np.asarray(index.constant(node.input[1]), np.float64)[:, :, 0, 0]
     has_bias = len(node.input) > 2 and node.input[2] != ""
     return weight, np.asarray(index.constant(node.input[2]), np.float64) if has_bias else None

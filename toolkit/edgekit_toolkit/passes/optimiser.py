@@ -1,6 +1,6 @@
-"""The chain of optimisation passes, with a parity check after every one.
+"""Runs the optimisation passes, and compares the outputs of the model after each pass.
 
-A pass whose result differs, grows or cannot be run is dropped and reported; the chain continues without it.
+A pass is skipped and reported if it fails, changes the outputs or makes the model larger.
 """
 
 import contextlib
@@ -46,13 +46,14 @@ class PassResult:
     """The result of one pass.
 
     Attributes:
-        applied: whether a form of the pass was kept.
-        reason: why the full form was not kept; empty if it was.
-        max_error: largest absolute difference of any output from the source model's; None if the result could
-            not be compared.
-        bytes_before, bytes_after: size of the model; equal if the result of the pass was not kept.
-        nodes_before, nodes_after: number of nodes, those inside control flow included.
-        form: form of the pass that was tried last; 0 is the full one.
+        applied: Whether a form of the pass was applied.
+        reason: Why the full form was not applied, or an empty string.
+        max_error: The largest absolute difference of an output from the source model, or None if the outputs
+            were
+        not compared.
+        bytes_before, bytes_after: The size of the model. They are equal if the pass was not applied.
+        nodes_before, nodes_after: The number of nodes, including nodes inside control flow.
+        form: The index of the last form that was tried. Form 0 is the full form.
     """
 
     name: str
@@ -68,7 +69,7 @@ class PassResult:
 
 @dataclass(frozen=True, slots=True)
 class OptimisedModel:
-    """A model with the outputs of its source, the results of the passes in order, and warnings for users."""
+    """An optimised model, the results of all passes in order, and warnings for the user."""
 
     model: onnx.ModelProto
     steps: tuple[PassResult, ...]
@@ -76,22 +77,22 @@ class OptimisedModel:
 
 
 def optimise(source: onnx.ModelProto, *, batch: int | None, feeds: Sequence[Feeds]) -> OptimisedModel:
-    """Return a smaller and faster version of `source`, with equal outputs on `feeds`.
+    """Return a smaller and faster version of `source` with equal outputs.
 
-    Names and dtypes of inputs and outputs stay. Outputs are equal if `parity.compare` accepts them within
-    `EQUAL`; onnxruntime runs both models without its own optimisations. Float outputs are also compared,
-    within `ALIKE`, on the first feed times -2. If the batch stays free, the first feed is also compared at
-    twice its batch.
+    The names and dtypes of the inputs and outputs do not change. Outputs on `feeds` are equal if
+    `parity.compare` accepts them with the tolerance `EQUAL`. If all outputs are float, the first feed times
+    -2 is compared with the tolerance `ALIKE` too. If the batch is free, the first feed is also compared with
+    twice the batch size.
 
     Args:
-        source: an imported model.
-        batch: fixed size of the batch; None keeps it unchanged.
-        feeds: inputs to compare on, at least one. If `batch` is set, they have that batch size.
+        source: An imported model.
+        batch: The batch size to fix, or None to keep the batch.
+        feeds: One or more inputs for the comparison. If `batch` is set, they have that batch size.
 
     Raises:
-        DataError: there are no feeds, or they do not fit the model or the batch.
-        ModelError: the model already has another fixed batch.
-        BackendError: the source model does not run on the feeds.
+        DataError: There are no feeds, or they do not fit the model or the batch.
+        ModelError: The model has a different fixed batch size.
+        BackendError: The source model does not run on the feeds.
     """
     inputs, _ = tensor_specs(source)
     _check_batch(inputs, batch, feeds)

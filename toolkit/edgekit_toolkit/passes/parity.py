@@ -1,7 +1,4 @@
-"""Parity: how far the outputs of a candidate are from those of the reference model.
-
-It compares arrays. It does not run models, and it does not judge a lossy step by task accuracy.
-"""
+"""Compares the outputs of a candidate with the outputs of the reference model."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,14 +15,14 @@ Outputs = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Limits of the difference of an output.
+    """The allowed difference of an output, which is the sum of two terms.
 
     Attributes:
-        range_fraction: allowed error as a fraction of the output's range (largest less smallest finite
-            value).
-        ulps: further allowed error, in rounding steps of the dtype at the largest value or at 1, whichever is
-            larger. It is for outputs with a large offset and a small range, and for sigmoid, tanh and
-            softmax, which engines compute to the resolution of 1.
+        range_fraction: A fraction of the range of the output, which is the largest minus the smallest value.
+        ulps: A number of rounding steps of the dtype at the largest absolute value, or at 1 if that is
+            larger. It
+        is for outputs with a large offset and a small range, and for sigmoid, tanh and softmax, which
+        engines compute with the rounding error of 1.
     """
 
     range_fraction: float = 1e-5
@@ -34,14 +31,13 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """The verdict on a candidate's outputs.
+    """The result of a comparison of outputs.
 
     Attributes:
-        max_abs_error: largest absolute difference over all outputs; infinite if names, shapes or dtypes
-            differ.
-        relative_to_range: largest absolute difference of an output as a fraction of that output's range.
-        ok: whether every output is within the tolerance.
-        reason: why it is not ok; empty if it is.
+        max_abs_error: The largest absolute difference, or infinity if names, shapes or dtypes differ.
+        relative_to_range: The largest absolute difference of an output relative to the range of the output.
+        ok: Whether all outputs are within the tolerance.
+        reason: Why the outputs are not equal, or an empty string.
     """
 
     max_abs_error: float
@@ -56,13 +52,18 @@ def compare(
     tolerance: Tolerance | None = None,
     axes: Mapping[str, int] | None = None,
 ) -> Parity:
-    """Return how `outputs` differ from `reference`.
+    """Compare `outputs` with `reference`.
 
-    Names, dtypes and shapes must be the same; integers and booleans must be equal; a value that is finite in
-    the reference must stay finite, and NaN or infinities must stay what they are.
+    Names, dtypes, shapes, integers and booleans must be equal. Finite values must remain finite, and NaN and
+    infinities must be equal.
 
-    `reference`: reference outputs: name -> array, any shape. `tolerance`: default: `Tolerance()`. `axes`:
-    output whose number of rows depends on the data -> axis of its rows, compared as a set.
+    Args:
+        reference: The outputs of the reference model, by name.
+        outputs: The outputs of the candidate, by name.
+        tolerance: The tolerance of float outputs, by default `Tolerance()`.
+        axes: A dict from each output whose number of rows depends on the data to the axis of the rows. Such
+            rows
+        are compared as a set.
     """
     tolerance = tolerance or Tolerance()
     if list(reference) != list(outputs):
@@ -73,7 +74,7 @@ def compare(
 
 
 def worst(verdicts: Sequence[Parity]) -> Parity:
-    """Return one verdict for several: largest errors, first reason; `ok` if all are ok."""
+    """Combine several results: the largest errors, the first reason, and `ok` if all are ok."""
     return Parity(
         max_abs_error=max((v.max_abs_error for v in verdicts), default=0.0),
         relative_to_range=max((v.relative_to_range for v in verdicts), default=0.0),

@@ -1,7 +1,7 @@
-"""Compares written-out operators with ONNX's reference implementation, where the engine fails on them.
+"""Compares inlined operators with ONNX's reference implementation, if the engine fails on the operators.
 
-A model on which the engine fails has no outputs to compare with. So each such node is evaluated by itself, on
-the values that the written-out model gives it.
+There are no outputs of the original model to compare with. So the reference implementation evaluates each
+such node separately, on the inputs that the node has in the inlined model.
 """
 
 from collections.abc import Sequence
@@ -25,13 +25,17 @@ _TOLERANCE: Final = Tolerance(range_fraction=1e-4, ulps=64)
 
 
 def check_reference(original: onnx.ModelProto, written_out: onnx.ModelProto, feeds: Sequence[Feeds]) -> None:
-    """Compare operators written out in `written_out` with ONNX's reference results.
+    """Compare the operators that were replaced in `written_out` with ONNX's reference implementation.
 
-    onnxruntime runs `written_out`, in which definitions replace some operators of `original`. Operators
-    inside control flow are not compared.
+    Operators inside control flow are not compared.
+
+    Args:
+        original: The original model.
+        written_out: A copy of the model in which some operators are replaced by their definitions.
+        feeds: The inputs for the comparison.
 
     Raises:
-        ModelError: a written-out operator computes something else than the reference, or cannot be compared.
+        ModelError: A replaced operator differs from the reference, or cannot be compared.
     """
     remaining = {node.op_type for node in written_out.graph.node}
     chosen = function_operators(original).keys() - remaining

@@ -1,7 +1,7 @@
-"""Replace each `If` whose condition is known by the branch that always runs.
+"""Replaces each `If` with a constant condition by the branch that always runs.
 
-A condition follows from constants (an input that the user fixed) or from sizes that are known. The branch
-that never runs takes its weights with it. Source: ONNX's operator `If`.
+A condition is constant if it depends only on constants, fixed inputs or known sizes. The weights of the other
+branch are removed. Source: ONNX's operator `If`.
 """
 
 import onnx
@@ -20,12 +20,12 @@ from edgekit_toolkit.passes.foreign import simplify
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy without the `If` nodes whose condition is constant: the chosen branch replaces each.
+    """Return a copy in which each `If` with a constant condition is replaced by the chosen branch.
 
-    This is repeated, since an inlined branch may make further conditions constant.
+    This is repeated, because an inlined branch may make other conditions constant.
 
     Raises:
-        Exception: onnxoptimizer or onnxruntime failed; their exceptions have no common base.
+        Exception: onnxoptimizer or onnxruntime failed. Their exceptions have no common base class.
     """
     result = copy_model(model)
     while inline_branches(result.graph):
@@ -35,7 +35,7 @@ def run(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def inline_branches(graph: onnx.GraphProto) -> bool:
-    """Put the chosen branch in place of each `If` with a constant condition; return False without any."""
+    """Replace each `If` with a constant condition by the chosen branch. Return whether there was any."""
     is_changed = False
     while _inline_first(graph):
         is_changed = True
@@ -71,9 +71,9 @@ def _inlined(index: GraphIndex, node: onnx.NodeProto, branch: onnx.GraphProto) -
 
 
 def rename_tensors(graph: onnx.GraphProto, names: dict[str, str]) -> None:
-    """Rename tensors in a graph and its inner graphs, in place.
+    """Rename tensors in a graph and its sub-graphs, in place.
 
-    Inner graphs must not reuse a name of an outer graph.
+    Sub-graphs must not redefine a name of an outer graph.
     """
     for tensor in graph.initializer:
         tensor.name = names.get(tensor.name, tensor.name)

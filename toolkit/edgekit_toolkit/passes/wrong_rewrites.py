@@ -1,7 +1,8 @@
-"""Finds rewrites of onnxruntime's optimiser that change a model's results, by runs with and without them.
+"""Finds optimisations of onnxruntime that change a model's results, by running it with and without them.
 
-Integer kernels round differently from the QDQ form in float: of a form in codes the noise against the float
-model is compared, not the outputs. Rewrites for other processors than this one are not seen.
+Quantized models round differently in integer kernels than without optimisation. So their noise compared with
+the float model is used instead of their outputs. Optimisations for other processors than this one are not
+found.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -66,7 +67,7 @@ _NUDGE: Final = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class WrongRewrites:
-    """Rewrites (onnxruntime's names or `WHOLE_OPTIMISER`) that are off for a model, and what they change."""
+    """The optimisations of onnxruntime to disable for a model, or `WHOLE_OPTIMISER`, and the reason."""
 
     names: tuple[str, ...]
     reason: str
@@ -85,18 +86,18 @@ class WrongRewrites:
 
 
 def find_wrong_rewrites(model: onnx.ModelProto, feeds: Sequence[Feeds]) -> WrongRewrites | None:
-    """Return the rewrites of onnxruntime's optimiser that must be off for `model`; None if there are none.
+    """Return the optimisations of onnxruntime to disable for a float model, or None if there are none.
 
-    A session with the device's options is compared with a session without optimisation. Both run `feeds`, and
-    the first feed times -1 and times 2. Rounding differences do not count. For a model that computes in
-    integers, the result is None: see `find_wrong_in_codes`.
+    A session with the options of a device is compared with a session without optimisations, on `feeds` and on
+    the first feed times -1 and times 2. Rounding differences are ignored. For quantized models the result is
+    None. Use `find_wrong_in_codes` for them.
 
     Args:
-        model: model after our passes; disabled rewrites in its metadata do not count.
-        feeds: inputs, at least one.
+        model: The model after all passes. Optimisations that its metadata disables are tested too.
+        feeds: One or more inputs.
 
     Raises:
-        BackendError: the model does not run on the feeds without optimisation.
+        BackendError: The model does not run on the feeds without optimisations.
     """
     if computes_in_integers(model):
         return None
@@ -113,16 +114,16 @@ def find_wrong_rewrites(model: onnx.ModelProto, feeds: Sequence[Feeds]) -> Wrong
 def find_wrong_in_codes(
     model: onnx.ModelProto, noise: Callable[[onnx.ModelProto], float]
 ) -> WrongRewrites | None:
-    """Return the rewrites that must be off for a form that computes in codes; None if there are none.
+    """Return the optimisations of onnxruntime to disable for a quantized model, or None if there are none.
 
-    Also None if only float arithmetic would help, since such a form is slower than the float model.
+    The result is also None if only float arithmetic would help, because that is slower than the float model.
 
     Args:
-        model: the form; rewrites that are off for its float model stay off.
-        noise: returns the noise of a form against its float model; raises BackendError if it does not run.
+        model: The quantized model. Optimisations that are disabled for its float model remain disabled.
+        noise: Returns the noise of a model compared with the float model, or raises BackendError.
 
     Raises:
-        BackendError: the form does not run without optimisation either.
+        BackendError: The model does not run without optimisations either.
     """
     off_for_floats = disabled_optimizers(model)
     limit = _NOISIER * noise(disable_optimizers(model, WHOLE_OPTIMISER))
@@ -149,7 +150,7 @@ def _search(difference: Callable[[Sequence[str]], str]) -> WrongRewrites | None:
 
 
 class PlainRun:
-    """A session without optimisation, and its outputs, with which other sessions are compared."""
+    """The outputs of a session without optimisations, with which other sessions are compared."""
 
     def __init__(self, session: OrtSession, feeds: Sequence[Feeds]) -> None:
         self._session = session
@@ -165,7 +166,7 @@ class PlainRun:
                 continue
 
     def difference(self, content: bytes, options: OrtOptions) -> str:
-        """Return an error, or how the model `content` differs from the plain run; empty if it does not."""
+        """Return an error or the difference of a model from the session without optimisations, or ""."""
         try:
             session = open_ort(content, options)
             for case in list(self._cases):

@@ -1,1 +1,1 @@
-"""One run of `edgekit package`: the order of its phases, and the data between them."""
+"""The phases of `edgekit package`, and the data that they exchange."""

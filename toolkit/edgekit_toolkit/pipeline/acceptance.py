@@ -1,7 +1,7 @@
-"""Chooses a candidate that the target's engine accepts.
+"""Chooses a candidate that the engine of the target accepts.
 
-`selection` decides which candidate keeps the limits. TensorRT's parser and builder, and the release of the
-engine that devices run, have the last word.
+`selection` chooses a candidate within the limits of the budget. Then TensorRT's parser and builder, or the
+engine release that devices run, accept or refuse it.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,9 +25,13 @@ _NEEDED: Final = "another --backend that the target runs, or a model that the en
 def choose_accepted(
     budget: Budget, measured: Sequence[CandidateFigures], check: Callable[[str], Acceptance], *, on_gpu: bool
 ) -> AcceptedChoice:
-    """Choose a candidate that the engine accepts. After each refusal, choose among the others again.
+    """Choose a candidate that the engine accepts. If it refuses one, choose again among the others.
 
-    `measured`: candidates, at least one. `check`: takes the id of a candidate.
+    Args:
+        budget: The budget.
+        measured: One or more candidates.
+        check: Checks the candidate with a given id.
+        on_gpu: Whether the target runs the model on a GPU.
     """
     remaining = list(measured)
     refused: list[str] = []

@@ -1,6 +1,7 @@
-"""Makes the candidates: every form that may pay off for a model; measured sensitivity guides mixed precision.
+"""Builds the candidates, which are all forms of a model that may be useful.
 
-It compares forms only by output noise on calibration samples; scores on held-out samples come later.
+Forms are compared only by their output noise on calibration samples. Accuracy is measured later. The noise of
+single blocks guides the search for mixed precision.
 """
 
 import math
@@ -52,8 +53,9 @@ class Candidate:
     """One form of the model.
 
     Attributes:
-        label: name in reports.
-        snr_db: signal over noise of the outputs on calibration samples, in dB, against the float model.
+        label: The name in reports.
+        snr_db: The signal-to-noise ratio of the outputs on calibration samples, compared with the float
+            model, in dB.
     """
 
     label: str
@@ -64,12 +66,13 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class StoppedSearch:
-    """Forms that the search left out because its limit of work was reached.
+    """Forms that were not tried, because the search reached its limit of work.
 
     Attributes:
-        subject: what was left out, for messages.
-        needed_s: search limit that would allow these forms and all forms that were left out before them.
-        limits: limits of the budget that these forms may help to keep.
+        subject: A description of the forms, for messages.
+        needed_s: The search limit in seconds that allows these forms and all earlier ones that were not
+            tried.
+        limits: The limits of the budget that these forms may help to meet.
     """
 
     subject: str
@@ -79,16 +82,17 @@ class StoppedSearch:
 
 @dataclass(slots=True)
 class CandidateSet:
-    """The forms to choose from, and the outcome of all others.
+    """The candidates, and what happened to all other forms.
 
     Attributes:
-        candidates: the float model first.
-        noises: noise of single blocks, as far as they were measured.
-        noise_samples: calibration samples on which output noise was measured; 0 if it was not.
-        dropped: forms that could not be built or run, with the reason.
-        wrong_rewrites: a sentence for each rewrite of the engine that is off for static forms.
-        set_aside: forms that were built and removed, with the reason: a similar form has less noise; or,
-            without data, they differ from the float model on generated inputs.
+        candidates: The candidates. The float model is first.
+        noises: The noise of single blocks that were measured.
+        noise_samples: The number of calibration samples for output noise, or 0 if it was not measured.
+        dropped: The forms that could not be built or run, with the reasons.
+        wrong_rewrites: A sentence for each optimisation of the engine that is disabled for static forms.
+        set_aside: The forms that were built and removed, with the reasons. Either a similar form has less
+            noise,
+        or without samples they differ from the float model on generated inputs.
     """
 
     candidates: list[Candidate] = field(default_factory=list)
@@ -100,14 +104,14 @@ class CandidateSet:
     wrong_rewrites: list[str] = field(default_factory=list)
 
     def add(self, label: str, quantizer: Quantizer, form: Form, fidelity: Fidelity) -> Candidate | None:
-        """Build a form, and append the candidate unless it is None; return the candidate. See `build`."""
+        """Build a candidate and append it to the set, see `build`."""
         candidate = self.build(label, quantizer, form, fidelity)
         if candidate is not None:
             self.candidates.append(candidate)
         return candidate
 
     def build(self, label: str, quantizer: Quantizer, form: Form, fidelity: Fidelity) -> Candidate | None:
-        """Build and measure a form; None if it changes nothing, or fails with a reason in `dropped`."""
+        """Build and measure a form. Return None if it changes nothing or fails. Failures go to `dropped`."""
         try:
             built = quantizer.build(form)
             if built is None:
@@ -119,33 +123,35 @@ class CandidateSet:
         return Candidate(label, form, built, snr_db)
 
     def record_stop(self, subject: str, spent_s: float, more_s: float, limits: frozenset[str]) -> None:
-        """Record a form that was left out because it needs more work than the search had left.
+        """Record a form that was not tried, because it needs more work than the limit of the search allows.
 
         Args:
-            subject: what was left out, for messages.
-            spent_s: work of the search so far, in seconds of a nominal processor.
-            more_s: work that the form needs, in the same seconds.
-            limits: limits of the budget that the form may help to keep.
+            subject: A description of the form, for messages.
+            spent_s: The work of the search so far, in seconds of a nominal processor.
+            more_s: The work that the form needs, in the same unit.
+            limits: The limits of the budget that the form may help to meet.
         """
         self.stops.append(StoppedSearch(subject, max(spent_s, self.needed_s) + more_s, limits))
 
     @property
     def needed_s(self) -> float:
-        """Limit of the search that would have allowed all forms known to be left out; 0 if there are none."""
+        """The search limit in seconds that would allow all forms in `stops`, or 0 if there are none."""
         return max((stop.needed_s for stop in self.stops), default=0.0)
 
     def undo(self, candidate: Candidate | None) -> None:
-        """Undo the last `add`: remove the candidate that it returned; for None, the last of `dropped`."""
+        """Undo the last `add`. Remove `candidate`, or the last entry of `dropped` if it is None."""
         if candidate is None:
             self.dropped.pop()
         else:
             self.candidates.remove(candidate)
 
     def leave_out(self, reasons: Mapping[int, str]) -> None:
-        """Remove candidates (position -> reason) that the judgement found unfit; reasons go to `dropped`.
+        """Remove unsuitable candidates and record the reasons in `dropped`.
+
+        `reasons` maps indices of candidates to reasons.
 
         Raises:
-            ModelError: the float model is among them, so that no form of it can be right.
+            ModelError: The float model is among them, so that no form can be correct.
         """
         if 0 in reasons:
             raise ModelError(
@@ -158,14 +164,14 @@ class CandidateSet:
         ]
 
     def set_apart(self, reasons: Mapping[int, str]) -> None:
-        """Remove candidates, and record in `set_aside` why: position of a candidate -> reason."""
+        """Remove candidates and record the reasons in `set_aside`. `reasons` maps indices to reasons."""
         self.set_aside += [f"{self.candidates[index].label} ({reason})" for index, reason in reasons.items()]
         self.candidates = [
             candidate for index, candidate in enumerate(self.candidates) if index not in reasons
         ]
 
     def put_aside(self, candidate: Candidate, better: Candidate) -> None:
-        """Remove a candidate, and record in `set_aside` that the similar form `better` has less noise."""
+        """Remove a candidate and record in `set_aside` that the similar form `better` has less noise."""
         self.candidates.remove(candidate)
         loss_db = better.snr_db - candidate.snr_db
         self.set_aside.append(f"{candidate.label} ({loss_db:.1f} dB more noise than {better.label})")
@@ -185,26 +191,28 @@ def find_candidates(
     group: int = 1,
     prunable: OnnxModel | None = None,
 ) -> CandidateSet:
-    """Build the forms of a model among which to choose.
+    """Build the candidate forms of a model.
 
     Args:
-        quantizer: quantizer of the optimised float model, for the target's engine.
-        calibration: makes a fresh stream of calibration samples.
-        per_channel: whether that engine takes a weight scale for each channel.
-        kinds: kinds of forms that the target's engine runs, of `quantize.forms.KINDS`.
-        max_bytes: limit on the size of the package.
-        limit_s: limit of the work, as `SearchWork` counts it. The plain forms are always made; clipped ranges
-            and mixed precisions are tried while some of the limit is left.
-        dims: sizes of free dimensions.
-        progress: called with the present step, how much of it is done, and its total.
-        like: the only form to make besides the float model; None to search. It is made twice: with weights
-            near to the weights of its `earlier` model, and with free weights.
-        group: samples in each feed of `calibration`.
-        prunable: float model whose channels may be pruned later; None if none may.
+        quantizer: The quantizer of the optimised float model for the engine of the target.
+        calibration: Returns a new iterator over the calibration samples.
+        per_channel: Whether the engine supports a weight scale per channel.
+        kinds: The kinds of forms that the engine supports, from `quantize.forms.KINDS`.
+        max_bytes: The limit on the size of the package.
+        limit_s: The limit of the work, see `SearchWork`. Plain forms are always built. Clipped ranges and
+            mixed
+        precision are tried until the limit is reached.
+        dims: The sizes of the free dimensions.
+        progress: Called with the current step, the number of finished parts and the total number of parts.
+        like: The only form to build besides the float model, or None to search. It is built twice, with
+            weights near
+        those of its `earlier` model and without this constraint.
+        group: The number of samples in each feed of `calibration`.
+        prunable: The float model whose channels may be pruned later, or None.
 
     Raises:
         RecipeError: `like` does not fit the model.
-        BudgetError: no form of the model can keep the limit on size.
+        BudgetError: No form of the model can meet the limit on the size.
     """
     check_smallest_form(quantizer, max_bytes, prunable=prunable, dims=dims)
     name, source = quantizer.source_form()
@@ -467,9 +475,13 @@ class _Search:
 def narrow_ranges(
     quantizer: Quantizer, kernels: Sequence[str], samples: Sequence[Feeds], whole: Ranges
 ) -> dict[str, Ranges]:
-    """Return ranges without rare extremes, by the label of each `RangeMethod`.
+    """Return ranges without rare extreme values, by the label of each `RangeMethod`.
 
-    `kernels`: names of kernels whose activations get narrower ranges. `whole`: full ranges.
+    Args:
+        quantizer: The quantizer.
+        kernels: The names of the kernels whose activations get narrower ranges.
+        samples: The calibration samples.
+        whole: The full ranges.
     """
     histograms = quantizer.histograms(kernels, samples, whole)
     symmetric = quantizer.scheme.symmetric
