@@ -4,9 +4,9 @@
 standard error if the test fails. REQUEST is a JSON object:
 
 - `package`: The path of the package.
-- `sha256`: The digest of the manifest that the parent has verified. By default, the keys of this device are
-used. - `submodel`, `variants`, `threads`: What to open. The default is the preferred variant of the whole
-model. - `forget`: Whether not to store a success, see `package_opening`.
+- `sha256`: The digest of the manifest that the parent has verified. The default is to use the device's keys.
+- `submodel`, `variants`, `threads`: What to open. The default is the preferred variant of the whole model.
+- `forget`: Whether not to store a success, see `package_opening`.
 """
 
 import contextlib
