@@ -1,4 +1,4 @@
-"""Chooses among measured candidates: Pareto front, choice under all limits, or a reasoned refusal. Pure."""
+"""Chooses a candidate by its measured figures, or explains why no candidate keeps all limits."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,19 +22,19 @@ MOST_FOR_GPU = 1 + SAME_HOST_TIME
 
 @dataclass(frozen=True, slots=True)
 class CandidateFigures:
-    """One candidate with its figures.
+    """The figures of one candidate.
 
     Attributes:
-        id: unique in a run.
-        label: its name in reports.
-        figures: cost name -> value in the unit of `budget.UNITS`, for all of `COSTS`; also `transport` if it
-            has a limit. An unknown cost is infinite, so that it exceeds every limit.
-        latency_uncertainty: factor by which the latency may be off relative to another candidate's; 1 if it
-            was measured on the target.
-        host_ratio: processor time on this machine as a multiple of the source model's; infinite if not
+        id: The id of the candidate, unique in a run.
+        label: The name in reports.
+        figures: A dict from each of `COSTS` to its value in the unit of `budget.UNITS`. It also contains
+            `transport` if that has a limit. Unknown costs are infinite, so that they exceed every limit.
+        latency_uncertainty: The factor by which the ratio to another candidate's latency may be wrong. It is
+            1 if the latency was measured on the target.
+        host_ratio: The processor time on this machine relative to the source model, infinite if it was not
             measured.
-        drop_error: standard error of the drop, in points.
-        snr_db: signal-to-noise ratio of the outputs against the float model, in dB.
+        drop_error: The standard error of the drop in points.
+        snr_db: The signal-to-noise ratio of the outputs in dB, with the float model as reference.
     """
 
     id: str
@@ -54,20 +54,21 @@ class CandidateFigures:
 
     @property
     def alike(self) -> float:
-        """Candidates count as equally fast if the ratio of their latencies on the target is at most this."""
+        """The largest ratio of two latencies on the target at which candidates count as equally fast."""
         return max(1 + SAME_LATENCY, self.latency_uncertainty)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The outcome of the search.
+    """The result of a choice.
 
     Attributes:
-        chosen: id of the chosen candidate; None if no candidate keeps all limits.
-        binding: limits that alone exclude a candidate; without such, the limits that `closest` exceeds.
-        closest: id of the candidate that exceeds the limits least; None if one is chosen.
-        reason: why it was chosen, or why none was, for the user.
-        needed: text with the limits that `closest` would keep, for the user; None if one is chosen.
+        chosen: The id of the chosen candidate, or None if no candidate keeps all limits.
+        binding: The limits that are the only reason to exclude some candidate. If there are none, the limits
+            that `closest` exceeds.
+        closest: The id of the candidate that exceeds the limits least, or None if one is chosen.
+        reason: The reason for the result, for the user.
+        needed: A text with the limits that `closest` would keep, or None if a candidate is chosen.
     """
 
     chosen: str | None
@@ -78,10 +79,10 @@ class Choice:
 
 
 def pareto_front(candidates: Sequence[CandidateFigures]) -> frozenset[str]:
-    """Return the ids of the Pareto front: no other candidate is as good in all costs and better in one.
+    """Return the ids of the candidates on the Pareto front.
 
-    The latency on this machine is a cost too: it decides between candidates that are equally fast on the
-    target.
+    Candidates are compared in all costs and in the latency on this machine. The latter decides between
+    candidates that are equally fast on the target.
     """
     return frozenset(
         candidate.id
@@ -91,13 +92,13 @@ def pareto_front(candidates: Sequence[CandidateFigures]) -> frozenset[str]:
 
 
 def rank_further(candidates: Sequence[CandidateFigures], budget: Budget) -> list[CandidateFigures]:
-    """Return candidates to package beside the choice, sorted by drop, then latency, then size.
+    """Return further candidates to package besides the chosen one, sorted by drop, latency and size.
 
-    A candidate is left out if it exceeds a limit, or if another is better in latency, size or drop and worse
-    in none. Latencies within their uncertainty count as equal. Accuracy comes first, for devices with power
-    to spare: the choice is the fastest already.
+    A candidate is left out if it exceeds a limit, or if another is at least as good in latency, size and drop
+    and better in one of them. Latencies within their uncertainty count as equal. The drop comes first because
+    the chosen candidate is already the fastest.
 
-    `candidates`: candidates of all engines, with the chosen ones.
+    `candidates` contains the candidates of all engines, including the chosen ones.
     """
     within = [candidate for candidate in candidates if not budget.violations(candidate.figures)]
     front = [candidate for candidate in within if not any(_replaces(other, candidate) for other in within)]
@@ -124,14 +125,17 @@ def _dominates(candidate: CandidateFigures, other: CandidateFigures) -> bool:
 
 
 def choose(candidates: Sequence[CandidateFigures], budget: Budget, *, on_gpu: bool = False) -> Choice:
-    """Return the fastest candidate that keeps all limits; among equally fast candidates, the smallest.
+    """Return the fastest candidate that keeps all limits, or the smallest of those that are equally fast.
 
-    The best evidence decides which are fastest. Latency measured on the target comes first, then a modelled
-    difference beyond the uncertainty, then latency measured on this machine. At equal size, accuracy decides;
-    with a limit on transport, accuracy comes before size.
+    Speed is compared by the latency measured on the target. Without it, a difference in modelled latency
+    counts if it exceeds the uncertainty, and otherwise the latency measured on this machine. Among candidates
+    of equal size, the most accurate is chosen. With a limit on transport, accuracy comes before size.
 
-    `candidates`: at least one. `on_gpu`: whether the target's engine runs on a GPU. Then times on this
-    machine's processor count little.
+    Args:
+        candidates: At least one candidate.
+        budget: The limits.
+        on_gpu: Whether the target's engine runs on a GPU. Then times on this machine only exclude candidates
+            that are slower than float32.
     """
     within = [candidate for candidate in candidates if not budget.violations(candidate.figures)]
     if len(within) == 1:
@@ -309,14 +313,14 @@ def _show(name: str, value: float, *, rounding: str = ROUND_HALF_EVEN) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FloatRatio:
-    """Latency of a candidate as a multiple of that of the float model.
+    """The latency of a candidate relative to the float model.
 
     Attributes:
-        modelled: ratio on the target, from the latency model; None if a latency cannot be modelled, or if
-            latency here holds for the target.
-        uncertainty: factor by which `modelled` may be off.
-        here: ratio to the engine's float candidate, measured in turns on this machine.
-        here_to_source: ratio to the source model, measured in the same way.
+        modelled: The ratio on the target by the latency model. It is None if a latency cannot be modelled or
+            if this machine is the target.
+        uncertainty: The factor by which `modelled` may be wrong.
+        here: The ratio to the engine's float candidate, from alternating measurements on this machine.
+        here_to_source: The ratio to the source model, measured in the same way.
     """
 
     modelled: float | None
@@ -326,9 +330,9 @@ class FloatRatio:
 
 
 def find_slowdown(ratio: FloatRatio, target: str) -> list[str]:
-    """Return one warning if the candidate is slower on this machine than a float model; else none.
+    """Return a warning if the chosen candidate is slower on this machine than a float model.
 
-    `ratio`: latency of the chosen candidate over that of the float model.
+    The list is empty otherwise.
     """
     against = {"float32": ratio.here, "the source model": ratio.here_to_source}
     slower = [f"{value:.2f} x {name}" for name, value in against.items() if value > 1 + SAME_LATENCY]

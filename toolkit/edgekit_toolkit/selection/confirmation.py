@@ -1,10 +1,12 @@
-"""Chooses a candidate, and checks it on the held-back samples. Pure.
+"""Chooses a candidate, and confirms it on held-back samples (ADR 0031 gives the reasons).
 
-The rule (reasons in ADR 0031): a candidate is within the limit on the drop if its estimate is. The best one
-is then checked on the held-back samples. If its 99.5 % interval there lies over the limit, the next one is
-checked, each time at half the error level, so that all attempts together err with at most 5 %. The limit is
-*kept* only if the whole interval on samples held back lies within it; else it is *not resolved*. The estimate
-on held-back samples rejects nothing: if it did, the estimates that remain would flatter.
+A candidate can be chosen if its estimated drop is within the limit. The best one is checked on the held-back
+samples. It is rejected if its 99.5 % interval is entirely above the limit, and then the next one is checked.
+Each check has half the error level of the one before, so that the total error is at most 5 %.
+
+The limit counts as *kept* only if the whole interval on held-back samples is within it, and is *not resolved*
+otherwise. The estimate on held-back samples is not used to reject candidates, because the estimates of the
+remaining ones would then be too optimistic.
 """
 
 import math
@@ -27,11 +29,11 @@ _REJECTION_CONFIDENCE: Final = 0.995
 
 @dataclass(frozen=True, slots=True)
 class HeldDrop:
-    """The drop of a candidate that is compared with the limit.
+    """The drop of a candidate, for comparison with the limit.
 
     Attributes:
-        confidence: confidence level of the drop's interval, 0..1.
-        held_back: whether the samples of the estimate were held back from the choice.
+        confidence: The confidence level of the interval of the drop, 0..1.
+        held_back: Whether the drop was measured on samples that were not used for the choice.
     """
 
     drop: Drop
@@ -43,7 +45,7 @@ class HeldDrop:
         return self.drop.interval(self.confidence)
 
     def state(self, limit_points: float) -> State:
-        """Return `ok`, `over` or `not resolved`; it is `ok` only on held-back samples."""
+        """Return `ok`, `over` or `not resolved`. Only a drop on held-back samples can be `ok`."""
         low = self.drop.points
         if self.held_back:
             low = self.drop.interval(_REJECTION_CONFIDENCE).low
@@ -52,9 +54,9 @@ class HeldDrop:
         return "ok" if self.held_back and self.interval.high <= limit_points else "not resolved"
 
     def exceeds(self, limit_points: float | None, *, strict: bool) -> bool:
-        """Return True if the drop is over the limit; False without a limit.
+        """Return whether the drop is over the limit. Without a limit this is False.
 
-        `strict`: return True also if the state is `not resolved`.
+        If `strict` is True, a drop that is `not resolved` counts as over the limit.
         """
         if limit_points is None:
             return False
@@ -62,20 +64,23 @@ class HeldDrop:
         return state == "over" or (strict and state != "ok")
 
     def samples_needed(self, limit_points: float) -> int | None:
-        """Return about how many samples would show that the drop keeps a limit; None if far too many."""
+        """Return roughly how many samples would show that the drop is within a limit.
+
+        Return None if this number is too large.
+        """
         count = self.drop.samples_for(limit_points, self.confidence)
         return None if count is None else max(LEAST_TO_HOLD_BACK, math.ceil(count / CONFIRMATION_SHARE))
 
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What the target's engine says about a candidate.
+    """The result of checking a candidate with the target's engine.
 
     Attributes:
-        refuser, refusal: engine that refuses the candidate, and its reason; empty if none does.
-        notes: sentences for the report on checks that were not made.
-        tensorrt: result of TensorRT's check; None without one.
-        proof: result of a test with the engine release that devices run; None without a test.
+        refuser, refusal: The engine that refuses the candidate and its reason, empty if no engine does.
+        notes: Sentences for the report about checks that were skipped.
+        tensorrt: The result of TensorRT's check, or None if it was not made.
+        proof: The result of a test with the engine release on the devices, or None if it was not made.
     """
 
     refuser: str = ""
@@ -87,12 +92,12 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedChoice:
-    """A choice, and what the target's engine says about it.
+    """A choice, and the engine's check of the chosen candidate.
 
     Attributes:
-        choice: choice among the candidates that are not refused.
-        acceptance: what the engine says about the chosen candidate; None if none was chosen.
-        notes: remarks on candidates that were refused or not checked, for the report.
+        choice: The choice among the candidates that are not refused.
+        acceptance: The check of the chosen candidate, or None if none was chosen.
+        notes: Remarks for the report on candidates that were refused or not checked.
     """
 
     choice: Choice
@@ -102,11 +107,11 @@ class AcceptedChoice:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmedChoice:
-    """A choice, and the drop of each candidate that was compared with the limit.
+    """A choice, and the drops that were compared with the limit.
 
     Attributes:
-        measured: the candidates with the figures that the choice compared.
-        held: the drop of each of `measured`; None without samples.
+        measured: The candidates with the figures that were compared.
+        held: The drop of each candidate in `measured`, or None without samples.
     """
 
     accepted: AcceptedChoice
@@ -115,7 +120,7 @@ class ConfirmedChoice:
 
 
 def limits_in_force(budget: Budget, *, has_data: bool, strict: bool) -> Budget:
-    """Return the limits to keep. Without data the limit on the drop is left out, unless `strict`."""
+    """Return the limits to apply. Without data the limit on the drop is removed, unless `strict` is True."""
     if has_data or strict:
         return budget
     return Budget({name: most for name, most in budget.limits.items() if name != _LIMIT})
@@ -130,10 +135,10 @@ def choose_confirmed(
     has_data: bool,
     strict: bool,
 ) -> ConfirmedChoice:
-    """Return the choice that the held-back samples do not contradict.
+    """Return the best choice that the held-back samples do not reject.
 
-    `limits`: see `limits_in_force`. `choose` is called again after each candidate that is rejected. `strict`:
-    compare the upper end of the drop's interval with the limit, instead of the estimate.
+    `limits` come from `limits_in_force`. `choose` is called again after each rejection. If `strict` is True,
+    the upper end of the drop's interval is compared with the limit instead of the estimate.
     """
     if not has_data:
         unknown = {_LIMIT: math.inf} if strict else {}

@@ -1,5 +1,5 @@
-"""Targets: the hardware of each device class, its engines, and the costs of inference.
+"""Descriptions of targets: the hardware of a device class, its engines, and the costs of inference.
 
-The data are TOML files in this folder, one a target. docs/reference/targets.md says how the figures were
-obtained and how to add a target.
+There is one TOML file per target in this folder. docs/reference/targets.md says how the figures were obtained
+and how to add a target.
 """

@@ -1,4 +1,4 @@
-"""Numbers with their sources: `Figure` and `Source`, and the checks that records share."""
+"""Figures with their sources, and checks for them."""
 
 import math
 import re
@@ -16,11 +16,11 @@ class Source:
     """A source of figures.
 
     Attributes:
-        key: key by which figures refer to it.
-        title: title of the document, or a name for a derivation or a measurement.
-        date: date of the document or of the measurement, ISO 8601 (a year or a month will do).
-        where: page, section or address of the figure; empty for our own.
-        derivation: how an estimate was derived or a measurement was made; empty for a plain citation.
+        key: The key by which figures refer to the source.
+        title: The title of the document, or a name for a derivation or a measurement.
+        date: The date of the document or measurement in ISO 8601. A year or a month is enough.
+        where: The page, section or address of the figure, empty for our own figures.
+        derivation: How the figure was estimated or measured, empty for a plain citation.
     """
 
     key: str
@@ -41,14 +41,14 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number with its unit, its status and the key of its source.
+    """A number with its unit, its status and its source.
 
     Attributes:
-        value: finite, at least 0.
-        unit: B, Hz, W, MAC/s, B/s, s, or 1 for a count or a ratio.
-        status: `datasheet` (the vendor says so), `published` (a third party measured it), `measured` (we
-            measured it, the source says how), `estimated` (derived, the source says how).
-        source: key of a `Source` of the same target.
+        value: The number, finite and at least 0.
+        unit: B, Hz, W, MAC/s, B/s or s, or 1 for counts and ratios.
+        status: `datasheet` if the vendor states it, `published` if a third party measured it, `measured` if
+            we measured it, or `estimated` if it was derived. The source describes our methods.
+        source: The key of a `Source` of the same target.
     """
 
     value: Annotated[float, Range(0, 1e18)]
@@ -63,7 +63,11 @@ class Figure:
 
 
 def check_figures(record: object, unit: str, *names: str, zero: bool = False) -> None:
-    """Raise TargetError unless the figures `names` have this unit and are above 0 (0 too if `zero`)."""
+    """Check that the figures `names` of a record have a unit and are not 0. With `zero`, 0 is allowed.
+
+    Raises:
+        TargetError: A figure does not.
+    """
     for name in names:
         figure: Figure = getattr(record, name)
         if figure.unit != unit:

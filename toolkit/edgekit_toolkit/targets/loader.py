@@ -1,7 +1,7 @@
-"""Finds and reads target files (TOML). A malformed file is refused with file, field, expected and got.
+"""Finds and reads target files in TOML. Errors name the file, the field, and the expected and actual value.
 
-Our files are beside this module. The user's files are in `find_user_targets()`, or anywhere if named by a
-path; a user's file replaces ours of the same name.
+Our own files are beside this module. The user's files are in `find_user_targets()`, or at any given path.
+They replace our own files of the same name.
 """
 
 import difflib
@@ -25,20 +25,20 @@ SCHEMA = 1
 
 
 def find_user_targets() -> Path:
-    """Return the folder of the user's target files in the user's configuration; it may be missing."""
+    """Return the folder for target files in the user's configuration. It may be missing."""
     return find_config_folder() / "targets"
 
 
 def load_target(name_or_path: str, extra_dirs: Sequence[Path] = ()) -> Target:
-    """Return the target of a name or file.
+    """Return the target with a name, or the target in a file.
 
     Args:
-        name_or_path: name or alias of a target, or path of a target file (anything with a path separator or
-            the ending `.toml`).
-        extra_dirs: folders that are searched before edgekit's own targets; a missing folder is skipped.
+        name_or_path: The name or alias of a target, or the path of a target file. A path contains a separator
+            or ends in `.toml`.
+        extra_dirs: Folders to search before edgekit's own targets. Missing folders are skipped.
 
     Raises:
-        TargetError: no such target or file, or the file is malformed.
+        TargetError: The target or file does not exist, or the file is malformed.
     """
     if name_or_path.endswith(".toml") or os.sep in name_or_path or "/" in name_or_path:
         return read_target(Path(name_or_path))
@@ -62,10 +62,10 @@ def load_target(name_or_path: str, extra_dirs: Sequence[Path] = ()) -> Target:
 def list_targets(extra_dirs: Sequence[Path] = ()) -> tuple[Target, ...]:
     """Return all targets, sorted by name.
 
-    Of targets with equal names, the first counts: from `extra_dirs` in order, then edgekit's own.
+    If several targets have the same name, those in `extra_dirs` take precedence, in the order of the folders.
 
     Raises:
-        TargetError: a target file is malformed.
+        TargetError: A target file is malformed.
     """
     targets: dict[str, Target] = {}
     for folder in (*extra_dirs, _OURS):
@@ -76,10 +76,10 @@ def list_targets(extra_dirs: Sequence[Path] = ()) -> tuple[Target, ...]:
 
 
 def read_target(path: Path) -> Target:
-    """Return the target that a file states.
+    """Return the target in a file.
 
     Raises:
-        TargetError: the file cannot be read, is not TOML, or a field is missing, unknown or wrong.
+        TargetError: The file cannot be read, is not TOML, or a field is missing, unknown or invalid.
     """
     document = read_toml(path, TargetError)
     schema = document.pop("schema", None)
@@ -95,7 +95,7 @@ def read_toml(path: Path, error: type[EdgekitError]) -> dict[str, Any]:
     """Return the content of a TOML file.
 
     Raises:
-        error: the file cannot be read, or is not TOML.
+        error: The file cannot be read or is not TOML.
     """
     try:
         document: dict[str, Any] = _toml.loads(path.read_text(encoding="utf-8"))

@@ -1,7 +1,6 @@
-"""The records of a target file; they are frozen and check themselves when they are made.
+"""The records of a target file. They are immutable, and are validated on creation.
 
-Each number is a `Figure`: it carries its unit, how far it can be trusted (`status`) and the key of the
-source that it comes from. This module reads no files.
+Every number is a `Figure` with a unit, a status and the key of its source.
 """
 
 import dataclasses
@@ -26,7 +25,7 @@ NAME_PATTERN = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """RAM in bytes; `free` is left for a model beside the system and the application."""
+    """The RAM in bytes. `free` is what the system and the application leave for a model."""
 
     total: Figure
     free: Figure
@@ -39,7 +38,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Storage of packages: `kind` in words, such as `microSD or NVMe`, and the bytes left for packages."""
+    """The storage for packages: its kind, such as `microSD or NVMe`, and the free bytes."""
 
     kind: str
     free: Figure
@@ -50,7 +49,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """The processor: cores for inference, their highest clock in Hz, and instructions for int8 and fp16."""
+    """The processor: its cores for inference, their maximum clock in Hz, and int8 and fp16 instructions."""
 
     model: str
     cores: Figure
@@ -64,13 +63,13 @@ class Cpu:
 
 @dataclass(frozen=True, slots=True)
 class PowerMode:
-    """One setting of the power governor.
+    """A power mode of the device.
 
     Attributes:
-        active: draw of the whole board while it runs a network, watts (idle draw included).
-        compute_scale: speed of arithmetic relative to the figures in `Costs`.
-        bandwidth_scale: memory bandwidth relative to the figure in `Costs`.
-        limit: the cap on power that the vendor names, watts; None if there is none.
+        active: The power of the whole board during inference in watts.
+        compute_scale: The speed of arithmetic relative to the figures in `Costs`.
+        bandwidth_scale: The memory bandwidth relative to the figure in `Costs`.
+        limit: The power limit that the vendor states in watts, or None.
     """
 
     name: str
@@ -88,7 +87,7 @@ class PowerMode:
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """Draw of the whole idle board in watts, its power modes, and the name of the default mode."""
+    """The power of the idle board in watts, the power modes, and the name of the default mode."""
 
     idle: Figure
     default_mode: str
@@ -109,10 +108,10 @@ class Power:
                 )
 
     def mode(self, name: str) -> PowerMode:
-        """Return the power mode called `name`.
+        """Return the power mode with a name.
 
         Raises:
-            TargetError: there is no such mode.
+            TargetError: There is no such mode.
         """
         for mode in self.modes:
             if mode.name == name:
@@ -127,9 +126,9 @@ class Release:
     """A release of the device's operating system.
 
     Attributes:
-        python: major.minor of the Python that comes with it; `none` without Python.
-        engines: name of an engine -> the newest version known to install there.
-        source: key of a `Source`.
+        python: The version of the included Python as major.minor, or `none`.
+        engines: A dict from the name of an engine to its newest version that is known to install.
+        source: The key of a `Source`.
     """
 
     name: str
@@ -144,17 +143,17 @@ class Release:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """The form of int8 that the target's default backend runs fast.
+    """The kind of int8 quantization that the target's default backend runs fast.
 
     Attributes:
-        form: form of the activations; `symmetric` has all zero points at 0.
-        activations: dtype, int8 or uint8.
-        weights: dtype, int8 or uint8 (always symmetric).
-        per_channel: whether each output channel may have its own weight scale.
-        quantized_bias: whether biases become int32; TensorRT wants them left in float.
-        dedicated_qdq: whether each quantized input needs a QuantizeLinear/DequantizeLinear pair of its own.
-        reduce_range: whether weights use 7 bits, since products of 8-bit weights can saturate 16-bit sums.
-        source: key of a `Source`.
+        form: The quantization of activations. With `symmetric`, all zero points are 0.
+        activations: The dtype of activations, int8 or uint8.
+        weights: The dtype of weights, int8 or uint8. They are always symmetric.
+        per_channel: Whether each output channel may have its own weight scale.
+        quantized_bias: Whether biases become int32. TensorRT requires float biases.
+        dedicated_qdq: Whether each quantized input needs its own QuantizeLinear/DequantizeLinear pair.
+        reduce_range: Whether weights use only 7 bits. Products of 8-bit weights can saturate 16-bit sums.
+        source: The key of a `Source`.
     """
 
     form: Form
@@ -173,12 +172,12 @@ class Quantization:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """The backends that a target runs, by name.
+    """The names of the backends of a target.
 
     Attributes:
-        default: backend that models are packaged for.
-        fallback: backend that the device falls back to; None without one.
-        optional: further backends, which take part where they are installed.
+        default: The backend for which models are packaged.
+        fallback: The backend that the device falls back to, or None.
+        optional: Further backends, which are used where they are installed.
     """
 
     default: str
@@ -198,7 +197,7 @@ class Backend:
 
     @property
     def names(self) -> list[str]:
-        """Names of all backends: `default`, `fallback`, then `optional`."""
+        """The names of all backends: `default`, `fallback` and `optional`."""
         return [name for name in (self.default, self.fallback, *self.optional) if name is not None]
 
     @property
@@ -209,14 +208,16 @@ class Backend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Coefficients of the latency model, for the default backend in the power mode with both scales at 1.
+    """The coefficients of the latency model for the default backend.
+
+    They apply to the power mode in which both scales are 1.
 
     Attributes:
-        fp32, int8: effective multiply-accumulates per second in large kernels.
-        fp16: like `fp32`, in half precision; None if the backend has no such kernels and casts to fp32.
-        memory: effective bytes per second to and from the memory of activations and weights.
-        kernel_overhead: seconds to start one kernel.
-        uncertainty: factor by which a modelled latency may be off either way, at least 1.
+        fp32, int8: The effective multiply-accumulates per second of large kernels.
+        fp16: The same for half precision, or None if the backend lacks fp16 kernels and casts to fp32.
+        memory: The effective memory bandwidth for activations and weights in bytes per second.
+        kernel_overhead: The seconds to start a kernel.
+        uncertainty: The factor by which a modelled latency may be too high or too low, at least 1.
     """
 
     fp32: Figure
@@ -236,30 +237,30 @@ class Costs:
 
     @property
     def form_uncertainty(self) -> float:
-        """Return the factor by which the ratio of two forms' modelled latencies may be off.
+        """Return the factor by which the ratio of the modelled latencies of two candidates may be wrong.
 
-        It is the square root of `uncertainty`: an error in clock, memory or kernel start affects all forms of
-        a model equally. docs/reference/targets.md compares it with measurements.
+        It is the square root of `uncertainty`, because errors in clock, memory or kernel start affect all
+        candidates of a model alike. docs/reference/targets.md compares it with measurements.
         """
         return math.sqrt(self.uncertainty.value)
 
     def macs_per_s(self, precision: Precision) -> float:
-        """Return effective multiply-accumulates per second. Without fp16 kernels, fp16 is as fast as fp32."""
+        """Return the multiply-accumulates per second. Without fp16 kernels, fp16 has the value of fp32."""
         figure = {"fp32": self.fp32, "fp16": self.fp16 or self.fp32, "int8": self.int8}[precision]
         return figure.value
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimes:
-    """Times of the calibration networks on a device, which `edgekit profile` measures.
+    """The times of the calibration networks on a device, as measured by `edgekit profile`.
 
     Attributes:
-        device: model of the board; if unknown, of its processor.
-        engine: name and release of the engine on the device.
-        networks: digest of the networks.
-        seconds: time of one inference of each network, by its name.
-        uncertainty: largest factor by which a network's time is off if the other networks predict it; None if
-            the times are from evidence.
+        device: The model of the board, or of its processor if the board is unknown.
+        engine: The name and release of the engine on the device.
+        networks: The digest of the networks.
+        seconds: The time of one inference for each network, by name.
+        uncertainty: The largest factor between the time of a network and its prediction from the others. None
+            if the times are from evidence.
     """
 
     device: str
@@ -282,21 +283,21 @@ class DeviceTimes:
 
     @property
     def is_real(self) -> bool:
-        """Whether a real device was measured, not an emulated one."""
+        """Whether the times were measured on a real device instead of an emulated one."""
         return all(figure.status == "measured" for figure in self.seconds.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What a model is compiled for: architecture, backend and device class, with the figures of the class.
+    """The architecture, backend and device class for which a model is compiled, with their figures.
 
     Attributes:
-        name: lower-case words joined by hyphens.
-        title: name for people.
-        releases: releases of its operating system, at least one.
-        sources: sources of the figures, see `Figure.source`.
-        device_times: times of the calibration networks on a device of this class; None if none was profiled.
-        accelerator: its GPU or the like, in words; empty if there is none.
+        name: The name, lower-case words joined by hyphens.
+        title: The name for display.
+        releases: The releases of the operating system, at least one.
+        sources: The sources of the figures, see `Figure.source`.
+        device_times: The times of the calibration networks on such a device, or None if none was profiled.
+        accelerator: A description of the GPU or other accelerator, empty if there is none.
     """
 
     name: str
@@ -328,10 +329,10 @@ class Target:
         self._check_sources()
 
     def source(self, key: str) -> Source:
-        """Return the source called `key`.
+        """Return the source with a key.
 
         Raises:
-            TargetError: there is no such source.
+            TargetError: There is no such source.
         """
         for source in self.sources:
             if source.key == key:
@@ -339,10 +340,10 @@ class Target:
         raise TargetError(f"source: expected the key of one of [[sources]], got {key!r}")
 
     def in_mode(self, power_mode: str) -> "Target":
-        """Return the target with `power_mode` as default; a change of mode drops `device_times`.
+        """Return the target with another default power mode. `device_times` are removed if the mode changes.
 
         Raises:
-            TargetError: there is no such mode.
+            TargetError: There is no such mode.
         """
         try:
             self.power.mode(power_mode)
@@ -354,7 +355,7 @@ class Target:
         return dataclasses.replace(self, power=power, device_times=times)
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
-        """Yield path and figure of each number, with paths such as `power.modes.25W.active`."""
+        """Yield each figure with its path, such as `power.modes.25W.active`."""
         for part in ("memory", "storage", "cpu", "power", "costs", "device_times"):
             yield from _figures(part, getattr(self, part))
 

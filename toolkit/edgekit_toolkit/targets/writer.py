@@ -1,4 +1,4 @@
-"""Writes a target as a file that `loader` reads."""
+"""Writes a target to a file that `loader` can read."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -12,10 +12,10 @@ from edgekit_toolkit.targets.spec import Target
 
 
 def write_target(path: Path, target: Target) -> None:
-    """Write a target as a TOML file, with its folder if need be; an existing file is replaced as a whole.
+    """Write a target to a TOML file. Its folder is created, and an existing file is replaced.
 
     Raises:
-        OutputError: the file cannot be written.
+        OutputError: The file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [f"schema = {SCHEMA}", *_lines(to_plain(target), "")]

@@ -1,1 +1,1 @@
-"""Decides the task of a package: as the user states it, or as the source model's outputs show it."""
+"""Decides the task of a package from the user's request or from the outputs of the source model."""

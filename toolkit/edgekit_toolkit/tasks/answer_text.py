@@ -1,4 +1,4 @@
-"""Answers of any task in a few words: names and figures of their entries, without masks and vectors."""
+"""Summarises the answers of tasks in a few words, without masks and vectors."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -10,7 +10,7 @@ _POSITIONS: Final = ("box", "point")
 def list_entries(answer: Mapping[str, Any], *, with_places: bool) -> list[str]:
     """Return a text for each entry of an answer, such as a class with its score.
 
-    `with_places`: whether the texts contain boxes and points.
+    `with_places` says whether the texts include boxes and points.
     """
     names = _FIGURES + (_POSITIONS if with_places else ())
     entries: list[str] = []

@@ -1,4 +1,4 @@
-"""Whether the labels of a package are those of its model's classes."""
+"""Checks whether the labels of a package match the classes of its model."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -20,9 +20,9 @@ _WITH_A_CLASS_AXIS: Final = ("classification", "segmentation", "text", "sound_ev
 def find_label_problems(
     labels: Sequence[str], task: TaskDecision, outputs: Sequence[TensorSpec]
 ) -> Iterator[str]:
-    """Yield warnings for the user: labels may not suit the model, or the task may need them.
+    """Yield warnings for the user if labels do not match the model, or if the task needs labels.
 
-    `labels`: names of the classes; empty if there are none. `outputs`: outputs of the source model.
+    `labels` are the class names, empty if there are none. `outputs` are those of the source model.
     """
     count, classes = len(labels), _count_classes(len(labels), task.choice, outputs)
     if labels and classes is None:

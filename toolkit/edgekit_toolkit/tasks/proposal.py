@@ -1,4 +1,4 @@
-"""The task of a package: `--task`, or what the source model's outputs on samples mean, by `proposers`."""
+"""Decides the task of a package. It is stated by `--task` or proposed from outputs on samples."""
 
 import json
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ class TaskDecision:
     """The task of a package.
 
     Attributes:
-        choice: the task with its options, as the manifest states it; None if the package has none.
-        reason: why the package has this task or none; ends a sentence.
-        is_proposed: whether the task was inferred from the outputs.
+        choice: The task and its options as in the manifest, or None if the package has no task.
+        reason: The reason for the decision, which can be appended to a sentence.
+        is_proposed: Whether the task was inferred from the outputs.
     """
 
     choice: TaskChoice | None
@@ -29,7 +29,7 @@ class TaskDecision:
     is_proposed: bool = False
 
     def describe(self) -> str:
-        """Return one line for people: the task, the reason, and how to change it."""
+        """Return one line for the user with the task, the reason, and how to change it."""
         if self.choice is None:
             return f"no task: {self.reason}; --task NAME[:KEY=VALUE,...] states one"
         listed = f" ({', '.join(_write_options(self.choice))})" if self.choice.options else ""
@@ -37,10 +37,10 @@ class TaskDecision:
 
 
 def parse_task(text: str) -> TaskChoice | None:
-    """Return the task that `NAME[:KEY=VALUE,…]` states, None for `none`. A value is JSON or plain text.
+    """Parse a task from `NAME[:KEY=VALUE,…]`. Values are JSON or plain text. `none` returns None.
 
     Raises:
-        DataError: the text is malformed, or there is no such task or option.
+        DataError: The text is malformed, or the task or an option does not exist.
     """
     if text == NONE:
         return None
@@ -75,7 +75,7 @@ def _split(listed: str) -> list[str]:
 
 
 def write_task(choice: TaskChoice) -> str:
-    """Return a task as the text `NAME[:KEY=VALUE,…]`, which `parse_task` reads."""
+    """Return a task in the format `NAME[:KEY=VALUE,…]` that `parse_task` reads."""
     return ":".join([choice.name, *filter(None, [",".join(_write_options(choice))])])
 
 
@@ -87,14 +87,14 @@ def _write_options(choice: TaskChoice) -> list[str]:
 
 
 def decide_task(requested: str, evidence: Evidence) -> TaskDecision:
-    """Return the task of a package: the requested one, or the one that the outputs show.
+    """Return the requested task of a package, or the task that the outputs suggest.
 
-    Options that a requested task leaves out come from the proposed task, if it has that name and layout.
+    If a requested task has the same name and layout as the proposed one, missing options are taken from that.
 
-    `requested`: `auto`, `none`, or a task as for `parse_task`.
+    `requested` is `auto`, `none`, or a task in the format of `parse_task`.
 
     Raises:
-        DataError: the requested task is unknown or cannot read the outputs.
+        DataError: The requested task is unknown or cannot decode the outputs.
     """
     proposal = _propose(evidence)
     if requested == AUTO:
@@ -137,7 +137,7 @@ def _try(choice: TaskChoice, evidence: Evidence) -> None:
 
 
 def first_row(outputs: Outputs, count: int) -> Outputs:
-    """Return the first row, [1, ...], of each output with `count` rows; other outputs stay whole."""
+    """Return the outputs with only their first row, [1, ...]. Outputs without `count` rows are unchanged."""
     if count == 1:
         return outputs
     return {name: value[:1] if value.shape[:1] == (count,) else value for name, value in outputs.items()}

@@ -1,10 +1,10 @@
-"""What the outputs of a model mean, as the outputs of its source model on samples show.
+"""Proposes a task for a model from the outputs of its source model on samples.
 
-Each of `PROPOSERS` looks at the same evidence and proposes its task only if that leaves no doubt:
+Each function in `PROPOSERS` gets the same evidence, and proposes its task only if there is no doubt:
 
     outputs [1, 84, 8400], boxes in pixels, 80 labels -> detection:layout=scored
     outputs [1, 56, 8400], 17 points in pixels        -> keypoints:form=poses
-    outputs [1, 10], shares that sum up to 1          -> classification
+    outputs [1, 10], probabilities with a sum of 1    -> classification
     outputs [1, 10] of a model without labels         -> none, and a note
 """
 
@@ -42,12 +42,12 @@ class Evidence:
     """The facts from which a task is proposed.
 
     Attributes:
-        probes: outputs of the source model on some samples.
-        labels: names of the classes; empty if they are not known.
-        labelled: whether the samples have class numbers as labels.
-        placement: placement of a picture that fills the input; None if the input is no picture.
-        is_sound: whether the samples are recordings.
-        metadata: key -> text, as exporters write them into the file of an ONNX model.
+        probes: The outputs of the source model on some samples.
+        labels: The class names, empty if they are unknown.
+        labelled: Whether the samples have class numbers as labels.
+        placement: The placement of an image that fills the input, or None if the input is not an image.
+        is_sound: Whether the samples are recordings.
+        metadata: The metadata that an exporter wrote to the ONNX file, as a dict from key to text.
     """
 
     probes: Probes
@@ -59,12 +59,12 @@ class Evidence:
 
     @property
     def first(self) -> tuple[str, NDArray[Any]]:
-        """Name and values of the first output, with a row for each sample along the first axis."""
+        """The name and values of the first output. Its first axis has a row for each sample."""
         return next(iter(self.probes.stacked.items()))
 
     @property
     def is_alone(self) -> bool:
-        """Whether every output but the first has one element at most, such as an overall score."""
+        """Whether all outputs after the first have at most one element, such as an overall score."""
         return all(value.size <= 1 for value in [*self.probes.runs[0].values()][1:])
 
 

@@ -1,4 +1,4 @@
-"""The TFLite graph while it grows: tensors, constants and operators, without their serialisation."""
+"""Builds the TFLite graph from tensors, constants and operators. `writer` serialises it."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -49,12 +49,12 @@ MOVING_KINDS: Final = frozenset(
 
 @dataclass(slots=True)
 class Tensor:
-    """One tensor of the TFLite graph.
+    """A tensor of the TFLite graph.
 
     Attributes:
-        shape: sizes of the axes in the order in which they are held, see `layout.forms`.
-        name: name in the file, set when a tensor becomes a value of the model.
-        data: values of a constant; None for a tensor that is computed.
+        shape: The sizes of the axes in the order of the stored tensor, see `layout.forms`.
+        name: The name in the file. It is set when the tensor becomes a value of the model.
+        data: The values of a constant, or None for a computed tensor.
     """
 
     index: int
@@ -66,7 +66,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of an operator: the schema's table, and the fields (name -> value) that are not default."""
+    """The options of an operator: the name of their schema table, and the fields without default values."""
 
     table: str
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -74,12 +74,12 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operator of the TFLite graph.
+    """An operator of the TFLite graph.
 
     Attributes:
-        kind: name in the schema's `BuiltinOperator`.
-        inputs: input tensors; None for an input that is left out.
-        version: lowest version of the operator that has the features in use.
+        kind: The name in the schema's `BuiltinOperator`.
+        inputs: The input tensors, with None for an omitted input.
+        version: The lowest operator version with the features that are used.
     """
 
     kind: str
@@ -90,10 +90,10 @@ class Operation:
 
 
 class Builder:
-    """Collects the TFLite graph; equal constants are kept once.
+    """Builds the TFLite graph. Equal constants are stored once.
 
     Attributes:
-        operations: operators in the order in which they run.
+        operations: The operators in order of execution.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Builder:
         self._constants: dict[tuple[str, Shape, bytes], Tensor] = {}
 
     def tensor(self, shape: Sequence[int], dtype: "np.dtype[Any]", name: str = "") -> Tensor:
-        """Add a tensor without values, which an operator or a caller of the model fills, and return it.
+        """Add and return a tensor without values. It is an input of the model or the result of an operator.
 
         Raises:
             RefusedError: TFLite has no kernels for the element type, or the tensor has no elements.
@@ -119,7 +119,7 @@ class Builder:
         return tensor
 
     def constant(self, value: NDArray[Any], name: str = "") -> Tensor:
-        """Return the tensor of a constant, shared by equal constants. Raises as `tensor` does."""
+        """Return a constant tensor with a value. Equal constants share one tensor. Raises like `tensor`."""
         value = np.array(value, order="C")  # a copy that keeps rank 0, which ascontiguousarray does not
         key = (value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).digest())
         if key not in self._constants:
@@ -136,12 +136,12 @@ class Builder:
         options: Options | None = None,
         version: int = 1,
     ) -> tuple[Tensor, ...]:
-        """Add an operator; return its new output tensors.
+        """Add an operator, and return its new output tensors.
 
-        `kind`: name in `BuiltinOperator`. `outputs`: shape and dtype of each. `version`: see `Operation`.
+        `kind` is its name in `BuiltinOperator`. `outputs` are the shape and dtype of each output.
 
         Raises:
-            RefusedError: TFLite's operator does not take an element type, or `tensor` refuses an output.
+            RefusedError: The operator does not support an element type, or `tensor` raises it for an output.
         """
         dtypes = [tensor.dtype.name for tensor in inputs if tensor is not None]
         dtypes += [dtype.name for _, dtype in outputs]
@@ -156,7 +156,7 @@ class Builder:
         return results
 
     def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        """Return `tensor` in another shape: by a RESHAPE or as a new constant; unchanged if it is equal."""
+        """Return a tensor in another shape. A RESHAPE is added if a computed tensor changes its shape."""
         shape = tuple(int(size) for size in shape)
         if shape == tensor.shape:
             return tensor
@@ -165,7 +165,7 @@ class Builder:
         return self.copy(tensor, shape)
 
     def copy(self, tensor: Tensor, shape: Shape) -> Tensor:
-        """Add a RESHAPE, even to the same shape; return its result, a new tensor with the same bytes."""
+        """Add a RESHAPE, even if the shape stays the same, and return the new tensor."""
         if (
             not shape
         ):  # an empty list of sizes would be a tensor without elements; the kernel takes [0] for it
@@ -177,7 +177,7 @@ class Builder:
         return self.operator("RESHAPE", [tensor, sizes], [(shape, tensor.dtype)], options)[0]
 
     def transpose(self, tensor: Tensor, order: Sequence[int]) -> Tensor:
-        """Return the tensor with its axes in another order, `order`: by a TRANSPOSE, or as a new constant."""
+        """Return the tensor with its axes in another order. A TRANSPOSE is added unless it is a constant."""
         shape = tuple(tensor.shape[axis] for axis in order)
         if tensor.data is not None:
             return self.constant(tensor.data.transpose(order), tensor.name)

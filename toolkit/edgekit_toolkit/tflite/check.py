@@ -1,4 +1,4 @@
-"""Converts and checks: the file is loaded in LiteRT, and its outputs are compared with onnxruntime's."""
+"""Converts a model, runs the file in LiteRT, and compares the outputs with those of onnxruntime."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -18,18 +18,18 @@ EQUAL: Final = Tolerance(range_fraction=1e-4)
 
 
 def convert_checked(model: onnx.ModelProto, dims: Mapping[str, int], feeds: Sequence[Feeds]) -> bytes:
-    """Convert `model`, run both on `feeds`, and return the TFLite file, whose outputs are the same.
+    """Convert a model, check the result on inputs, and return the TFLite file.
 
     Args:
-        model: model as for `convert`.
-        dims: size of each free dimension of the inputs, by name.
-        feeds: inputs of these sizes to compare on, at least one.
+        model: The model, as for `convert`.
+        dims: The size of each free dimension of the inputs, by name.
+        feeds: The inputs on which to compare, with these sizes. There must be at least one.
 
     Raises:
-        ConversionError: nodes are not covered, LiteRT does not load or run the file, or an output differs by
-            more than 1e-4 of its range, is not finite, or has another dtype or shape.
-        DataError: there are no feeds, or they do not fit the model.
-        BackendError: the source model does not run on the feeds.
+        ConversionError: Nodes are not supported, LiteRT cannot load or run the file, or an output is not
+            finite, has another dtype or shape, or differs by more than 1e-4 of its range.
+        DataError: There are no feeds, or they do not fit the model.
+        BackendError: The source model does not run on the feeds.
     """
     if not feeds:
         raise DataError("there are no feeds to compare the TFLite model's outputs on; give at least one")

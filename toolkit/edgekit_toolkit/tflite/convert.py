@@ -1,6 +1,6 @@
-"""Converts ONNX to TFLite: the order of the steps, and the list of everything that is not covered.
+"""Converts ONNX to TFLite in several steps, and lists all nodes that are not supported.
 
-Importing it needs LiteRT's schema; where that is not installed, an `EngineMissingError` says so.
+The module needs LiteRT's schema. Its import raises `EngineMissingError` if that is not installed.
 """
 
 from collections.abc import Mapping
@@ -36,17 +36,17 @@ from edgekit_toolkit.tflite.writer import write
 def convert(model: onnx.ModelProto, dims: Mapping[str, int]) -> bytes:
     """Return `model` as a TFLite file with the same inputs and outputs.
 
-    Names, order, element types and shapes of inputs and outputs stay as they are in ONNX; images that the
-    model takes as [N, C, H, W] are transposed inside. The model is not changed. An operator that is not
-    covered is replaced if ONNX defines it by simpler operators.
+    Names, order, element types and shapes of inputs and outputs do not change. Image inputs [N, C, H, W] are
+    transposed inside the file. An unsupported operator is replaced if ONNX defines it by simpler operators.
+    The model is not modified.
 
     Args:
-        model: float32 model; constants should be folded (see `passes.optimiser.optimise`).
-        dims: size of each free dimension of the inputs, by name.
+        model: A float32 model. Constants should be folded (see `passes.optimiser.optimise`).
+        dims: The size of each free dimension of the inputs, by name.
 
     Raises:
-        ConversionError: nodes that are not covered (all are named), a free dimension without a size, or
-            weights that are too large for one file.
+        ConversionError: Nodes are not supported (all are named), a free dimension has no size, or the weights
+            are too large for one file.
     """
     try:
         return _convert(model, dims)

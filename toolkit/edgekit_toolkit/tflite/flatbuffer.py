@@ -1,6 +1,6 @@
-"""Turns a `.tflite` file into a mutable object and back; names, types and constants of its tensors.
+"""Parses and writes `.tflite` files, and reads names, types and constants of their tensors.
 
-It trusts the bytes that it reads: `importers.tflite` has screened them, or we wrote them.
+The content is not validated. It must come from us or have been checked by `importers.tflite`.
 """
 
 import math
@@ -53,8 +53,8 @@ Tensor = Any
 def parse(content: bytes) -> Model:
     """Return a `.tflite` file as a mutable object.
 
-    Buffers stored after the flatbuffer, as in files above 2 GB, become data of the object like all others.
-    Damaged content can raise any error: check files with the importer's `read_model` instead.
+    Buffers that are stored after the flatbuffer, as in files above 2 GB, are included. Damaged content can
+    raise any error. Use the importer's `read_model` to validate a file.
     """
     model = schema.ModelT.InitFromPackedBuf(content, 0)
     for buffer in model.buffers or []:
@@ -65,7 +65,7 @@ def parse(content: bytes) -> Model:
 
 
 def pack(model: Model) -> bytes:
-    """Return the bytes of the `.tflite` file of `model`; the same object gives the same bytes."""
+    """Return the bytes of a `.tflite` file. The same object always gives the same bytes."""
     buffers = model.buffers
     stored_bytes = sum(len(buffer.data) for buffer in buffers if buffer.data is not None)
     builder = flatbuffers.Builder(stored_bytes + _MARGIN_BYTES)
@@ -95,12 +95,12 @@ class _AlignedBuffer(schema.BufferT):  # type: ignore[misc]
 
 
 def operator_name(model: Model, operator: Operator) -> str:
-    """Return the name of a built-in operator in the schema, or `CUSTOM`."""
+    """Return the schema's name of a built-in operator, or `CUSTOM`."""
     return OPERATORS[builtin_code(model.operatorCodes[operator.opcodeIndex])]
 
 
 def builtin_code(code: Any) -> int:
-    """Return the number of a built-in operator; files of old converters have only the 8-bit field."""
+    """Return the number of a built-in operator. Files of old converters have it in an 8-bit field."""
     return int(max(code.builtinCode, code.deprecatedBuiltinCode))
 
 
@@ -110,12 +110,12 @@ def tensor_name(tensor: Tensor) -> str:
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
-    """Return the sizes of a tensor. A free size has the value in the file, mostly 1."""
+    """Return the shape of a tensor. A free dimension has the size in the file, which is usually 1."""
     return () if tensor.shape is None else tuple(int(size) for size in tensor.shape)
 
 
 def is_static(tensor: Tensor) -> bool:
-    """Whether no size of the tensor is free."""
+    """Return whether the tensor has no free dimensions."""
     return tensor.shapeSignature is None or not len(tensor.shapeSignature) or min(tensor.shapeSignature) >= 0
 
 
@@ -133,25 +133,25 @@ def add_buffer(model: Model, values: NDArray[Any]) -> int:
 
 
 def stored_bytes(model: Model, tensor: Tensor) -> int:
-    """Return how many bytes the file holds of a tensor's values; 0 for a computed tensor."""
+    """Return the number of bytes of a tensor's values in the file, 0 for a computed tensor."""
     data = model.buffers[tensor.buffer].data
     return 0 if data is None else len(data)
 
 
 def expected_bytes(tensor: Tensor) -> int | None:
-    """Return how many bytes the values of a tensor take; None if its type has no fixed size."""
+    """Return the number of bytes that a tensor's values need, or None if its type has no fixed size."""
     bits = BITS.get(tensor.type)
     return None if bits is None else (math.prod(shape_of(tensor)) * bits + 7) // 8
 
 
 def constant(model: Model, tensor: Tensor) -> NDArray[Any] | None:
-    """Return the values of a constant in its shape; None if the file has none, or numpy lacks the type."""
+    """Return a constant in its shape, or None if the file has no values or numpy lacks the type."""
     values = stored_values(model, tensor)
     return None if values is None or tensor.sparsity is not None else values.reshape(shape_of(tensor))
 
 
 def stored_values(model: Model, tensor: Tensor) -> NDArray[Any] | None:
-    """Return a tensor's stored values as a flat array; None if there are none, or numpy lacks the type."""
+    """Return a tensor's values as a flat array, or None if the file has none or numpy lacks the type."""
     dtype = DTYPES.get(tensor.type)
     if dtype is None or not stored_bytes(model, tensor):
         return None
@@ -160,7 +160,7 @@ def stored_values(model: Model, tensor: Tensor) -> NDArray[Any] | None:
 
 
 def operators(model: Model) -> Iterator[tuple[SubGraph, int, Operator]]:
-    """Yield each operator of all sub-graphs: its sub-graph, its index there, and the operator."""
+    """Yield the sub-graph, the index in the sub-graph and the operator for each operator of a model."""
     for graph in model.subgraphs:
         for index, operator in enumerate(graph.operators):
             yield graph, index, operator
@@ -168,5 +168,5 @@ def operators(model: Model) -> Iterator[tuple[SubGraph, int, Operator]]:
 
 @lru_cache(maxsize=4)
 def parsed(content: bytes) -> Model:
-    """Return a `.tflite` file as an object to read only: calls with equal content share it."""
+    """Return a `.tflite` file as a shared object that must not be modified. Recent results are cached."""
     return parse(content)

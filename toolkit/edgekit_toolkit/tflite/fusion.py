@@ -1,7 +1,6 @@
-"""Joins nodes that one TFLite operator computes: activations, biases, Gelu, flatten and product.
+"""Joins nodes that one TFLite operator can compute, such as an activation with the node before it.
 
-It works on the plain view and returns a new one. A node is joined with the next only if nothing else reads
-the value between them.
+A node is joined with the next only if no other node reads the value between them. The result is a new graph.
 """
 
 import math

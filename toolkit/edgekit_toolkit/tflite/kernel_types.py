@@ -1,7 +1,7 @@
-"""Element types that TFLite has no arithmetic for: what they feed is computed in wider or in 32 bits.
+"""Adds casts for element types that TFLite cannot compute with.
 
-float64 and float16 are computed in float32; a Cast in the model still rounds. Integers are computed in wider
-ones, and each result is cast back, which wraps as in ONNX. LiteRT's CAST reads and writes all of these types.
+float64 and float16 are computed in float32. A Cast in the model still rounds. Integers are computed in a
+wider type and cast back, so that they wrap as in ONNX. LiteRT's CAST supports all these types.
 """
 
 from collections.abc import Mapping
@@ -32,10 +32,10 @@ _CASTS: Final = frozenset({"BitCast", "Cast", "CastLike"})
 
 
 def widen(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model that computes only in element types for which TFLite has arithmetic.
+    """Return a model that computes only in element types that TFLite supports.
 
-    Casts are added around nodes. The model's inputs and outputs keep their types. All shapes must be
-    recorded. If no type needs a cast, `model` itself is returned.
+    Casts are added around nodes. The types of the model's inputs and outputs do not change. The shapes of all
+    values must be known. If no cast is needed, `model` itself is returned.
     """
     graph = graph_of(model)
     if not any(dtype.name in WIDER for dtype in graph.dtypes.values()):

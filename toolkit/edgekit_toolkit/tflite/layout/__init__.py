@@ -1,1 +1,1 @@
-"""Chooses the order of axes in which each tensor is held."""
+"""Chooses the order in which the axes of each tensor are stored."""

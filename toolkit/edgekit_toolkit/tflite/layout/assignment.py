@@ -1,10 +1,8 @@
-"""The layout step: chooses the form in which each node works, to transpose as few bytes as possible.
+"""Chooses the form of each node so that few bytes are transposed.
 
-Nodes with a choice start with the form of their inputs. Then each node takes the form that costs least with
-its present neighbours, over the graph backwards and forwards until nothing changes. This greedy search does
-not always find the minimum.
-
-It decides and changes nothing.
+If a node can work in several forms, it starts with the form of its inputs. Then each node takes the form with
+the lowest cost for the current forms of its neighbours. The graph is traversed backwards and forwards until
+nothing changes. This greedy search does not always find the minimum.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,9 +17,12 @@ MAX_SWEEPS: Final = 6
 
 
 def plan_forms(graph: Graph, rules: Sequence[Rule | None], views: Mapping[str, View]) -> list[Form]:
-    """Return the work form of each node, in order; a node without a rule has an empty form.
+    """Return the form of each node, in order. A node without a rule has an empty form.
 
-    `rules`: None for a node that is refused or makes only views. `views`: see `find_views`.
+    Args:
+        graph: The graph, which is not modified.
+        rules: The rule of each node, or None if the node is refused or only makes views.
+        views: The views from `find_views`.
     """
     plan = _Plan(graph, rules, views)
     choices = [index for index, rule in enumerate(rules) if rule is not None and rule.allows is not None]

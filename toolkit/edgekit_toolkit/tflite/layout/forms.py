@@ -1,8 +1,8 @@
-"""Forms: the order of axes in which a tensor is held. Pure; it knows neither ONNX nor TFLite.
+"""Forms, which describe the order of axes in which a tensor is stored.
 
-A form lists for each axis of the held tensor the axis of the ONNX tensor, or `NEW` for an axis of size 1 that
-ONNX does not have. (0, 2, 3, 1) holds [N, C, H, W] as [N, H, W, C]; (0, NEW, 2, 1) holds [N, C, W] as [N, 1,
-W, C]. An axis of size 1 may be left out.
+A form lists the ONNX axis for each axis of the stored tensor, or `NEW` for an added axis of size 1. The form
+(0, 2, 3, 1) stores [N, C, H, W] as [N, H, W, C], and (0, NEW, 2, 1) stores [N, C, W] as [N, 1, W, C]. Axes of
+size 1 may be left out.
 """
 
 import math
@@ -21,29 +21,29 @@ RESHAPE_SHARE: Final = 1 / 16
 
 
 def plain(rank: int) -> Form:
-    """Return the form that keeps ONNX's order of the axes of a tensor of `rank`."""
+    """Return the form that keeps the order of axes of ONNX, for a tensor of `rank`."""
     return tuple(range(rank))
 
 
 def channels_last(rank: int) -> Form:
-    """Return the form in which TFLite convolves: [N, spatial..., C]; rank 3 is held as [N, 1, W, C]."""
+    """Return the form for convolutions in TFLite: [N, spatial..., C], or [N, 1, W, C] for rank 3."""
     if rank == 3:
         return (0, NEW, 2, 1)
     return (0, *range(2, rank), 1)
 
 
 def held_shape(form: Form, shape: Shape) -> Shape:
-    """Return the sizes of a tensor of ONNX's `shape` as it is held in `form`."""
+    """Return the shape in which a tensor with the ONNX shape `shape` is stored."""
     return tuple(1 if axis == NEW else shape[axis] for axis in form)
 
 
 def core(form: Form, shape: Shape) -> Form:
-    """Return the axes longer than 1 in held order. A tensor has the same bytes in forms of equal cores."""
+    """Return the stored axes longer than 1. Tensors in two forms have the same bytes if these are equal."""
     return tuple(axis for axis in form if axis != NEW and shape[axis] != 1)
 
 
 def complete(partial: Sequence[int], rank: int) -> Form:
-    """Return `partial` with each missing axis of 0..rank-1 inserted behind the axis before it."""
+    """Return `partial` with the missing axes of 0..rank-1. Each is inserted after the next lower axis."""
     form = list(partial)
     for axis in range(rank):
         if axis not in form:
@@ -52,7 +52,7 @@ def complete(partial: Sequence[int], rank: int) -> Form:
 
 
 def conversion_cost(source: Form, target: Form, shape: Shape) -> float:
-    """Return the cost of reading `source` as `target`: bytes to move plus a constant, or 0 for no move."""
+    """Return the cost of converting forms: the bytes to move and a constant, or 0 if nothing moves."""
     size_bytes = 4 * math.prod(shape)
     if core(source, shape) != core(target, shape):
         return OPERATOR_COST + size_bytes
@@ -62,10 +62,10 @@ def conversion_cost(source: Form, target: Form, shape: Shape) -> float:
 
 
 def broadcast_form(form: Form, rank: int) -> Form:
-    """Return the form in which to read an operand of `rank` that ONNX broadcasts to a result in `form`.
+    """Return the form of an operand of `rank` that is broadcast to a result in `form`.
 
-    An axis that only the result has gets size 1. Leading axes of this kind are left out, since TFLite aligns
-    shapes at their end as ONNX does.
+    Axes that only the result has get size 1. If they are leading axes, they are left out, because TFLite
+    aligns shapes at the end like ONNX.
     """
     missing = sum(1 for axis in form if axis != NEW) - rank
     aligned = [axis - missing if axis >= missing else NEW for axis in form]
@@ -75,7 +75,7 @@ def broadcast_form(form: Form, rank: int) -> Form:
 
 
 def without_axes(form: Form, axes: Sequence[int]) -> Form:
-    """Return the form of a tensor after `axes` are removed from it; the remaining axes get new numbers."""
+    """Return the form of a tensor after `axes` are removed and the remaining axes are renumbered."""
     return tuple(
         axis if axis == NEW else axis - sum(1 for gone in axes if gone < axis)
         for axis in form
@@ -84,10 +84,10 @@ def without_axes(form: Form, axes: Sequence[int]) -> Form:
 
 
 def reshaped(form: Form, before: Shape, after: Shape) -> Form | None:
-    """Return the form of a reshaped tensor with the same bytes as the tensor in `form`; None without one.
+    """Return a form in which a reshaped tensor has the same bytes, or None if there is none.
 
-    ONNX's sizes are matched in groups, each as small as possible: [2, 6, 5] -> [2, 3, 2, 5] splits one axis.
-    The axes of a group must be held side by side and in order.
+    The axes are matched in the smallest possible groups. For example, a reshape from [2, 6, 5] to [2, 3, 2,
+    5] splits one axis. The axes of a group must be adjacent and in order.
     """
     groups = reshape_groups(before, after)
     if groups is None:
@@ -108,10 +108,10 @@ def reshaped(form: Form, before: Shape, after: Shape) -> Form | None:
 
 
 def reshape_groups(before: Shape, after: Shape) -> list[tuple[Form, Form]] | None:
-    """Match groups of axes before and after a reshape; the sizes in a group have equal products.
+    """Return the groups of axes that a reshape changes into each other, as axes before and after it.
 
-    Groups are as small as possible and leave out axes of size 1. None if a shape has no elements, or if the
-    shapes have different numbers of elements.
+    Groups are as small as possible, without axes of size 1. Return None if a shape has no elements, or if the
+    numbers of elements differ.
     """
     if math.prod(before) == 0 or math.prod(before) != math.prod(after):
         return None
