@@ -117,7 +117,7 @@ class Graph:
             UnknownTensorError: it is not known, or numpy has no such type.
         """
         if name not in self.dtypes:
-            raise UnknownTensorError(f"the element type of '{name}' is not known, or no plain tensor's", name)
+            raise UnknownTensorError(f"the element type of '{name}' is not known, or no plain tensor's")
         return self.dtypes[name]
 
     def is_constant(self, name: str) -> bool:
