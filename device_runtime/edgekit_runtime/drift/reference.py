@@ -4,10 +4,11 @@ The toolkit computes it from the calibration samples of the package. `sketches` 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 from typing import Any, Final
 
-from edgekit_runtime.canonical_json import Fields, JsonValue
+from edgekit_runtime.canonical_json import Fields, JsonValue, Record
 from edgekit_runtime.errors import ManifestError
 from edgekit_runtime.records import dataclass
 
@@ -19,7 +20,7 @@ MARGIN: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class ValueReference:
+class ValueReference(Record):
     """The distribution of the values of one tensor when the package was made.
 
     Attributes:
@@ -37,9 +38,7 @@ class ValueReference:
     shares: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        numbers = (self.low, self.high, *self.edges, *self.shares)
-        if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
-            raise ManifestError("figures.reference: expected finite numbers only; make the package again")
+        _check_numbers((self.low, self.high, *self.edges, *self.shares))
         if len(self.shares) != len(self.edges) + 1 or len(self.shares) > CLASSES:
             raise ManifestError(
                 f"figures.reference: {len(self.shares)} shares for {len(self.edges)} edges, expected one more"
@@ -53,16 +52,9 @@ class ValueReference:
         margin = MARGIN * (self.high - self.low) or 1e-6 * max(1.0, abs(self.high))
         return (self.low - margin, *self.edges, self.high + margin)
 
-    @classmethod
-    def from_json(cls, value: object, where: str) -> "ValueReference":
-        """Return the reference for a parsed JSON object. Other fields are ignored."""
-        fields = Fields(value, where, ManifestError)
-        low, high = fields.take("low"), fields.take("high")
-        return cls(low, high, tuple(fields.take_list("edges")), tuple(fields.take_list("shares")))
-
 
 @dataclass(frozen=True, slots=True)
-class ClassReference:
+class ClassReference(Record):
     """The distribution of a classifier's outputs when the package was made.
 
     Attributes:
@@ -75,28 +67,22 @@ class ClassReference:
         ManifestError: a field has the wrong type or value.
     """
 
-    is_probabilities: bool
+    is_probabilities: bool = field(metadata={"key": "probabilities", "read": lambda value, *_: value is True})
     confidence: tuple[float, ...]
     classes: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        numbers = (*self.confidence, *self.classes)
-        if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
-            raise ManifestError("figures.reference: expected finite numbers only; make the package again")
+        _check_numbers((*self.confidence, *self.classes))
         if len(self.confidence) != CONFIDENCES or not 2 <= len(self.classes) <= CLASSES:
             raise ManifestError(
                 f"figures.reference: {len(self.confidence)} confidences and {len(self.classes)} classes,"
                 f" expected {CONFIDENCES} and 2 to {CLASSES}"
             )
 
-    @classmethod
-    def from_json(cls, value: object, where: str) -> "ClassReference":
-        """Return the reference for a parsed JSON object. Other fields are ignored."""
-        fields = Fields(value, where, ManifestError)
-        is_probabilities = fields.take("probabilities") is True
-        return cls(
-            is_probabilities, tuple(fields.take_list("confidence")), tuple(fields.take_list("classes"))
-        )
+
+def _check_numbers(numbers: Sequence[object]) -> None:
+    if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+        raise ManifestError("figures.reference: expected finite numbers only; make the package again")
 
 
 def parse_references(
