@@ -1,4 +1,4 @@
-"""The attributes, sizes, element types and constants of a node, by the numbers of its inputs and outputs."""
+"""Access to the attributes of a node and to the shapes, types and constants of its inputs and outputs."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ class NodeFacts:
         self.node, self.graph = node, graph
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """Return an attribute of the node, or `default` where it is not set. Texts are `str`."""
+        """Return an attribute of the node, or `default` if it is not set. Texts are returned as `str`."""
         value = self.node.attributes.get(name, default)
         return value.decode() if isinstance(value, bytes) else value
 
@@ -23,18 +23,18 @@ class NodeFacts:
         return bool(self.node.input(number))
 
     def shape(self, number: int) -> Shape:
-        """Return the ONNX sizes of input `number`; raise UnknownTensorError if they are not known."""
+        """Return the ONNX shape of input `number`. Raises UnknownTensorError if it is unknown."""
         return self.graph.shape(self.node.input(number))
 
     def dtype(self, number: int) -> "np.dtype[Any]":
         return self.graph.dtype(self.node.input(number))
 
     def out_shape(self, number: int = 0) -> Shape:
-        """Return the ONNX sizes of output `number`; raise UnknownTensorError if they are not known."""
+        """Return the ONNX shape of output `number`. Raises UnknownTensorError if it is unknown."""
         return self.graph.shape(self.node.outputs[number])
 
     def require(self, *dtypes: str) -> None:
-        """Raise RefusedError unless the first input has one of `dtypes`, names such as `float32`."""
+        """Raise RefusedError unless the first input has one of `dtypes`, such as `float32`."""
         if self.dtype(0).name not in dtypes:
             names = ", ".join(sorted(dtypes))
             raise RefusedError(f"it has no TFLite kernel for {self.dtype(0)}, only for {names}")
@@ -43,14 +43,14 @@ class NodeFacts:
         return self.graph.dtype(self.node.outputs[0])
 
     def value(self, number: int) -> NDArray[Any] | None:
-        """Return the value of input `number`; None if it is left out or not constant."""
+        """Return the value of input `number`, or None if it is omitted or not constant."""
         return self.graph.constants.get(self.node.input(number))
 
     def constant(self, number: int, role: str) -> NDArray[Any]:
-        """Return the value of input `number`, which must be constant; `role`: its name in the message.
+        """Return the value of input `number`, which must be constant. `role` is its name in the message.
 
         Raises:
-            RefusedError: the input is not constant, or left out.
+            RefusedError: The input is omitted or not constant.
         """
         value = self.value(number)
         if value is None:
@@ -60,10 +60,12 @@ class NodeFacts:
         return value
 
     def option(self, name: str, number: int) -> list[int] | None:
-        """Return the integers of attribute `name` or else of input `number`; None if the node has neither.
+        """Return the integers of the attribute `name`, or of input `number` if the attribute is not set.
+
+        Return None if the node has neither.
 
         Raises:
-            RefusedError: the input is not constant.
+            RefusedError: The input is not constant.
         """
         if name in self.node.attributes:
             return [int(item) for item in np.atleast_1d(self.node.attributes[name])]

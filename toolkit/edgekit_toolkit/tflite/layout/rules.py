@@ -1,7 +1,7 @@
-"""Rules: the forms in which an operator can work, and the resulting forms of its inputs and outputs.
+"""Rules, which state the forms in which an operator can work.
 
-A rule's *work form* orders the axes of one tensor of the node (its result, or its first input); the rest
-follows from it.
+The *work form* of a node is the order of axes of one of its tensors, the result or the first input. The forms
+of its other tensors follow from it.
 """
 
 from collections.abc import Callable
@@ -29,13 +29,13 @@ class Rule:
     """The forms in which an operator can work.
 
     Attributes:
-        start: work form that is always possible.
-        shape: ONNX sizes of the tensor whose axes a work form orders.
-        reads: returns for a work form the form in which each input is read.
-        writes: returns for a work form the form of each output.
-        allows: returns whether a work form is possible. None: only `start` is.
-        proposes: returns the work form that gives a result in a form, None if there is none. If `proposes` is
-            None, the work form equals the result's form.
+        start: A work form that is always possible.
+        shape: The ONNX shape of the tensor to which the work form applies.
+        reads: Returns the form of each input for a work form.
+        writes: Returns the form of each output for a work form.
+        allows: Returns whether a work form is possible. If it is None, only `start` is possible.
+        proposes: Returns the work form for a form of the result, or None if there is none. If `proposes`
+            itself is None, the two forms are equal.
     """
 
     start: Form
@@ -50,14 +50,14 @@ MakeRule: TypeAlias = Callable[[Node, Graph], Rule]
 
 
 def as_onnx(node: Node, graph: Graph) -> Rule:
-    """Return the rule of an operator that reads and writes all tensors with their axes as in ONNX."""
+    """Return the rule of an operator that keeps the ONNX order of axes in all its tensors."""
     reads = tuple(plain(_rank(graph, name)) for name in node.inputs)
     writes = tuple(plain(_rank(graph, name)) for name in node.outputs)
     return Rule((), (), lambda _: reads, lambda _: writes)
 
 
 def elementwise(node: Node, graph: Graph) -> Rule:
-    """Return a rule that allows any form of the result; smaller operands are broadcast as in ONNX."""
+    """Return a rule that allows any form of the result. Smaller operands are broadcast as in ONNX."""
     shape = graph.shape(node.outputs[0])
     ranks = [_rank(graph, name) for name in node.inputs]
 
@@ -70,7 +70,7 @@ def elementwise(node: Node, graph: Graph) -> Rule:
 def axiswise(node: Node, graph: Graph) -> Rule:
     """Return a rule that allows any form of the first input.
 
-    Results, and inputs of equal rank, get this form; other inputs stay as in ONNX.
+    The results and the inputs of equal rank have the same form. Other inputs keep the ONNX order.
     """
     shape = graph.shape(node.inputs[0])
     reads = _first_and_alike(node, graph)
@@ -83,9 +83,9 @@ def _fits_kernels(form: Form) -> bool:
 
 
 def axis_last(axis: int) -> MakeRule:
-    """Return a maker of rules for operators that work along one axis: it must be the last in the form.
+    """Return a function that makes rules for operators along one axis, which must be stored last.
 
-    `axis`: the operator's axis if a node has no attribute `axis`.
+    `axis` is the default for nodes without an attribute `axis`.
     """
 
     def make(node: Node, graph: Graph) -> Rule:
@@ -99,7 +99,7 @@ def axis_last(axis: int) -> MakeRule:
 
 
 def removing(axes: tuple[int, ...], node: Node, graph: Graph) -> Rule:
-    """Return a rule that allows any form of the first input; `axes` are removed from the results' forms."""
+    """Return a rule that allows any form of the first input. The results lack `axes`."""
     shape = graph.shape(node.inputs[0])
 
     def writes(form: Form) -> tuple[Form, ...]:
@@ -115,13 +115,13 @@ def _first_and_alike(node: Node, graph: Graph) -> Callable[[Form], tuple[Form, .
 
 
 def spatial(node: Node, graph: Graph) -> Rule:
-    """Return the rule of an operator that reads one tensor and writes results with channels last."""
+    """Return the rule of an operator with one input, which reads and writes channels-last tensors."""
     form = channels_last(_rank(graph, node.inputs[0]))
     return Rule(form, graph.shape(node.inputs[0]), lambda _: (form,), lambda _: (form,) * len(node.outputs))
 
 
 def regrouping(node: Node, graph: Graph) -> Rule:
-    """Return a rule of a reshape: an input form is allowed if the output can have the same bytes."""
+    """Return the rule of a reshape. It allows the input forms in which the output can have the same bytes."""
     before, after = graph.shape(node.inputs[0]), graph.shape(node.outputs[0])
 
     def writes(form: Form) -> tuple[Form, ...]:
@@ -137,7 +137,7 @@ def regrouping(node: Node, graph: Graph) -> Rule:
 
 
 def flattening(node: Node, graph: Graph) -> Rule:
-    """Return a rule that allows any form of the input whose first axis is the batch; the result is [N, K]."""
+    """Return a rule that allows any form of the input with the batch axis first. The result is [N, K]."""
     shape = graph.shape(node.inputs[0])
 
     def allows(form: Form) -> bool:

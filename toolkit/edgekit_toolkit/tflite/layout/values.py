@@ -1,7 +1,7 @@
-"""The tensors of the ONNX model during writing: the forms in which each is held, and the views.
+"""The TFLite tensors of ONNX values, and the values that are only views of others.
 
-A Transpose, Squeeze, Unsqueeze or the like makes no tensor: its result is the same value with renamed axes.
-Data are moved only when a node reads the value, once for each form.
+Operators such as Transpose, Squeeze or Unsqueeze only rename the axes of a value, so no tensor is made for
+their result. Data are moved only when a node reads the value in a new form.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ from edgekit_toolkit.tflite.view import Graph, Node
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A value that differs from another value only in the names of axes.
+    """A value that is equal to another value except for the order of axes and axes of size 1.
 
     Attributes:
-        root: name of the value that is held in a tensor.
-        axes: for each axis of the view, the root's axis, or `NEW` for an inserted axis of size 1.
+        root: The name of the value that is stored in a tensor.
+        axes: The axis of the root for each axis of the view, or `NEW` for an added axis of size 1.
     """
 
     root: str
@@ -29,16 +29,16 @@ class View:
         return tuple(NEW if axis == NEW else self.axes[axis] for axis in form)
 
     def from_root(self, form: Form) -> Form:
-        """Return the form in which the view is held by a tensor that holds its root in `form`.
+        """Return the form of the view for a tensor that stores its root in `form`.
 
-        Axes that the view inserts are placed behind the axes before them.
+        Added axes are inserted after the preceding axis.
         """
         names = {axis: index for index, axis in enumerate(self.axes) if axis != NEW}
         return complete([names.get(axis, NEW) for axis in form], len(self.axes))
 
 
 def find_views(graph: Graph) -> dict[str, View]:
-    """Return the values that are only views, by name; the root of each is no view itself."""
+    """Return the values that are only views, by name. Their roots are not views."""
     views: dict[str, View] = {}
     for node in graph.nodes:
         axes = _renaming(node, graph)
@@ -82,7 +82,7 @@ def _is_idle(node: Node, graph: Graph) -> bool:
 
 
 class Values:
-    """The TFLite tensors that hold the values of the ONNX model, each in one form or several."""
+    """The TFLite tensors of the values of the ONNX model. A value can have a tensor in several forms."""
 
     def __init__(self, graph: Graph, views: Mapping[str, View], builder: Builder) -> None:
         self._graph = graph
@@ -91,10 +91,10 @@ class Values:
         self._tensors: dict[str, dict[Form, Tensor]] = {}
 
     def give(self, name: str, form: Form, tensor: Tensor) -> None:
-        """Record that `tensor` holds the value `name` in `form`.
+        """Record that `tensor` stores the value `name` in `form`.
 
         Raises:
-            RefusedError: the tensor has another shape than ONNX's inference found.
+            RefusedError: The tensor's shape differs from the result of ONNX's shape inference.
         """
         expected = held_shape(form, self._graph.shape(name))
         if tensor.shape != expected:
@@ -108,16 +108,16 @@ class Values:
         self._tensors.setdefault(name, {})[form] = tensor
 
     def is_held(self, name: str) -> bool:
-        """Whether a tensor holds the value `name`, or the value that it is a view of."""
+        """Return whether there is a tensor for the value `name` or for the root of this view."""
         view = self._views.get(name)
         return (name if view is None else view.root) in self._tensors
 
     def read(self, name: str, form: Form) -> Tensor:
-        """Return a tensor that holds the value `name` in `form`; the first call may add operators to move it.
+        """Return a tensor with the value `name` in `form`. If there is none, operators are added to make it.
 
         Raises:
-            RefusedError: the shape is unknown, or TFLite lacks the element type.
-            KeyError: no tensor holds the value yet, see `is_held`.
+            RefusedError: The shape is unknown, or TFLite lacks the element type.
+            KeyError: There is no tensor for the value yet, see `is_held`.
         """
         if self._graph.is_constant(name) and name not in self._tensors:
             constant = self._builder.constant(self._graph.constants[name], name)

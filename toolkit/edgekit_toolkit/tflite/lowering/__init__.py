@@ -1,4 +1,4 @@
-"""Writes ONNX operators that have no mapping to TFLite as operators that have one, as ONNX to ONNX."""
+"""Replaces ONNX operators that TFLite lacks by other ONNX operators."""
 
 import sys
 
@@ -15,9 +15,9 @@ import_modules(sys.modules[__name__])
 
 
 def lower(model: onnx.ModelProto) -> bool:
-    """Replace nodes of `LOWERINGS` in place; return whether a node was replaced.
+    """Replace the nodes in `LOWERINGS` in place, and return whether any node was replaced.
 
-    All shapes must be recorded. A node that cannot be lowered stays, with the reason in attribute `REFUSED`.
+    All shapes must be known. A node that cannot be replaced gets an attribute `REFUSED` with the reason.
     """
     graph, version = graph_of(model), opset(model)
     nodes, is_changed = list[onnx.NodeProto](), False

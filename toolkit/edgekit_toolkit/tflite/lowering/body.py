@@ -1,12 +1,12 @@
-"""The nodes that replace one node, written as arithmetic on values.
+"""Builds the nodes that replace a node, with arithmetic on values.
 
     @lowers("Swish")
     def _swish(body: Body) -> Value:
         x, alpha = body.input(0), float(body.attribute("alpha", 1.0))
         return x * (x * alpha).op("Sigmoid")
 
-A function returns None where the operator's own mapping covers the node, and raises `RefusedError` where
-nothing does.
+Such a function returns None if the node need not be replaced, and raises `RefusedError` if the node is not
+supported.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,14 +41,14 @@ def lowers(*names: str) -> Callable[[LowerT], LowerT]:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor of the body; `+`, `-`, `*` and `/` add nodes. Python numbers take its element type."""
+    """A tensor of the body. The operators `+`, `-`, `*` and `/` add nodes and also accept numbers."""
 
     name: str
     body: "Body"
     dtype: "np.dtype[Any]"
 
     def op(self, kind: str, *operands: Operand, **attributes: Any) -> "Value":
-        """Add a node with this value as its first input; return its first result, see `Body.op`."""
+        """Add a node with this value as its first input, and return its first output. See `Body.op`."""
         return self.body.op(kind, self, *operands, **attributes)
 
     def cast(self, dtype: Any) -> "Value":
@@ -89,13 +89,13 @@ class Value:
         return self.body.op("Equal", self, other, dtype=np.bool_)
 
     def where(self, yes: Operand, no: Operand) -> "Value":
-        """Add a Where: return `yes` where this value is true, else `no`; at least one must be a `Value`."""
+        """Add a Where that selects `yes` where this value is true, else `no`. At least one is a `Value`."""
         example = yes if isinstance(yes, Value) else no
         assert isinstance(example, Value)  # noqa: S101 - for the type checker
         return self.body.op("Where", self, example.like(yes), example.like(no), dtype=example.dtype)
 
     def like(self, operand: Operand) -> "Value | NDArray[Any]":
-        """Return a number as an array of this value's element type; a value as it is."""
+        """Convert a number to an array of this value's element type. A `Value` is returned unchanged."""
         return operand if isinstance(operand, Value) else np.asarray(operand, self.dtype)
 
     def __add__(self, other: Operand) -> "Value":
@@ -115,7 +115,7 @@ class Value:
 
 
 class Body(NodeFacts):
-    """The nodes and constants that replace a node; their names begin with its first output's name."""
+    """The nodes and constants that replace a node. Their names start with the name of its first output."""
 
     def __init__(self, node: Node, graph: Graph, opset: int) -> None:
         super().__init__(node, graph)
@@ -129,24 +129,24 @@ class Body(NodeFacts):
         return Value(name, self, self.graph.dtype(name))
 
     def is_read(self, number: int) -> bool:
-        """Whether a node reads an output of the replaced node, or the model returns it."""
+        """Return whether an output of the replaced node is read by a node or returned by the model."""
         return number < len(self.node.outputs) and self.graph.is_read(self.node.outputs[number])
 
     def axis(self, default: int, number: int = 0) -> int:
         return int(self.attribute("axis", default)) % max(len(self.shape(number)), 1)
 
     def stored(self, array: NDArray[Any]) -> Value:
-        """Add a constant to the body, and return it."""
+        """Add a constant and return it."""
         array = np.asarray(array)
         name = f"{self._stem};{len(self.nodes)}c{len(self.constants)}"
         self.constants.append(numpy_helper.from_array(array, name))
         return Value(name, self, array.dtype)
 
     def op(self, kind: str, first: Value, *operands: Operand, dtype: Any = None, **attributes: Any) -> Value:
-        """Add an ONNX node, and return its first result.
+        """Add an ONNX node, and return its first output.
 
-        Numbers in `operands` become constants of the element type of `first`. `dtype`: type of the result, by
-        default the type of `first`.
+        Numbers in `operands` become constants with the element type of `first`. `dtype` is the type of the
+        output, by default that of `first`.
         """
         result = Value(f"{self._stem};{len(self.nodes)}", self, np.dtype(dtype or first.dtype))
         others = [
@@ -160,7 +160,7 @@ class Body(NodeFacts):
         return result
 
     def give(self, values: "Value | Sequence[Value]") -> None:
-        """Add nodes that name `values` as the outputs of the replaced node, in order."""
+        """Connect `values` to the outputs of the replaced node, in order."""
         values = [values] if isinstance(values, Value) else values
         for value, name in zip(values, self.node.outputs, strict=False):
             if name:

@@ -1,4 +1,4 @@
-"""Control flow without control: both branches of an `If`, and every step of a `Scan`."""
+"""Replaces control flow by computing both branches of an `If` and all steps of a `Scan`."""
 
 from collections.abc import Sequence
 from typing import Final

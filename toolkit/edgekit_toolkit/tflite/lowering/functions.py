@@ -1,4 +1,4 @@
-"""Functions of elements: trigonometry, hyperbolas, norms, what is chosen by its place or by a condition."""
+"""Replaces functions such as Asin, Celu, Mish, norms, OneHot and Hardmax by simpler operators."""
 
 from collections.abc import Callable, Mapping
 from typing import Final

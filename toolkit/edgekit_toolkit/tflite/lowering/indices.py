@@ -1,4 +1,4 @@
-"""Elements by computed places: all of them become one gather or scatter over a list of rows."""
+"""Replaces indexing of single elements by a gather or scatter over a list of rows."""
 
 import math
 from collections.abc import Sequence

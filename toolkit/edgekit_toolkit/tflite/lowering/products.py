@@ -1,4 +1,4 @@
-"""Einsum: operands are joined in pairs, each by one matrix product over groups of axes."""
+"""Replaces Einsum by matrix products. Operands are multiplied in pairs."""
 
 import math
 from collections.abc import Collection

@@ -1,7 +1,7 @@
-"""Quantized operators, with the same numbers in floating point.
+"""Replaces quantized operators by floating-point operators with the same results.
 
-Sums of products of codes are whole numbers, which float32 holds exactly up to 2^24, so the rounding to codes
-is onnxruntime's.
+Sums of products of codes are integers. float32 represents them exactly up to 2^24, so the codes are rounded
+as in onnxruntime.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Sampling of images between their elements: resizing as products with matrices, and sampling by a grid."""
+"""Replaces interpolation in images: Resize by matrix products, and GridSample by a weighted gather."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Pooling that TFLite has no kernel for, one axis after the other: three axes, dilation, other norms."""
+"""Replaces pooling that TFLite lacks, such as in 3-D, with dilation or with other norms."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""The operators that can be written, one file a family, each of which registers its own."""
+"""The supported operators, in one file per family."""
 
 import sys
 

@@ -12,7 +12,7 @@ from edgekit_toolkit.tflite.step import Step
 
 @writes("Clip", rule=elementwise)
 def write_clip(step: Step) -> None:
-    """Write RELU6, RELU or RELU_N1_TO_1 if they have the Clip's limits, else MAXIMUM and MINIMUM."""
+    """Write RELU6, RELU or RELU_N1_TO_1 if it has the limits of the Clip, else MAXIMUM and MINIMUM."""
     limits = clip_limits(step)
     tensor = step.read(0)
     if limits is not None and tensor.dtype == np.float32 and limits in CLIPS:
@@ -30,7 +30,7 @@ CLIPS = {(0.0, 6.0): "RELU6", (0.0, math.inf): "RELU", (-1.0, 1.0): "RELU_N1_TO_
 
 
 def clip_limits(step: Step) -> tuple[float, float] | None:
-    """Return the limits of a Clip; a missing limit is infinite. None if the graph computes a limit."""
+    """Return the limits of a Clip, or None if a limit is not constant. Missing limits are infinite."""
     bounds = []
     for position, default in ((1, -math.inf), (2, math.inf)):
         value = step.value(position)
@@ -60,7 +60,7 @@ def write_prelu(step: Step) -> None:
 
 @writes("HardSigmoid", rule=elementwise)
 def write_hard_sigmoid(step: Step) -> None:
-    """Write relu6(6 * alpha * x + 6 * beta) / 6, without the first product for the usual alpha of 1/6."""
+    """Write relu6(6 * alpha * x + 6 * beta) / 6. The product with x is omitted if alpha is 1/6."""
     slope = 6 * step.attribute("alpha", 0.2)
     tensor = _float_input(step)
     if not math.isclose(slope, 1, rel_tol=1e-6):
@@ -77,9 +77,10 @@ def write_gelu(step: Step) -> None:
 
 @writes("Erf", rule=elementwise)
 def write_erf(step: Step) -> None:
-    """Write a rational approximation: TFLite has no error function, only GELU, which contains it.
+    """Write a rational approximation, because TFLite has no error function.
 
-    sign(x) * (1 - (a1 t + ... + a5 t^5) exp(-x^2)) with t = 1 / (1 + p |x|) is off by at most 1.5e-7.
+    The formula is sign(x) * (1 - (a1 t + ... + a5 t^5) exp(-x^2)) with t = 1 / (1 + p |x|). Its error is at
+    most 1.5e-7.
 
     Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26.
     """

@@ -19,7 +19,7 @@ def write_arithmetic(step: Step) -> None:
 
 @writes("Sum", "Mean", "Max", "Min", rule=elementwise)
 def write_variadic(step: Step) -> None:
-    """Write an ADD, MAXIMUM or MINIMUM for each input after the first; a Mean ends with a MUL."""
+    """Write ADD, MAXIMUM or MINIMUM for each input after the first. A Mean also gets a MUL at the end."""
     kind = {"Sum": "ADD", "Mean": "ADD", "Max": "MAXIMUM", "Min": "MINIMUM"}[step.node.op_type]
     _check(step, kind)
     result = step.read(0)
@@ -32,7 +32,7 @@ def write_variadic(step: Step) -> None:
 
 @writes("Pow", rule=elementwise)
 def write_pow(step: Step) -> None:
-    """Write products, a root or a quotient for the exponents 1, 2, 3, 0.5 and -1, else POW."""
+    """Write products, SQRT or DIV for the exponents 1, 2, 3, 0.5 and -1, else POW."""
     exponent = step.value(1)
     tensor = step.read(0)
     if tensor.dtype == np.int32 and step.dtype(1) == np.int32:
@@ -67,7 +67,7 @@ def _known_power(step: Step, tensor: Tensor, power: float) -> Tensor:
 
 @writes("Mod", rule=elementwise)
 def write_mod(step: Step) -> None:
-    """Write FLOOR_MOD: the result has the sign of the divisor, as in ONNX without `fmod`."""
+    """Write FLOOR_MOD. The result has the sign of the divisor, like ONNX's Mod without `fmod`."""
     _check(step, "FLOOR_MOD")
     if step.attribute("fmod", 0):
         raise RefusedError("fmod=1 takes the sign of the dividend, and TFLite has only the divisor's")

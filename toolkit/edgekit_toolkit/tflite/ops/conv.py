@@ -41,7 +41,7 @@ def _rule(node: Node, graph: Graph) -> Rule:
 
 @writes("Conv", rule=_rule, fuses=True)
 def write_conv(step: Step) -> None:
-    """Write CONV_2D, DEPTHWISE_CONV_2D or CONV_3D, after a PAD if neither SAME nor VALID padding fits."""
+    """Write CONV_2D, DEPTHWISE_CONV_2D or CONV_3D. A PAD is added if neither SAME nor VALID fits."""
     sliding = windows_of(step, step.shape(1)[2:])
     tensor, padding = padded(step, step.read(0), sliding)
     inputs = [tensor, step.read(1), _bias(step)]

@@ -1,4 +1,4 @@
-"""Elements by index, and blocks of channels that become space and back."""
+"""Gather and scatter operators, DepthToSpace and SpaceToDepth."""
 
 import math
 
@@ -22,9 +22,9 @@ def _rule(node: Node, graph: Graph) -> Rule:
 
 @writes("Gather", rule=_rule)
 def write_gather(step: Step) -> None:
-    """Write GATHER, or EMBEDDING_LOOKUP where computed indices read rows of a constant float32 matrix.
+    """Write GATHER, or EMBEDDING_LOOKUP for computed row indices into a constant float32 matrix.
 
-    Negative indices, which ONNX counts from the end of an axis, are made positive.
+    ONNX counts negative indices from the end of an axis. They are converted to non-negative ones.
     """
     if _is_table_lookup(step):
         _write_lookup(step)
@@ -71,9 +71,9 @@ def _from_begin(step: Step, size: int) -> Tensor:
 
 @writes("ScatterND", rule=as_onnx)
 def write_scatter_nd(step: Step) -> None:
-    """Write SCATTER_ND of the updates into zeros, then combine the result with the data.
+    """Write a SCATTER_ND of the updates into zeros, and combine the result with the data.
 
-    If `reduction` is `add`, an ADD combines them; if `none`, a SELECT_V2 takes updates where there are any.
+    They are combined by an ADD for the reduction `add`. For `none`, a SELECT_V2 selects the updated elements.
     """
     reduction = step.attribute("reduction", "none")
     if reduction not in {"none", "add"}:
@@ -107,7 +107,7 @@ def write_scatter_nd(step: Step) -> None:
 
 @writes("DepthToSpace", rule=spatial)
 def write_depth_to_space(step: Step) -> None:
-    """Write DEPTH_TO_SPACE. It orders channels as ONNX's mode DCR does; for CRD they are reordered first."""
+    """Write DEPTH_TO_SPACE, which has the channel order of DCR. For CRD, channels are reordered first."""
     block, tensor = step.attribute("blocksize"), step.read(0)
     if step.attribute("mode", "DCR") == "CRD":
         channels = tensor.shape[-1]

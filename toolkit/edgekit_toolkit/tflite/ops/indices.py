@@ -1,4 +1,4 @@
-"""Indices of the largest and smallest elements: ArgMax, ArgMin and TopK."""
+"""The indices of the largest and smallest elements: ArgMax, ArgMin and TopK."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ def _arg_rule(node: Node, graph: Graph) -> Rule:
 
 @writes("ArgMax", "ArgMin", rule=_arg_rule)
 def write_arg(step: Step) -> None:
-    """Write ARG_MAX or ARG_MIN; both take the first of equal elements."""
+    """Write ARG_MAX or ARG_MIN. The first of equal elements is selected."""
     if step.attribute("select_last_index", 0):
         raise RefusedError("select_last_index=1 is not covered: TFLite takes the first of equal elements")
     kind, table = {"ArgMax": ("ARG_MAX", "ArgMaxOptions"), "ArgMin": ("ARG_MIN", "ArgMinOptions")}[
@@ -36,7 +36,7 @@ def write_arg(step: Step) -> None:
 
 @writes("TopK", rule=axis_last(-1))
 def write_top_k(step: Step) -> None:
-    """Write TOPK_V2; for the smallest elements, negate the input and then the values."""
+    """Write TOPK_V2. For the smallest elements, the input and the resulting values are negated."""
     count = int(step.constant(1, "k").reshape(()))
     tensor, smallest = step.read(0), not step.attribute("largest", 1)
     if tensor.dtype != np.float32:

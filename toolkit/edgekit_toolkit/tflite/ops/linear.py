@@ -1,4 +1,4 @@
-"""Matrix products: fully connected layers and products of two computed tensors."""
+"""Matrix products: fully connected layers, and products of two computed tensors."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from edgekit_toolkit.tflite.view import NO_ACTIVATION, Graph, Node
 
 
 def has_linear_weights(node: Node, graph: Graph) -> bool:
-    """Whether a node is a product with a constant matrix as second factor, plus a constant row at most."""
+    """Return whether a node multiplies by a constant matrix, optionally with a constant row added."""
     weights = graph.constants.get(node.input(1))
     if node.domain or node.op_type not in {"Gemm", "MatMul", "FusedLinear"} or weights is None:
         return False
@@ -27,7 +27,7 @@ def has_linear_weights(node: Node, graph: Graph) -> bool:
 
 @writes("Gemm", rule=as_onnx, fuses=True)
 def write_gemm(step: Step) -> None:
-    """Write FULLY_CONNECTED for constant weights and bias, else BATCH_MATMUL and an ADD."""
+    """Write FULLY_CONNECTED if weights and bias are constant, else BATCH_MATMUL and ADD."""
     if has_linear_weights(step.node, step.graph):
         write_linear(step)
         return
@@ -44,7 +44,7 @@ def write_gemm(step: Step) -> None:
 
 @writes("MatMul", rule=as_onnx, fuses=True)
 def write_matmul(step: Step) -> None:
-    """Write FULLY_CONNECTED where the second factor is a constant matrix, else BATCH_MATMUL."""
+    """Write FULLY_CONNECTED if the second factor is a constant matrix, else BATCH_MATMUL."""
     weights = step.value(1)
     if weights is not None and weights.ndim == 2 and len(step.shape(0)) >= 2:
         step.give(fully_connected(step, step.read(0), weights.T, None, step.node.activation))
@@ -60,16 +60,16 @@ def write_matmul(step: Step) -> None:
 
 @writes("FusedLinear", rule=as_onnx, fuses=True)
 def write_linear(step: Step) -> None:
-    """Write FULLY_CONNECTED for a product with a constant matrix [K, N] and a constant row [N]."""
+    """Write FULLY_CONNECTED for a product with a constant matrix [K, N] plus a constant row [N]."""
     weights, bias = _linear_weights(step)
     step.give(fully_connected(step, step.read(0), weights, bias, step.node.activation))
 
 
 @writes("FusedFlattenLinear", rule=flattening, fuses=True)
 def write_flatten_linear(step: Step) -> None:
-    """Write a reshape of [N, ...] to [N, K], and FULLY_CONNECTED.
+    """Write a reshape from [N, ...] to [N, K], and FULLY_CONNECTED.
 
-    The weights are reordered as the input is held, so an image held as [N, H, W, C] is not transposed.
+    The weights are reordered to match the stored input, so that an image [N, H, W, C] is not transposed.
     """
     weights, bias = _linear_weights(step)
     shape = step.shape(0)
@@ -100,12 +100,13 @@ def fully_connected(
     bias: NDArray[Any] | None,
     activation: str = NO_ACTIVATION,
 ) -> Tensor:
-    """Add FULLY_CONNECTED: `tensor` [..., K] times the transposed `weights` [N, K], plus `bias` [N] or zeros.
+    """Add FULLY_CONNECTED, which returns float32 [..., N].
 
-    Return float32 [..., N], after the fused `activation`.
+    `tensor` [..., K] is multiplied by the transposed `weights` [N, K]. Then `bias` [N] is added, and
+    `activation` is applied.
 
     Raises:
-        RefusedError: `tensor` or `weights` are not float32; TFLite reads integers as quantized codes.
+        RefusedError: `tensor` or `weights` are not float32. TFLite treats integers as quantized codes.
     """
     _check_float32(tensor.dtype, weights.dtype)
     if bias is None:

@@ -1,4 +1,4 @@
-"""Normalisation: with stored statistics, over the features of a sample, over neighbouring channels."""
+"""Batch, instance and layer normalisation, and local response normalisation."""
 
 import numpy as np
 
@@ -20,7 +20,7 @@ def _stored_statistics(node: Node, graph: Graph) -> Rule:
 
 @writes("BatchNormalization", rule=_stored_statistics)
 def write_batch_norm(step: Step) -> None:
-    """Write x * scale + shift, where scale and shift are constants from the stored statistics."""
+    """Write x * scale + shift with two constants that are computed from the stored statistics."""
     names = ("the scale", "the bias", "the mean", "the variance")
     gain, bias, mean, variance = (
         step.constant(index, name).astype(np.float64) for index, name in enumerate(names, start=1)
@@ -64,7 +64,7 @@ def _spatial_rule(node: Node, graph: Graph) -> Rule:
 
 @writes("LRN", rule=_spatial_rule)
 def write_lrn(step: Step) -> None:
-    """Write LOCAL_RESPONSE_NORMALIZATION with ONNX's alpha divided by the size of the window."""
+    """Write LOCAL_RESPONSE_NORMALIZATION. Its alpha is ONNX's alpha divided by the window size."""
     size = step.attribute("size")
     if size % 2 == 0:
         raise RefusedError(f"the window has an even size {size}; TFLite's are symmetric")

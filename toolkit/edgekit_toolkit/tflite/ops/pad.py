@@ -1,4 +1,4 @@
-"""Padding with a constant, by reflection and by the edge; negative padding cuts off."""
+"""Padding with a constant, by reflection or with the edge values. Negative padding crops."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ REFLECT = 0
 
 @writes("Pad", rule=axiswise)
 def write_pad(step: Step) -> None:
-    """Write PAD, PADV2 or MIRROR_PAD, behind a SLICE where padding is negative."""
+    """Write PAD, PADV2 or MIRROR_PAD. A SLICE is added before it for negative padding."""
     tensor, mode = step.read(0), step.attribute("mode", "constant")
     if len(tensor.shape) > MAX_PADDED_RANK:
         raise RefusedError(

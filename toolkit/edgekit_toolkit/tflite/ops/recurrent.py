@@ -1,6 +1,6 @@
-"""LSTM, GRU and plain recurrent layers, written out step by step.
+"""LSTM, GRU and simple recurrent layers, unrolled step by step.
 
-TFLite's own recurrent operators keep their state from run to run, while ONNX's start from zero.
+TFLite's own recurrent operators keep their state between runs. In ONNX, the state starts at zero.
 """
 
 from collections.abc import Sequence
@@ -35,9 +35,10 @@ class _Direction:
 
 @writes("LSTM", "GRU", "RNN", rule=as_onnx)
 def write_recurrent(step: Step) -> None:
-    """Write every step of every direction: X [T, B, I] -> Y [T, D, B, H], Y_h [D, B, H], Y_c [D, B, H].
+    """Write all steps of all directions.
 
-    T: steps, B: batch, I: inputs, D: directions, H: hidden values.
+    The input is X [T, B, I]. The outputs are Y [T, D, B, H], Y_h [D, B, H] and Y_c [D, B, H], with T steps,
+    batch size B, I inputs, D directions and H hidden values.
     """
     _check(step)
     directions = _directions(step)

@@ -17,10 +17,10 @@ _KINDS = {
 
 
 def reduced_axes(node: Node, graph: Graph) -> tuple[int, ...]:
-    """Return the axes of the first input that a node reduces, sorted, none negative; () if it reduces none.
+    """Return the axes of the first input that a node reduces, sorted and non-negative.
 
     Raises:
-        RefusedError: the axes are computed in the graph.
+        RefusedError: The axes are not constant.
     """
     rank = len(graph.shape(node.inputs[0]))
     axes = node.attributes.get("axes")
@@ -42,7 +42,7 @@ def _rule(node: Node, graph: Graph) -> Rule:
 
 @writes(*_KINDS, rule=_rule)
 def write_reduce(step: Step) -> None:
-    """Write MEAN, SUM or another reduction; norms and logarithms are lowered to these."""
+    """Write MEAN, SUM or another reduction. Norms and logarithms were already replaced by these."""
     step.require("float32", "int32", "int64")
     tensor = step.read(0)
     axes = [step.axis(axis) for axis in reduced_axes(step.node, step.graph)]

@@ -1,4 +1,4 @@
-"""Changes of shape. Those that only rename axes are views (see `values`) and write nothing."""
+"""Operators that change the shape of a tensor. If they only rename axes, they are views (see `values`)."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ def write_reshape(step: Step) -> None:
 
 @writes("Dropout", rule=as_onnx)
 def write_dropout(step: Step) -> None:
-    """Raise RefusedError always: a Dropout that drops nothing is a view, and is not written."""
+    """Raise RefusedError. A Dropout without effect is a view and never gets here."""
     raise RefusedError(f"its mask, and dropping in training_mode, are not covered: {step.node.outputs}")
 
 

@@ -1,4 +1,4 @@
-"""Resizing of images: TFLite's own operators if they sample at the same places, else by index."""
+"""Resizing of images with TFLite's operators if they match, and with gathers otherwise."""
 
 from dataclasses import dataclass
 
@@ -18,19 +18,19 @@ PLACE_TOLERANCE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Options of TFLite's resizing operators: at which places of the input they sample."""
+    """The options of TFLite's resizing operators, which determine the sampling positions."""
 
     align_corners: bool
     half_pixel_centers: bool
 
     def places(self, size: int, length: int) -> NDArray[np.float64]:
-        """Return where each of `length` results samples an axis of `size` elements, float64 [length]."""
+        """Return the sampling positions of `length` results along an axis of `size`, float64 [length]."""
         scale = (size - 1) / (length - 1) if self.align_corners and length > 1 else size / length
         grid = np.arange(length, dtype=np.float64)
         return (grid + 0.5) * scale - 0.5 if self.half_pixel_centers else grid * scale
 
     def nearest(self, size: int, length: int) -> NDArray[np.int32]:
-        """Return which of `size` elements each of `length` results takes, as int32 [length].
+        """Return the index of the element that each of `length` results takes along an axis, int32 [length].
 
         Source: tensorflow/lite/kernels/internal/reference/resize_nearest_neighbor.h.
         """
@@ -56,7 +56,7 @@ def _rule(node: Node, graph: Graph) -> Rule:
 
 @writes("Resize", rule=_rule)
 def write_resize(step: Step) -> None:
-    """Write RESIZE_BILINEAR, RESIZE_NEAREST_NEIGHBOR or GATHERs; other modes were lowered to products."""
+    """Write RESIZE_BILINEAR, RESIZE_NEAREST_NEIGHBOR or GATHERs. Other modes were replaced by products."""
     node, graph, tensor = step.node, step.graph, step.read(0)
     sampling = bilinear_sampling(node, graph)
     if sampling is not None:
@@ -69,7 +69,7 @@ def write_resize(step: Step) -> None:
 
 
 def bilinear_sampling(node: Node, graph: Graph) -> Sampling | None:
-    """Return RESIZE_BILINEAR's options that compute the same as a linear Resize; None if there are none."""
+    """Return the options with which RESIZE_BILINEAR is equal to a linear Resize, or None."""
     axes = range(2, len(graph.shape(node.inputs[0])))
     if text_of(node, "mode", "nearest") != "linear" or node.attributes.get("antialias", 0):
         return None
@@ -103,10 +103,10 @@ def _emit(step: Step, kind: str, table: str, tensor: Tensor, sampling: Sampling)
 
 
 def places(node: Node, graph: Graph, axis: int) -> NDArray[np.float64]:
-    """Return the positions at which a Resize of ONNX samples one axis of its input, float64 [length].
+    """Return the positions at which an ONNX Resize samples an axis of its input, float64 [length].
 
     Raises:
-        RefusedError: the coordinate_transformation_mode is not covered, or see `scale_of`.
+        RefusedError: The coordinate_transformation_mode is not supported, or `scale_of` raises it.
 
     Source: ONNX operators, Resize, coordinate_transformation_mode.
     """
@@ -129,10 +129,10 @@ def places(node: Node, graph: Graph, axis: int) -> NDArray[np.float64]:
 
 
 def scale_of(node: Node, graph: Graph, axis: int) -> float:
-    """Return the scale of one axis of a Resize: the stated scale, else result size / input size.
+    """Return the scale of one axis of a Resize: the stated scale, or else result size / input size.
 
     Raises:
-        RefusedError: the node has a keep_aspect_ratio_policy, which derives the scale from another axis.
+        RefusedError: The node has a keep_aspect_ratio_policy, which is not supported.
     """
     if text_of(node, "keep_aspect_ratio_policy", "stretch") != "stretch":
         raise RefusedError("keep_aspect_ratio_policy is not covered")

@@ -13,9 +13,9 @@ MAX_SLICED_RANK = 5
 
 @writes("Slice", rule=axiswise)
 def write_slice(step: Step) -> None:
-    """Write SLICE, or STRIDED_SLICE if elements are skipped or reversed.
+    """Write SLICE, or STRIDED_SLICE if the step is not 1.
 
-    With too many axes for these, write a GATHER for each axis.
+    These support at most five axes. Beyond that, a GATHER is written for each axis.
     """
     tensor, ranges = step.read(0), _ranges(step)
     stored = [range(size) for size in tensor.shape]
@@ -56,7 +56,7 @@ def _ranges(step: Step) -> dict[int, range]:
 
 @writes("Split", rule=axiswise)
 def write_split(step: Step) -> None:
-    """Write SPLIT for equal parts, else SPLIT_V; parts without elements get no tensor."""
+    """Write SPLIT for equal parts, else SPLIT_V. Empty parts get no tensor."""
     onnx_axis = step.attribute("axis", 0)
     axis, tensor = step.axis(onnx_axis), step.read(0)
     sizes = [step.out_shape(number)[onnx_axis] for number in range(len(step.node.outputs))]
@@ -80,7 +80,7 @@ def write_split(step: Step) -> None:
 
 @writes("Concat", rule=axiswise)
 def write_concat(step: Step) -> None:
-    """Write CONCATENATION of the inputs that have elements."""
+    """Write CONCATENATION of the inputs that are not empty."""
     filled = [index for index in range(len(step.node.inputs)) if 0 not in step.shape(index)]
     tensors = [step.read(number) for number in filled]
     if len(tensors) == 1:

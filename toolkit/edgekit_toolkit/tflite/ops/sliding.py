@@ -1,4 +1,4 @@
-"""Windows of convolutions and pooling, and padding that TFLite has no option for."""
+"""Windows of convolutions and pooling, and padding that TFLite's options do not cover."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,12 +17,12 @@ SYMMETRIC = 1  # option of MIRROR_PAD: the elements at the border are copied too
 
 
 def windows_of(step: Step, kernel: Sequence[int]) -> Windows:
-    """Return windows over the first input [N, C, spatial...].
+    """Return the windows over the first input [N, C, spatial...].
 
-    One spatial axis becomes two, the first with size 1. `kernel`: sizes of a window without dilation.
+    A single spatial axis gets another axis of size 1 in front. `kernel` is the window size without dilation.
 
     Raises:
-        RefusedError: see `windows`.
+        RefusedError: The windows are not supported, see `windows`.
     """
     sliding = windows(step.shape(0)[2:], kernel, attributes_of(step), step.out_shape()[2:])
     if len(sliding.sizes) != 1:
@@ -43,7 +43,7 @@ def attributes_of(node: NodeFacts) -> WindowAttributes:
 
 
 def pad_spatial(step: Step, tensor: Tensor, pads: Pads) -> Tensor:
-    """Return the tensor [N, spatial..., C] with a border of zeros; itself if `pads` are all 0."""
+    """Return the tensor [N, spatial..., C] padded with zeros, or unchanged if `pads` are all 0."""
     if not any(before or after for before, after in pads):
         return tensor
     amounts, shape = _bordered(step, tensor, pads)
@@ -51,10 +51,11 @@ def pad_spatial(step: Step, tensor: Tensor, pads: Pads) -> Tensor:
 
 
 def pad_for_maxima(step: Step, tensor: Tensor, sliding: Windows) -> Tensor:
-    """Return the tensor [N, spatial..., C] with a border that changes no window's maximum.
+    """Return the tensor [N, spatial..., C] with padding that does not change the maximum of any window.
 
-    The border is zeros if no element is negative. Else it is a mirror, if every window with a mirrored
-    element also has the original. Else it is the lowest float, which makes a later quantization useless.
+    The padding is zero if no element is negative. Otherwise elements are mirrored, if each window with a copy
+    also contains the original. In the remaining cases, it is the lowest float, which spoils a later
+    quantization.
     """
     if is_never_negative(step.graph, step.node.inputs[0]):
         return pad_spatial(step, tensor, sliding.pads)
@@ -68,7 +69,7 @@ def pad_for_maxima(step: Step, tensor: Tensor, sliding: Windows) -> Tensor:
 
 
 def is_never_negative(graph: Graph, name: str) -> bool:
-    """Whether the nodes that make tensor `name` show that no element of it is negative."""
+    """Return whether it is certain from the nodes that compute `name` that no element is negative."""
     while (node := graph.producers.get(name)) is not None:
         if node.activation in {"RELU", "RELU6"} or node.op_type in {
             "Relu",
@@ -101,5 +102,5 @@ def padded(step: Step, tensor: Tensor, sliding: Windows) -> tuple[Tensor, str]:
 
 
 def strides_of(sliding: Windows, padding: str) -> dict[str, Any]:
-    """Return the stride and padding fields of 2-D windows; `padding`: `SAME` or `VALID`."""
+    """Return the stride and padding fields of 2-D windows. `padding` is `SAME` or `VALID`."""
     return {"padding": PADDING_CODES[padding], "strideH": sliding.strides[0], "strideW": sliding.strides[1]}
