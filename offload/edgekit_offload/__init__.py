@@ -1,1 +1,1 @@
-"""Offload: split a model between device and server, from measured costs."""
+"""Splits a model between device and server, based on measured costs."""

@@ -1,1 +1,1 @@
-"""Exact cuts: a graph of kernels, the costs of placing them, and the cheapest placement with its proof."""
+"""Finds the cheapest placement of a graph of kernels, and proves that no other is cheaper."""

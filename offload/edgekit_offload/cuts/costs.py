@@ -1,4 +1,4 @@
-"""Costs of placing kernels on tiers, all in one unit, seconds or joules, so that they can be added up."""
+"""The costs of placing kernels on tiers. They all have the same unit, seconds or joules."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -14,17 +14,19 @@ _AT_ONCE: Final = 4096  # placements whose costs are added up together, which bo
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of a graph on two tiers (device, server) or more, one link between neighbours.
+    """The costs of a graph on two or more tiers, such as device and server. Neighbours have a link.
 
-    A tensor is sent over a link at most once, however many kernels read it behind the link. Data flows
-    forward only: a kernel reads tensors made on its own tier or on one nearer to the device.
+    A tensor is sent at most once over a link, even if several kernels behind the link read it. Data flows
+    forward only. A kernel reads tensors from its own tier or from a tier nearer to the device.
 
     Attributes:
-        compute: float64 [kernels, tiers], 0 or more; infinity if a kernel cannot run.
-        upload: float64 [tensors, links], 0 or more: cost of encoding, sending and decoding a tensor; infinity
-            if a tensor must not cross.
-        download: float64 [tensors, links]: cost of sending an output made behind the link back to the device.
-        setup: float64 [links]: cost paid once if anything runs behind the link, such as a round trip.
+        compute: The cost of each kernel on each tier, float64 [kernels, tiers], at least 0. It is infinite if
+            the kernel cannot run there.
+        upload: The cost of encoding, sending and decoding each tensor, float64 [tensors, links], at least 0.
+            It is infinite if a tensor must not be sent.
+        download: The cost of sending an output from behind a link back to the device, float64 [tensors,
+            links].
+        setup: The fixed cost of using each link, such as a round trip, float64 [links].
     """
 
     compute: NDArray[np.float64]
@@ -50,12 +52,10 @@ class Costs:
         return int(self.compute.shape[1])
 
     def of(self, graph: KernelGraph, placements: NDArray[np.int8]) -> NDArray[np.float64]:
-        """Return the cost of each placement; infinity if it is forbidden or data flows backward.
+        """Return the costs of placements, float64 [placements].
 
-        `placements`: int8 [placements, kernels], the tier of each kernel; 0 is the device.
-
-        Returns:
-            float64 [placements].
+        The cost is infinite if a placement is not allowed or data flows backward. `placements` has the tier
+        of each kernel, int8 [placements, kernels], where 0 is the device.
         """
         if len(placements) > _AT_ONCE:
             blocks = np.array_split(placements, len(placements) // _AT_ONCE + 1)

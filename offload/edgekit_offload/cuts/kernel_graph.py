@@ -1,6 +1,7 @@
-"""A model as a graph of kernels: what an engine runs after fusion, and the tensors between them.
+"""A model as a graph of kernels, which are the steps that an engine runs after fusion.
 
-It holds names only. Costs of kernels and tensors are in `costs`, since they vary with machines and links.
+The graph contains only names. The costs of kernels and tensors depend on machines and links, and are in
+`costs`.
 """
 
 from dataclasses import dataclass
@@ -14,12 +15,12 @@ from edgekit_runtime.errors import CutError
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One step of the engine.
+    """A step of the engine.
 
     Attributes:
-        name: unique in the graph.
-        reads: tensors that the kernel needs, without weights.
-        writes: tensors that it makes.
+        name: The name, unique in the graph.
+        reads: The tensors that the kernel reads, without weights.
+        writes: The tensors that the kernel writes.
     """
 
     name: str
@@ -32,12 +33,12 @@ class KernelGraph:
     """Kernels in an order in which they can run.
 
     Attributes:
-        kernels: each reads only inputs and tensors that earlier kernels wrote.
-        inputs: tensors that the application gives; they are on the device.
-        outputs: tensors that the application wants on the device.
+        kernels: The kernels. They read only inputs and tensors from earlier kernels.
+        inputs: The tensors that the application passes in on the device.
+        outputs: The tensors that the application needs on the device.
 
     Raises:
-        CutError: a tensor is read before it is written, written twice or never, or a name is not unique.
+        CutError: A tensor is read before it is written, is written twice or never, or a name is not unique.
     """
 
     kernels: tuple[Kernel, ...]
@@ -62,17 +63,17 @@ class KernelGraph:
 
     @cached_property
     def tensors(self) -> tuple[str, ...]:
-        """Inputs and written tensors, in the order of their creation."""
+        """The inputs and the tensors that kernels write, in order of creation."""
         return (*self.inputs, *(tensor for kernel in self.kernels for tensor in kernel.writes))
 
     @cached_property
     def producer(self) -> dict[str, int]:
-        """Tensor -> number of the kernel that writes it; inputs have no entry."""
+        """A dict from a tensor to the index of the kernel that writes it. Inputs are missing."""
         return {tensor: number for number, kernel in enumerate(self.kernels) for tensor in kernel.writes}
 
     @cached_property
     def consumers(self) -> dict[str, tuple[int, ...]]:
-        """Tensor -> numbers of the kernels that read it, rising; empty for a tensor that none reads."""
+        """A dict from a tensor to the sorted indices of the kernels that read it, possibly empty."""
         readers: dict[str, list[int]] = {tensor: [] for tensor in self.tensors}
         for number, kernel in enumerate(self.kernels):
             for tensor in dict.fromkeys(kernel.reads):
@@ -81,7 +82,7 @@ class KernelGraph:
 
     @cached_property
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
-        """For each kernel, the numbers of the kernels whose tensors it reads itself, rising."""
+        """The sorted indices of the kernels from which each kernel reads tensors directly."""
         return tuple(
             tuple(sorted({self.producer[tensor] for tensor in kernel.reads if tensor in self.producer}))
             for kernel in self.kernels
@@ -89,7 +90,7 @@ class KernelGraph:
 
     @cached_property
     def ancestors(self) -> NDArray[np.bool_]:
-        """Whether kernel j depends on kernel i, also through others, or is i itself: bool [j, i]."""
+        """Whether kernel j depends on kernel i directly or indirectly, or is i itself, as bool [j, i]."""
         needed = np.eye(len(self.kernels), dtype=np.bool_)
         for number, before in enumerate(self.predecessors):
             needed[number] |= needed[list(before)].any(axis=0)
@@ -97,7 +98,7 @@ class KernelGraph:
 
     @cached_property
     def edges(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Pairs (kernel, later kernel that reads its tensors), as two arrays of kernel numbers."""
+        """The pairs of a kernel and a reader of its tensors, as two arrays of kernel indices."""
         pairs = [
             (predecessor, number) for number, before in enumerate(self.predecessors) for predecessor in before
         ]
@@ -106,7 +107,7 @@ class KernelGraph:
 
     @cached_property
     def made(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Pairs (written tensor, its kernel), as two arrays: indices in `tensors`, and kernel numbers."""
+        """The pairs of a written tensor and its kernel, as arrays of indices in `tensors` and `kernels`."""
         pairs = [
             (row, self.producer[tensor]) for row, tensor in enumerate(self.tensors) if tensor in self.producer
         ]
@@ -115,9 +116,10 @@ class KernelGraph:
 
     @cached_property
     def read(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-        """Tensors with readers, as three arrays.
+        """The tensors that are read, as three arrays.
 
-        Indices in `tensors`; the readers, tensor by tensor; where the readers of each tensor start.
+        The first array has the indices in `tensors`. The second has the indices of the reading kernels,
+        grouped by tensor. The third has the start of each group in the second array.
         """
         rows = [row for row, tensor in enumerate(self.tensors) if self.consumers[tensor]]
         readers = [self.consumers[self.tensors[row]] for row in rows]
@@ -135,13 +137,10 @@ class KernelGraph:
         return np.array(rows, np.intp)
 
     def placements(self, tiers: int, at_most: int) -> NDArray[np.int8] | None:
-        """Return every placement in which data flows forward only; None if there are more than `at_most`.
-
-        The count stops early: if the first kernels alone have more than `at_most` placements, the whole graph
-        has at least as many.
+        """Return all placements in which data flows forward only, or None if there are more than `at_most`.
 
         Returns:
-            int8 [placements, kernels], the tier of each kernel; 0 is the device.
+            The tier of each kernel, int8 [placements, kernels], where 0 is the device.
         """
         rows = np.zeros((1, 0), np.int8)
         for before in self.predecessors:

@@ -1,23 +1,24 @@
-"""The cheapest placement of a graph on device and server, proved to be the cheapest.
+"""Finds the cheapest placement of a graph on device and server, and proves that no other is cheaper.
 
-If data flows through tiers in one direction, placing kernels on them is a minimum cut (a project-selection
-problem). That holds also with more than two tiers, with one cost a tensor however many kernels read it, and
-with a set-up cost a link. It is solved as a linear program. Its matrix is totally unimodular, so the optimum
-is a placement. A limit on memory or on another cost, or the slowest stage of a pipeline instead of the sum,
-makes it a mixed-integer program of the same variables. HiGHS solves both.
+If data flows through the tiers in one direction only, the placement is a minimum cut (a project-selection
+problem). This also holds for more than two tiers, for tensors that are sent once to several readers, and for
+fixed costs of links. It is solved as a linear program with a totally unimodular matrix, so that its optimum
+is a placement. With a limit on memory or another cost, or with the slowest stage of a pipeline as the
+objective, it becomes a mixed-integer program with the same variables. HiGHS solves both.
 
-Example: kernel `a` makes `t` (40 kB) of the input `x` (600 kB), `b` makes the output `y` (1 kB) of it. They
-take 100 and 400 ms on the device, 1 and 4 ms on the server; 1 kB takes 1 ms on the link, a round trip 20 ms.
+For example, kernel `a` reads the input `x` (600 kB) and writes `t` (40 kB). Kernel `b` reads `t` and writes
+the output `y` (1 kB). They take 100 and 400 ms on the device, and 1 and 4 ms on the server. The link takes 1
+ms per kB, and 20 ms for a round trip.
 
     all on the device        before[a] = before[b] = 1                     100 + 400            = 500 ms
     cut behind `a`           before[a] = 1, sent[t] = used = 1             100 + 40 + 20 + 4 + 1 = 165 ms
     all on the server        sent[x] = used = 1                            600 + 20 + 1 + 4 + 1 = 626 ms
 
-The relaxed program finds 165 ms. Its dual solution proves that nothing costs less, and so does a trial of all
-three.
+The linear program finds 165 ms. Its dual solution proves that this is the minimum, and so does a comparison
+of all three placements.
 
-This is not the construction of DADS (Hu et al., INFOCOM 2019, algorithm 1): it has no edges from consumers
-back to producers, so its minimum cut may let the device read tensors of the server at no cost.
+The construction of DADS (Hu et al., INFOCOM 2019, algorithm 1) is different. It lacks edges from consumers
+back to producers, so its minimum cut may let the device read tensors of the server for free.
 
 Source: J.-C. Picard, "Maximal closure of a graph and applications to combinatorial problems", 1976.
 """
@@ -57,15 +58,15 @@ _OPTIONS: Final = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Limit:
-    """A sum over the placed kernels and tensors that may not exceed a bound.
+    """An upper bound on a sum over the placed kernels and tensors.
 
     Attributes:
-        costs: the addends, such as the bytes of weights on the device or seconds of latency.
-        at_most: the bound, in the unit of `costs`.
-        shared: further pairs (addend, kernels). An addend counts once if any of its kernels runs on the
+        costs: The terms of the sum, such as bytes of weights on the device or seconds of latency.
+        at_most: The upper bound, in the unit of `costs`.
+        shared: Further pairs of a term and kernels. A term is added once if any of its kernels runs on the
             device.
-        slack: added to `at_most`. If a limit applies only when a certain kernel is on the device, the cost of
-            that kernel contains the slack, too.
+        slack: An amount to add to `at_most`. For a limit that applies only if a certain kernel is on the
+            device, the cost of that kernel includes the slack.
     """
 
     costs: Costs
@@ -76,11 +77,11 @@ class Limit:
 
     @property
     def largest(self) -> float:
-        """The largest sum that keeps the limit: `at_most` with `slack` and a tolerance for rounding."""
+        """The largest allowed sum: `at_most` with `slack` and a tolerance for rounding."""
         return self.at_most * (1 + _GAP) + self.slack
 
     def of(self, graph: KernelGraph, placements: NDArray[np.int8]) -> NDArray[np.float64]:
-        """Return the sum for each placement; infinity if data flows backward. See `Costs.of`."""
+        """Return the sum for each placement, infinite if data flows backward. See `Costs.of`."""
         total = self.costs.of(graph, placements)
         for addend, kernels in self.shared:
             total += addend * (placements[:, kernels] == 0).any(axis=1)
@@ -89,13 +90,13 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The tier of each kernel, the cost, and the proof that nothing is cheaper.
+    """A placement, its cost, and a lower bound of the cost of all placements.
 
     Attributes:
-        tiers: the tier of each kernel; 0 is the device.
-        bound: no placement costs less than this.
-        proof: "enumerated" (all placements were tried), or "dual" (a solution of the dual program that was
-            checked here), or "solver" (the bound of the branch-and-bound search).
+        tiers: The tier of each kernel, where 0 is the device.
+        bound: The lower bound. No placement costs less.
+        proof: The origin of the bound: "enumerated" if all placements were compared, "dual" for a solution of
+            the dual program that was checked here, or "solver" for the bound of the branch-and-bound search.
     """
 
     tiers: tuple[int, ...]
@@ -105,7 +106,7 @@ class Placement:
 
     @property
     def gap(self) -> float:
-        """Upper bound of the excess over the best placement's cost, as a share of this placement's cost."""
+        """The largest possible excess over the minimum cost, as a fraction of this placement's cost."""
         return 0.0 if self.cost <= self.bound else (self.cost - self.bound) / self.cost
 
 
@@ -176,19 +177,18 @@ class _Program:
 
 
 class Cuts:
-    """Finds placements of one graph on a row of tiers, under any costs.
+    """Finds placements of a graph on tiers, for any costs.
 
-    The constraints depend on the graph alone and are built once. When only costs change, as along a range of
-    bandwidths, the next solution starts from the last one.
+    The constraints depend only on the graph and are built once. If only the costs change, for example with
+    the bandwidth, the solver starts from the previous solution. If a graph has few placements, as a chain of
+    kernels, all are compared without the solver.
 
-    Variables, all in 0..1: whether a kernel runs before a link, [kernels, links]; whether a tensor is sent
-    over a link, [tensors, links]; whether a link is used, [links].
-
-    A graph with few placements, such as a chain, needs no solver: all are compared.
+    The variables are in 0..1. They say whether a kernel runs before a link, [kernels, links], whether a
+    tensor is sent over a link, [tensors, links], and whether a link is used, [links].
 
     Args:
-        tiers: machines in a row, 2 or more; the first is the device.
-        compares_up_to: most placements that are compared without the solver.
+        tiers: The number of tiers, at least 2. The first one is the device.
+        compares_up_to: The largest number of placements to compare without the solver.
     """
 
     def __init__(self, graph: KernelGraph, tiers: int = 2, *, compares_up_to: int = FEW_PLACEMENTS) -> None:
@@ -203,14 +203,14 @@ class Cuts:
         self._solver: highspy.Highs | None = None
 
     def cheapest(self, costs: Costs, limits: Sequence[Limit] = ()) -> Placement:
-        """Return the placement that costs least.
+        """Return the placement with the lowest cost.
 
         Args:
-            costs: the costs to minimise, such as seconds or joules.
-            limits: sums that may not exceed a bound. Without them the result is exact in polynomial time.
+            costs: The costs to minimise, such as seconds or joules.
+            limits: Upper bounds on other sums. Without them the result is exact in polynomial time.
 
         Raises:
-            CutError: no placement is possible; the message names the limits.
+            CutError: No placement is possible. The message names the limits.
         """
         if self._has_few:
             return self._compare([costs], limits)
@@ -225,12 +225,12 @@ class Cuts:
         return self._keep(limits, solve)
 
     def fastest_pipeline(self, stages: Sequence[Costs], limits: Sequence[Limit] = ()) -> Placement:
-        """Return the placement whose slowest stage is fastest: that stage decides the rate of many requests.
+        """Return the placement with the fastest slowest stage, which determines the throughput.
 
-        `stages`: costs of each stage, such as the device, the link and the server, in seconds a request.
+        `stages` are the costs of each stage, such as device, link and server, in seconds per request.
 
         Raises:
-            CutError: no placement is possible; the message names the limits.
+            CutError: No placement is possible. The message names the limits.
         """
         if self._has_few:
             return self._compare(stages, limits)
@@ -265,12 +265,12 @@ class Cuts:
     def confirm(
         self, placement: Placement, stages: Sequence[Costs], limits: Sequence[Limit] = ()
     ) -> Placement:
-        """Return the best of all placements, proved by enumeration; `placement` if there are too many to try.
+        """Return the best of all placements, or `placement` if there are too many to compare.
 
         Args:
-            placement: the result of `cheapest` (one stage) or `fastest_pipeline`.
-            stages: `[costs]` of `cheapest`, or the stages of `fastest_pipeline`.
-            limits: the limits with which `placement` was found.
+            placement: The result of `cheapest` or `fastest_pipeline`.
+            stages: `[costs]` for `cheapest`, or the stages for `fastest_pipeline`.
+            limits: The limits with which `placement` was found.
         """
         every = self.placements
         if every is None or placement.proof == "enumerated":
@@ -286,7 +286,7 @@ class Cuts:
 
     @cached_property
     def placements(self) -> NDArray[np.int8] | None:
-        """All placements, int8 [placements, kernels]; None if they are too many to try."""
+        """All placements, int8 [placements, kernels], or None if there are too many to compare."""
         at_most = min(MAX_ENUMERATED, _MAX_ENUMERATED_TIERS // max(len(self.graph.kernels), 1))
         return self.graph.placements(self._links + 1, at_most)
 

@@ -1,8 +1,8 @@
-"""The model of the demo and its images, made from a seed: nothing is downloaded, and nothing was trained.
+"""Generates the model of the demo and its images from a seed, without downloads or training.
 
-The model is a convolutional network of 4 billion operations. Its middle is narrow, as in networks that are
-meant to be split: 3.2 kB in 8 bits after a quarter of the work; an image takes 40 kB as a JPEG. Its weights
-are random, so its classes mean nothing: an answer is right if the whole model gives the same class.
+The model is a convolutional network with 4 billion operations. After a quarter of the work, it has a narrow
+tensor of 3.2 kB in 8 bits, as in networks that are meant to be split. A JPEG image has 40 kB. The weights are
+random, so the classes have no meaning. An answer is correct if it has the class of the whole model.
 """
 
 from typing import Final
@@ -43,9 +43,9 @@ _OCTAVES: Final = (4, 8, 16, 32, 64, 128)
 
 
 def make_model(images: NDArray[np.uint8], seed: int = 0) -> bytes:
-    """Return the ONNX model: uint8 [1, 320, 320, 3] to float32 [1, 10].
+    """Return the ONNX model, from uint8 [1, 320, 320, 3] to float32 [1, 10].
 
-    `images`: images over which the mean of each score becomes 0, so that several classes occur.
+    Biases are chosen so that each score has the mean 0 over `images`. Thus several classes occur.
     """
     model = _build(seed)
     means = run_model(model.SerializeToString(), images).mean(axis=0)
@@ -55,7 +55,7 @@ def make_model(images: NDArray[np.uint8], seed: int = 0) -> bytes:
 
 
 def run_model(model: bytes, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Return the scores of images, float32 [images, 10]; `images` are uint8 [images, 320, 320, 3]."""
+    """Return the scores float32 [images, 10] of images uint8 [images, 320, 320, 3]."""
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     return np.concatenate([session.run([OUTPUT], {INPUT: image[None]})[0] for image in images])
 
@@ -117,10 +117,9 @@ def _build(seed: int) -> onnx.ModelProto:
 
 
 def make_images(count: int, seed: int = 1) -> NDArray[np.uint8]:
-    """Return images as compressible as photographs: noise that is weaker the finer it is.
+    """Return random images, uint8 [count, 320, 320, 3].
 
-    Returns:
-        uint8 [count, 320, 320, 3].
+    They are sums of noise that is weaker at finer scales, so that they can be compressed like photographs.
     """
     rng = np.random.default_rng(seed)
     images = np.zeros((count, SIDE, SIDE, 3))
@@ -144,11 +143,12 @@ def _enlarge(coarse: NDArray[np.float64], cells: int) -> NDArray[np.float64]:
 
 
 def pick_images(model: bytes, images: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
-    """Return up to `count` images of all classes that occur. Weak noise does not change their classes.
+    """Return up to `count` images, spread over all classes.
 
-    Images between two classes are left out: a coding that changes their scores a little would seem wrong.
+    The images are chosen so that small changes of their pixels do not change their class. Otherwise, lossy
+    codecs would seem to cause errors.
 
-    `images`: uint8 [n, 320, 320, 3].
+    `images` are uint8 [n, 320, 320, 3].
     """
     noise = np.random.default_rng(0).integers(-_NOISE, _NOISE + 1, images.shape)
     noisy = np.clip(images.astype(np.int16) + noise, 0, 255).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""The package of the demo: its network, planned on this machine and signed with a key of its own."""
+"""Creates the package of the demo. Its network is planned on this machine and signed with its own key."""
 
 import datetime
 import ipaddress
@@ -44,12 +44,12 @@ _MOST_CUTS: Final = 1  # each plan takes time from the others
 
 @dataclass(frozen=True, slots=True)
 class DemoPackage:
-    """The package that the demo runs.
+    """The package of the demo.
 
     Attributes:
-        keys: folder of the key pair that signs the package.
-        requests: path of a file with the images and their right answers, see `WorkerConfig`.
-        plans: names of the plans that the demo measures for comparison with edgekit's own choice.
+        keys: The folder of the key pair with which the package is signed.
+        requests: The path of a file with the images and their correct answers, see `WorkerConfig`.
+        plans: The names of the plans with which edgekit's own choice is compared.
     """
 
     path: Path
@@ -59,11 +59,11 @@ class DemoPackage:
 
 
 def make_demo_package(folder: Path, progress: Callable[[str], None]) -> DemoPackage:
-    """Make, plan and package the network of the demo; its files go into `folder`.
+    """Create and plan the network of the demo, and package it in `folder`.
 
     Raises:
-        CutError: this machine cannot measure the network.
-        OutputError: the folder cannot be written.
+        CutError: This machine cannot measure the network.
+        OutputError: The folder cannot be written.
     """
     progress("making a network and images")
     images = make_images(_IMAGES)
@@ -138,10 +138,10 @@ def _package(
 
 
 def choose_plans(result: PlanningResult) -> list[Candidate]:
-    """Return the candidates that the demo measures: local, uploads in image codecs, and the best cut.
+    """Return the plans to measure: the local one, uploads in image codecs, and the best cut.
 
-    Candidates whose expected loss is over the plan's limit or `MAX_LOSS` are left out. Others are returned
-    even if they are never the best, because the demo's page compares all.
+    Plans are left out if their expected loss exceeds the limit or `MAX_LOSS`. A plan that is never the best
+    is returned too, because the page of the demo compares all.
     """
     offered = [
         candidate
@@ -160,7 +160,10 @@ def choose_plans(result: PlanningResult) -> list[Candidate]:
 
 
 def write_certificate(folder: Path, host: str) -> tuple[Path, Path]:
-    """Write a self-signed certificate for an IP address, valid for a day, and its key; return both paths."""
+    """Write a self-signed certificate for an IP address and its key, and return both paths.
+
+    The certificate is valid for one day.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "edgekit demo")])
     now = datetime.datetime.now(datetime.timezone.utc)

@@ -1,4 +1,4 @@
-"""The page of a demo, live and saved: a chart, a table, and the reason of each switch."""
+"""The page of a running or finished demo: a chart, tables, and the reasons for changes of the plan."""
 
 import math
 from typing import Final
@@ -29,7 +29,7 @@ def render_live_page(recording: Recording) -> str:
 
 
 def render_saved_page(recording: Recording) -> str:
-    """Return the HTML of a page to keep: it has no script and sends no request."""
+    """Return the HTML of a page without scripts and requests, to be saved as a file."""
     return render_document("edgekit offload demo", _style(), render_state(recording))
 
 
@@ -38,7 +38,7 @@ def _style() -> str:
 
 
 def render_state(recording: Recording) -> Markup:
-    """Return the content of the page's element `main`, by the present state of the demo."""
+    """Return the content of the page's element `main` for the current state of the demo."""
     return join(
         _heading(recording),
         _verdict(recording),

@@ -1,7 +1,7 @@
-"""The demo's application on the device: `device_worker CONFIG` sends requests until it is ended.
+"""Runs the application on the device in the demo, as `device_worker CONFIG`.
 
-It writes a line of JSON for each request. edgekit chooses the plan of every second request; in between,
-the other plans take turns, each on a connection of its own.
+It sends requests until it is terminated, and writes one line of JSON for each. Every second request is sent
+with the plan that edgekit chooses. The others use the remaining plans in turn, each with its own connection.
 """
 
 import json
@@ -43,18 +43,18 @@ Ask: TypeAlias = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """Configuration of the worker.
+    """The configuration of the worker.
 
     Attributes:
-        package: path of the package with cut table and submodels.
-        home: folder of edgekit's own files, in which `keys` holds the trusted keys.
-        server: `http://host:port` or `https://host:port`, as the device reaches it.
-        token_file: path of the file with the server's token; empty for none.
-        ca_file: PEM file of the authority behind the server's certificate; empty for none.
-        plans: names of the plans that are forced in turn.
-        requests: path of a .npz: input name -> array with one request a row, and `classes`, the right
-            answers.
-        output: name of the tensor whose greatest value is the answer.
+        package: The path of the package with the cut table and submodels.
+        home: The folder of edgekit's files. Its subfolder `keys` contains the trusted keys.
+        server: The address of the server for the device, `http://host:port` or `https://host:port`.
+        token_file: The path of the file with the server's token, or empty.
+        ca_file: The path of the CA certificate for the server in PEM format, or empty.
+        plans: The names of the plans that are forced in turn.
+        requests: The path of a .npz with an array for each input, one request per row, and the correct
+            answers in `classes`.
+        output: The name of the tensor whose largest value is the answer.
     """
 
     package: str
@@ -71,9 +71,9 @@ class WorkerConfig:
 
 
 class ForcedPlan:
-    """A plan that runs under all conditions: without a choice, a fallback or hedging.
+    """A plan that always runs, without choosing, fallback or hedging.
 
-    It uses the same connections and codings as edgekit's own session, so that only the choice differs.
+    It uses the same connections and codecs as edgekit's own session, so that results can be compared.
     """
 
     def __init__(self, package: OpenedPackage, plan: OffloadPlan, config: WorkerConfig) -> None:
@@ -92,10 +92,10 @@ class ForcedPlan:
         self._server = OffloadServer(address, config.read_token())
 
     def ask(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Send a request by this plan, wait, and return the answer: name of an output -> its values.
+        """Run a request with this plan, and return the outputs by name.
 
         Raises:
-            EdgekitError: the server gave no answer, or not in time.
+            EdgekitError: The server did not answer, or not in time.
         """
         sent = dict(inputs) if self._head is None else self._head.run(inputs)
         for name, codec in self._plan.media.items():
@@ -227,7 +227,7 @@ class Worker:
 
 
 def main() -> None:
-    """Read the configuration, whose path is the first argument; send requests until the process is ended."""
+    """Send requests until the process is terminated. The first argument is the path of the configuration."""
     end_with_parent()
     Worker(from_json(WorkerConfig, Path(sys.argv[1]).read_bytes(), sys.argv[1])).run()
 

@@ -1,4 +1,4 @@
-"""Prepares a copy of a model for writing: binds sizes, computes constants, infers shapes."""
+"""Prepares a model for the conversion: fixes sizes, computes constants and infers shapes."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -29,11 +29,12 @@ CONSTANT_OPERATORS: Final = frozenset({"Constant", "ConstantOfShape", "EyeLike",
 def prepare(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProto:
     """Return a copy of a model that is ready to be written as TFLite.
 
-    Its free dimensions have the sizes `dims`, nodes that read only constants are computed, operators without
-    a mapping are lowered, and all shapes are recorded.
+    Free dimensions get the sizes `dims`, nodes with constant inputs are computed, operators that TFLite lacks
+    are replaced, and all shapes are inferred.
 
     Raises:
-        ConversionError: a free dimension has no size, the model is too large, or has unknown shapes or opset.
+        ConversionError: A free dimension has no size, the model is too large, or its shapes or opset are
+            unknown.
     """
     if model.ByteSize() > MAX_MODEL_BYTES:
         raise ConversionError(
@@ -72,7 +73,7 @@ def _converted(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def check_operators(nodes: Iterable[Node]) -> None:
-    """Raise ConversionError if operators cannot be written as TFLite; it names all of them."""
+    """Raise ConversionError with all unsupported operators, if there are any."""
     supported = OPERATORS.keys() | LOWERINGS.keys() | CONSTANT_OPERATORS
     refusals = tuple(
         Refusal(node.operator, node.place, NO_MAPPING)

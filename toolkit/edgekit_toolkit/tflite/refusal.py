@@ -1,4 +1,4 @@
-"""Refusals of the writer, with the names of operator and node."""
+"""Errors of the conversion, which name the operator and the node."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -9,21 +9,21 @@ REFUSED: Final = "edgekit.refused"  # attribute of an ONNX node that nothing cov
 
 
 class RefusedError(Exception):
-    """A node cannot be written as TFLite; the text says why. It does not leave the package `tflite`."""
+    """A node cannot be written as TFLite. The error is handled within the package `tflite`."""
 
 
 class UnknownTensorError(RefusedError):
-    """The shape or element type of a tensor is not known."""
+    """The shape or element type of a tensor is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why one node cannot be written as TFLite.
+    """The reason why a node cannot be written as TFLite.
 
     Attributes:
-        operator: operator type, with its domain if that is not ONNX's own.
-        node: name in messages: `node 'x'`, or the tensors that it makes.
-        reason: feature that is not covered.
+        operator: The operator type. Its domain is included if it is not ONNX's own.
+        node: How messages name the node: `node 'x'`, or by the tensors that it makes.
+        reason: The unsupported feature.
     """
 
     operator: str
@@ -35,10 +35,10 @@ class Refusal:
 
 
 class ConversionError(ModelError):
-    """The model cannot be written as TFLite, or the written file computes something else.
+    """The model cannot be written as TFLite, or the written file gives other results.
 
     Attributes:
-        refusals: every node that is not covered; empty if the reason is not a node.
+        refusals: All unsupported nodes, empty if the reason is not a node.
     """
 
     def __init__(self, message: str, refusals: tuple[Refusal, ...] = ()) -> None:
@@ -47,13 +47,13 @@ class ConversionError(ModelError):
 
 
 def describe_failure(error: Exception) -> str:
-    """Return class and first line of an error other than `RefusedError`, as the reason of a `Refusal`."""
+    """Return the class and the first line of an unexpected error, as the reason of a `Refusal`."""
     first_line = (str(error).strip().splitlines() or ["no message"])[0]
     return f"{type(error).__name__}: {first_line}"
 
 
 def refuse_all(refusals: tuple[Refusal, ...]) -> ConversionError:
-    """Return an error that names every refused node; the caller raises it."""
+    """Return an error that names all refused nodes."""
     count = len(refusals)
     listed = "\n".join(f"  {refusal}" for refusal in refusals)
     return ConversionError(

@@ -1,4 +1,4 @@
-"""Functions that write ONNX operators. The families in `ops/` register themselves on import."""
+"""The registry of functions that write ONNX operators. The modules in `ops/` register them on import."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ Emit: TypeAlias = Callable[[Step], None]
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """The function that writes an ONNX operator, and its rule.
+    """A function that writes an ONNX operator, and the layout rule of the operator.
 
     Attributes:
-        emit: writes one node; raises RefusedError if it cannot.
-        rule: makes the node's layout rule.
-        fuses: whether a following activation can be part of the operator.
+        emit: Writes a node. It raises RefusedError if this is not possible.
+        rule: Returns the layout rule of a node.
+        fuses: Whether the operator can include the activation that follows it.
     """
 
     emit: Emit
@@ -29,7 +29,7 @@ OPERATORS: Final[dict[str, Operator]] = {}
 
 
 def writes(*names: str, rule: MakeRule, fuses: bool = False) -> Callable[[Emit], Emit]:
-    """Return a decorator that registers the function for ONNX operators `names`; see `Operator`."""
+    """Return a decorator that registers a function for the ONNX operators `names`. See `Operator`."""
 
     def register(emit: Emit) -> Emit:
         OPERATORS.update(dict.fromkeys(names, Operator(emit, rule, fuses)))

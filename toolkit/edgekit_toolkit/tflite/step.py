@@ -1,4 +1,4 @@
-"""A node while it is written: the view of an operator family on the model, and the way to return results."""
+"""The interface for functions that write a node: access to its inputs, and methods to add operators."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,18 +26,18 @@ class Step(NodeFacts):
     # Held axes and sizes.
 
     def axis(self, axis: int) -> int:
-        """Return the position of an ONNX axis in the work form; a negative axis counts from the end."""
+        """Return the position of an ONNX axis in the work form. Negative axes count from the end."""
         rank = sum(1 for axis in self.form if axis >= 0)
         return self.form.index(axis % rank)
 
     def held(self, number: int = 0) -> Shape:
-        """Return the sizes of output `number` as it is held."""
+        """Return the shape in which output `number` is stored."""
         return held_shape(self._writes[number], self.out_shape(number))
 
     # Reading and writing tensors.
 
     def read(self, number: int, form: Form | None = None) -> Tensor:
-        """Return input `number` as a tensor in the form of the node's rule, or in `form`."""
+        """Return input `number` as a tensor in `form`, by default in the form of the node's rule."""
         return self._values.read(self.node.input(number), self._reads[number] if form is None else form)
 
     def emit(
@@ -50,7 +50,7 @@ class Step(NodeFacts):
         dtype: "np.dtype[Any] | None" = None,
         version: int = 1,
     ) -> Tensor:
-        """Add an operator with one result, by default of its first input's type; see `Builder.operator`."""
+        """Add an operator with one output. Its type is that of the first input unless `dtype` is given."""
         if dtype is None:
             first = next(tensor for tensor in inputs if tensor is not None)
             dtype = first.dtype
@@ -63,14 +63,14 @@ class Step(NodeFacts):
     def binary(self, kind: str, first: Tensor, right: Tensor, activation: str = NO_ACTIVATION) -> Tensor:
         """Add an operator on two tensors, which are broadcast.
 
-        `activation`: fused activation; ignored except for ADD, SUB, MUL and DIV.
+        `activation` is the fused activation. It is only used by ADD, SUB, MUL and DIV.
         """
         table = {"ADD": "AddOptions", "SUB": "SubOptions", "MUL": "MulOptions", "DIV": "DivOptions"}.get(kind)
         options = Options(table, fused(activation)) if table else None
         return self.emit(kind, [first, right], np.broadcast_shapes(first.shape, right.shape), options)
 
     def gathered(self, tensor: Tensor, axis: int, positions: Sequence[int]) -> Tensor:
-        """Return a GATHER of positions along a held axis; `tensor` itself if nothing changes."""
+        """Return a GATHER along an axis of a stored tensor, or `tensor` itself if nothing changes."""
         if list(positions) == list(range(tensor.shape[axis])):
             return tensor
         shape = (*tensor.shape[:axis], len(positions), *tensor.shape[axis + 1 :])
@@ -78,19 +78,19 @@ class Step(NodeFacts):
         return self.emit("GATHER", inputs, shape, Options("GatherOptions", {"axis": axis}))
 
     def number(self, value: float, dtype: "np.dtype[Any] | None" = None) -> Tensor:
-        """Return a constant scalar, by default float32."""
+        """Return a constant scalar, float32 by default."""
         return self.builder.constant(np.array(value, dtype or np.float32))
 
     def numbers(self, values: Sequence[int]) -> Tensor:
-        """Return a constant int32 [count], for axes, sizes and the like."""
+        """Return a constant int32 [count], for example for axes or sizes."""
         return self.builder.constant(np.array(values, np.int32))
 
     def give(self, tensor: Tensor, number: int = 0) -> None:
-        """Set the tensor of an output in the rule's form; RefusedError if ONNX inferred another shape."""
+        """Set the tensor of output `number`. Raises RefusedError if ONNX inferred another shape."""
         self._values.give(self.node.outputs[number], self._writes[number], tensor)
 
 
 def fused(activation: str) -> dict[str, Any]:
-    """Return the field of an operator's options that states a fused activation, such as `RELU6`."""
+    """Return the option field for a fused activation, such as `RELU6`."""
     codes = {"NONE": 0, "RELU": 1, "RELU_N1_TO_1": 2, "RELU6": 3}
     return {"fusedActivationFunction": codes[activation]}

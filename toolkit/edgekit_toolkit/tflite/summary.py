@@ -1,4 +1,4 @@
-"""Summary of a `.tflite` model: operators, layers and their precision, quantization of inputs and outputs."""
+"""Summarises a `.tflite` model: operators, layers with their precision, and quantized inputs and outputs."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -48,9 +48,8 @@ class InterfaceTensor:
     """An input or output as stored in the file.
 
     Attributes:
-        shape: sizes; -1 for a free one.
-        scale, zero_point: scale and zero point of its codes; None for floats and for integers that are no
-            codes.
+        shape: The shape, with -1 for a free dimension.
+        scale, zero_point: The scale and zero point of the codes, or None for a tensor that is not quantized.
     """
 
     name: str
@@ -62,16 +61,16 @@ class InterfaceTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TfliteSummary:
-    """Summary of a `.tflite` model.
+    """The summary of a `.tflite` model.
 
     Attributes:
-        operators: name -> number of such operators, most frequent first.
-        subgraphs: number of sub-graphs; more than one means control flow or several signatures.
-        tensors: number of tensors of all sub-graphs, constants included.
-        weight_bytes: bytes of all constants.
-        layers: how each operator with weights is stored, by the name of its first output, in order.
-        integer_operators: number of operators that compute with 8- or 16-bit codes.
-        description: text in the file, as its converter wrote it; may be empty.
+        operators: A dict from the name of an operator to the number of its uses, most frequent first.
+        subgraphs: The number of sub-graphs. If it is above one, there is control flow or several signatures.
+        tensors: The number of tensors in all sub-graphs, including constants.
+        weight_bytes: The size of all constants.
+        layers: How each operator with weights is stored, by the name of its first output, in order.
+        integer_operators: The number of operators that compute with 8- or 16-bit codes.
+        description: The description that the converter wrote to the file, possibly empty.
     """
 
     operators: Mapping[str, int]
@@ -86,13 +85,13 @@ class TfliteSummary:
 
     @property
     def quantized(self) -> bool:
-        """Whether weights or arithmetic are quantized already: quantizing again would only lose accuracy."""
+        """Whether weights or arithmetic are already quantized. Doing it again would only lose accuracy."""
         stored = any(layer.precision not in {"fp32", "fp16 weights"} for layer in self.layers.values())
         return stored or self.integer_operators > 0
 
 
 def summarise(model: Model) -> TfliteSummary:
-    """Return the summary of a model, whose file has been screened by `importers.tflite`."""
+    """Return the summary of a model. Its file must have been checked by `importers.tflite`."""
     counts = Counter(operator_name(model, operator) for _, _, operator in operators(model))
     main = model.subgraphs[0]
     return TfliteSummary(
@@ -111,7 +110,7 @@ def summarise(model: Model) -> TfliteSummary:
 
 
 def stored_layers(model: Model) -> dict[str, StoredLayer]:
-    """Return how each operator with weights is stored and computed, by the name of its first output."""
+    """Return the weight type and size of each operator with weights, by the name of its first output."""
     layers = {}
     for graph, _, operator in operators(model):
         name = operator_name(model, operator)
@@ -137,7 +136,7 @@ def stored_layers(model: Model) -> dict[str, StoredLayer]:
 
 
 def computes_in_integers(model: Model, graph: SubGraph, operator: Operator) -> bool:
-    """Whether an operator computes with 8- or 16-bit codes; QUANTIZE and DEQUANTIZE only convert them."""
+    """Return whether an operator computes with 8- or 16-bit codes. QUANTIZE and DEQUANTIZE do not."""
     if operator_name(model, operator) in {"QUANTIZE", "DEQUANTIZE"}:
         return False
     ends = [*operator.inputs[:1], *operator.outputs[:1]]

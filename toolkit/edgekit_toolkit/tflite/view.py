@@ -1,4 +1,4 @@
-"""A plain view of an ONNX graph: nodes, constants, shapes, dtypes. It is read-only, and free of protobuf."""
+"""A simple, read-only view of an ONNX graph without protobuf: nodes, constants, shapes and dtypes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,16 +20,16 @@ NO_ACTIVATION: Final = "NONE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One operator of the graph.
+    """An operator of the graph.
 
     Attributes:
-        op_type: operator type of ONNX, or our name for nodes that `fusion` joined.
-        inputs: tensor names; an empty one is an input that is left out.
-        outputs: tensor names; an empty one is an unused output.
-        attributes: name -> value; texts are bytes.
-        name: name in the file; may be empty.
-        domain: empty for ONNX's own.
-        activation: TFLite's fused activation, applied to the result.
+        op_type: The ONNX operator type, or our name for nodes that `fusion` joined.
+        inputs: The names of the input tensors, empty for an omitted input.
+        outputs: The names of the output tensors, empty for an unused output.
+        attributes: A dict from name to value. Texts are bytes.
+        name: The name in the file, possibly empty.
+        domain: The domain, empty for ONNX's own.
+        activation: The activation that TFLite applies to the result.
     """
 
     op_type: str
@@ -42,30 +42,30 @@ class Node:
 
     @property
     def place(self) -> str:
-        """How messages name the node: by its name, or by the tensors that it makes."""
+        """The text by which messages name the node: its name, or the tensors that it makes."""
         # What the converter adds behind a semicolon is no name of the model.
         outputs = ", ".join(name.partition(";")[0] for name in self.outputs if name)
         return f"node '{self.name}'" if self.name else f"the node that makes '{outputs}'"
 
     @property
     def operator(self) -> str:
-        """The operator's type; `DOMAIN.TYPE` if the domain is not ONNX's own."""
+        """The operator type, or `DOMAIN.TYPE` if the domain is not ONNX's own."""
         return f"{self.domain}.{self.op_type}" if self.domain else self.op_type
 
     def input(self, number: int) -> str:
-        """Return the name of input `number`; empty if it is left out."""
+        """Return the name of input `number`, empty if it is omitted."""
         return self.inputs[number] if number < len(self.inputs) else ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """A model as the writer sees it.
+    """A model for the conversion.
 
     Attributes:
-        nodes: in an order in which they can run.
-        inputs, outputs: names of the tensors that a caller of the model gives and gets.
-        constants: name of a tensor -> its value.
-        shapes, dtypes: sizes and element type of the tensors for which they are known.
+        nodes: The nodes in an order in which they can run.
+        inputs, outputs: The names of the model's inputs and outputs.
+        constants: A dict from the name of a tensor to its value.
+        shapes, dtypes: The known shapes and element types of tensors, by name.
     """
 
     nodes: tuple[Node, ...]
@@ -77,7 +77,7 @@ class Graph:
 
     @cached_property
     def readers(self) -> Mapping[str, Sequence[Node]]:
-        """Name of a tensor -> nodes that read it, listed for each input; no entry without a reader."""
+        """A dict from each tensor that is read to its readers. A node is listed once for each input."""
         readers: dict[str, list[Node]] = {}
         for node in self.nodes:
             for name in node.inputs:
@@ -86,23 +86,23 @@ class Graph:
 
     @cached_property
     def producers(self) -> Mapping[str, Node]:
-        """Name of a tensor -> the node that makes it; inputs and constants have no entry."""
+        """A dict from a tensor to the node that makes it. Inputs and constants are missing."""
         return {name: node for node in self.nodes for name in node.outputs if name}
 
     def sole_reader(self, name: str) -> Node | None:
-        """Return the only node that reads `name`; None if it is read more than once or is an output."""
+        """Return the only reader of a tensor, or None if it is read more than once or is an output."""
         readers = self.readers.get(name, ())
         return readers[0] if len(readers) == 1 and name not in self.outputs else None
 
     def is_read(self, name: str) -> bool:
-        """Whether a node reads a tensor, or it is an output of the graph."""
+        """Return whether a tensor is read by a node or is an output of the graph."""
         return bool(name) and (name in self.readers or name in self.outputs)
 
     def shape(self, name: str) -> Shape:
-        """Return the sizes of a tensor.
+        """Return the shape of a tensor.
 
         Raises:
-            UnknownTensorError: they depend on the data, or cannot be inferred.
+            UnknownTensorError: The shape depends on the data or cannot be inferred.
         """
         if name not in self.shapes:
             raise UnknownTensorError(
@@ -114,19 +114,19 @@ class Graph:
         """Return the element type of a tensor.
 
         Raises:
-            UnknownTensorError: it is not known, or numpy has no such type.
+            UnknownTensorError: The type is unknown or does not exist in numpy.
         """
         if name not in self.dtypes:
             raise UnknownTensorError(f"the element type of '{name}' is not known, or no plain tensor's")
         return self.dtypes[name]
 
     def is_constant(self, name: str) -> bool:
-        """Whether `constants` holds the value of a tensor."""
+        """Return whether a tensor is a constant."""
         return name in self.constants
 
 
 def graph_of(model: onnx.ModelProto) -> Graph:
-    """Return the view of a model, with the shapes and types that it records (see `prepare`)."""
+    """Return the view of a model. Shapes and types are taken from the model (see `prepare`)."""
     graph = model.graph
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     shapes: dict[str, Shape] = {name: array.shape for name, array in constants.items()}
@@ -150,7 +150,7 @@ def graph_of(model: onnx.ModelProto) -> Graph:
 
 
 def text_of(node: Node, name: str, default: str) -> str:
-    """Return an attribute that is a text; `default` where it is not set."""
+    """Return the value of a text attribute, or `default` if it is not set."""
     value = node.attributes.get(name, default)
     return value.decode() if isinstance(value, bytes) else str(value)
 

@@ -1,4 +1,4 @@
-"""Writes the TFLite file: a `Builder`'s graph as a flatbuffer, with the model's names in a signature."""
+"""Writes the graph of a `Builder` to a TFLite file, with a signature that has the model's names."""
 
 import math
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ MAX_OLD_OPERATOR_CODE: Final = 127  # later codes do not fit the field that old 
 def write(
     builder: Builder, inputs: Sequence[tuple[str, Tensor]], outputs: Sequence[tuple[str, Tensor]]
 ) -> bytes:
-    """Return the bytes of the TFLite file of a graph.
+    """Return a graph as the bytes of a TFLite file.
 
-    `inputs`, `outputs`: name and tensor of each, in order.
+    `inputs` and `outputs` are pairs of name and tensor, in order.
 
     Raises:
-        ConversionError: the weights are too large for one file.
+        ConversionError: The weights are too large for one file.
     """
     check_size(builder)
     model = schema.ModelT()

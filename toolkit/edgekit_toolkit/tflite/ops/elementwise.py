@@ -1,4 +1,4 @@
-"""Operators that one TFLite operator computes element by element, with the same inputs; casts."""
+"""Element-wise operators that have an equal TFLite operator, and casts."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -76,7 +76,7 @@ def write_atan(step: Step) -> None:
 
 @writes("BitCast", rule=as_onnx)
 def write_bit_cast(step: Step) -> None:
-    """Write BITCAST, which reads the bytes of a tensor as another type of the same size."""
+    """Write BITCAST, which interprets the bytes of a tensor as another type of the same size."""
     step.give(
         step.emit("BITCAST", [step.read(0)], step.held(), Options("BitcastOptions"), dtype=step.out_dtype())
     )
@@ -91,7 +91,7 @@ def _cast_rule(node: Node, graph: Graph) -> Rule:
 
 @writes("Cast", "CastLike", rule=_cast_rule)
 def write_cast(step: Step) -> None:
-    """Write CAST to the element type of the output; for booleans NOT_EQUAL with 0."""
+    """Write CAST to the element type of the output, or NOT_EQUAL with 0 for booleans."""
     source, target = step.dtype(0), step.out_dtype()
     tensor = step.read(0)
     if target == np.bool_:

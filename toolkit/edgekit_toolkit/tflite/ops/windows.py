@@ -1,4 +1,4 @@
-"""Windows that slide over an image, and their padding in ONNX and in TFLite. Pure arithmetic."""
+"""The windows of convolutions and pooling, and their padding in ONNX and TFLite."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ Pads: TypeAlias = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """The windows of a convolution or pooling, one entry for each spatial axis.
+    """The windows of a convolution or pooling. Each attribute has one entry per spatial axis.
 
     Attributes:
-        kernel: sizes of a window, without dilation.
-        outputs: how many windows there are.
-        pads: numbers of elements added before and after the input, enough for all windows.
+        kernel: The window size without dilation.
+        outputs: The number of windows.
+        pads: The number of elements to add before and after the input, so that all windows fit.
     """
 
     sizes: tuple[int, ...]
@@ -31,12 +31,12 @@ class Windows:
 
     @property
     def spans(self) -> tuple[int, ...]:
-        """Sizes of a window with its dilation."""
+        """The window size with dilation."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
     @property
     def same(self) -> Pads:
-        """How much TFLite's option SAME pads, before and after each axis."""
+        """The padding before and after each axis with TFLite's option SAME."""
         result = []
         for size, span, stride in zip(self.sizes, self.spans, self.strides, strict=True):
             total = max((-(-size // stride) - 1) * stride + span - size, 0)
@@ -45,16 +45,16 @@ class Windows:
 
     @property
     def padding(self) -> str | None:
-        """`SAME` or `VALID` if that TFLite option pads as `pads`; None if the input must be padded first."""
+        """`SAME` or `VALID` if this TFLite option equals `pads`, or None if the input must be padded."""
         if not any(before or after for before, after in self.pads):
             return "VALID"
         alike = tuple(-(-size // stride) for size, stride in zip(self.sizes, self.strides, strict=True))
         return "SAME" if self.pads == self.same and alike == self.outputs else None
 
     def counts(self, attributes: "WindowAttributes", *, counts_padding: bool) -> NDArray[np.float64]:
-        """Return the number of elements by which ONNX divides each window's sum, float64 [outputs...].
+        """Return the number of elements by which ONNX divides the sum of each window, float64 [outputs...].
 
-        Elements that only `ceil_mode` adds, beyond the padding that the model states, never count.
+        With `ceil_mode`, windows can reach beyond the padding of the model. Elements there are never counted.
         """
         stated = attributes.pads or ([] if attributes.auto_pad.startswith("SAME") else [0])
         result = np.ones(())
@@ -72,14 +72,18 @@ class Windows:
 def windows(
     sizes: Sequence[int], kernel: Sequence[int], attributes: "WindowAttributes", outputs: Sequence[int]
 ) -> Windows:
-    """Return the windows of an ONNX node, with their padding as numbers of elements.
+    """Return the windows of an ONNX node, with the padding as numbers of elements.
 
-    `kernel` is without dilation. `outputs`: spatial sizes of the result, as shape inference found them; with
-    `ceil_mode` the last window may end beyond the padding that the model states.
+    Args:
+        sizes: The spatial size of the input.
+        kernel: The window size without dilation.
+        attributes: The attributes of the node.
+        outputs: The spatial size of the output by shape inference. With `ceil_mode`, the last window may end
+            beyond the padding of the model.
 
     Raises:
-        RefusedError: the padding is negative; or `outputs` count more windows than the ONNX standard and
-            onnxruntime, which have none that begins after the image.
+        RefusedError: The padding is negative, or `outputs` contains windows that begin after the image, which
+            the ONNX standard and onnxruntime do not have.
     """
     rank = len(sizes)
     strides = tuple(attributes.strides or [1] * rank)
@@ -123,7 +127,7 @@ def windows(
 
 @dataclass(frozen=True, slots=True)
 class WindowAttributes:
-    """The attributes of an ONNX node that determine its windows; None for a missing attribute."""
+    """The attributes of an ONNX node that determine its windows. Missing attributes are None."""
 
     strides: Sequence[int] | None
     dilations: Sequence[int] | None
