@@ -1,4 +1,4 @@
-"""Finds the modules of a folder in which each module is an entry of a table: a new file is a new entry."""
+"""Imports the modules of a folder. Each module is one entry of a table, so a new file is a new entry."""
 
 import importlib
 import pkgutil

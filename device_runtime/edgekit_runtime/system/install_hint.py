@@ -1,4 +1,4 @@
-"""The command that installs an optional part into the running Python, for messages."""
+"""The command that installs an optional dependency into the running Python, for messages."""
 
 import sys
 from pathlib import Path
@@ -7,10 +7,10 @@ _ROOT = Path(__file__).parents[3]
 
 
 def python_here() -> str:
-    """Return a name of the running Python for a command: `.venv/bin/python` in a checkout of edgekit.
+    """Return a name of the running Python that can be used in a command.
 
-    An environment below the working folder is named by its relative path; any other Python is `python`. Other
-    folders of this machine are not named, because messages end up in reports.
+    This is `.venv/bin/python` in a checkout of edgekit, the relative path of an environment below the working
+    folder, or `python`. Absolute paths are avoided, because messages are included in reports.
     """
     prefix = Path(sys.prefix)
     if prefix.resolve() == (_ROOT / ".venv").resolve():
@@ -25,7 +25,7 @@ def python_here() -> str:
 def install_command(extra: str, root: Path = _ROOT) -> str:
     """Return the command that installs an extra of `edgekit` into the running Python.
 
-    `root`: folder above the package, which may be a checkout.
+    `root` is the parent folder of the package, which may be a checkout.
     """
     if (root / "requirements" / "host.txt").is_file():  # a checkout, whose version no index has
         return f"{python_here()} -m pip install -e '.[{extra}]' (in the checkout)"

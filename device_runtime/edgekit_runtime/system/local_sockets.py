@@ -1,14 +1,14 @@
-"""Connections to a Unix socket, and time limits that the kernel keeps."""
+"""Connections to a Unix socket with time limits that the kernel enforces."""
 
 import socket
 import struct
 
 
 def connect_local(path: str, timeout_s: float) -> socket.socket:
-    """Return a connection to the Unix socket at `path`; sending and receiving have the same time limit.
+    """Return a connection to the Unix socket at `path`. `timeout_s` also limits each send and receive.
 
     Raises:
-        OSError: nobody listens there, or connecting took too long.
+        OSError: Nobody listens on the socket, or connecting took too long.
     """
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -22,9 +22,9 @@ def connect_local(path: str, timeout_s: float) -> socket.socket:
 
 
 def limit_time(connected: socket.socket, timeout_s: float) -> None:
-    """Limit how long each call that sends or receives may wait; then it raises `BlockingIOError`.
+    """Limit the time of each send and receive. A call that exceeds the limit raises `BlockingIOError`.
 
-    The kernel enforces the limit. With Python's own time-out, each call would poll first.
+    The kernel enforces the limit. A timeout of Python would need a further system call for each call.
     """
     value = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6) or 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)

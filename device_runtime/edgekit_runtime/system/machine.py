@@ -9,7 +9,7 @@ _CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
-    """Return the free bytes of the machine or of its control group, whichever are fewer; 2^62 if unknown."""
+    """Return the available memory in bytes, limited by the control group, or 2^62 if it is unknown."""
     free_bytes = 1 << 62
     try:
         for line in meminfo.read_text().splitlines():
@@ -25,7 +25,7 @@ def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
 
 
 def machine_bytes() -> int:
-    """Return the machine's memory in bytes, or the limit of this process's control group if that is less."""
+    """Return the memory of the machine in bytes, or the limit of the control group if that is lower."""
     total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()

@@ -1,4 +1,4 @@
-"""Reads a mapped file without keeping its pages, which count as memory of this process."""
+"""Reads a mapped file without keeping its pages in the memory of this process."""
 
 import mmap
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ _PART_BYTES: Final = 1 << 20  # small enough to stay in the cache while it is us
 
 
 def parts(content: bytes | memoryview) -> Iterator[memoryview]:
-    """Yield all of `content` in parts of 1 MiB, as views.
+    """Yield `content` in parts of 1 MiB, as views.
 
-    If it is a view of a mapped file, the file's pages are released after each part; reading maps them again.
+    If `content` is a mapped file, its pages are released after each part and mapped again when read.
     """
     view = memoryview(content)
     mapping = view.obj if isinstance(view.obj, mmap.mmap) else None

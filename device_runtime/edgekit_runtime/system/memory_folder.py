@@ -1,4 +1,4 @@
-"""A folder in memory, for programs that take and write files of which no disk may get a byte."""
+"""A folder in memory, for programs whose files must not be written to a disk."""
 
 import contextlib
 import os
@@ -18,11 +18,11 @@ def open_memory_folder(prefix: str, memory: Path = MEMORY) -> Iterator[Path]:
     """Yield a new folder in memory, which is removed after the block.
 
     Args:
-        prefix: start of its name.
-        memory: where to make it.
+        prefix: The start of the name.
+        memory: The parent folder.
 
     Raises:
-        UnavailableError: this machine has no such file system in memory, or it cannot be written.
+        UnavailableError: This machine has no writable file system in memory.
     """
     import tempfile  # which most processes do without
 

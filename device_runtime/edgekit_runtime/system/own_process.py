@@ -1,7 +1,4 @@
-"""The process of a command: its standard descriptors, its free memory, its end at any time.
-
-An idle agent imports this module, but no ctypes.
-"""
+"""Functions for the current process: standard descriptors, core dumps, free memory and exit."""
 
 import contextlib
 import logging
@@ -14,9 +11,9 @@ _M_ARENA_MAX: Final = -8  # see malloc.h of glibc
 
 
 def open_standard_descriptors() -> None:
-    """Open `/dev/null` for each standard descriptor that this process was started without.
+    """Open `/dev/null` for each standard descriptor that is closed.
 
-    Otherwise the next file or socket gets that number: engines print into it, and children cannot inherit it.
+    Otherwise, the next file or socket would get its number. Engines would print into that file.
     """
     for descriptor in range(3):
         try:
@@ -27,9 +24,9 @@ def open_standard_descriptors() -> None:
 
 
 def end_now(exit_code: int) -> NoReturn:
-    """End this process at once, even while its threads run in an engine.
+    """End this process immediately, even if its threads run an engine.
 
-    A normal exit waits for such threads, or leaves them running and may abort when the engine returns.
+    A normal exit waits for these threads, or may abort when the engine returns.
     """
     logging.shutdown()
     sys.stdout.flush()
@@ -43,10 +40,9 @@ def count_cores() -> int:
 
 
 def forbid_dumps() -> None:
-    """Let no crash of this process, or of children that it starts from now on, write memory to the disk.
+    """Prevent crashes of this process and its future children from writing memory to the disk.
 
-    Core files are limited to 1 byte, since a kernel that pipes cores to a program ignores a limit of 0. Where
-    it ignores 1, too, the core dump filter leaves all memory out of the core.
+    Core files are limited to 1 byte, because a kernel that pipes them to a program ignores a limit of 0.
 
     Source: core(5).
     """
@@ -60,7 +56,7 @@ def forbid_dumps() -> None:
 
 
 def trim_memory() -> None:
-    """Return free memory of the C library's heap to the system; do nothing without glibc."""
+    """Return free heap memory of the C library to the system. Without glibc, this does nothing."""
     import ctypes
 
     library = ctypes.CDLL(None)
@@ -69,9 +65,9 @@ def trim_memory() -> None:
 
 
 def share_heap() -> None:
-    """Let threads that start from now on share one heap, so that `trim_memory` finds more whole pages.
+    """Make all new threads share one heap, so that `trim_memory` can return more memory.
 
-    glibc gives each thread a heap of its own, up to eight a core. Without glibc this does nothing.
+    By default, glibc uses up to eight heaps for each core. Without glibc, this does nothing.
     """
     import ctypes
 

@@ -16,7 +16,7 @@ _SOCKET_NAME: Final = "edgekit.sock"
 def find_state_folder() -> Path:
     """Return `$EDGEKIT_STATE`, else `/var/lib/edgekit` for root, else a folder of the user.
 
-    That is `edgekit` in `$XDG_STATE_HOME` or `~/.local/state`.
+    The folder of the user is `edgekit` in `$XDG_STATE_HOME` or `~/.local/state`.
     """
     if stated := os.environ.get("EDGEKIT_STATE"):
         return Path(stated)
@@ -43,14 +43,14 @@ def find_keys_folder() -> Path:
 
 
 def find_device_target() -> str | None:
-    """Return `$EDGEKIT_TARGET`, the target that packages here must have, or None if any will do."""
+    """Return `$EDGEKIT_TARGET`, the required target of packages, or None if all targets are accepted."""
     return os.environ.get("EDGEKIT_TARGET") or None
 
 
 def find_socket() -> Path:
     """Return the default path of the service's Unix socket.
 
-    It is in `$RUNTIME_DIRECTORY` (systemd's), else `$XDG_RUNTIME_DIR/edgekit`, else `/run/edgekit`.
+    The folder is `$RUNTIME_DIRECTORY` (set by systemd), else `$XDG_RUNTIME_DIR/edgekit`, else `/run/edgekit`.
     """
     if folders := os.environ.get("RUNTIME_DIRECTORY"):
         return Path(folders.split(":")[0]) / _SOCKET_NAME
@@ -58,7 +58,7 @@ def find_socket() -> Path:
 
 
 def find_running_service() -> Path | None:
-    """Return the socket of this user's service, else of the system's; None if neither admits this user."""
+    """Return the socket of the user's service, else of the system's, or None if neither is accessible."""
     sockets = (folder / _SOCKET_NAME for folder in _list_socket_folders())
     return next((path for path in sockets if os.access(path, os.W_OK)), None)
 

@@ -1,7 +1,7 @@
-"""Names this machine, and tells whether it runs at its usual speed now, so that timings compare.
+"""Checks whether this machine runs at its usual speed, so that timings can be compared.
 
-If other machines share a core, or if its clock changes with load and heat, the same work takes up to twice as
-long for seconds at a time.
+If other machines share a core, or if the clock changes with load and heat, the same work can take twice as
+long for several seconds.
 """
 
 import contextlib
@@ -28,11 +28,11 @@ _TOLERANCE: Final = 0.25  # a shared core is half as fast at this work; caches c
 
 
 class SpeedGate:
-    """Compares the processor time of a fixed piece of work with its usual time.
+    """Compares the processor time of a fixed workload with its usual time.
 
     Attributes:
-        usual_s: processor time of the work at the usual speed, in seconds.
-        now_s: processor time of the work at the last check, in seconds; infinite before.
+        usual_s: The processor time at the usual speed, in seconds.
+        now_s: The processor time at the last check, in seconds. Infinite before the first check.
     """
 
     def __init__(self, usual_s: float | None = None, seconds: float = 1.2) -> None:
@@ -52,19 +52,19 @@ class SpeedGate:
         self.usual_s = _most_frequent(times)
 
     def check(self) -> bool:
-        """Measure the speed; return True if it is usual now, and was usual at the previous call."""
+        """Measure the speed. Return True if it is usual now and was usual at the previous check."""
         before_s, self.now_s = self.now_s, time_fixed_work()
         self._speeds.append(self.now_s)
         return self.is_usual(before_s, self.now_s)
 
     def is_usual(self, *speeds: float) -> bool:
-        """Return True if all these times of the work, in seconds, differ from `usual_s` by at most 25 %."""
+        """Return whether all given times, in seconds, differ from `usual_s` by at most 25 %."""
         return all(_is_near(speed_s, self.usual_s) for speed_s in speeds)
 
     def follow(self) -> bool:
-        """If the usual speed has become rare, replace it by the most frequent one, and return True.
+        """Replace the usual speed by the most frequent one if it has become rare. Return whether it changed.
 
-        It is rare if less than a third of the last 100 checks had it. Before 20 checks nothing changes.
+        A speed is rare if less than a third of the last 100 checks had it. At least 20 checks are needed.
         """
         usual = sum(self.is_usual(speed_s) for speed_s in self._speeds)
         if len(self._speeds) < _ENOUGH_CHECKS or usual >= _RARE_SHARE * len(self._speeds):
@@ -85,7 +85,7 @@ def _is_near(seconds: float, usual_s: float) -> bool:
 
 
 def time_fixed_work() -> float:
-    """Return the least processor time of a fixed piece of work, in seconds; waiting does not count."""
+    """Return the minimum processor time of a fixed workload in seconds, without waiting."""
     least_s = math.inf
     for _ in range(_TIMES):
         begin_s, total = time.thread_time(), 0
@@ -96,12 +96,12 @@ def time_fixed_work() -> float:
 
 
 def begin_anywhere(draws: random.Random, share: float) -> None:
-    """Work for a random time, so that later work begins at a random point of this process's time slice.
+    """Work for a random time, so that later work begins at a random point of the time slice.
 
-    A process that slept wakes at the start of a slice. Work shorter than a slice would never be paused, and
-    would seem as fast as without a quota.
+    Otherwise, work shorter than a slice would never be interrupted, and would seem as fast as without a
+    quota.
 
-    `share`: share of a processor that a quota allows this process; at 1 nothing happens.
+    `share` is the share of a processor that a quota allows. If it is 1, nothing happens.
     """
     if share >= 1:
         return
@@ -111,7 +111,7 @@ def begin_anywhere(draws: random.Random, share: float) -> None:
 
 
 def find_cpu() -> str:
-    """Return the model of the board in the device tree, else the processor's name, else its architecture."""
+    """Return the board model in the device tree, else the name of the processor, else its architecture."""
     with contextlib.suppress(OSError):
         return Path("/proc/device-tree/model").read_text(encoding="utf-8", errors="replace").strip("\0\n ")
     with contextlib.suppress(OSError):

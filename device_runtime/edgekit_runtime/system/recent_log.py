@@ -1,7 +1,7 @@
-"""The last lines of a log: kept in memory, or read from the journal; without secrets for whoever asks.
+"""The last lines of a log, from memory or from the journal, with secrets masked.
 
-A unit of systemd writes to the journal, which outlives a restart. Where there is none, each process keeps its
-last lines, and tells them over the service's Unix socket.
+A unit of systemd writes to the journal, which survives a restart. Without a journal, each process stores its
+last lines and returns them over the Unix socket of the service.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ _KEY_BEGIN, _KEY_END = "-----BEGIN ", "-----END "
 
 
 class RecentLines(logging.Handler):
-    """Keeps the last `MAX_LINES` lines of the log, each cut to 500 characters."""
+    """Stores the last `MAX_LINES` lines of the log, each truncated to 500 characters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,25 +49,25 @@ class RecentLines(logging.Handler):
         self.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record; its traceback makes lines of its own."""
+        """Store a record. Each line of its traceback is stored as a line."""
         with contextlib.suppress(Exception):  # a malformed record must not end what it reports
             self.lines.extend(line[:_MAX_CHARS] for line in self.format(record).split("\n"))
 
 
 def keep_lines() -> None:
-    """Keep the last lines of all loggers of this process from now on."""
+    """Store the last lines of all loggers of this process from now on."""
     logging.getLogger().addHandler(RecentLines())
 
 
 def read_recent(count: int) -> list[str]:
-    """Return the last `count` lines, the oldest first; none without `keep_lines`."""
+    """Return the last `count` lines, oldest first. Without `keep_lines`, there are none."""
     handlers = logging.getLogger().handlers
     lines = [line for handler in handlers if isinstance(handler, RecentLines) for line in handler.lines]
     return lines[-count:] if count else []
 
 
 def read_journal(count: int) -> list[str]:
-    """Return the last `count` journal lines of service and agent; none if this process has no journal."""
+    """Return the last `count` journal lines of service and agent, or none without a journal."""
     if "JOURNAL_STREAM" not in os.environ:
         return []
     units = [f"--unit={unit}" for unit in _UNITS]
@@ -80,7 +80,7 @@ def read_journal(count: int) -> list[str]:
 
 
 def mask_secrets(lines: Sequence[str]) -> list[str]:
-    """Return lines, cut to 500 characters, with passwords, tokens, keys and control characters replaced."""
+    """Mask passwords, tokens, keys and control characters in lines, and truncate each to 500 characters."""
     masked, key_lines = [], 0
     for line in lines:
         if _KEY_BEGIN in line and "PRIVATE KEY" in line:

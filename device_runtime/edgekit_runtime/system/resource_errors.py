@@ -1,6 +1,7 @@
-"""Errors of a machine that lacks descriptors or memory now; they say nothing about the data to read.
+"""Detects errors that mean that the machine lacks descriptors or memory.
 
-A full disk does not count: reading needs no space, and a write that fails raises `OutputError`.
+They say nothing about the data. A full disk does not count, because reading needs no space, and a write that
+fails raises `OutputError`.
 """
 
 import errno
@@ -15,9 +16,10 @@ _RETRY_AFTER_S: Final = 1.0
 
 
 def is_lack(cause: BaseException) -> bool:
-    """Return True if `cause` says that the machine lacks descriptors or memory.
+    """Return whether `cause` means that the machine lacks descriptors or memory.
 
-    A lack of memory does not count if this process has a memory limit of its own: a restart would not help.
+    A lack of memory does not count if this process has its own memory limit, because a restart would not
+    help.
     """
     number = cause.errno if isinstance(cause, OSError) else None
     if isinstance(cause, MemoryError) or number == errno.ENOMEM:
@@ -26,14 +28,14 @@ def is_lack(cause: BaseException) -> bool:
 
 
 def check_lack(cause: BaseException, doing: str) -> None:
-    """Raise if `cause` says that the machine lacks descriptors or memory.
+    """Raise an error if `cause` means that the machine lacks descriptors or memory.
 
     Args:
-        cause: an error of the system, or a `MemoryError`.
-        doing: the failed action, for the message.
+        cause: An error of the system, or a `MemoryError`.
+        doing: The failed action, for the message.
 
     Raises:
-        UnavailableError: the machine lacks descriptors or memory.
+        UnavailableError: The machine lacks descriptors or memory.
     """
     if not is_lack(cause):
         return
@@ -46,10 +48,7 @@ def check_lack(cause: BaseException, doing: str) -> None:
 def check_descriptors(doing: str) -> None:
     """Raise `UnavailableError` if this process cannot open a file.
 
-    Call it after a failure that states no reason.
-
-    Args:
-        doing: the failed action, for the message.
+    Call this after a failure without a reason. `doing` is the failed action, for the message.
     """
     try:
         os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))

@@ -1,4 +1,4 @@
-"""Foreign text in a form for a terminal, a log or a page."""
+"""Makes untrusted text safe for a terminal, a log or a page."""
 
 import logging
 import unicodedata
@@ -8,10 +8,10 @@ _MAX_LOG_CHARS: Final = 4000
 
 
 def clean(text: str) -> str:
-    """Return the text with U+FFFD for each character that acts on a terminal; line breaks and tabs stay.
+    """Replace characters that control a terminal by U+FFFD. Line breaks and tabs are kept.
 
-    Control characters would reach a terminal as commands, bidirectional overrides would reorder what the
-    reader sees, and lone surrogates (undecodable file names) cannot be written as UTF-8.
+    Control characters would act as commands, bidirectional overrides would reorder the text, and lone
+    surrogates (undecodable file names) cannot be written as UTF-8.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -19,12 +19,12 @@ def clean(text: str) -> str:
 
 
 def clean_line(text: str, max_chars: int = 500) -> str:
-    """Return up to `max_chars` of a foreign text, cleaned by `clean`, and without line breaks and tabs."""
+    """Return up to `max_chars` of an untrusted text, cleaned by `clean`, without line breaks and tabs."""
     return clean(text[:max_chars]).translate({ord("\n"): "\ufffd", ord("\t"): " "})
 
 
 class LineFormatter(logging.Formatter):
-    """Formats each record as one line, whatever foreign text it holds; its traceback follows."""
+    """Formats each record as one line, even with untrusted text in it. The traceback follows."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - its name in `logging`
         return clean_line(super().formatMessage(record), _MAX_LOG_CHARS)
@@ -34,7 +34,7 @@ class LineFormatter(logging.Formatter):
 
 
 def log_lines(prefix: str = "") -> None:
-    """Unless logging is set up, write warnings of all loggers to standard error behind `prefix`."""
+    """Write warnings of all loggers to standard error after `prefix`, unless logging is configured."""
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter(f"{prefix}%(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)

@@ -1,4 +1,4 @@
-"""Background coroutines on the loop: each is referenced until it ends, and its failure is reported."""
+"""Background tasks on an event loop. Each is referenced until it ends, and its failure is reported."""
 
 import asyncio
 import functools
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Tasks:
-    """Coroutines under way."""
+    """Running tasks."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -15,14 +15,14 @@ class Tasks:
     def start(
         self, work: Coroutine[Any, Any, None], on_error: Callable[[BaseException], None]
     ) -> "asyncio.Task[None]":
-        """Start `work` as a task; `on_error` gets its exception."""
+        """Start `work` as a task. If it fails, `on_error` is called with the exception."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(functools.partial(self._finish, on_error))
         return task
 
     def cancel(self) -> "asyncio.Future[Any]":
-        """Cancel all tasks; return a future that is done once they have ended."""
+        """Cancel all tasks. Return a future that is done when they have ended."""
         for task in self._tasks:
             task.cancel()
         return asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,5 +1,5 @@
-"""What a model's outputs mean: a module for each task, which registers its record.
+"""Tasks give the outputs of a model a meaning. Each task has a module, which registers its record.
 
-A task decodes outputs to an answer that people read: labels with scores, boxes in the picture's own pixels.
-`answerer` joins it with the preprocessing of a package.
+A task decodes outputs to an answer, such as labels with scores or boxes in pixels of the picture. `answerer`
+combines the task and the preprocessing of a package.
 """

@@ -1,8 +1,7 @@
-"""How far two answers to the same picture or sound agree: for canary and shadow of pipelines.
+"""Measures how well two answers to the same picture or sound agree, for a canary or shadow of a pipeline.
 
-    [car, person] and [car, dog], each box over its counterpart     0.5: one of two pairs
-
-Which boxes are of one thing is said at `compare_answers`.
+For example, the agreement of [car, person] and [car, dog] with the same boxes is 0.5, because one of two
+pairs has equal labels.
 """
 
 from typing import Any, Final
@@ -18,13 +17,13 @@ _MAX_BOXES: Final = 100  # the best of each answer are compared
 
 
 def compare_answers(current: Decoded, candidate: Decoded) -> float:
-    """Return the agreement of two answers, 0..1: the mean over their fields.
+    """Return the agreement of two answers, 0..1, which is the mean over their fields.
 
-    Two boxes form a pair if they have the same label and an IoU of at least 0.5. Lists of boxes agree by the
-    number of pairs, divided by the length of the longer list. If paired boxes have answers of their own, the
-    pair counts only as much as these answers agree. For regressions all values are compared, for other lists
-    with labels only the first entries. Numbers are compared by `compare_numbers`; other values agree if they
-    are equal.
+    Two boxes form a pair if they have the same label and an IoU of at least 0.5. The agreement of two lists
+    of boxes is the number of pairs, divided by the length of the longer list. If paired boxes contain
+    answers, their agreement is the weight of the pair. All values of regressions are compared. Of other lists
+    with labels, only the first entries are compared. Numbers are compared by `compare_numbers`. Other values
+    agree if they are equal.
     """
     parts = [_compare(current.get(name), candidate.get(name)) for name in {*current, *candidate}]
     return sum(parts) / len(parts) if parts else 1.0

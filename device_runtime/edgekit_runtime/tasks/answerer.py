@@ -1,10 +1,10 @@
-"""From a photograph or sound to a model's inputs, and from its outputs to the answer of its task.
+"""Converts a photograph or sound to the inputs of a model, and the outputs to the answer of a task.
 
     answerer = open_answerer(package)
     prepared = answerer.prepare(data, MediaType.parse("image/jpeg"), max_pixels)
     answerer.answer(session.run(prepared.inputs), prepared.placement)     # {"detections": [...]}
 
-The service does these steps on threads; `edgekit run` and the self-test do them as they stand here.
+The service runs these steps on threads.
 """
 
 import io
@@ -36,11 +36,11 @@ Media: TypeAlias = "Image.Image | Floats"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """Inputs of one sample.
+    """The inputs for one sample.
 
     Attributes:
-        inputs: input name -> array with a batch of 1.
-        placement: where the picture lies in the input; None for sound.
+        inputs: A dict from input name to an array with a batch of 1.
+        placement: The position of the picture in the input, or None for sound.
     """
 
     inputs: Mapping[str, Array]
@@ -48,11 +48,11 @@ class Prepared:
 
 
 class Answerer:
-    """The preprocessing, the task and the labels of one package; it neither waits nor runs a model.
+    """The preprocessing, task and labels of a package. It never blocks and does not run the model.
 
     Attributes:
-        blank: input name -> zeros in the shape of `Prepared.inputs`, as a view that takes no memory. None
-            without a preprocessing, or if a dimension other than the batch is free.
+        blank: A dict from input name to zeros in the shape of `Prepared.inputs`, as a view that takes no
+            memory. None without preprocessing, or if a dimension other than the batch is free.
     """
 
     __slots__ = ("_options", "_spec", "blank", "labels", "rules", "task")
@@ -75,16 +75,16 @@ class Answerer:
 
     @property
     def media_input(self) -> str | None:
-        """The input that photographs or sound fill; None without a preprocessing."""
+        """The input for photographs or sound, or None without preprocessing."""
         return None if self.rules is None else self._spec.name
 
     @property
     def file_type(self) -> MediaType:
-        """The type taken for a file that states none: `image/jpeg` for any picture, else `audio/wav`."""
+        """The media type of files that state none: `image/jpeg` for pictures, else `audio/wav`."""
         return MediaType("image/jpeg" if isinstance(self.rules, ImageRules) else "audio/wav")
 
     def with_options(self, changes: Mapping[str, JsonValue]) -> "Answerer":
-        """Return an answerer with these options of the task changed; their ranges are not checked."""
+        """Return an answerer with changed options of the task. Their ranges are not checked."""
         options = replace(self._options, **changes)
         return Answerer(self._spec, rules=self.rules, task=self.task, options=options, labels=self.labels)
 
@@ -92,8 +92,8 @@ class Answerer:
         """Return the inputs for a photograph or sound.
 
         Raises:
-            DataError: it cannot be decoded, is too large, or does not fit the model.
-            RequestError: the package has no preprocessing for media of this kind.
+            DataError: The data cannot be decoded, are too large, or do not fit the model.
+            RequestError: The package has no preprocessing for this kind of media.
         """
         rules = self.rules
         if rules is None:
@@ -111,10 +111,11 @@ class Answerer:
     def prepare_decoded(self, media: Media, origin: tuple[int, int] = (0, 0)) -> Prepared:
         """Return the inputs for media of the kind and sample rate that the preprocessing takes.
 
-        `origin`: x and y of a crop's upper left corner in the picture; answers are in pixels of the picture.
+        `origin` is the x and y of a crop's upper left corner, so that answers are in pixels of the whole
+        picture.
 
         Raises:
-            DataError: it does not fit the model.
+            DataError: The media do not fit the model.
         """
         rules = self.rules
         if isinstance(rules, ImageRules):
@@ -131,16 +132,16 @@ class Answerer:
     def answer(
         self, outputs: Outputs, placement: Placement | None, overrides: Mapping[str, JsonValue] | None = None
     ) -> Decoded:
-        """Return the answer that the outputs of one sample mean, as a JSON object.
+        """Decode the outputs of one sample to an answer, which is a JSON object.
 
         Args:
-            outputs: output name -> array of batch 1.
-            placement: from `prepare`; without it, positions in the answer are positions in the input.
-            overrides: options of the task for this answer alone.
+            outputs: A dict from output name to an array with a batch of 1.
+            placement: The placement from `prepare`. If it is None, the answer has positions in the input.
+            overrides: Options of the task for this answer only.
 
         Raises:
-            RequestError: the package has no task, or an option is wrong.
-            DataError: the outputs do not fit the task, or hold NaN.
+            RequestError: The package has no task, or an option is invalid.
+            DataError: The outputs do not fit the task, or contain NaN.
         """
         if self.task is None:
             raise RequestError(400, "the package states no task; package it with --task")
@@ -155,9 +156,10 @@ class Answerer:
         return self.task.decode(outputs, options, context)
 
     def find_fault(self, inputs: Mapping[str, Array], outputs: Outputs) -> str | None:
-        """Return why the task cannot decode outputs of the model; None if it can.
+        """Return the reason why the task cannot decode outputs of the model, or None.
 
-        It is also None if there is no task, or the batch is not 1. A picture is assumed to fill the input.
+        The result is also None if there is no task or the batch is not 1. A picture is assumed to fill the
+        input.
         """
         array, rules = inputs.get(self._spec.name), self.rules
         if self.task is None or array is None or array.shape[:1] != (1,):
@@ -174,10 +176,10 @@ class Answerer:
 
 
 def open_answerer(package: OpenedPackage) -> Answerer:
-    """Return the answerer of a package; it refuses requests for a preprocessing or task that is missing.
+    """Return the answerer of a package. It refuses requests for a missing preprocessing or task.
 
     Raises:
-        PackageError: the preprocessing or the task is malformed or does not fit the model.
+        PackageError: The preprocessing or the task is malformed or does not fit the model.
     """
     manifest = package.manifest
     states = {state.input for state in manifest.states}
@@ -200,7 +202,7 @@ def open_answerer(package: OpenedPackage) -> Answerer:
 
 
 def class_names(labels: str) -> tuple[str, ...]:
-    """Return the names in the content of a labels file, in the order of the classes.
+    """Return the class names in the content of a labels file, in the order of the classes.
 
     Source: docs/reference/package-format.md, Labels.
     """

@@ -1,4 +1,4 @@
-"""Boxes of one picture, and the suppression of those that overlap a better one."""
+"""Boxes of one picture and their non-maximum suppression."""
 
 from typing import Final
 
@@ -15,9 +15,9 @@ class Boxes:
     """Boxes of one picture.
 
     Attributes:
-        corners: float32 [K, 4], x1, y1, x2, y2 in pixels of the input.
-        scores: float32 [K], 0..1.
-        classes: int64 [K].
+        corners: x1, y1, x2 and y2 in pixels of the input, float32 [K, 4].
+        scores: Scores in 0..1, float32 [K].
+        classes: Indices of classes, int64 [K].
     """
 
     corners: Floats
@@ -33,7 +33,7 @@ class Boxes:
 
 
 def find_overlaps(boxes: Floats, others: Floats) -> Floats:
-    """Return [J, K]: the intersection over union of `boxes` [J, 4] and `others` [K, 4]; 0 without area."""
+    """Return the intersection over union of `boxes` [J, 4] and `others` [K, 4], as [J, K]."""
     left, top, right, bottom = (np.ascontiguousarray(column) for column in others.T)
     areas = (right - left) * (bottom - top)
     x1, y1, x2, y2 = (column[:, None] for column in boxes.T)
@@ -50,18 +50,18 @@ def find_overlaps(boxes: Floats, others: Floats) -> Floats:
 
 
 def choose_best(boxes: Boxes, *, overlap: float, max_boxes: int, max_candidates: int = 1000) -> Boxes:
-    """Return the boxes that `find_best` selects, the best first."""
+    """Return the boxes that `find_best` selects, best first."""
     return boxes.take(find_best(boxes, overlap=overlap, max_boxes=max_boxes, max_candidates=max_candidates))
 
 
 def find_best(boxes: Boxes, *, overlap: float, max_boxes: int, max_candidates: int = 1000) -> Array:
-    """Return the indices of the best boxes, best first; of overlapping boxes of a class, only the best.
+    """Return the indices of the best boxes, best first, after non-maximum suppression in each class.
 
     Args:
-        boxes: boxes of one picture; a box with a NaN, without an area, or with an infinite area is left out.
-        overlap: intersection over union above which the worse of two boxes is left out; 1 keeps all.
-        max_boxes: most boxes that are returned.
-        max_candidates: only this many boxes, those of the highest scores, are considered.
+        boxes: The boxes of one picture. Boxes with NaN, without area or with infinite area are ignored.
+        overlap: The intersection over union above which the worse of two boxes is removed. 1 keeps all boxes.
+        max_boxes: The maximum number of boxes in the result.
+        max_candidates: The number of boxes with the highest scores that are considered.
     """
     rows = _rank(boxes, max_candidates)
     if overlap >= 1:

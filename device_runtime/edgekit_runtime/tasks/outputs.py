@@ -1,4 +1,4 @@
-"""An output as numbers that a decoder can trust, and as scores."""
+"""Reads and checks outputs, and converts them to scores."""
 
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
@@ -17,19 +17,19 @@ MAX_ENTRIES = 1 << 16
 def read_output(
     outputs: Outputs, name: str, expected: str, ranks: Sequence[int], *, is_finite: bool = False
 ) -> Array:
-    """Return an output of one sample without its first axis; floating-point numbers as float32.
+    """Return an output of one sample without the batch axis. Floats are converted to float32.
 
-    Further axes of size 1 in front are removed as long as there are more axes than expected.
+    Leading axes of size 1 are removed while there are more axes than expected.
 
     Args:
-        outputs: outputs of one sample.
-        name: empty for the first output.
-        expected: what it must be, for the message.
-        ranks: numbers of axes that it may have without the first.
-        is_finite: whether infinity is refused too.
+        outputs: The outputs of one sample.
+        name: The name of the output. Empty for the first output.
+        expected: A description of the expected shape, for the message.
+        ranks: The allowed numbers of axes without the batch axis.
+        is_finite: Whether infinity is also an error.
 
     Raises:
-        DataError: there is no such output, it is empty, of another rank, or holds NaN or no numbers.
+        DataError: The output is missing, is empty, has another rank, or contains NaN or no numbers.
     """
     name = name or next(iter(outputs), "")
     if name not in outputs:
@@ -54,7 +54,7 @@ def read_output(
 
 
 def to_scores(values: Array, kind: ScoreKind) -> Floats:
-    """Return float32 probabilities for values of any shape; a softmax is over the last axis."""
+    """Convert values of any shape to float32 probabilities. A softmax is over the last axis."""
     values = values.astype(np.float32, copy=False)
     if kind == "sigmoid":
         return np.asarray(1 / (1 + np.exp(-np.clip(values, -60, 60))), np.float32)

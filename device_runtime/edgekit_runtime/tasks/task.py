@@ -1,4 +1,4 @@
-"""The record of a task, and the table of all tasks.
+"""The record of a task and the registry of all tasks.
 
     @register("regression", RegressionOptions, "Named values, scaled to the unit of the user.")
     def _decode(outputs: Outputs, options: RegressionOptions, context: Context) -> Decoded: ...
@@ -6,7 +6,7 @@
     task, options = read_task(manifest.task)
     task.decode(outputs, options, context)        # {"values": [0.31]}
 
-Adding a task is one module in `tasks/kinds/`.
+To add a task, add a module to `tasks/kinds/`.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,12 +26,13 @@ Decoded: TypeAlias = dict[str, JsonValue]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What a decoder knows apart from the outputs.
+    """The data that a decoder needs in addition to the outputs.
 
     Attributes:
-        labels: names of the classes, in the order of the model's outputs; empty if there are none.
-        placement: where the picture lies in the input; if it is None, answers give positions in the input.
-        duration_s: length of the input, for sound of a known length; else None.
+        labels: The names of the classes in the order of the model's outputs, or empty.
+        placement: The position of the picture in the input. If it is None, answers have positions in the
+            input.
+        duration_s: The length of a sound in seconds, or None if it varies.
     """
 
     labels: tuple[str, ...] = ()
@@ -39,7 +40,7 @@ class Context:
     duration_s: float | None = None
 
     def name_class(self, index: int) -> str:
-        """Return the label of a class, or its number where the list of labels is too short."""
+        """Return the label of a class, or its index if there are too few labels."""
         return self.labels[index] if 0 <= index < len(self.labels) else str(index)
 
 
@@ -49,16 +50,16 @@ Decode: TypeAlias = Callable[[Outputs, Any, Context], Decoded]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One meaning of outputs.
+    """A task, which decodes the outputs of a model.
 
     Attributes:
-        name: name in manifests and for `--task`.
-        title: name for people.
-        sentence: what its answers hold, for documents and `--help`.
-        options: frozen dataclass of its options, all with defaults.
-        decode: decodes the outputs of one sample to the answer.
-        entries: field of its answers with a list of labels and scores, the best first; empty for none.
-        has_boxes: whether each entry of that list has a box.
+        name: The name in manifests and for `--task`.
+        title: The name for users.
+        sentence: The content of the answers, for documents and `--help`.
+        options: The frozen dataclass of the options, which all have defaults.
+        decode: Decodes the outputs of one sample to an answer.
+        entries: The field of the answer with a list of labels and scores, best first, or empty.
+        has_boxes: Whether each entry of that list has a box.
     """
 
     name: str
@@ -83,7 +84,7 @@ def register(
     entries: str = "",
     has_boxes: bool = False,
 ) -> Callable[[Decode], Task]:
-    """Return a decorator that adds a `Task` with these fields to `TASKS`; an empty `title` becomes `name`."""
+    """Return a decorator that adds a `Task` with these fields to `TASKS`. `title` defaults to `name`."""
 
     def add(decode: Decode) -> Task:
         TASKS[name] = Task(
@@ -101,17 +102,17 @@ def register(
 
 
 def load_tasks() -> Mapping[str, Task]:
-    """Return the table of all tasks, whose modules are imported on the first call."""
+    """Return the registry of all tasks. Their modules are imported on the first call."""
     from edgekit_runtime.tasks import kinds  # noqa: F401  # registers them
 
     return TASKS
 
 
 def read_task(choice: TaskChoice, error: type[DataError | PackageError] = PackageError) -> tuple[Task, Any]:
-    """Return the task that a manifest or a command names, and its options as an instance of `Task.options`.
+    """Return the task that a manifest or a command names, and its options as a `Task.options`.
 
     Raises:
-        error: there is no such task, or an option is unknown or out of its range.
+        error: The task is unknown, or an option is unknown or out of range.
     """
     tasks = load_tasks()
     if choice.name not in tasks:

@@ -1,4 +1,4 @@
-"""The tasks, a module each; importing this package registers all of them."""
+"""The tasks, with one module for each. Importing this package registers all tasks."""
 
 import sys
 

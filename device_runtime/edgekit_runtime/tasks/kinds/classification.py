@@ -15,12 +15,12 @@ class ClassificationOptions:
     """Options of `classification`.
 
     Attributes:
-        output: name of the output with a value for each class; empty for the first output.
-        scores: what the values are: `probabilities`, or logits for a `softmax` or a `sigmoid`.
-        top: number of classes in an answer.
-        min_score: classes of a lower score are left out.
-        background: number of classes at the start that are no answer, such as 1 for TensorFlow's ImageNet
-            models; labels do not name them.
+        output: The output with a value for each class. Empty for the first output.
+        scores: The meaning of the values: `probabilities`, or logits for a `softmax` or a `sigmoid`.
+        top: The number of classes in an answer.
+        min_score: The minimum score of a class in an answer.
+        background: The number of background classes at the start, such as 1 for TensorFlow's ImageNet models.
+            They have no labels and are never in an answer.
     """
 
     output: str = ""

@@ -1,9 +1,10 @@
-"""Detection: labelled boxes, in pixels of the picture.
+"""Detection: labelled boxes in pixels of the picture.
 
-How boxes lie in the outputs is a layout, a record in the table `LAYOUTS`:
+`LAYOUTS` describes the arrangements of boxes in outputs. The decoder has three steps:
 
-    outputs [1, 8400, 85] -> layout.read -> Boxes in pixels of the input, scores of min_score and more
-        -> choose_best (non-maximum suppression) -> Placement.to_picture -> {"detections": [...]}
+    1. `read_boxes` returns the boxes that have min_score, in pixels of the input.
+    2. `choose_best` removes overlapping boxes (non-maximum suppression).
+    3. `Placement.to_picture` converts the boxes to pixels of the picture.
 """
 
 import math
@@ -43,29 +44,30 @@ class DetectionOptions:
     """Options of `detection`.
 
     Attributes:
-        layout: how the boxes lie in the outputs: name of a layout.
-        output: name of the output with the boxes; empty for the first output that fits.
-        scores_output: name of the output with only scores; empty for the first that fits.
-        classes_output: name of the output with classes, for `listed`; empty if there is only one class.
-        count_output: name of the output with the number of valid boxes, for `listed`; empty if all are valid.
-        boxes: `centre` for centre and size, `corners` for two corners; with `-yx` vertical values come first.
+        layout: The arrangement of boxes in the outputs.
+        output: The output with the boxes. Empty for the first that fits.
+        scores_output: The output with only scores. Empty for the first that fits.
+        classes_output: The output with classes, for `listed`. Empty if there is only one class.
+        count_output: The output with the number of valid boxes, for `listed`. Empty if all are valid.
+        boxes: `centre` for centre and size, `corners` for two corners. With `-yx`, y comes before x.
         unit: `pixels` of the input, or `shares` of its width and height.
-        scores: what scores are: `probabilities`, or logits for a `softmax` over the classes or a `sigmoid`.
-        background: position of the class `no object` among the classes: `none`, `first` or `last`.
-        columns: order of the values in a row of the layout `rows`.
-        strides: pixels of the input for one cell of each grid, for `grid` and `anchors`.
-        scales: smallest and largest anchor, as shares of the input.
-        aspects: width over height of the anchors of a cell.
-        interpolated: width over height of a further anchor, whose scale lies between the scales of this grid
-            and the next; 0 for none.
-        reduced: whether cells of the first grid have only the three anchors of SSD's lowest layer.
-        unit_anchors: whether all anchors are as large as the input.
-        divisors: divide raw x, y, width and height of the layout `anchors`; 0 for the width of the input.
-        sizes: whether raw sizes are logarithms (`exponential`) or shares (`linear`) of the anchor's.
-        min_score: boxes of a lower score are left out.
-        overlap: if two boxes of a class overlap more (intersection over union), the worse one is left out; 1
-            keeps all, for a model that removes such boxes itself.
-        max_boxes: most boxes in an answer.
+        scores: The meaning of scores: `probabilities`, or logits for a `softmax` over the classes or a
+            `sigmoid`.
+        background: The position of the class `no object` among the classes: `none`, `first` or `last`.
+        columns: The order of the values in a row of the layout `rows`.
+        strides: The size of a cell of each grid in pixels of the input, for `grid` and `anchors`.
+        scales: The sizes of the smallest and the largest anchor as shares of the input.
+        aspects: The aspect ratios (width over height) of the anchors of a cell.
+        interpolated: The aspect ratio of an additional anchor, whose scale is between the scales of this grid
+            and the next. 0 for none.
+        reduced: Whether cells of the first grid have only the three anchors of SSD's lowest layer.
+        unit_anchors: Whether all anchors are as large as the input.
+        divisors: The divisors of raw x, y, width and height, for `anchors`. 0 for the width of the input.
+        sizes: Whether raw sizes are logarithms (`exponential`) or shares (`linear`) of the anchor's size.
+        min_score: The minimum score of a box.
+        overlap: The intersection over union above which the worse of two boxes of a class is removed. 1 keeps
+            all boxes, for a model that removes such boxes itself.
+        max_boxes: The maximum number of boxes in an answer.
     """
 
     layout: Literal["scored", "objectness", "grid", "apart", "listed", "rows", "anchors"] = "scored"
@@ -103,16 +105,16 @@ class DetectionOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputLayout:
-    """One arrangement of boxes in outputs.
+    """An arrangement of boxes in outputs.
 
     Attributes:
-        sentence: shapes and meaning, for documents.
-        options: options that this layout reads; options that all layouts read are left out.
-        leading: number of values before the class scores, if one output holds boxes and scores: 4 for the
-            box, 5 with an objectness score. 0 for separate outputs.
-        find_corners: (coords [A, 4 or more], chosen rows, options, size of the input) -> corners of the
-            chosen boxes in pixels of the input.
-        read: reads the boxes if outputs state one class for each box; then `find_corners` is None.
+        sentence: The shapes and their meaning, for documents.
+        options: The options of this layout, without those that all layouts have.
+        leading: The number of values before the class scores, if one output contains boxes and scores. This
+            is 4 for the box, or 5 with an objectness score. 0 for separate outputs.
+        find_corners: Takes coords [A, 4 or more], chosen rows, options and the input size. Returns the
+            corners of the chosen boxes in pixels of the input.
+        read: Reads the boxes if outputs state one class for each box. `find_corners` is None then.
     """
 
     sentence: str
@@ -125,19 +127,18 @@ class OutputLayout:
 def find_boxes(
     outputs: Outputs, options: DetectionOptions, input_size: Size, labels: int | None = None
 ) -> Boxes:
-    """Return the boxes of one sample after suppression, in pixels of the input, the best first.
+    """Return the boxes of one sample after suppression, in pixels of the input, best first.
 
     Args:
-        outputs: outputs of one sample, each with the first axis 1.
-        options: options of the task.
-        input_size: height and width of the input.
-        labels: number of classes that have a label. It shows which axis counts the boxes, for one output with
-            boxes and scores. If the number fits neither axis or both, the longer axis counts the boxes, and a
-            probability over 1 is an error. With None the longer axis counts the boxes, and any score is
-            accepted.
+        outputs: The outputs of one sample, each with a batch of 1.
+        options: The options of the task.
+        input_size: The height and width of the input.
+        labels: The number of labelled classes, which shows which axis of an output counts the boxes. If it
+            fits neither axis or both, the longer axis counts the boxes, and a probability over 1 is an error.
+            If it is None, the longer axis counts the boxes, and all scores are accepted.
 
     Raises:
-        DataError: an output is missing or has another shape, or a probability is over 1, see `labels`.
+        DataError: An output is missing or has another shape, or a probability is over 1.
     """
     boxes = read_boxes(outputs, options, input_size, labels)
     return choose_best(boxes, overlap=options.overlap, max_boxes=options.max_boxes)
@@ -146,7 +147,7 @@ def find_boxes(
 def read_boxes(
     outputs: Outputs, options: DetectionOptions, input_size: Size, labels: int | None = None
 ) -> Boxes:
-    """Return all boxes of one sample before suppression, see `find_boxes`; some may have no finite area."""
+    """Return all boxes of one sample before suppression, see `find_boxes`. Some may have no finite area."""
     layout = LAYOUTS[options.layout]
     with np.errstate(over="ignore", invalid="ignore"):
         if layout.find_corners is None:
@@ -318,7 +319,7 @@ def _place_on_anchors(coords: Array, chosen: Array, options: DetectionOptions, s
 
 @lru_cache(8)
 def make_anchors(size: Size, options: DetectionOptions) -> Floats:
-    """Return centre x and y, width and height of each anchor as shares of the input, float32 [A, 4].
+    """Return centre x, centre y, width and height of each anchor as shares of the input, float32 [A, 4].
 
     Source: `SsdAnchorsCalculator` of MediaPipe (mediapipe/calculators/tflite/ssd_anchors_calculator.cc),
     which makes the anchors of TensorFlow's object detection API.

@@ -1,4 +1,4 @@
-"""Embedding: a vector that lies near those of similar inputs."""
+"""Embedding: a vector that is close to the vectors of similar inputs."""
 
 import numpy as np
 
@@ -13,8 +13,8 @@ class EmbeddingOptions:
     """Options of `embedding`.
 
     Attributes:
-        output: name of the output with the vector; empty for the first output.
-        normalize: divides the vector by its length, so that a dot product of two vectors is their cosine.
+        output: The output with the vector. Empty for the first output.
+        normalize: Whether to divide the vector by its length, so that dot products are cosines.
     """
 
     output: str = ""

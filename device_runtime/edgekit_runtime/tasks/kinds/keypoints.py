@@ -27,18 +27,18 @@ class KeypointOptions:
     """Options of `keypoints`.
 
     Attributes:
-        output: name of the output; empty for the first output.
-        form: `coordinates` [N, points, values] or flat; `heatmaps` with a map for each point; `poses`
-            [N, 5 + points x values, A] or transposed, as YOLOv8-pose: the box (centre and size), the score
-            and the points of each of A candidates.
-        row: the values of a point in their order: x, y, z, s for a score, - for a value to ignore; for
-            example `yxs` with unit `shares` for MoveNet, `xyz` for a face mesh.
+        output: The output. Empty for the first output.
+        form: `coordinates` for [N, points, values] or the same flat, `heatmaps` for one map for each point,
+            or `poses` for [N, 5 + points x values, A] or transposed, as YOLOv8-pose. In `poses`, each of A
+            candidates has the centre and size of its box, a score and the points.
+        row: The order of the values of a point: x, y, z, s for a score, - for a value to ignore. Examples are
+            `yxs` with the unit `shares` for MoveNet, and `xyz` for a face mesh.
         unit: `pixels` of the input, or `shares` of its width and height.
-        layout: order of the axes of heatmaps.
-        scores: what scores are: `probabilities`, or logits for a `sigmoid`.
-        min_score: points of a lower score are left out.
-        min_object_score: objects of a lower score are left out, for `poses`.
-        skeleton: pairs of points to join by a line in a drawing, one pair after the other.
+        layout: The order of the axes of heatmaps.
+        scores: The meaning of scores: `probabilities`, or logits for a `sigmoid`.
+        min_score: The minimum score of a point.
+        min_object_score: The minimum score of an object, for `poses`.
+        skeleton: Pairs of points to join by a line in a drawing, as one flat list.
     """
 
     output: str = ""

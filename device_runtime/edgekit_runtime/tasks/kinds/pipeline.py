@@ -1,4 +1,4 @@
-"""Pipeline: the answer of a pipeline, which its stages have decoded."""
+"""Pipeline: the answer of a pipeline, which its stages have already decoded."""
 
 from edgekit_runtime.canonical_json import decode_json
 from edgekit_runtime.errors import DataError
@@ -8,7 +8,7 @@ from edgekit_runtime.tasks.task import Context, Decoded, Outputs, register
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """`pipeline` has no options: its members state theirs."""
+    """`pipeline` has no options. The tasks of its stages have their own."""
 
 
 @register(

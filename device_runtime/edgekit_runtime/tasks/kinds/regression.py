@@ -16,9 +16,9 @@ class RegressionOptions:
     """Options of `regression`.
 
     Attributes:
-        output: name of the output with the values; empty for the first output.
-        scale: factors of the values, as a list: one number for all values, or a number for each.
-        offset: numbers to add to the scaled values; a list like `scale`.
+        output: The output with the values. Empty for the first output.
+        scale: The factors of the values, as a list with one number for all values or one for each.
+        offset: The numbers to add to the scaled values, as a list like `scale`.
     """
 
     output: str = ""

@@ -1,9 +1,7 @@
 """Segmentation: the class of each pixel of the picture.
 
-    output [1, 21, 65, 65] -> the cells that lie in the picture -> argmax [52, 65]
-        -> nearest cell of each pixel -> mask [480, 640] -> PNG or run lengths
-
-Pixels of the picture that a crop cut off are `VOID`.
+An output such as [1, 21, 65, 65] is cropped to the cells in the picture. Each pixel of the mask gets the best
+class of the nearest cell. Pixels that a crop of the picture removed are `VOID`.
 """
 
 import base64
@@ -32,13 +30,13 @@ class SegmentationOptions:
     """Options of `segmentation`.
 
     Attributes:
-        output: name of the output; empty for the first output.
-        layout: order of the output's axes. With several classes the largest value wins.
-        scores: what the values are if there is only one class: `probabilities`, or logits for a `sigmoid`.
-        threshold: if there is only one class: the least score of a pixel in this class.
-        form: form of the mask: `png`, whose palette indices are the classes; or `rle`, COCO's uncompressed
-            RLE of each class: run lengths in column order that begin with pixels outside the class.
-        max_side: longest side of the mask in pixels; the mask of a larger picture is scaled down.
+        output: The output. Empty for the first output.
+        layout: The order of the output's axes. With several classes, the largest value wins.
+        scores: The meaning of the values of a single class: `probabilities`, or logits for a `sigmoid`.
+        threshold: The minimum score of a pixel in a single class.
+        form: The format of the mask: `png` with classes as palette indices, or `rle` for COCO's uncompressed
+            RLE of each class. Its run lengths are in column order and begin with pixels outside the class.
+        max_side: The maximum side of the mask in pixels. The mask of a larger picture is scaled down.
     """
 
     output: str = ""
@@ -52,11 +50,11 @@ class SegmentationOptions:
 def find_mask(outputs: Outputs, options: SegmentationOptions, placement: Placement | None) -> Array:
     """Return the class of each pixel, uint8 [height, width].
 
-    The mask has the size of the picture, scaled down to `max_side` if necessary. Without a placement it has
+    The mask has the size of the picture, scaled down to `max_side` if necessary. Without a placement, it has
     the size of the output.
 
     Raises:
-        DataError: an output is missing, of another shape, holds NaN, or has more than 255 classes.
+        DataError: An output is missing, has another shape, contains NaN, or has more than 255 classes.
     """
     values = read_output(outputs, options.output, _EXPECTED, (2, 3))
     if values.ndim == 3 and options.layout == "NHWC":
@@ -124,10 +122,11 @@ def _encode_png(mask: Array) -> str:
 
 
 def make_palette() -> Array:
-    """Return a colour for each class, uint8 [256, 3]; class 0 is black.
+    """Return a colour for each class, uint8 [256, 3]. Class 0 is black.
 
-    The lowest three bits of a class are the highest bits of red, green and blue, the next three bits the
-    second highest, and so on.
+    The lowest three bits of a class are the highest bits of red, green and blue. The next three bits are the
+    second-highest bits, and so on.
+
     Source: VOClabelcolormap of the Pascal VOC development kit.
     """
     bits = (np.arange(256)[:, None] >> np.arange(8)) & 1  # [class, bit]

@@ -1,4 +1,4 @@
-"""Sound events and voice activity: what sounds when, from scores of single frames."""
+"""Sound events and voice activity: the classes of a sound and their times, from scores of frames."""
 
 from typing import Annotated, Literal
 
@@ -17,15 +17,15 @@ class SoundEventOptions:
     """Options of `sound_events`.
 
     Attributes:
-        output: name of the output with scores; empty for the first output.
+        output: The output with scores. Empty for the first output.
         layout: `NTC` for [N, frames, classes] or [N, classes], `NCT` for [N, classes, frames].
-        scores: what the values are: `probabilities`, or logits for a `softmax` or a `sigmoid`.
-        threshold: an event begins where a class has this score.
-        release: an event lasts while the score is this or more; at most `threshold`.
-        hop_s: seconds from one frame to the next. 0 divides the recording's length by the number of frames;
-            if the preprocessing does not state the length, events have no times.
-        min_event_s: shorter events are left out.
-        max_events: most events in an answer; those of the highest scores stay.
+        scores: The meaning of the values: `probabilities`, or logits for a `softmax` or a `sigmoid`.
+        threshold: The minimum score at which an event begins.
+        release: The minimum score at which an event continues, at most `threshold`.
+        hop_s: The time between two frames in seconds. 0 divides the length of the recording by the number of
+            frames. If the preprocessing does not state the length, events have no times.
+        min_event_s: The minimum duration of an event in seconds.
+        max_events: The maximum number of events in an answer. Those with the highest scores are returned.
     """
 
     output: str = ""

@@ -1,4 +1,4 @@
-"""Text: a line of characters, by greedy decoding of CTC (connectionist temporal classification)."""
+"""Text: a line of characters, from the greedy decoding of a CTC output."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -16,12 +16,12 @@ class TextOptions:
     """Options of `text`.
 
     Attributes:
-        output: name of the output with a value for each frame and character; empty for the first output.
+        output: The output with a value for each frame and character. Empty for the first output.
         layout: `NTC` for [N, frames, characters], `NCT` for [N, characters, frames].
-        blank: position of the blank among the characters. Labels may leave it out. If two labels are missing,
+        blank: The position of the blank among the characters. Labels may omit it. If two labels are missing,
             the second is a space at the end, as in PaddleOCR.
-        space: the label that stands for a space, such as the bar of wav2vec 2.0.
-        scores: what the values are: `probabilities`, or logits for a `softmax`.
+        space: The label that stands for a space, such as the bar of wav2vec 2.0.
+        scores: The meaning of the values: `probabilities`, or logits for a `softmax`.
     """
 
     output: str = ""
@@ -32,12 +32,12 @@ class TextOptions:
 
 
 def read_text(outputs: Outputs, options: TextOptions, labels: Sequence[str]) -> tuple[str, float]:
-    """Return the text and its score; repeated characters count once, unless a blank separates them.
+    """Return the text and its score. Repeated characters count once unless a blank separates them.
 
-    The score is the mean of the characters' scores, as in CTCLabelDecode of PaddleOCR.
+    The score is the mean score of the characters, as in CTCLabelDecode of PaddleOCR.
 
     Raises:
-        DataError: the output is missing, of another shape, or has another number of characters than labels.
+        DataError: The output is missing, has another shape, or does not fit the number of labels.
     """
     expected = f"[1, frames, characters] with the axes {options.layout}"
     frames = read_output(outputs, options.output, expected, (1, 2, 3))
