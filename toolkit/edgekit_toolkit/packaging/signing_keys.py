@@ -58,7 +58,7 @@ class KeyInfo:
 
 
 class StatementSigner:
-    """Signs in-toto statements with one key: call it with the payload, get the bytes of the DSSE envelope."""
+    """Signs in-toto statements with one key. A call takes the payload and returns a DSSE envelope."""
 
     __slots__ = ("_signer", "key_id")
 

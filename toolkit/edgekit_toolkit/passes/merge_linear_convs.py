@@ -48,7 +48,7 @@ def _merge_one(graph: onnx.GraphProto) -> bool:
 
 
 def is_pointwise(index: GraphIndex, node: onnx.NodeProto) -> bool:
-    """Whether a node is a 1x1 Conv of stride 1 without groups or padding, with constant float32 weights."""
+    """Return whether a node is a 1x1 Conv with stride 1 and float32 weights, without groups and padding."""
     if (
         node.op_type != "Conv"
         or attribute(node, "group", 1) != 1

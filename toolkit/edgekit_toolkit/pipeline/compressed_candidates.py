@@ -1,8 +1,8 @@
-"""Makes compressed candidates, where no plain form keeps all limits.
+"""Builds compressed candidates if no plain form meets all limits.
 
-Every one has the ranges and kernels of the best static int8 form, or int8 weights alone where there is none.
-Its weights are rounded by their second moments (`compressed_forms`): to 8 bits for its accuracy, and to fewer
-where the limit on transport binds. Where the time, energy, memory or size binds, channels go first.
+A compressed form has the ranges and kernels of the best static int8 form, or else int8 weights only. Its
+weights are rounded by second moments, see `compressed_forms`. They have 8 bits, or fewer if the limit on
+transport requires it. If a limit on latency, energy, memory or size requires it, channels are pruned first.
 """
 
 import math
@@ -69,9 +69,9 @@ def compress(
 ) -> None:
     """Add compressed candidates to `candidate_set`, to meet the limits in `binding`.
 
-    `drafts`: plain forms. To count the bytes that travel, a compressed model is put into their packages.
-    `binding`: limits that together exclude every plain form. `max_drop` (infinite for none) and
-    `measure_drops` are in points.
+    `drafts` are the plain forms, whose packages are used to compute the transport size of compressed models.
+    `binding` contains the limits that exclude all plain forms. `max_drop` and the results of `measure_drops`
+    are in points.
     """
     if not isinstance(prepared.floats, OnnxModel):
         candidate_set.dropped.append("compressed forms: they are made of ONNX models, and this is a .tflite")

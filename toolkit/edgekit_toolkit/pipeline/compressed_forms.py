@@ -1,9 +1,10 @@
-"""Makes the compressed forms of one float model: weights of equal bits, or for a limit on transport.
+"""Builds the compressed forms of one float model, with 8-bit weights or for a limit on transport.
 
-The steps for a limit on transport come from a model of the bytes: those of a package whose codes are all 0,
-and the entropy of the nearest codes. What one rounding takes more or less than that corrects the next guess,
-so that one or two roundings meet the limit. Each arithmetic has its own roundings, for the activations of its
-kernels, and all take turns, so that each has a first package before one is refined.
+For a limit on transport, the quantization steps are chosen by an estimate of the package size. The estimate
+is the size of a package with codes of 0, plus the entropy of the codes. The error of one try corrects the
+next estimate, so one or two tries are enough. Weights are rounded separately for int8 and for float
+arithmetic, because the activations differ. The searches take turns, so that each has a first package before
+one is refined.
 """
 
 import math
@@ -77,20 +78,19 @@ _Package = tuple[int, Candidate]  # with the bytes that travel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionTask:
-    """Models, samples, limits and functions from which compressed candidates are made.
+    """The models, samples, limits and functions to build compressed candidates.
 
     Attributes:
-        floats: the float model that is compressed.
-        open_quantizer: returns the quantizer of another float model for the same engine.
-        calibration: makes a fresh stream of samples.
-        needs_fewer_macs: whether a limit on time, energy, memory or size excludes the plain forms.
-        arch: the target's processor architecture, such as `x86_64`.
-        max_transport_bytes: limit on the bytes that travel; infinite if it excludes no form.
-        transport_bytes: (model, kind of its form) -> bytes that travel to a device if the package has this
-            model.
-        max_drop: limit on the drop in points; infinite without one.
-        measure_drops: returns the drops of float models in points.
-        work: counts the work and limits it.
+        floats: The float model to compress.
+        open_quantizer: Returns the quantizer of another float model for the same engine.
+        calibration: Returns a new iterator over the calibration samples.
+        needs_fewer_macs: Whether a limit on latency, energy, memory or size excludes the plain forms.
+        arch: The processor architecture of the target, such as `x86_64`.
+        max_transport_bytes: The limit on the transport size, or infinity if it excludes no form.
+        transport_bytes: Returns the transport size of a package with a given model and kind of form.
+        max_drop: The limit on the drop in points, or infinity.
+        measure_drops: Returns the drops of float models in points.
+        work: Counts and limits the work.
     """
 
     quantizer: Quantizer
@@ -113,11 +113,11 @@ class FloatStart:
     """A float model to compress.
 
     Attributes:
-        name: how it differs from the whole model, for labels.
-        floats: the model; its layers are rounded.
-        channels: name of a changed group -> remaining channels.
-        is_distilled: whether its weights were trained.
-        bases: label of an arithmetic, such as `int8` -> form whose weights are to be compressed.
+        name: The difference from the whole model, for labels.
+        floats: The model.
+        channels: A dict from the changed groups to their remaining channels.
+        is_distilled: Whether the weights were trained.
+        bases: A dict from labels of the arithmetic, such as `int8`, to the forms to compress.
     """
 
     name: str = ""
@@ -128,9 +128,9 @@ class FloatStart:
 
 
 def rounding_s(model: onnx.ModelProto, samples: int, task: CompressionTask, *, runs: int = 2) -> float:
-    """Return the work of one rounding of all layers, in seconds of a nominal processor.
+    """Return the work of rounding all layers once, in seconds of a nominal processor.
 
-    `runs`: 1 if only the float network runs, 2 if the compressed network runs too.
+    `runs` is 1 if only the float network runs, or 2 if the compressed network runs too.
     """
     total_s = runs * samples * task.work.inference_s
     macs = {cost.name: cost.macs for cost in cost_of_nodes(OnnxModel(model), task.dims)}
@@ -145,9 +145,9 @@ def rounding_s(model: onnx.ModelProto, samples: int, task: CompressionTask, *, r
 
 
 class FormCompressor:
-    """Makes the compressed forms of one float model.
+    """Builds the compressed forms of one float model.
 
-    If transport is limited, the work for the first package is reserved at once.
+    If transport is limited, `add_forms` first reserves the work for one package.
     """
 
     def __init__(
@@ -180,11 +180,11 @@ class FormCompressor:
 
     @property
     def most_s(self) -> float:
-        """The most work that all forms may still need, in seconds of a nominal processor."""
+        """The maximum remaining work for all forms, in seconds of a nominal processor."""
         return self._probes_s + sum(self._most_s.values())
 
     def add_forms(self) -> Iterator[None]:
-        """Add the forms to the candidates; yield after each measured package, so that models take turns."""
+        """Add the forms to the candidates. Yield after each measured package, so that models take turns."""
         try:
             if not self._layers:
                 self._set.dropped.append("compressed forms: the model has no weights that can be rounded")
@@ -452,7 +452,7 @@ class _StepSearch:
 
 
 def in_turns(searches: Iterable[Iterator[None]]) -> Iterator[None]:
-    """Advance the iterators in turns until all have ended; yield after each step."""
+    """Advance the iterators in turns until all are exhausted. Yield after each step."""
     waiting = deque(searches)
     while waiting:
         search = waiting.popleft()

@@ -1,4 +1,4 @@
-"""Drafts of the candidates: recipe, package and costs of each, without times. Nothing is written."""
+"""Drafts of the candidates, which are recipes, packages and costs without latencies. No files are written."""
 
 import hashlib
 import math
@@ -32,13 +32,13 @@ def draft_packages(
     scores: Scores,
     signer: StatementSigner,
 ) -> list[JudgedCandidate]:
-    """Assemble a recipe and a package for each candidate; ids, latencies and energies are set later.
+    """Assemble a recipe and a package for each candidate. Ids, latencies and energies are set later.
 
-    The request's budget must hold the limits in force; see `limits_in_force`.
+    The budget of the request must contain the limits from `limits_in_force`.
 
     Raises:
-        BackendError: a model does not run on the golden inputs.
-        DataError: the ranges of the inputs do not suit the model.
+        BackendError: A model does not run on the golden inputs.
+        DataError: The ranges of the inputs do not suit the model.
     """
     drafts = []
     for index, candidate in enumerate(candidates):
@@ -77,7 +77,7 @@ def draft_packages(
 
 
 def size_figures(package: bytes, limits: Budget) -> dict[str, float]:
-    """Return the `size` of a package file; if `limits` has `transport`, also the bytes that travel."""
+    """Return the `size` of a package file in bytes, and its `transport` size if `limits` limits that."""
     figures = {"size": float(len(package))}
     return {**figures, "transport": float(coded_size(package))} if "transport" in limits.limits else figures
 

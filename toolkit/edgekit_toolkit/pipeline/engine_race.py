@@ -1,8 +1,9 @@
-"""The race of the engines' choices: each with one thread and with several, then against its rivals.
+"""A race between the candidates that the engines chose, with different numbers of threads.
 
-It decides what a clock alone can tell: the engine, its threads, and which of the forms that the search holds
-for equally fast is the fastest. On a target whose kernels this machine has, nothing slower than float32 wins
-where float32 keeps the limits. Of other targets times here say too little.
+The race decides what only measurements can tell: the engine, its number of threads, and the fastest of the
+forms that the search considers equally fast. If this machine has the kernels of the target, a form that is
+slower than float32 can only win if float32 exceeds a limit. For other targets, latencies on this machine say
+too little.
 """
 
 import itertools
@@ -37,14 +38,14 @@ _CLOSE_ENGINE: Final = 1.5  # an engine that much slower than the fastest has no
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """A candidate of an engine with a number of threads, and its times.
+    """A candidate for one engine and number of threads, with its latency.
 
     Attributes:
-        usual: whether the engine takes this number of threads unless a package says otherwise.
-        is_float: whether it is the float model.
-        is_eligible: whether it keeps every limit.
-        latency: times of one inference, a time from each process that ran the model; None if it did not run.
-        reason: why it did not run; empty if it did.
+        usual: Whether the number of threads is the engine's default.
+        is_float: Whether the candidate is the float model.
+        is_eligible: Whether the candidate meets all limits.
+        latency: The latency in each process that ran the model, or None if it did not run.
+        reason: Why the model did not run, or an empty string.
     """
 
     engine: str
@@ -59,13 +60,13 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class RaceResult:
-    """The outcome of a race.
+    """The result of a race.
 
     Attributes:
-        best: engine -> the contender to package. Engines without a contender are missing, see `reasons`.
-        winner: name of the engine that wins the race.
-        reasons: engine -> why it has no contender.
-        faster_float: a float model that is faster than the winner and breaks a limit; None if there is none.
+        best: A dict from the engines to the contenders to package. Engines in `reasons` are missing.
+        winner: The name of the engine that wins.
+        reasons: A dict from the engines without a contender to the reasons.
+        faster_float: A float model that is faster than the winner but exceeds a limit, or None.
     """
 
     best: Mapping[str, Contender]
@@ -75,16 +76,19 @@ class RaceResult:
 
 
 def hold_race(runs: Mapping[str, Run], request: Request, progress: Progress) -> RaceResult:
-    """Time the candidates that the engines chose against each other here, and return the outcome.
+    """Compare the latencies of the candidates that the engines chose on this machine.
 
-    The first race finds the number of threads for each chosen candidate. If times here hold for the target, a
-    second race also times each engine's fastest candidates and its float model.
+    The first race finds the number of threads of each candidate. If latencies on this machine hold for the
+    target, a second race includes the fastest candidates and the float model of each engine.
 
-    `runs`: engine -> its run, the preferred engine first.
+    Args:
+        runs: A dict from the engines to their runs. The preferred engine is first.
+        request: The request.
+        progress: Called with the current step.
 
     Raises:
-        BackendError: no choice runs in a process of its own.
-        OutputError: the package cannot be written to the folder for temporary files.
+        BackendError: No candidate runs in a separate process.
+        OutputError: The package cannot be written to the temporary folder.
     """
     entering = [contender for run in runs.values() for contender in _enter(run, request)]
     result = decide(_time(entering, progress))
@@ -175,10 +179,10 @@ def _keeps_limits(candidate: JudgedCandidate, run: Run) -> bool:
 
 
 def decide(contenders: Sequence[Contender]) -> RaceResult:
-    """Return the outcome of a race; contenders of one engine must be in the order of preference.
+    """Return the result of a race. The contenders of each engine must be in order of preference.
 
     Raises:
-        BackendError: no contender ran.
+        BackendError: No contender ran.
     """
     ran = [contender for contender in _settle_threads(contenders) if contender.latency is not None]
     best: dict[str, Contender] = {}
@@ -239,11 +243,11 @@ def _median_s(contender: Contender) -> float:
 
 
 def packaged_threads(contender: Contender, cores: int) -> int | None:
-    """Return the number of threads that the package states; None leaves it to the engine.
+    """Return the number of threads for the package, or None for the default of the engine.
 
     Args:
-        contender: the winner of a race on this machine.
-        cores: cores of the target; if several threads won here, the package states at least this number.
+        contender: The winner of a race on this machine.
+        cores: The number of cores of the target, which is used if several threads won.
     """
     if contender.usual:
         return None
@@ -251,7 +255,7 @@ def packaged_threads(contender: Contender, cores: int) -> int | None:
 
 
 def describe_faster(result: RaceResult) -> str:
-    """Return a text such as `1.20 x LABEL on ENGINE` for a faster float model; empty if there is none."""
+    """Return a text such as `1.20 x LABEL on ENGINE` for `faster_float`, or an empty string."""
     winner, faster = result.best[result.winner], result.faster_float
     if faster is None or faster.latency is None or winner.latency is None:
         return ""

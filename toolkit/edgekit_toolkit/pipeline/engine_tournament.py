@@ -1,7 +1,7 @@
-"""`--backend auto`: packages for every engine of the target, and keeps the fastest that runs here.
+"""`edgekit package --backend auto`: searches with every engine of the target, and chooses the fastest.
 
-Each engine gets a search of its own. Then the chosen candidates compete as in `edgekit-device tournament` on
-a device, as variants of a package made for that. TensorRT takes no part: it needs the device.
+Each engine has its own search. Then the chosen candidates compete on this machine as in `edgekit-device
+tournament`, as variants of a temporary package. TensorRT is not included, because it needs the device.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,19 +40,19 @@ def engines_here(target: Target) -> list[str]:
 
 
 def search_engines(request: Request, signer: StatementSigner, progress: Progress) -> Run:
-    """Search with each engine of the request, and return the run whose choice is the fastest here.
+    """Search with each engine of the request, and return the run with the fastest candidate on this machine.
 
-    An engine that refuses the model or is not installed is reported with the reason. The engines share the
-    limit of the search. If the request allows several variants, the package also carries variants for other
-    engines. If no engine keeps the budget, the preferred engine's run is returned; it says why.
+    The engines share the search limit. If the request allows several variants, the package also contains
+    variants for other engines. If no engine meets the budget, the run of the preferred engine is returned
+    with the reason. Engines that refuse the model or are not installed are reported.
 
     Raises:
-        ModelError: no engine takes the model.
-        BudgetError: no form of the model can keep the limit on size.
-        EngineMissingError: the target has one engine, which is not installed here.
-        DataError: the samples do not fit.
-        BackendError: an engine fails on the source model, or none runs what was packaged for it.
-        OutputError: there is no room for temporary files.
+        ModelError: No engine supports the model.
+        BudgetError: No form of the model can meet the limit on the size.
+        EngineMissingError: The target has only one engine, which is not installed.
+        DataError: The samples do not fit the model.
+        BackendError: An engine fails on the source model, or no candidate runs.
+        OutputError: There is no space for temporary files.
     """
     names = engines_of(request.target) if request.backend == "auto" else [request.backend]
     runs, refused = _search_each(names, request, signer, progress)

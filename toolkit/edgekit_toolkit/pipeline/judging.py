@@ -1,4 +1,4 @@
-"""Judges the candidates of a search: scores on samples, the package that each becomes, latencies here."""
+"""Measures the scores, packages and latencies of the candidates of a search."""
 
 import math
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ _NOISE_SAMPLES: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedSet:
-    """Candidates with all their figures, and the limits in force."""
+    """The candidates with all their figures, and the limits in force."""
 
     limits: Budget
     scores: Scores
@@ -48,16 +48,16 @@ class JudgedSet:
 
 
 class Judging:
-    """Scores and drafts the candidates of a growing set, each once, and measures their costs.
+    """Scores and drafts the candidates of a growing set, and measures their costs.
 
     Attributes:
-        limits: budget with the limits in force.
-        drafts: the drafts of the candidates, in order.
+        limits: The budget with the limits in force.
+        drafts: The drafts of the candidates, in order.
 
     Args:
-        prepared: model and samples behind the candidates.
-        candidate_set: the candidates; unusable candidates are removed from it.
-        signer: signs packages, whose size counts.
+        prepared: The model and the samples.
+        candidate_set: The candidates. Unusable candidates are removed from it.
+        signer: Signs packages, because the signature is part of their size.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Judging:
         self.drafts: list[JudgedCandidate] = []
 
     def judge_added(self) -> None:
-        """Score and draft the candidates that have no draft yet; remove unusable candidates."""
+        """Score and draft the candidates that have no draft yet, and remove unusable candidates."""
         first = len(self.drafts)
         with self._phases.phase("judge"):
             scores = self._score(self._set.candidates[first:], first)
@@ -95,7 +95,10 @@ class Judging:
             )
 
     def measure(self) -> JudgedSet:
-        """Measure the times of all candidates in turns, after `judge_added`; return them with all figures."""
+        """Measure the latencies of all candidates in turns, and return the candidates with all figures.
+
+        Call `judge_added` first.
+        """
         if self._scores is None:
             raise ValueError("no candidate is judged")
         request, prepared = self._request, self._prepared
@@ -231,7 +234,7 @@ class Judging:
         )
 
     def measure_drops(self, models: Sequence[Model]) -> list[float]:
-        """Return the drop of each float model in points, on the samples by which candidates are chosen."""
+        """Return the drops of float models in points, on the samples that are used to choose candidates."""
         return [drop.points for drop in self._score_models(models, alone=False).choosing.drops]
 
 

@@ -1,7 +1,8 @@
-"""Distils pruned models that miss the limit on the drop by little.
+"""Distils pruned models whose drop is slightly over the limit.
 
-A model that keeps the limit needs no training, and one far from it does not come back. The work is a share of
-the search's, in seconds of a nominal processor: a busy machine trains the same steps.
+A model within the limit needs no training, and training cannot improve a model enough that is far from it.
+The training takes a share of the search's work in seconds of a nominal processor, so that the number of steps
+does not depend on the load of this machine.
 """
 
 import math
@@ -29,10 +30,10 @@ _MIN_STEPS: Final = 100
 def improve_near_misses(
     pruned: Sequence[onnx.ModelProto], samples: Sequence[Feeds], task: CompressionTask
 ) -> tuple[list[onnx.ModelProto | None], list[str]]:
-    """Train the pruned models whose drop is a little over the limit.
+    """Train the pruned models whose drop is slightly over the limit.
 
-    Return the trained model for each pruned model, or None; and the reasons why models near the limit did not
-    improve.
+    Returns:
+        The trained model or None for each pruned model, and the reasons why models were not improved.
     """
     better: list[onnx.ModelProto | None] = [None] * len(pruned)
     reasons: list[str] = []

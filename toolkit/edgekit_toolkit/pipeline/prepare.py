@@ -1,4 +1,4 @@
-"""Prepares a search: imports the model, settles its sizes, chooses the samples and optimises it."""
+"""Prepares a search: imports the model, chooses its sizes and the samples, and optimises it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,21 +34,23 @@ _LARGE_FEEDS_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparation:
-    """The start of a search: model and samples.
+    """The model and samples for a search.
 
     Attributes:
-        sizes: name of each free dimension -> the size for which the figures hold.
-        written_out: operators that are written out because the engine does not run them.
-        feeds: the first calibration samples, at least one.
-        steps: result of each pass; none for a `.tflite`.
-        wrong_rewrites: rewrites of onnxruntime's optimiser that are off for `floats` and its forms, or None.
-        floats: the optimised model with inferred shapes, or the `.tflite` as it is.
-        ranges: input name -> smallest and largest generated value; taken from the user's samples if there are
-            any.
-        golden: the golden inputs, and the outputs of `floats` for them.
-        reference: statistics of inputs and outputs on the calibration samples; None without real samples.
-        class_output: name of the first output if the request says that it holds class scores; else None.
-        sequences: how a model with states runs over samples; None for a model without states.
+        sizes: A dict from the free dimensions to the sizes used for all figures.
+        written_out: The operators replaced by their definitions, because the engine does not run them.
+        feeds: The first calibration samples, at least one.
+        steps: The results of the passes. Empty for a `.tflite` model.
+        wrong_rewrites: The optimisations of onnxruntime that are disabled for `floats` and its forms, or
+            None.
+        floats: The optimised model with inferred shapes, or the unchanged `.tflite` model.
+        ranges: A dict from the inputs to the smallest and largest generated values. They are those of the
+            user's
+        samples if there are any.
+        golden: The golden inputs, and the outputs of `floats` for them.
+        reference: Statistics of inputs and outputs on the calibration samples, or None without user samples.
+        class_output: The name of the first output if it is known to be class scores, else None.
+        sequences: Runs a model with states over samples. None for a model without states.
     """
 
     source: SourceModel[Model]
@@ -73,11 +75,11 @@ class Preparation:
 
     @property
     def dims(self) -> dict[str, int]:
-        """Name of each free dimension -> its size, as in `sizes` without the origins."""
+        """A dict from the free dimensions to their sizes as integers."""
         return {name: size.value for name, size in self.sizes.items()}
 
     def other_sizes(self, samples: Sequence[Feeds]) -> dict[str, int]:
-        """Return free dimension -> size in a sample, if it differs from the size in `dims`."""
+        """Return a dict from free dimensions to their sizes in a sample, if these differ from `dims`."""
         return {
             name: sample[spec.name].shape[axis]
             for sample in samples
@@ -88,12 +90,12 @@ class Preparation:
 
 
 def prepare(request: Request, phases: Phases) -> Preparation:
-    """Import and optimise the model, read the samples, and return both for a search to start from.
+    """Import and optimise the model, and read the samples.
 
     Raises:
-        ModelError: the model cannot be used.
-        DataError: the samples do not fit.
-        BackendError: the engine fails on the source model.
+        ModelError: The model is not supported.
+        DataError: The samples do not fit the model.
+        BackendError: The engine fails on the source model.
     """
     with phases.phase("import"):
         source = load_model(request.model, request.fixed, request.states)
@@ -186,10 +188,10 @@ def _stated_class_output(request: Request, floats: Model, samples: Samples) -> s
 
 
 def check_fixed_sizes(prepared: Preparation) -> None:
-    """Check that the samples have the sizes of `prepared.dims`, which a `.tflite` will fix.
+    """Check that the samples have the sizes in `prepared.dims`, which are fixed in a `.tflite` model.
 
     Raises:
-        ModelError: a sample has another size.
+        ModelError: A sample has another size.
     """
     if other := prepared.other_sizes(prepared.feeds):
         fixed_sizes = list_sizes({name: prepared.dims[name] for name in other})

@@ -1,4 +1,4 @@
-"""Writes the results of a run: package, evidence and recipe, each whole or not at all."""
+"""Writes the results of a run, which are a package, its evidence and its recipe, atomically."""
 
 import contextlib
 import datetime
@@ -27,7 +27,7 @@ from edgekit_toolkit.packaging.signing_keys import StatementSigner
 
 @dataclass(frozen=True, slots=True)
 class PublishedFiles:
-    """Names of the package's files, its size, its SHA-256 in hexadecimal, and the id of the signing key."""
+    """The names of the files, the size and SHA-256 of the package, and the id of the signing key."""
 
     package: str
     evidence: str
@@ -39,12 +39,12 @@ class PublishedFiles:
 
 @contextlib.contextmanager
 def output_folder(folder: Path) -> Iterator[None]:
-    """Make the output folder for a block of work that writes into it.
+    """Create the output folder for a `with` block that writes to it.
 
-    If the block fails, folders that were made for it are removed again, unless they contain something.
+    If the block fails, created folders are removed again if they are empty.
 
     Raises:
-        OutputError: the folder cannot be made or written to.
+        OutputError: The folder cannot be created or written.
     """
     created: list[Path] = []
     try:
@@ -71,13 +71,13 @@ def _check_writable(folder: Path) -> None:
 
 @contextlib.contextmanager
 def staging(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder in `folder`; if the block ends without an error, its files move to `folder`.
+    """Yield an empty folder in `folder`. If the block succeeds, move its files to `folder`.
 
-    So a full disk or an interrupt leaves either all old files or all new files. The staging folder,
-    `.edgekit-*`, remains only after SIGKILL or a power cut.
+    After a full disk or an interrupt, `folder` contains either all old or all new files. The temporary folder
+    `.edgekit-*` is only left behind after SIGKILL or a power failure.
 
     Raises:
-        OutputError: `folder` cannot be written to.
+        OutputError: `folder` cannot be written.
     """
     try:
         stage = Path(tempfile.mkdtemp(prefix=".edgekit-", dir=folder))
@@ -123,10 +123,10 @@ def publish(
     folder: Path,
     signer: StatementSigner,
 ) -> PublishedFiles:
-    """Write package, evidence and recipe into `folder`, which exists.
+    """Write a package, its evidence and its recipe to an existing folder.
 
     Raises:
-        OutputError: a file cannot be written.
+        OutputError: A file cannot be written.
     """
     path = folder / assembled.manifest.file_name
     write_package(path, assembled.manifest, assembled.artifacts, signer)
@@ -144,17 +144,17 @@ def publish(
 
 
 def publish_encrypted(package: Path, folder: Path, device_keys: Sequence[Path]) -> Path:
-    """Write the package at `package`, encrypted for devices, as `NAME.encrypted.edgepkg`; return its path.
+    """Encrypt a package for devices, write it as `NAME.encrypted.edgepkg` and return the path.
 
     Args:
-        package: path of a package; it stays as it is.
-        folder: output folder; it is made if it is missing.
-        device_keys: files with the public keys of the devices.
+        package: The path of the package.
+        folder: The output folder. It is created if necessary.
+        device_keys: The paths of the public keys of the devices.
 
     Raises:
-        EncryptionError: a file is no public key of a device, or the package is encrypted already.
-        PackageError: it is no package.
-        OutputError: the result cannot be written.
+        EncryptionError: A file is no public key of a device, or the package is already encrypted.
+        PackageError: The file is no package.
+        OutputError: The result cannot be written.
     """
     points = [read_public_device_key(path) for path in device_keys]
     content_key = make_content_key()
@@ -182,5 +182,5 @@ def now() -> str:
 
 
 def evidence_of(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the predicate of an evidence file: `figures`, with time, host and release of edgekit."""
+    """Return the predicate for evidence: `figures`, the time, this machine and the edgekit version."""
     return {"edgekit": __version__, "created": now(), "host": host_facts(), **figures}

@@ -1,4 +1,4 @@
-"""Repeats a recipe: makes the same package again from the same model, without a search."""
+"""Repeats a recipe, which builds the same package from the same model without a search."""
 
 import hashlib
 from dataclasses import replace
@@ -23,10 +23,10 @@ from edgekit_toolkit.quantize.forms import EarlierModel
 
 
 def read_earlier(path: Path) -> tuple[Recipe, EarlierModel]:
-    """Return the recipe at `path`, and the model of the package beside it.
+    """Return the recipe at `path`, and the model of the package in the same folder.
 
     Raises:
-        RecipeError: the recipe or the package cannot be read, or the package is of another recipe.
+        RecipeError: The recipe or the package cannot be read, or the package belongs to another recipe.
     """
     recipe = read_recipe(path)
     package = path.with_name(f"{path.name.removesuffix('.recipe.json')}.edgepkg")
@@ -43,13 +43,16 @@ def read_earlier(path: Path) -> tuple[Recipe, EarlierModel]:
 
 
 def repeat(model_path: Path, recipe: Recipe, earlier: EarlierModel | None = None) -> PackageDraft:
-    """Return the package that `recipe` makes from the model at `model_path`, without a search.
+    """Build the package that `recipe` describes from the model at `model_path`, without a search.
 
-    `earlier`: model that the update's weights stay near to; None if the package is no update.
+    Args:
+        model_path: The path of the source model.
+        recipe: The recipe.
+        earlier: The earlier model, if the package is an update with weights near those of that model.
 
     Raises:
-        RecipeError: the recipe is of another model, or the tools here make another model from it.
-        ModelError: the model cannot be used.
+        RecipeError: The recipe is for another model, or the installed tools build a different package.
+        ModelError: The model is not supported.
     """
     source = load_model(model_path, recipe.fixed, recipe.states)
     if source.sha256 != recipe.source_sha256:

@@ -1,4 +1,4 @@
-"""The request to `edgekit package`, and its phases, shown and timed."""
+"""The request to `edgekit package`, and the phases of a run."""
 
 import math
 import time
@@ -20,26 +20,26 @@ Progress = Callable[[str, int | None, int | None], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The user's request for one package.
+    """The user's request for a package.
 
     Attributes:
-        metric: name as for `metrics.find_metric`.
-        task: what the outputs mean, as for `proposal.decide_task`.
-        batch: fixed batch, or None to leave it unchanged.
-        dims: sizes of free dimensions for measuring.
-        fixed: inputs that become constants, as for `fix_inputs`.
-        states: output -> input of the next run, as for `name_states`.
-        labels: text with one class name a line, or None.
-        labels_from_folders: whether the class names are the sorted names of the samples' folders.
-        threads: threads of the engine while judging and measuring.
-        thread_counts: numbers of threads to time; the package states the fastest. Empty to state none.
-        search_s: limit of the work of a search, in seconds of a nominal processor.
-        search_shares: number of searches that share the command line's limit; each gets `search_s`.
-        backend: name of the engine, such as `ort`; `auto` only for `engine_tournament.search_engines`.
-        variants: most variants that the package carries, the default included, at least 1.
-        also: kinds of `forms.UNTIMED_KINDS` that the package carries as further variants.
-        strict: whether the upper end of the drop's interval must keep the limit, not only the estimate.
-        like: the only form that is made and may be chosen; None to search.
+        metric: The name of the metric, see `metrics.find_metric`.
+        task: The task, see `proposal.decide_task`.
+        batch: The batch size to fix, or None to keep the batch.
+        dims: The sizes of free dimensions for measurements.
+        fixed: The inputs to replace by constants, see `fix_inputs`.
+        states: The recurrent states, see `name_states`.
+        labels: A text with one class name per line, or None.
+        labels_from_folders: Whether the class names are the sorted names of the folders of samples.
+        threads: The number of engine threads for scores and measurements.
+        thread_counts: The numbers of threads to compare, for a package that states the fastest. May be empty.
+        search_s: The limit of the work of a search, in seconds of a nominal processor.
+        search_shares: The number of searches among which the user's limit was divided.
+        backend: The name of the engine, such as `ort`. `auto` is only allowed for `search_engines`.
+        variants: The maximum number of variants of the package, including the default one.
+        also: The kinds from `forms.UNTIMED_KINDS` to include as further variants.
+        strict: Whether the upper bound of the drop must be within the limit, and not only the estimate.
+        like: The only form to build besides the float model, or None to search.
     """
 
     model: Path
@@ -70,16 +70,16 @@ class Request:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The class names in `labels`; empty without labels."""
+        """The class names in `labels`. Empty without labels."""
         return () if self.labels is None else class_names(self.labels)
 
     def option_for(self, search_s: float) -> str:
-        """Return the option, such as `--search-seconds 60`, that gives each search `search_s` of work."""
+        """Return the option, such as `--search-seconds 60`, that allows each search `search_s` of work."""
         return f"--search-seconds {math.ceil(search_s * self.search_shares)}"
 
 
 class Phases:
-    """Shows the phases of a run, and adds up their times in `seconds` by name."""
+    """Shows the phases of a run, and sums up their durations in `seconds` by name."""
 
     def __init__(self, progress: Progress) -> None:
         self.seconds: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""The results of one run of `edgekit package`. Data only; package, evidence and report are made from it."""
+"""The results of one run of `edgekit package`, for the package, the evidence and the report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,15 +25,15 @@ from edgekit_toolkit.selection.confirmation import Acceptance, HeldDrop, limits_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedCandidate(Candidate):
-    """A form of the model with its figures, recipe and draft of a package.
+    """A form of the model with its figures, recipe and package.
 
     Attributes:
-        score: score on the samples that choose between candidates.
-        confirmation: score on the samples held back; None if there are too few.
-        latency: measured on this machine in turns with all other candidates; None for an untimed form.
-        memory: memory of a process that runs the form, or a text that says why it is unknown.
-        measured: the figures that candidates are compared by.
-        held: drop in score that was compared with the limit; None without data.
+        score: The score on the samples that are used to choose a candidate.
+        confirmation: The score on the held-back samples, or None if there are too few.
+        latency: The latency on this machine, or None for an untimed form.
+        memory: The memory of a process that runs the form, or a text that says why it is unknown.
+        measured: The figures that are used to compare candidates.
+        held: The drop that was compared with the limit, or None without user samples.
     """
 
     score: Score
@@ -48,12 +48,12 @@ class JudgedCandidate(Candidate):
 
     @property
     def id(self) -> str:
-        """Short name, unique in a run."""
+        """A short name that is unique in a run."""
         return self.measured.id
 
     @property
     def stated_drop(self) -> HeldDrop | None:
-        """The drop on the held-back samples; without such samples, `held`. None without data."""
+        """The drop on the held-back samples if there are any, else `held`."""
         if self.held is None or self.confirmation is None or self.held.held_back:
             return self.held
         return HeldDrop(self.confirmation.drop, CONFIDENCE, held_back=True)
@@ -64,11 +64,11 @@ class EngineResult:
     """The result of one engine in a tournament.
 
     Attributes:
-        candidate: the engine's chosen candidate; None without one.
-        latency_ms: median over processes, measured on this machine; None if the engine did not run.
-        reason: why the engine has no candidate or no latency; empty otherwise.
-        is_packaged: whether the package is for this engine.
-        threads: threads of one inference when `latency_ms` was measured.
+        candidate: The chosen candidate of the engine, or None.
+        latency_ms: The median latency on this machine, or None if the candidate did not run.
+        reason: Why there is no candidate or latency, or an empty string.
+        is_packaged: Whether the package is for this engine.
+        threads: The number of threads of the measurement.
     """
 
     backend: str
@@ -94,20 +94,21 @@ class Run:
     """All results of one run.
 
     Attributes:
-        candidate_set: forms to choose from, forms that were dropped, and the noise of blocks.
-        candidates: the float model first.
-        scores: metric, samples and score of the source model; the scores of candidates are in `candidates`.
-        source_latency: latency of the source model here, measured in turns with the candidates.
-        load: load of this machine while it measured.
-        front: ids of the candidates on the Pareto front, see `pareto_front`.
-        acceptance: whether the target's engine accepts the chosen candidate; None if none is chosen.
-        seconds: phase of the run -> its duration in seconds.
-        warnings: sentences for the user, see `find_warnings`.
-        memory_here: memory of the chosen candidate, once it is measured.
-        tournament: the result of each engine; empty without a tournament.
-        slower_than: names a float model that is faster here but breaks a limit; empty if there is none.
-        variants: the further variants of the package.
-        whole: the chosen candidate as packaged, if variants or a version were added; else None.
+        candidate_set: The built forms, the dropped forms, and the noise of blocks.
+        candidates: The judged candidates. The float model is first.
+        scores: The metric, the samples and the score of the source model.
+        source_latency: The latency of the source model on this machine, measured in turns with the
+            candidates.
+        load: The load of this machine during the measurements.
+        front: The ids of the candidates on the Pareto front, see `pareto_front`.
+        acceptance: Whether the engine of the target accepts the chosen candidate, or None without one.
+        seconds: A dict from the phases of the run to their durations.
+        warnings: Sentences for the user, see `find_warnings`.
+        memory_here: The memory of the chosen candidate, or None before it is measured.
+        tournament: The results of all engines. Empty without a tournament.
+        slower_than: A float model that is faster on this machine but exceeds a limit, or an empty string.
+        variants: The further variants of the package.
+        whole: The chosen candidate with its variants or its new version, or None if it was not changed.
     """
 
     request: Request
@@ -135,12 +136,12 @@ class Run:
 
     @property
     def subject(self) -> JudgedCandidate:
-        """The candidate that a report shows: the chosen one, else the one nearest to the limits."""
+        """The candidate for reports, which is the chosen one or else the closest to the limits."""
         return self.candidate(self.choice.chosen or self.choice.closest or self.candidates[0].id)
 
     @property
     def packaged(self) -> JudgedCandidate | None:
-        """The candidate to write: the chosen one, with its variants if there are any."""
+        """The candidate to write, which is the chosen one with its variants."""
         return self.whole or self.chosen
 
     @property
@@ -153,7 +154,7 @@ class Run:
         return next(candidate for candidate in self.candidates if candidate.id == candidate_id)
 
     def float_ratio(self, candidate: JudgedCandidate) -> FloatRatio:
-        """Return the latency of a candidate relative to the float model, which is the first candidate."""
+        """Return the latency of a candidate relative to the float model."""
         floats, target = self.candidates[0], self.request.target
         assert candidate.latency is not None and floats.latency is not None  # noqa: S101  # for the type checker: only variants are untimed
         own_ms, floats_ms = candidate.modelled.latency_ms, floats.modelled.latency_ms

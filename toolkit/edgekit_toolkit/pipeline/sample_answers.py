@@ -1,4 +1,4 @@
-"""Answers of the float model and of the package on a few evaluation samples, for the eyes of the user."""
+"""Compares the answers of the float model and of the package on a few samples, for the user to look at."""
 
 import base64
 import io
@@ -29,14 +29,15 @@ _PICTURE_FORMS: Final = ((320, 80), (320, 60), (320, 40), (200, 40))  # longest 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleAnswers:
-    """Two answers about one sample.
+    """The answers of the two models for one sample.
 
     Attributes:
-        name: file of the sample, or its number.
-        floats, package: decoded outputs of the float model and of the package; only `error`, a text, if
-            decoding fails.
-        size: width and height of the photograph; None without one.
-        picture: the photograph, made small, as a data URI; empty without one.
+        name: The file name of the sample, or its number.
+        floats, package: The decoded outputs of the float model and of the package. If decoding fails, they
+            only
+        contain the text `error`.
+        size: The width and height of the image, or None if the sample is no image.
+        picture: A small copy of the image as a data URI, or an empty string.
     """
 
     name: str
@@ -55,10 +56,10 @@ class _Sample:
 
 
 def compare_answers(run: Run) -> list[SampleAnswers]:
-    """Return the answers of float model and package on up to 8 samples, spread evenly; empty without a task.
+    """Return the answers for up to 8 evenly spaced samples, or an empty list without a task.
 
     Raises:
-        BackendError: a model does not run on a sample.
+        BackendError: A model does not run on a sample.
     """
     if run.prepared.task.choice is None:
         return []
@@ -113,7 +114,7 @@ def _spread_samples(run: Run) -> Iterator[_Sample]:
 
 
 def shrink_picture(image: "Image.Image") -> str:
-    """Return a small JPEG of an image as a data URI of 40 kB at most."""
+    """Return a small JPEG copy of an image as a data URI of up to 40 kB."""
     small, content = image.copy(), b""
     for side, quality in _PICTURE_FORMS:
         small.thumbnail((side, side))

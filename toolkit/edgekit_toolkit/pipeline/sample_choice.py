@@ -1,4 +1,4 @@
-"""Chooses the samples of a request and the task that they show, and runs sequences of a model with states."""
+"""Chooses the samples and the task of a request, and prepares sequences for models with states."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,13 +23,14 @@ from edgekit_toolkit.tasks.proposers import Evidence
 
 @dataclass(frozen=True, slots=True)
 class SampleChoice:
-    """Samples to calibrate and to judge.
+    """The samples for calibration and evaluation.
 
     Attributes:
-        samples: the samples. If the model has states, calibration samples are steps, and evaluation samples
-            are sequences.
-        ranges: name of an input or a state -> smallest and largest value that is generated for it.
-        sequences: how a model with states runs over samples; None for a model without states.
+        samples: The samples. If the model has states, calibration samples are steps and evaluation samples
+            are
+        sequences.
+        ranges: A dict from inputs and states to the smallest and largest values to generate.
+        sequences: Runs a model with states over samples. None for a model without states.
     """
 
     samples: Samples
@@ -44,11 +45,11 @@ def choose_samples(
     ranges: Ranges,
     decoding: Decoding,
 ) -> SampleChoice:
-    """Return the samples of a request; for a model with states, run it to find the states' ranges.
+    """Return the samples of a request. A model with states is run to find the ranges of the states.
 
     Raises:
-        DataError: the data do not fit the model, or there are too few.
-        ModelError: the model has states, and the request fixes a batch.
+        DataError: The samples do not fit the model, or there are too few.
+        ModelError: The model has states, and the request fixes the batch size.
     """
     sequences, specs = None, with_batch(source.inputs, request.batch)
     if source.states:
@@ -85,10 +86,11 @@ def choose_samples(
 
 
 def choose_decoding(request: Request, source: SourceModel[Model], progress: Progress) -> Decoding:
-    """Return how the request's photographs or recordings become samples.
+    """Return how images or recordings are decoded to samples.
 
     Raises:
-        DataError: labels come from folders, but the model has no class scores, or more or fewer classes.
+        DataError: The class names come from folders, and their number differs from that of the model's
+            classes.
     """
     classes = request.class_names
     if request.labels_from_folders:
@@ -104,10 +106,10 @@ def choose_decoding(request: Request, source: SourceModel[Model], progress: Prog
 def find_task(
     request: Request, source: SourceModel[Model], samples: Samples, sequences: SequenceSamples | None
 ) -> TaskDecision:
-    """Return the task that the request states, or that the source model's outputs on samples show.
+    """Return the task of the request, or determine it from the outputs of the source model on samples.
 
     Raises:
-        DataError: the stated task cannot read the outputs.
+        DataError: The requested task cannot decode the outputs.
     """
     part, outputs = samples.evaluation, source.outputs
     feeds = spread_feeds(part)

@@ -1,16 +1,17 @@
-"""The main job: from a model file to a choice among measured candidates. Nothing is written here.
+"""The main search, from a model file to the choice of a measured candidate. No files are written.
 
-Each phase is a function of the ones before; this is the only place that knows their order. A run of
-`models/tiny/mnist5k_dscnn.onnx` for `rpi5` with `size=60kB,drop=1%`, whose figures are an example:
+Each phase uses the results of the phases before it. This module defines their order. As an example, this is a
+run of `models/tiny/mnist5k_dscnn.onnx` for `rpi5` with the budget `size=60kB,drop=1%`:
 
-    prepare   the source in float32 (C0), 21 nodes; 300 samples calibrate, 1000 evaluate
-    search    C1 float16 weights, C2 int8 weights, C3 dynamic int8, C4 int8 in all layers with the ranges of
-              least error, C6 to C11 the same with 1 to 6 layers in float, C12 and C13 mixed weights
-    judge     on half of the evaluation samples each scores 0.998, so no drop exceeds the limit
-    measure   C2 takes 0.10 ms (predicted) and 30 kB as a signed package; C0 has 79 kB and breaks its limit
-    compress  nothing: a plain form keeps every limit
-    choose    12 of 13 within the limits are alike in time within the 1.4 x of the prediction, 4 of these
-              within 15 % of the fastest here, and C2 is the smallest of the 4: the held-back half confirms it
+    prepare   The float32 model C0 has 21 nodes. There are 300 calibration and 1000 evaluation samples.
+    search    C1 has float16 weights, C2 int8 weights, C3 dynamic int8. C4 is int8 with least-error ranges,
+              C6 to C11 are the same with 1 to 6 layers in float, and C12 and C13 have mixed weights.
+    judge     On half of the evaluation samples all score 0.998, so no drop exceeds the limit.
+    measure   C2 takes 0.10 ms (predicted) and 30 kB as a signed package. C0 has 79 kB, over its limit.
+    compress  Nothing is compressed, because plain forms meet all limits.
+    choose    12 of 13 candidates meet the limits, with latencies equal within the error of the prediction.
+              4 of these are within 15 % of the fastest on this machine, and C2 is the smallest of the 4.
+              The held-back half of the samples confirms C2.
 """
 
 import functools
@@ -43,21 +44,21 @@ from edgekit_toolkit.selection.confirmation import (
 def search(
     request: Request, signer: StatementSigner, progress: Progress, prepared: Preparation | None = None
 ) -> Run:
-    """Import and optimise the model, make and judge candidates, and choose one; write no file.
+    """Import and optimise the model, build and judge candidates, and choose one. No files are written.
 
     Args:
-        request: the user's request.
-        signer: signs packages, whose size is part of the choice.
-        progress: called with the name of a phase, the number of its finished steps, and the number of all;
-            None if unknown.
-        prepared: model and samples from an earlier search for another engine of the same request. Default:
-            this call makes them.
+        request: The request of the user.
+        signer: Signs packages, because the signature is part of their size.
+        progress: Called with the current step, the number of finished parts and the total number of parts, or
+            None
+        if they are unknown.
+        prepared: The model and samples from the search for another engine of the same request, or None.
 
     Raises:
-        ModelError: the model cannot be used.
-        DataError: the samples do not fit.
-        BackendError: the engine fails on the source model.
-        BudgetError: no form of the model can keep the limit on size.
+        ModelError: The model is not supported.
+        DataError: The samples do not fit the model.
+        BackendError: The engine fails on the source model.
+        BudgetError: No form of the model can meet the limit on the size.
     """
     phases = Phases(progress)
     prepared = prepared or prepare(request, phases)
@@ -234,7 +235,7 @@ def _choose(
 
 
 def with_measured_memory(run: Run, chosen: JudgedCandidate) -> Run:
-    """Measure the memory of `chosen` on this machine; return `run` with the memory and warnings on it."""
+    """Measure the memory of `chosen` on this machine, and return `run` with the result and its warnings."""
     memory = measure_memory_here(
         chosen.model,
         chosen.memory,

@@ -1,6 +1,7 @@
-"""Forms that need a processor's own arithmetic: made on request, scored on an emulated one, never timed.
+"""Builds forms on request that need special arithmetic. They are scored on an emulated processor.
 
-A package carries them as variants, and `edgekit-device tournament` says on the device whether they are fast.
+Their latency is not measured. A package contains them as variants, and `edgekit-device tournament` measures
+them on the device.
 """
 
 import math
@@ -22,11 +23,11 @@ from edgekit_toolkit.targets.spec import Target
 
 
 def find_untimed_support(kind: str, target: Target) -> EngineSupport:
-    """Return the record of the engine that makes an untimed form, one of `UNTIMED_KINDS`, for a target.
+    """Return the engine of a target that supports an untimed form. `kind` is one of `UNTIMED_KINDS`.
 
     Raises:
-        TargetError: no engine of the target makes the form, or the target's cores lack the arithmetic.
-        EngineMissingError: the processor cannot be emulated here.
+        TargetError: No engine of the target supports the form, or the target's cores lack the arithmetic.
+        EngineMissingError: The processor cannot be emulated on this machine.
     """
     for name in target.backend.names:
         if (form := SUPPORTS[name].untimed.get(kind)) is None:
@@ -42,9 +43,11 @@ def find_untimed_support(kind: str, target: Target) -> EngineSupport:
 
 
 def make_untimed(run: Run, signer: StatementSigner, progress: Progress) -> Iterator[FurtherVariant | str]:
-    """Yield the untimed forms of a request, or a text: why a form cannot be made.
+    """Yield each untimed form of a request, or a text that says why it cannot be built.
 
-    Raises the errors of `find_untimed_support`.
+    Raises:
+        TargetError: No engine of the target supports the form, or the target's cores lack the arithmetic.
+        EngineMissingError: The processor cannot be emulated on this machine.
     """
     for kind in run.request.also:
         support = find_untimed_support(kind, run.request.target)

@@ -1,6 +1,6 @@
-"""Adds further variants of the model to the package of a run: more ways to keep the same budget.
+"""Adds further variants of the model to the package of a run.
 
-A tournament or a governor on the device decides which variant runs. Nothing is written here.
+On the device, a tournament or a governor chooses a variant. No files are written.
 """
 
 import itertools
@@ -28,17 +28,17 @@ _UNTIMED_NOTE: Final = (
 
 
 def carry_variants(runs: Sequence[Run], signer: StatementSigner, progress: Progress) -> Run:
-    """Return the first run, with further variants in its package, as many as the request asks for.
+    """Return the first run with as many further variants in its package as the request allows.
 
-    Untimed forms come first, then the choices of further runs, then other candidates that keep all limits, in
-    the order of `rank_further`. The limit on size holds for the whole package; a warning names each variant
-    that is left out. A run that chose nothing is returned unchanged.
+    Untimed forms are added first, then the choices of the other runs, then other candidates within all
+    limits, in the order of `rank_further`. The limit on the size applies to the whole package. Each variant
+    that does not fit is reported as a warning. A run without a chosen candidate is returned unchanged.
 
-    `runs`: runs of one request and one prepared model, each for another engine.
+    `runs` are the runs of one request with the same prepared model, one for each engine.
 
     Raises:
-        TargetError: the target does not run an untimed form that is asked for.
-        EngineMissingError: an untimed form cannot be computed here.
+        TargetError: The target does not support a requested untimed form.
+        EngineMissingError: An untimed form cannot be computed on this machine.
     """
     run, chosen = runs[0], runs[0].chosen
     if chosen is None or (run.request.variants == 1 and not run.request.also):

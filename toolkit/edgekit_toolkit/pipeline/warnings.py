@@ -28,7 +28,7 @@ from edgekit_toolkit.tasks.labels import find_label_problems
 
 
 def find_warnings(run: Run) -> list[str]:
-    """Return the warnings, a sentence each: about the samples first, about the figures last."""
+    """Return the warnings as sentences. Those about samples come first, and those about figures last."""
     request, prepared = run.request, run.prepared
     samples = prepared.samples
     notes = list(samples.warnings)

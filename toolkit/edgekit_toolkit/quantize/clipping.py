@@ -1,11 +1,11 @@
-"""Ranges without rare extremes, from the histograms of activations. Pure.
+"""Computes ranges of activations without rare extreme values, from histograms.
 
-A few outliers stretch the range from the smallest to the largest value, so all other values share fewer
-codes. A narrower range clips values outside. The whole model is measured to find which range suits it.
+With the full range, a few outliers waste most codes. A narrower range clips the outliers. The noise of the
+whole model decides which range is used.
 
 Source: H. Wu et al., Integer Quantization for Deep Learning Inference: Principles and Empirical Evaluation,
-2020, section 5.1 (percentile); R. Banner et al., Post-training 4-bit quantization of convolution networks for
-rapid deployment, 2019, section 2.1 (rounding noise and clipping noise).
+2020, section 5.1 (percentile), and R. Banner et al., Post-training 4-bit quantization of convolution networks
+for rapid deployment, 2019, section 2.1 (rounding noise and clipping noise).
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _CODES: Final = 255
 
 
 def percentile_range(histogram: Histogram, *, symmetric: bool) -> tuple[float, float]:  # noqa: ARG001  # see `narrow`
-    """Return (low, high) without the lowest and highest 0.005 % of the values; ignores `symmetric`."""
+    """Return the range without the lowest and highest 0.005 % of the values. `symmetric` is ignored."""
     edges = _edges(histogram)
     share = np.cumsum(histogram.counts) / max(int(histogram.counts.sum()), 1)
     tail = (1 - _KEPT_SHARE) / 2
@@ -34,11 +34,11 @@ def percentile_range(histogram: Histogram, *, symmetric: bool) -> tuple[float, f
 
 
 def least_error_range(histogram: Histogram, *, symmetric: bool) -> tuple[float, float]:
-    """Return the part (low, high) of the range with the least mean squared error of 8-bit codes.
+    """Return the range for which 8-bit codes have the least mean squared error.
 
     Args:
-        histogram: the values of one activation.
-        symmetric: whether codes reach equally far on both sides of 0.
+        histogram: The histogram of one activation.
+        symmetric: Whether the codes are symmetric around 0.
     """
     edges = _edges(histogram)
     centers, counts = (edges[:-1] + edges[1:]) / 2, histogram.counts.astype(np.float64)
@@ -54,21 +54,21 @@ def least_error_range(histogram: Histogram, *, symmetric: bool) -> tuple[float, 
 
 
 class NarrowRange(Protocol):
-    """A function that narrows the range of an activation, so that more codes are left for common values."""
+    """A function that narrows the range of an activation, so that common values get more codes."""
 
     def __call__(self, histogram: Histogram, *, symmetric: bool) -> tuple[float, float]:
-        """Return the lowest and the highest value that gets a code of its own.
+        """Return the lowest and the highest value of the range.
 
-        `symmetric`: whether codes reach equally far on both sides of 0.
+        `symmetric` says whether the codes are symmetric around 0.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class RangeMethod:
-    """A way to choose ranges that the search tries beside the range of all values.
+    """A method for narrow ranges, which the search tries in addition to the full ranges.
 
     Attributes:
-        label: name of the method in the labels of candidates.
+        label: The name of the method in labels of candidates.
     """
 
     label: str

@@ -1,7 +1,6 @@
-"""The forms in which the weights and arithmetic of a model can be packaged, as data that a recipe stores.
+"""The forms of weights and arithmetic in which a model can be packaged. Recipes store them.
 
-`build` makes a form's model only from the optimised float model, so a recipe repeats it without calibration
-data.
+`build` only needs the optimised float model and the form, so a recipe needs no calibration data.
 """
 
 import base64
@@ -65,21 +64,21 @@ UNTIMED_KINDS: Final = (FLOAT16_ARITHMETIC,)
 
 @dataclass(frozen=True, slots=True)
 class EarlierModel:
-    """The model of an earlier package. Weights near to this model's weights make an update small.
+    """The model of an earlier package. An update is small if its weights are near those of this model.
 
     Attributes:
-        sha256: digest of its file.
-        content: bytes of its file; None after reading a recipe, which holds only the digest.
+        sha256: The digest of the model's file.
+        content: The content of the file, or None if it was read from a recipe, which only stores the digest.
     """
 
     sha256: str
     content: bytes | None = field(default=None, repr=False)
 
     def read(self) -> bytes:
-        """Return the bytes of the model's file.
+        """Return the content of the model's file.
 
         Raises:
-            RecipeError: `content` is None: only the digest is known.
+            RecipeError: `content` is None.
         """
         if self.content is None:
             raise RecipeError(
@@ -91,16 +90,19 @@ class EarlierModel:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How the weights and the arithmetic of a model are stored.
+    """The form of the weights and arithmetic of a model.
 
     Attributes:
-        kind: one of `KINDS` or `UNTIMED_KINDS`.
-        plan: kernels and ranges of `static-int8`; None for the others.
-        factors: equalized tensor -> channel factors, float32 [channels after pruning]; empty without a plan.
-        layers: first outputs of the layers with int8 weights; all other layers get float16 weights. None: all
-            of `int8_layers`. Used by `int8-weights` only.
-        compression: changes of the float model before the form is made, or None.
-        earlier: model to which the weights are brought near, or None.
+        kind: One of `KINDS` or `UNTIMED_KINDS`.
+        plan: The kernels and ranges of `static-int8`, or None for other kinds.
+        factors: A dict from the equalized tensors to float32 factors of their channels after pruning. Empty
+            without
+        a plan.
+        layers: For `int8-weights`, the first outputs of the layers with int8 weights, or None for all
+            `int8_layers`.
+        Other layers have float16 weights.
+        compression: The compression of the float model, or None.
+        earlier: The model to which the weights are moved closer, or None.
     """
 
     kind: str
@@ -117,7 +119,7 @@ class Form:
             raise ValueError(f"form {self.kind!r} with chosen layers")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON object that `from_json` reads; it holds only the digest of the earlier model."""
+        """Return the form as a JSON object. It contains only the digest of the earlier model."""
         value = self._to_json()
         if self.compression is not None:
             value["compression"] = self.compression.to_json()
@@ -144,10 +146,10 @@ class Form:
 
     @classmethod
     def from_json(cls, value: Any) -> "Form":
-        """Return the form that `value`, a parsed JSON object, states; its earlier model is without content.
+        """Return the form from a JSON object. The content of its earlier model is None.
 
         Raises:
-            RecipeError: a field is missing or has the wrong type or value.
+            RecipeError: A field is missing or invalid.
         """
         if not isinstance(value, Mapping):
             raise RecipeError(f"recipe: form is {value!r}, expected an object")
@@ -211,11 +213,11 @@ def _factor(name: str, text: Any) -> NDArray[np.float32]:
 
 
 def build(model: onnx.ModelProto, form: Form) -> onnx.ModelProto | None:
-    """Return the model in this form, or None if `model` has no layer that the form changes.
+    """Return the model in this form, or None if the form changes no layer of `model`.
 
     Raises:
-        RecipeError: the form does not fit the model, or the content of its earlier model is not known.
-        BackendError: onnxruntime fails to make a dynamic int8 form.
+        RecipeError: The form does not fit the model, or the content of its earlier model is missing.
+        BackendError: onnxruntime fails to build a dynamic int8 form.
     """
     built = _build_named(model, form)
     if built is None:
@@ -236,12 +238,12 @@ def _parse(earlier: EarlierModel) -> onnx.ModelProto:
 
 
 def compressed_floats(model: onnx.ModelProto, form: Form) -> onnx.ModelProto:
-    """Return the float model that a form is made of: compressed and equalized, before it is quantized.
+    """Return the compressed and equalized float model from which a form is quantized.
 
-    First channels are pruned, then the others are equalized, then weights are rounded to their codes.
+    Channels are pruned first, then the remaining channels are equalized, then the weights are rounded.
 
     Raises:
-        RecipeError: the form does not belong to the model.
+        RecipeError: The form does not fit the model.
     """
     try:
         floats = model if form.compression is None else form.compression.slice(model)
@@ -307,7 +309,7 @@ def _changed(
 
 
 def int8_layers(model: onnx.ModelProto) -> list[str]:
-    """Return the layers that `int8-weights` can change, by name of their first output, in graph order."""
+    """Return the first outputs of the layers that can have int8 weights, in the order of the graph."""
     index = GraphIndex(model.graph)
     has_scales = opset(model) >= storage.OPSET_INT8
     return [
@@ -323,7 +325,7 @@ _LAYERS: Final = COMPUTE | {"ConvTranspose", "LSTM", "GRU"}
 
 
 def weight_inputs(node: onnx.NodeProto) -> list[str]:
-    """Return those inputs of a node that can be weights: the table of a Gather, else all but the first."""
+    """Return the inputs of a node that can be weights: the first of a Gather, or all but the first."""
     return list(node.input[:1] if node.op_type == "Gather" else node.input[1:])
 
 
@@ -331,10 +333,10 @@ _CODES: Final = {onnx.TensorProto.INT8: "int8 weights", onnx.TensorProto.INT4: "
 
 
 def stored_layers(model: onnx.ModelProto, form: Form) -> dict[str, StoredLayer]:
-    """Return how a form stores each layer that it changes; keys are the layers' first outputs.
+    """Return a dict from the first outputs of the layers that a form changes to their storage.
 
     Raises:
-        RecipeError: the form does not fit the model.
+        RecipeError: The form does not fit the model.
     """
     built = _build_named(model, form)
     if built is None:

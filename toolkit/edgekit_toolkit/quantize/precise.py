@@ -88,8 +88,8 @@ def tail_kernels(nodes: Sequence[OperatorNode], kernels: Sequence[str]) -> froze
     """Return the operators in `kernels` that no matrix product follows, such as the decoding of boxes.
 
     Args:
-        nodes: operators in topological order.
-        kernels: first outputs of some of them.
+        nodes: The operators in topological order.
+        kernels: The first outputs of operators.
     """
     read_before: set[str] = set()
     behind: set[str] = set()
@@ -102,7 +102,7 @@ def tail_kernels(nodes: Sequence[OperatorNode], kernels: Sequence[str]) -> froze
 
 
 def unlike_joins(nodes: Sequence[OperatorNode], kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
-    """Return the operators in `kernels` that join tensors whose ranges are too unlike for one scale."""
+    """Return the concatenations in `kernels` whose inputs have too different ranges for one scale."""
     joins = (node for node in nodes if node.op.upper() in _JOINS)
     return frozenset(kernels).intersection(
         node.outputs[0] for node in joins if _are_unlike(filter(None, node.inputs), ranges)
@@ -119,7 +119,7 @@ def _are_unlike(names: Iterable[str], ranges: Ranges) -> bool:
 
 
 def blocks(nodes: Sequence[OperatorNode], kernels: Collection[str]) -> list[Block]:
-    """Group `kernels` in graph order. Each matrix product starts a group; earlier kernels form the first."""
+    """Divide `kernels` into blocks in the order of the graph. Each matrix product starts a new block."""
     groups: list[list[str]] = []
     for node in nodes:
         if not node.outputs or node.outputs[0] not in kernels:

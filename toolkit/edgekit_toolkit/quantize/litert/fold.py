@@ -1,10 +1,11 @@
-"""Folds convolutions of few channels, so that they read and make several neighbouring pixels at a time.
+"""Folds convolutions with few channels, so that they process several neighbouring pixels at a time.
 
-XNNPACK's int8 kernels for AVX-512 multiply eight input channels by sixteen output channels a step. The first
-convolution of an image has three input and often eight output channels: most of each step is wasted. A row of
-pixels [W, C] has the same bytes as [W / n, n * C]. So with weights that are shifted by one pixel each and 0
-elsewhere, one step makes several output pixels. Each sum has the same products, so the codes are the same. A
-depthwise convolution of a few channels is made dense for this.
+XNNPACK's int8 kernels for AVX-512 multiply 8 input channels by 16 output channels per step. The first
+convolution of an image model has 3 input channels and often 8 output channels, so most of each step is
+wasted. A row of pixels [W, C] has the same bytes as [W / n, n * C]. So the weights are repeated with a shift
+of one pixel and padded with 0, and each step then computes several output pixels. The sums have the same
+products, so the results are equal. A depthwise convolution with few channels is first converted to a dense
+one.
 """
 
 from collections.abc import Iterator
@@ -62,11 +63,11 @@ class _Fold(NamedTuple):
 
 
 def fold_pixels(prepared: bytes, plan: Plan) -> tuple[bytes, Plan]:
-    """Return an equal model, whose convolutions with few channels read groups of pixels, and its plan.
+    """Return an equal model in which convolutions with few channels process groups of pixels, and its plan.
 
     Args:
-        prepared: float model as `prepare.prepare` made it.
-        plan: plan of that model. Float layers stay as they are: folding would slow them down.
+        prepared: A float model from `prepare.prepare`.
+        plan: The plan of the model. Float layers are not folded, because that would make them slower.
     """
     unchanged = parsed(prepared)
     if not any(

@@ -1,4 +1,4 @@
-"""Operators of a float LiteRT model that can become integer kernels, and the ranges that they need."""
+"""Finds operators of a float LiteRT model that integer kernels can run, and the ranges that they need."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -59,9 +59,9 @@ _LARGEST: Final = 1e30
 
 
 def kernel_names(model: Model, *, elementwise: bool) -> tuple[str, ...]:
-    """Return the names of first outputs of the operators that can become integer kernels, in order.
+    """Return the first outputs of the operators that integer kernels can run, in order.
 
-    A model with control flow has none. `elementwise`: include all operators, or only matrix products.
+    A model with control flow has none. If `elementwise` is False, only matrix products are returned.
     """
     if len(model.subgraphs) > 1:  # control flow: a branch may never run while ranges are collected
         return ()
@@ -80,7 +80,7 @@ def kernel_names(model: Model, *, elementwise: bool) -> tuple[str, ...]:
 
 
 def operator_nodes(model: Model) -> list[OperatorNode]:
-    """Return the operators of the first sub-graph, whose tensors `prepare` has given names of their own."""
+    """Return the operators of the first sub-graph. `prepare` must have made the tensor names unique."""
     graph = model.subgraphs[0]
     names = [tensor_name(tensor) for tensor in graph.tensors]
     return [
@@ -129,7 +129,7 @@ def _fits(model: Model, graph: SubGraph, operator: Operator) -> bool:
 
 
 def touched_tensors(model: Model, kernels: Sequence[str]) -> list[str]:
-    """Return the sorted names of the float activations that `kernels` (see `kernel_names`) read or write."""
+    """Return the sorted names of the float activations that the `kernels` read or write."""
     chosen, names = set(kernels), set()
     for graph, _, operator in operators(model):
         if tensor_name(graph.tensors[operator.outputs[0]]) not in chosen:
@@ -142,5 +142,5 @@ def touched_tensors(model: Model, kernels: Sequence[str]) -> list[str]:
 
 
 def scope(graph: SubGraph, operator: Operator) -> str:
-    """Return the text by which ai-edge-quantizer matches an operator: its outputs' names, each with `;`."""
+    """Return the text that ai-edge-quantizer matches with an operator: each output name followed by `;`."""
     return "".join(f"{tensor_name(graph.tensors[index])};" for index in operator.outputs)
