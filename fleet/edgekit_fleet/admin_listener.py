@@ -1,7 +1,7 @@
-"""Starts the listener for people and programs: the console at `/`, the HTTP interface at `/api/v1`.
+"""Starts the server for users and programs: the console at `/` and the HTTP interface at `/api/v1`.
 
-It has a port of its own, so that a firewall can tell it from the listener of the devices. Only on
-loopback it speaks plain HTTP.
+It has its own port, so a firewall can separate it from the server for devices. It only uses plain HTTP on
+loopback.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ from edgekit_fleet.web.server import WebServer
 
 @dataclass(frozen=True, slots=True)
 class AdminListener:
-    """The running listener.
+    """The running server.
 
     Attributes:
-        first_link: link that makes the first administrator; empty if there is a user.
+        first_link: The link that creates the first administrator. It is empty if the fleet has users.
     """
 
     url: str
@@ -38,15 +38,15 @@ class AdminListener:
 def serve_people(
     store: Store, folder: FleetFolder, settings: FleetSettings, authority: Authority, name: str
 ) -> Iterator[AdminListener]:
-    """Serve console and HTTP interface, and send webhooks, until the block ends.
+    """Serve the console and the HTTP interface, and send webhooks, until the `with` block ends.
 
-    `authority`: authority whose certificate is shown if the settings name none. `name`: DNS name or address
-    under which people reach this machine.
+    The server uses the certificate in the settings, or else one of `authority`. `name` is the DNS name or
+    address under which users reach this machine.
 
     Raises:
-        TransportError: the port is taken or may not be used.
-        ConfigError: certificate or key cannot be read.
-        OutputError: the store cannot be read.
+        TransportError: The port is taken or may not be used.
+        ConfigError: The certificate or key cannot be read.
+        OutputError: The store cannot be read.
     """
     pair = None
     if settings.console_certificate:

@@ -1,1 +1,1 @@
-"""Who may do what: users, their logins, and tokens for programs."""
+"""Access control: users, their logins, and tokens for programs."""

@@ -1,4 +1,4 @@
-"""The network of a client's address: limits count all addresses of one network as one client."""
+"""Maps the address of a client to its network, since limits count each network as one client."""
 
 import ipaddress
 from typing import Final
@@ -9,10 +9,10 @@ _PREFIX_BITS: Final = 64
 
 
 def find_network(address: str) -> str:
-    """Return the IPv4 address, or the /64 network of an IPv6 address; any other text as it is.
+    """Return the /64 network of an IPv6 address. An IPv4 address or any other text is returned unchanged.
 
-    A single host of IPv6 has a whole /64 to choose its addresses from, so a limit for each address would have
-    no effect.
+    A host with IPv6 can use any address of a /64 network, so limits for single addresses would have no
+    effect.
 
     Source: RFC 4291, section 2.5.4; RFC 7421.
     """

@@ -1,4 +1,4 @@
-"""Secrets that people and programs hold; the store keeps only digests."""
+"""Secrets of users and programs. The store keeps only their digests."""
 
 import hashlib
 import secrets
@@ -12,5 +12,5 @@ def make_secret(prefix: str = "") -> str:
 
 
 def digest(secret: str) -> str:
-    """Return the SHA-256 of a secret in hexadecimal digits; the store keeps this instead of the secret."""
+    """Return the SHA-256 of a secret in hexadecimal digits, which the store keeps instead of the secret."""
     return hashlib.sha256(secret.encode(errors="surrogatepass")).hexdigest()

@@ -1,9 +1,9 @@
-"""A limit of failed attempts, so that nobody guesses passwords or codes.
+"""Limits the number of failed attempts, so that nobody can guess passwords or codes.
 
-Failures are forgiven one after another, as many a minute as the limit says: after 20 failures with a limit of
-20 the next attempt is checked 3 s later.
+The count of failures decreases with time, at a rate of the limit per minute. With a limit of 20, one more
+attempt is allowed 3 s after the 20th failure.
 
-The counts are in the store, so that all managers count together, and a restart forgets nothing.
+The counts are in the store, so all managers share them, and they survive a restart.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,25 +22,27 @@ _PAUSE_S: Final = _MINUTE_S // MAX_FAILURES  # until an attempt is checked again
 
 
 def too_many(attempts: str) -> RequestError:
-    """Return the error 429, which refuses a further attempt after too many `attempts`, such as `logins`."""
+    """Return the error 429 (too many attempts). `attempts` names them, such as `logins`."""
     return RequestError(429, f"too many {attempts}; wait {_PAUSE_S} s", retry_after_s=_PAUSE_S)
 
 
 def allows(session: Session, limits: Mapping[str, int], now: float) -> bool:
-    """Return True if an attempt may be checked, because it is below all its limits; counts nothing.
+    """Return True if an attempt is below all its limits. The attempt is not counted.
 
     Args:
-        session: session of the store.
-        limits: what the attempt counts against, such as `login address 10.0.0.1` -> most failures a minute.
-        now: seconds since 1970.
+        session: A session of the store.
+        limits: A dict from each counter of the attempt, such as `login address 10.0.0.1`, to its limit per
+            minute.
+        now: The time in seconds since 1970.
     """
     return _allows(_read(session, limits), limits, now)
 
 
 def take(session: Session, limits: Mapping[str, int], now: float) -> bool:
-    """Count an attempt as failed before it is checked, and return True; `forgive` undoes it after a success.
+    """Count an attempt as failed, and return True if the attempt is allowed.
 
-    Over a limit, return False: the attempt is not counted, and must not be checked. Arguments: see `allows`.
+    Call this before checking a password or code, and call `forgive` if it is right. If a limit is reached,
+    the attempt is not counted, and the result is False. The arguments are those of `allows`.
     """
     rows = _read(session, limits)
     if not _allows(rows, limits, now):
@@ -73,7 +75,7 @@ def _count_forgiven(row: FailureRow, limit: int, now: float) -> int:
 
 
 def forgive(session: Session, keys: Iterable[str]) -> None:
-    """Undo `take` for an attempt that has succeeded; `keys` are the keys of its `limits`."""
+    """Undo `take` after a successful attempt. `keys` are the keys of its `limits`."""
     for row in _read(session, keys).values():
         if row.count:
             row.count -= 1

@@ -1,4 +1,4 @@
-"""The link that makes the first administrator: printed by `fleet up` while the fleet has no user."""
+"""The link that creates the first administrator. `fleet up` prints it while the fleet has no users."""
 
 import hmac
 import time
@@ -16,10 +16,10 @@ _LIFE_S: Final = 3600.0
 
 
 class FirstAdminCode:
-    """A code that is valid once, for an hour, while there is no user and this process runs.
+    """A code to create the first administrator, valid for an hour while the fleet has no users.
 
     Attributes:
-        secret: secret for the link `/first?code=SECRET`.
+        secret: The secret in the link `/first?code=SECRET`.
     """
 
     def __init__(self) -> None:
@@ -27,15 +27,15 @@ class FirstAdminCode:
         self._expires_at = time.monotonic() + _LIFE_S
 
     def fits(self, secret: str) -> bool:
-        """Return True if `secret` is this code, and the code is not an hour old yet."""
+        """Return True if `secret` is this code and the code has not expired."""
         is_same = hmac.compare_digest(digest(secret), digest(self.secret))
         return is_same and time.monotonic() < self._expires_at
 
     def check(self, session: Session, secret: str) -> None:
-        """Refuse a code that is wrong or was used; `session` may be one that only reads.
+        """Check that a code is right and can still be used. A read-only session is enough.
 
         Raises:
-            RequestError: 403, the code is wrong or was used, or there is a user.
+            RequestError: 403, the code is wrong or has expired, or the fleet has users.
         """
         if not self.fits(secret) or has_users(session):
             raise RequestError(
@@ -43,11 +43,11 @@ class FirstAdminCode:
             )
 
     def claim(self, session: Session, secret: str, name: str, password: str) -> None:
-        """Add the user `name` as the first administrator, which uses up the code.
+        """Add the user `name` as the first administrator. The code cannot be used again.
 
         Raises:
-            RequestError: as from `check`.
-            FleetError: name or password are refused.
+            RequestError: 403, as for `check`.
+            FleetError: The name or the password is not accepted.
         """
         self.check(session, secret)
         add_user(session, name, password, "admin", actor=name)

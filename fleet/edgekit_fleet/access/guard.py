@@ -1,4 +1,4 @@
-"""Finds who sent a request, by the cookie of a login or the token of a program."""
+"""Finds the sender of a request by the cookie of a login or by the token of a program."""
 
 import time
 from typing import Final
@@ -18,10 +18,10 @@ _MAX_PORT_DIGITS: Final = 5
 
 
 def cookie_name(request: HTTPConnection, name: str) -> str:
-    """Return the name that one of our cookies has in the browser.
+    """Return the name under which the browser stores one of our cookies.
 
-    The name contains the port, since browsers send the cookies of a host to all its ports: two fleets on one
-    machine would log each other's users out. Managers behind one address share the name.
+    The name contains the port, since browsers send a host's cookies to all its ports. Without it, two fleets
+    on one machine would log out each other's users. Managers behind one address share the name.
     """
     port = request.headers.get("host", "").rpartition(":")[2]
     is_port = port.isascii() and port.isdecimal() and len(port) <= _MAX_PORT_DIGITS
@@ -34,17 +34,17 @@ def is_secure(request: HTTPConnection) -> bool:
 
 
 def read_cookie(request: HTTPConnection, name: str) -> str:
-    """Return the value of one of our cookies, or an empty text."""
+    """Return the value of one of our cookies, or an empty string."""
     return request.cookies.get(cookie_name(request, name), "")
 
 
 def set_cookie(
     request: HTTPConnection, response: Response, name: str, value: str, life_s: int | None = None
 ) -> None:
-    """Set a cookie that scripts cannot read and other sites cannot send.
+    """Set a cookie that is hidden from scripts and that the browser does not send from other sites.
 
-    `value`: an empty one removes the cookie. `life_s`: how long the browser keeps the cookie, in seconds;
-    None until the browser is closed.
+    An empty `value` removes the cookie. `life_s` is the lifetime in seconds, or None to keep the cookie until
+    the browser is closed.
     """
     response.set_cookie(
         cookie_name(request, name),
@@ -63,7 +63,10 @@ def login_of(request: HTTPConnection, store: Store) -> Login | None:
 
 
 def bearer_of(request: HTTPConnection, store: Store) -> Principal | None:
-    """Return the principal of a valid token in the header `Authorization`, and note its use; else None."""
+    """Return the principal of the token in the `Authorization` header, or None if it is not valid.
+
+    The time of use is stored.
+    """
     scheme, _, secret = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not secret.startswith(PREFIX):
         return None

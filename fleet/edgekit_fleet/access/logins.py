@@ -1,6 +1,6 @@
-"""Logins of users at the console: a cookie with a secret, whose digest the store keeps.
+"""Logins of users at the console. A login is a cookie with a secret, whose digest the store keeps.
 
-The token against forged requests (CSRF) is derived from the secret, so it ends with the login.
+The token against forged requests (CSRF) is derived from the secret, so it is only valid during the login.
 """
 
 import hmac
@@ -33,12 +33,12 @@ _NOTE_S: Final = 60.0  # precision of `seen_at`; otherwise each page would write
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """An open login.
+    """A login that is still valid.
 
     Attributes:
-        principal: the user.
-        csrf_token: token that each form of the console carries.
-        signed_on_role: role of a user whom a proxy logs in; None for a user with a password.
+        principal: The user.
+        csrf_token: The token that every form of the console carries.
+        signed_on_role: The role of a user whom a proxy logged in. It is None for a user with a password.
     """
 
     principal: Principal
@@ -46,20 +46,20 @@ class Login:
     signed_on_role: str | None = None
 
     def accepts(self, csrf_token: str) -> bool:
-        """Return True if this is the CSRF token of this login: the form came from one of its pages."""
+        """Return True if this is the CSRF token of this login, so the form is from one of its pages."""
         return hmac.compare_digest(self.csrf_token.encode(), csrf_token.encode(errors="replace"))
 
 
 class LoginDesk:
-    """Lets users in by name and password, and slows down guesses.
+    """Logs users in by name and password, and limits the rate of guesses.
 
-    After a login, the browser holds a cookie for that user. Failures with the cookie have a limit of their
-    own, so nobody without it can shut the user out in that browser.
+    After a login, the browser keeps a cookie that identifies it. Failures from a browser with this cookie
+    have a separate limit, so attackers without the cookie cannot lock the user out there.
 
-    Other failures count for the pair of name and address. They shut out neither other users at that address
-    nor this user elsewhere. Wider limits hold for all failures with a name, for all failures at an address,
-    and for the total. The wider limits do not apply to a user at an address where they have logged in before.
-    The audit log gets at most one alarm a minute for an address.
+    Other failures are counted for the pair of name and address. They lock out neither other users at that
+    address nor this user elsewhere. Wider limits apply to the failures for each name, for each address, and
+    in total. They do not apply to a user at an address where that user has logged in before. The audit log
+    gets at most one alarm a minute for each address.
 
     Source: OWASP, *Slow Down Online Guessing Attacks with Device Cookies*.
     """
@@ -73,19 +73,20 @@ class LoginDesk:
         self._clock = clock
 
     def log_in(self, name: str, password: str, address: str, browser: str = "", *, code: str = "") -> str:
-        """Check name, password and code, and open a login; return the secret for its cookie.
+        """Check name, password and code, and open a login. Return the secret for its cookie.
 
-        It takes about 0.1 s. A failure counts against the limits, and is an alarm in the audit log.
+        This takes about 0.1 s. A failure counts against the limits and is written to the audit log as an
+        alarm.
 
         Args:
-            name: who somebody claims to be.
-            password: password to check.
-            address: IP address of the client.
-            browser: secret of the browser's cookie, see `browser_of`; empty if it has none.
-            code: one-time code, see `second_factor`; empty if the user states none.
+            name: The name that the client states.
+            password: The password to check.
+            address: The IP address of the client.
+            browser: The secret in the browser's cookie (see `browser_of`), or empty.
+            code: The one-time code (see `second_factor`), or empty.
 
         Raises:
-            RequestError: 401 name, password or code is wrong; 429 too many failures.
+            RequestError: 401, name, password or code is wrong. 429, there were too many failures.
         """
         name, password = name.replace("\0", ""), password.replace("\0", "")
         now, address = self._clock(), find_network(address)
@@ -129,9 +130,9 @@ class LoginDesk:
             return open_login(session, name, now)
 
     def alarm(self, action: str, address: str, text: str, now: float) -> None:
-        """Write an alarm to the audit log; at most one a minute for an address, and 60 a minute in all.
+        """Write an alarm to the audit log, at most one a minute for each address and 60 a minute in total.
 
-        `action`: such as `alarm.login`. `now`: seconds since 1970.
+        `action` is the action of the entry, such as `alarm.login`. `now` is in seconds since 1970.
         """
         with self._store.transaction() as session:
             limits = {f"login alarm {address}": 1, "login alarms": _MAX_ALARMS}
@@ -163,9 +164,9 @@ def _browser_key(browser: str) -> str:
 
 
 def open_login(session: Session, user: str, now: float) -> str:
-    """Open a login of a user, and delete logins that have expired; return the secret for its cookie.
+    """Open a login for a user, and return the secret for its cookie. Expired logins are deleted.
 
-    The user's browser is known from now on. `now`: seconds since 1970.
+    From now on the browser counts as known for this user. `now` is in seconds since 1970.
     """
     secret = make_secret()
     session.flush()  # the user may be new, and must be there first
@@ -185,11 +186,11 @@ def find_login(store: Store, secret: str, now: float, *, is_use: bool = True) ->
     """Return the login of a cookie, or None if it is unknown or has ended.
 
     Args:
-        store: store of the fleet.
-        secret: secret of the cookie.
-        now: seconds since 1970.
-        is_use: whether a person acted, which prolongs the login; False for a request that an open page sent
-            by itself.
+        store: The store of the fleet.
+        secret: The secret in the cookie.
+        now: The time in seconds since 1970.
+        is_use: Whether the request came from a person, which extends the login. It is False for a request
+            that an open page sends automatically.
     """
     with store.snapshot() as session:
         row = session.get(LoginRow, digest(secret))
@@ -207,7 +208,7 @@ def find_login(store: Store, secret: str, now: float, *, is_use: bool = True) ->
 
 
 def csrf_of(secret: str) -> str:
-    """Return the CSRF token of a login's forms; it identifies the login even after the login has ended."""
+    """Return the CSRF token for the forms of a login. It identifies the login even after its end."""
     return digest(f"csrf {secret}")
 
 

@@ -1,4 +1,4 @@
-"""Who sends a request, and what they may do: scopes, and roles as sets of scopes."""
+"""The sender of a request and its permissions: scopes, and roles as sets of scopes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ SCOPES_OF_ROLE: Final[Mapping[Role, frozenset[Scope]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A user, a token or the owner of the fleet's folder.
+    """A user, a token, or somebody with access to the fleet's folder.
 
     Attributes:
-        name: the actor in the audit log: a user's name, or `token:NAME`.
-        scopes: what it may do.
+        name: The actor in the audit log, which is the name of a user or `token:NAME`.
+        scopes: The permissions.
     """
 
     name: str
@@ -37,10 +37,10 @@ class Principal:
         return scope in self.scopes
 
     def require(self, scope: Scope) -> None:
-        """Check that it has this scope.
+        """Check that the principal has a scope.
 
         Raises:
-            RequestError: 403, it lacks the scope.
+            RequestError: 403, the principal lacks the scope.
         """
         if scope not in self.scopes:
             has = ", ".join(sorted(self.scopes)) or "none"
@@ -50,5 +50,5 @@ class Principal:
 
 
 def folder_owner(name: str) -> Principal:
-    """Return the principal, with all scopes, of somebody who can read the fleet's folder."""
+    """Return a principal with all scopes, for somebody with access to the fleet's folder."""
     return Principal(name, frozenset(SCOPES))

@@ -1,11 +1,11 @@
-"""One-time codes by the time (TOTP), as a second factor of the password; and codes for who loses the phone.
+"""Time-based one-time codes (TOTP) as a second factor, and recovery codes for users who lose their phone.
 
-An app shares a secret with the fleet, and shows another six digits every 30 s. Those of one step before and
-after count, too, and each counts once. After `MAX_FAILURES` wrong ones in a row one is checked each
-`PAUSE_S`: somebody who has the password then guesses right in a year with a chance of a quarter, and each of
-these guesses is an alarm.
+An authenticator app shares a secret with the fleet and shows a new six-digit code every 30 s. The codes of
+the previous and the next 30 s are accepted too, and each code works once. After `MAX_FAILURES` wrong codes in
+a row, only one code is checked every `PAUSE_S`. An attacker who knows the password then guesses a code within
+a year with a probability of about 1/4, and every wrong code raises an alarm.
 
-The store holds the secrets, like those of webhooks, and digests of recovery codes.
+The store holds the secrets and the digests of the recovery codes.
 
 Source: RFC 6238 and RFC 4226; Key URI format of Google Authenticator.
 """
@@ -38,11 +38,11 @@ Outcome: TypeAlias = Literal["right", "wrong", "too many"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSecondFactor:
-    """A new second factor as its user has to see it, once.
+    """A new second factor, which is shown to its user once.
 
     Attributes:
-        uri: address for an authenticator app, `otpauth://totp/...`.
-        recovery_codes: each replaces one code of the app, once.
+        uri: The URI for an authenticator app, `otpauth://totp/...`.
+        recovery_codes: Codes that each replace a code of the app once.
     """
 
     uri: str
@@ -50,20 +50,21 @@ class NewSecondFactor:
 
 
 def make_code(secret: str, step: int) -> str:
-    """Return the six-digit one-time code of a base-32 secret; `step` counts units of 30 s since 1970."""
+    """Return the six-digit one-time code of a base-32 secret. `step` counts intervals of 30 s since 1970."""
     mac = hmac.digest(base64.b32decode(secret), struct.pack(">Q", step), "sha1")
     (number,) = struct.unpack_from(">I", mac, mac[-1] & 15)
     return f"{(number & 0x7FFFFFFF) % 10**_DIGITS:0{_DIGITS}}"
 
 
 def add_factor(session: Session, name: str, *, actor: str, is_confirmed: bool) -> NewSecondFactor:
-    """Give a user a new second factor; a second factor that was not confirmed is replaced.
+    """Give a user a new second factor. It replaces one that was never confirmed.
 
-    With `is_confirmed`, logins need it at once; otherwise only after `confirm_factor`.
+    If `is_confirmed` is True, logins require the factor at once. Otherwise they require it after
+    `confirm_factor`.
 
     Raises:
-        NotFoundError: there is no such user.
-        FleetError: the user has a confirmed second factor, or no password.
+        NotFoundError: There is no such user.
+        FleetError: The user has a confirmed second factor, or no password.
     """
     user = session.get(UserRow, name)
     if user is None:
@@ -92,15 +93,17 @@ def add_factor(session: Session, name: str, *, actor: str, is_confirmed: bool) -
 
 
 def make_uri(name: str, secret: str) -> str:
-    """Return the address `otpauth://...` that an authenticator app reads; `secret` is in base 32."""
+    """Return the URI `otpauth://...` for an authenticator app. `secret` is in base 32."""
     return f"otpauth://totp/edgekit:{quote(name)}?secret={secret}&issuer=edgekit"
 
 
 def confirm_factor(session: Session, name: str, code: str, now: float) -> bool:
-    """Confirm a user's new second factor by a first code of the app, so that logins need it from now on.
+    """Confirm a user's new second factor with a code of the app. Logins require the factor from now on.
 
-    Return False if the code is wrong, or the user has no second factor to confirm.
-    Commit after a wrong code, too: it counts as a failure.
+    Commit the session also after a wrong code, since the failure is counted.
+
+    Returns:
+        False if the code is wrong or there is no second factor to confirm.
     """
     row = session.get(SecondFactorRow, name, with_for_update=True)
     if row is None or row.is_confirmed or _check(row, code, now) != "right":
@@ -125,10 +128,13 @@ def has_factor(session: Session, name: str) -> bool:
 
 
 def check_factor(session: Session, name: str, code: str, now: float) -> Outcome:
-    """Check a user's one-time code, and use it up.
+    """Check a user's one-time code, which cannot be used again.
 
-    Return `right`, also if the user has no second factor; `wrong`; or `too many` after too many failures.
-    Commit after a wrong code, too: it counts as a failure.
+    Commit the session also after a wrong code, since the failure is counted.
+
+    Returns:
+        `right`, `wrong`, or `too many` after too many failures. It is `right` if the user has no second
+            factor.
     """
     row = session.get(SecondFactorRow, name, with_for_update=True)
     return "right" if row is None or not row.is_confirmed else _check(row, code, now)

@@ -1,16 +1,17 @@
-"""Single sign-on: a proxy has logged the user in, and names them in headers, as oauth2-proxy does.
+"""Single sign-on: a proxy logs users in and names them in headers, as oauth2-proxy does.
 
     X-Auth-Request-Preferred-Username: ann
     X-Auth-Request-Email: ann@example.org
     X-Auth-Request-Groups: staff,edge-admins
 
-Whoever may send these headers may be anybody. So they count from the addresses of the proxies alone, with
-their secret if there is one, and each at most once; from anybody else a request with them is refused, and an
-alarm. Programs use tokens: the HTTP interface does not read these headers.
+Anybody can send such headers. So they are accepted only from the addresses of the proxies, with the secret of
+the proxy if one is set, and each header at most once. A request with these headers from anybody else is
+refused and raises an alarm. The HTTP interface ignores the headers, since programs use tokens.
 
-Users of the proxy have no password here. A name that has one is not theirs, so that nobody becomes an
-administrator by choosing a name at the identity provider. Their logins count with the headers of the same
-name and role alone: whom the identity provider shuts out, or gives other groups, is out here at once.
+Users of the proxy have no password here, and cannot use the name of a user with a password. Otherwise,
+somebody could become an administrator by choosing a name at the identity provider. A login is only valid in
+requests whose headers state the same name and role. So a user whom the identity provider blocks, or moves to
+other groups, is logged out at once.
 """
 
 import hmac
@@ -46,7 +47,7 @@ class SpoofedHeadersError(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A user whom a proxy has logged in, and the role that their groups give."""
+    """A user whom a proxy has logged in, with the role of their groups."""
 
     name: str
     role: Role
@@ -55,7 +56,7 @@ class Identity:
 def fits_login(identity: Identity | None, login: Login) -> bool:
     """Return True if a request with this identity may use the login.
 
-    `identity`: None for a request without headers of a proxy, which may use only a login with a password.
+    `identity` is None for a request without headers of a proxy. It may only use a login with a password.
     """
     if identity is None:
         return login.signed_on_role is None
@@ -63,7 +64,7 @@ def fits_login(identity: Identity | None, login: Login) -> bool:
 
 
 class SignOn:
-    """Reads the headers by which proxies state whom they have logged in."""
+    """Reads the headers in which a proxy names the user."""
 
     def __init__(self, settings: FleetSettings) -> None:
         """Read the settings and the secret.
@@ -77,11 +78,11 @@ class SignOn:
         self._secret = _read_secret(settings.sign_on_secret)
 
     def read(self, request: HTTPConnection) -> Identity | None:
-        """Return the user who has logged in at a proxy; None if no header names one, or no proxy is set up.
+        """Return the user whom the headers name, or None if there are no such headers or no proxy is set up.
 
         Raises:
-            SpoofedHeadersError: 403, the sender is not the proxy, or does not send its secret.
-            RequestError: 400, a header is malformed or repeated; 403, no group of the user has a role.
+            SpoofedHeadersError: 403, the sender is not the proxy, or did not send the proxy's secret.
+            RequestError: 400, a header is malformed or repeated. 403, no group of the user has a role.
         """
         headers = {end: request.headers.getlist(f"{self._prefix}-{end}") for end in _ENDS}
         if not self._proxies or not any(headers.values()):
@@ -122,12 +123,12 @@ class SignOn:
 
 
 def open_signed_on(session: Session, identity: Identity, now: float) -> str:
-    """Log in a user whom a proxy names; return the secret of the login.
+    """Log in a user whom a proxy names, and return the secret of the login.
 
     A new user is added. A known user gets the role that the proxy states.
 
     Raises:
-        RequestError: 403, a user with a password has this name; 429, too many logins of this user.
+        RequestError: 403, a user with a password has this name. 429, the user logs in too often.
     """
     limits = {f"sign-ons of {identity.name}": failure_limit.MAX_FAILURES}
     if not failure_limit.take(session, limits, now):  # each is an entry of the audit log

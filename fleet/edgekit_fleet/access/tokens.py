@@ -1,4 +1,4 @@
-"""Tokens of programs: `ekt_...`, with scopes and an expiry. The store keeps only digests."""
+"""Tokens for programs, `ekt_...`, with scopes and an expiry time. The store keeps only their digests."""
 
 import re
 import time
@@ -23,14 +23,14 @@ _NOTE_S: Final = 60.0  # precision of `used_at`
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """A token, without its secret.
+    """A token without its secret.
 
     Attributes:
-        name: name of the token; `token:NAME` is the actor in the audit log.
-        scopes: what it may do.
-        created_at, expires_at: begin and end of its validity, in seconds since 1970; None for no end.
-        created_by: actor who made it.
-        used_at: when it was used last, in seconds since 1970, to a minute; None if never.
+        name: The name of the token. Its actor in the audit log is `token:NAME`.
+        scopes: The permissions of the token.
+        created_at, expires_at: The time of creation and of expiry, or None, in seconds since 1970.
+        created_by: The actor who created the token.
+        used_at: The time of the last use, or None, in seconds since 1970. It is exact to a minute.
     """
 
     name: str
@@ -44,13 +44,12 @@ class Token:
 def add_token(
     session: Session, name: str, scopes: Sequence[str], *, actor: str, life_s: float | None = None
 ) -> str:
-    """Make a token, and return its secret, which the store does not keep.
+    """Add a token, and return its secret, which the store does not keep.
 
-    `scopes`: scopes of the token, at least one. `actor`: who makes it. `life_s`: how long the token is valid,
-    in seconds; None for ever.
+    `scopes` is not empty. `life_s` is the lifetime in seconds, or None for a token that does not expire.
 
     Raises:
-        FleetError: the name is malformed or taken, or a scope is unknown.
+        FleetError: The name is malformed or taken, or a scope is unknown.
     """
     if not _NAME.fullmatch(name):
         raise FleetError(f"token name {name[:80]!r}, expected 1 to 64 letters, digits, '.', '_' and '-'")
@@ -76,7 +75,7 @@ def add_token(
 
 
 def list_tokens(session: Session) -> list[Token]:
-    """Return all tokens, by name."""
+    """Return all tokens, sorted by name."""
     return [
         read_record(Token, row, scopes=tuple(row.scopes))  # which were checked when written
         for row in session.scalars(select(TokenRow).order_by(TokenRow.name))
@@ -84,10 +83,10 @@ def list_tokens(session: Session) -> list[Token]:
 
 
 def revoke_token(session: Session, name: str, *, actor: str) -> None:
-    """End a token, and what was made with it, see `end_grants_of`.
+    """Revoke a token and everything that was created with it (see `end_grants_of`).
 
     Raises:
-        FleetError: there is none of that name.
+        FleetError: There is no token of that name.
     """
     row = session.get(TokenRow, name)
     if row is None:
@@ -99,7 +98,10 @@ def revoke_token(session: Session, name: str, *, actor: str) -> None:
 
 
 def end_grants_of(session: Session, maker: str, *, actor: str) -> None:
-    """End tokens, webhooks and unused enrolment codes that `maker`, a user or `token:NAME`, has made."""
+    """Revoke the tokens, webhooks and unused enrolment codes that `maker` created.
+
+    `maker` is the name of a user, or `token:NAME`.
+    """
     for webhook in session.scalars(select(WebhookRow).where(WebhookRow.created_by == maker)).all():
         session.delete(webhook)
         audit.record(session, actor, "webhook.remove", webhook.name)
@@ -114,9 +116,9 @@ def end_grants_of(session: Session, maker: str, *, actor: str) -> None:
 
 
 def end_expired(session: Session, after: float, until: float) -> None:
-    """End what was made with tokens that expired in an interval, as if they were revoked.
+    """Revoke what was created with tokens that expired after `after`, up to and including `until`.
 
-    `after`, `until`: ends of the interval, in seconds since 1970; the interval includes `until`.
+    Both times are in seconds since 1970.
     """
     expired = select(TokenRow.name).where(TokenRow.expires_at > after, TokenRow.expires_at <= until)
     for name in session.scalars(expired).all():
@@ -124,9 +126,9 @@ def end_expired(session: Session, after: float, until: float) -> None:
 
 
 def principal_of_token(store: Store, secret: str, now: float) -> Principal | None:
-    """Return the principal of a token, and note its use; None if the token is unknown or has ended.
+    """Return the principal of a token, or None if the token is unknown or has expired.
 
-    `now`: seconds since 1970.
+    The time of use is stored. `now` is in seconds since 1970.
     """
     with store.snapshot() as session:
         row = session.scalars(select(TokenRow).where(TokenRow.secret_sha256 == digest(secret))).first()

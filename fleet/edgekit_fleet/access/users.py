@@ -1,4 +1,4 @@
-"""Users of the console: names, roles, passwords as argon2id digests."""
+"""Users of the console: their names, roles, and argon2id digests of their passwords."""
 
 import re
 import threading
@@ -29,12 +29,12 @@ class User:
     """A user.
 
     Attributes:
-        name: login name.
-        role: what they may do.
-        created_at: seconds since 1970.
-        seen_at: when they used the console last, or None.
-        has_second_factor: whether a login needs a one-time code.
-        is_signed_on: whether a proxy logs them in, so that they have no password.
+        name: The login name.
+        role: The role of the user.
+        created_at: The time of creation, in seconds since 1970.
+        seen_at: The time of the last use of the console, or None.
+        has_second_factor: Whether a login requires a one-time code.
+        is_signed_on: Whether a proxy logs the user in. Such a user has no password.
     """
 
     name: str
@@ -49,7 +49,7 @@ def add_user(session: Session, name: str, password: str, role: Role, *, actor: s
     """Add a user.
 
     Raises:
-        FleetError: the name is malformed or taken, the role unknown, or the password too short.
+        FleetError: The name is malformed or taken, the role is unknown, or the password is too short.
     """
     if not NAME_FORM.fullmatch(name):
         raise FleetError(
@@ -64,7 +64,7 @@ def add_user(session: Session, name: str, password: str, role: Role, *, actor: s
 
 
 def list_users(session: Session) -> list[User]:
-    """Return all users, by name."""
+    """Return all users, sorted by name."""
     last_seen = dict(
         session.execute(select(LoginRow.user, func.max(LoginRow.seen_at)).group_by(LoginRow.user)).all()
     )
@@ -85,16 +85,16 @@ def find_role(session: Session, name: str) -> str:
     """Return the role of a user.
 
     Raises:
-        FleetError: there is no such user.
+        FleetError: There is no such user.
     """
     return _find(session, name).role
 
 
 def set_password(session: Session, name: str, password: str, *, actor: str) -> None:
-    """Give a user another password, and end their logins.
+    """Set a user's password, and end their logins.
 
     Raises:
-        FleetError: there is no such user, or the password is too short.
+        FleetError: There is no such user, or the password is too short.
     """
     row = _find(session, name)
     row.password_digest = _hash(password)
@@ -103,12 +103,12 @@ def set_password(session: Session, name: str, password: str, *, actor: str) -> N
 
 
 def set_role(session: Session, name: str, role: Role, *, actor: str) -> None:
-    """Give a user another role; open logins have it at once.
+    """Set a user's role, which takes effect in open logins at once.
 
-    What a former administrator made ends, see `end_grants_of`.
+    If the user was an administrator, what they created is revoked (see `end_grants_of`).
 
     Raises:
-        FleetError: there is no such user or role, or no administrator would be left.
+        FleetError: There is no such user or role, or no administrator would remain.
     """
     row = _find(session, name)
     _check_role(role)
@@ -120,10 +120,10 @@ def set_role(session: Session, name: str, role: Role, *, actor: str) -> None:
 
 
 def remove_user(session: Session, name: str, *, actor: str) -> None:
-    """Remove a user, their logins, and what they made, see `end_grants_of`.
+    """Remove a user with their logins and everything they created (see `end_grants_of`).
 
     Raises:
-        FleetError: there is no such user, or no administrator would be left.
+        FleetError: There is no such user, or no administrator would remain.
     """
     row = _find(session, name)
     _check_not_last(session, row)
@@ -136,14 +136,14 @@ def remove_user(session: Session, name: str, *, actor: str) -> None:
 
 
 def check_password(digest: str | None, password: str) -> tuple[bool, str]:
-    """Check a password. It takes about 50 ms, so do it outside of a transaction.
+    """Check a password. This takes about 50 ms, so call it outside of a transaction.
 
     Args:
-        digest: stored digest; None for an unknown user, empty for a user whom a proxy logs in.
-        password: password to check.
+        digest: The stored digest. It is None for an unknown user and empty for a user of a proxy.
+        password: The password to check.
 
     Returns:
-        Whether the password is right; and a new digest to store if the old one has an older form, else "".
+        Whether the password is right, and a new digest to store if the old one is outdated, else "".
     """
     with _one_at_a_time:
         try:
@@ -163,7 +163,7 @@ def _digest_of_nobody() -> str:
 
 
 def principal_of_user(row: UserRow) -> Principal:
-    """Return the principal of a user, with the scopes of their role; an unknown role has no scopes."""
+    """Return the principal of a user, with the scopes of their role. An unknown role has no scopes."""
     return Principal(row.name, SCOPES_OF_ROLE.get(row.role, frozenset()))  # type: ignore[call-overload]  # an unknown role may nothing
 
 

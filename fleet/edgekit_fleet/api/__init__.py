@@ -1,1 +1,1 @@
-"""The HTTP interface: one table of endpoints, from which come routes, OpenAPI and the client."""
+"""The HTTP interface. Its routes, OpenAPI document and client are all built from one table of endpoints."""

@@ -1,4 +1,4 @@
-"""Calls endpoints: of a fleet on this machine as functions, of another one over HTTP."""
+"""Calls the endpoints of a fleet: directly if the fleet is on this machine, otherwise over HTTP."""
 
 import dataclasses
 import http.client
@@ -33,12 +33,12 @@ class FleetCaller(Protocol):
         """Call an endpoint, and return its answer, an instance of `endpoint.answer`.
 
         Raises:
-            EdgekitError: the fleet refuses the request, or cannot be reached.
+            EdgekitError: The fleet refuses the request or cannot be reached.
         """
 
 
 class LocalFleet:
-    """The fleet in a folder; whoever can read the folder has all rights."""
+    """The fleet in a folder. Anybody who can read the folder has all permissions."""
 
     def __init__(self, fleet: Fleet, actor: str) -> None:
         self.fleet = fleet
@@ -49,7 +49,7 @@ class LocalFleet:
 
 
 class RemoteFleet:
-    """A fleet over HTTP. A request that failed on the way is sent again; the fleet carries it out once."""
+    """A fleet that is called over HTTP. Requests are retried after a failure, but carried out only once."""
 
     def __init__(self, url: str, token: str, authority: Path | None = None) -> None:
         """Prepare; nothing is sent yet.
@@ -82,8 +82,8 @@ class RemoteFleet:
         """Send the request over HTTP, and return the answer of the endpoint.
 
         Raises:
-            RequestError: the server refuses the request.
-            TransportError: the server cannot be reached, or is not a fleet.
+            RequestError: The server refuses the request.
+            TransportError: The server cannot be reached, or is not a fleet.
         """
         fields: dict[str, Any] = {} if isinstance(request, UploadPackage) else to_plain(request)
         path = endpoint.path
@@ -153,13 +153,13 @@ class RemoteFleet:
 def list_all(
     fleet: FleetCaller, endpoint: Endpoint[Any, Any], request: type[Any], **fields: Any
 ) -> Iterator[Any]:
-    """Yield the items of all pages; the next page is fetched when the one before is used up.
+    """Yield the items of all pages. A page is fetched when the items of the previous page are used up.
 
     Args:
-        fleet: fleet to ask.
-        endpoint: endpoint whose answers have `items` and `next`.
-        request: request class of the endpoint, with the field `after`.
-        fields: fields of the request.
+        fleet: The fleet to call.
+        endpoint: An endpoint whose answers have `items` and `next`.
+        request: The request class of the endpoint, with the field `after`.
+        fields: The fields of the request.
     """
     after = ""
     while True:
@@ -171,7 +171,7 @@ def list_all(
 
 
 def drop_unset(record: Any, plain: dict[str, Any]) -> dict[str, Any]:
-    """Return `plain`, the JSON of `record`, without fields left at None: an older fleet may not know them."""
+    """Return `plain`, the JSON of `record`, without unset fields, which an older fleet may not know."""
     defaults = {field.name: field.default for field in dataclasses.fields(record)}
     return {
         name: drop_unset(getattr(record, name), value)

@@ -1,7 +1,7 @@
-"""The profile of a model on a machine: times of its fused kernels, sizes of its tensors.
+"""The profile of a model on a machine: the times of its fused kernels and the sizes of its tensors.
 
-It is a file of JSON. It says nothing about other machines or links: `planning_graph` joins the profiles of
-two machines, and the planner adds the link.
+A profile is a JSON file. It describes one machine and no links. `planning_graph` joins the profiles of two
+machines, and the planner adds the link.
 """
 
 import hashlib
@@ -27,15 +27,15 @@ _Share: TypeAlias = Annotated[float, Range(0, 1e9)]
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """One kernel that the engine runs, after fusion.
+    """One kernel that the engine runs after fusion.
 
     Attributes:
-        name, op: name and operator of the node in the optimised graph.
-        reads, writes: names of the activations that it reads and writes. Some exist only in the optimised
-            graph, not in the model.
-        seconds: its time in a run; the times of all kernels sum up to the whole run.
-        spread: distance between the quartiles of its runs, as a share of their median.
-        weights_bytes: size of the weights that it reads, in the engine's form.
+        name, op: The name and operator type of the node in the optimised graph.
+        reads, writes: The names of the activations that the kernel reads and writes. Some of them exist only
+            in the optimised graph.
+        seconds: The kernel's share of the time of a run. The times of all kernels sum up to `whole_s`.
+        spread: The interquartile range of the kernel's times, divided by their median.
+        weights_bytes: The size of the weights that the kernel reads, in the engine's format.
     """
 
     name: str
@@ -49,25 +49,26 @@ class KernelTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
-    """Times and sizes of a model on one machine.
+    """The times and sizes of a model on one machine.
 
     Attributes:
-        model_sha256: digest of the file that was run.
-        measured_on: the machine as the user named it, such as `local@20%` or `ssh:kitchen`.
-        machine: facts about that machine, and its state during the measurement.
-        label: `emulated` if the machine was slowed down to stand for another.
-        whole_s, whole_spread: time of a run of the whole model without profiling; distance between the
-            quartiles of these runs, as a share of their median.
-        scale: factor for the kernels' times, after `overhead_s` was subtracted, so that they sum up to
-            `whole_s`. If it is far below 1, profiling disturbed the run. If it is above 1, the run takes time
-            beside its kernels. 0 without kernels.
-        inputs, outputs: names of the model's tensors.
-        tensors: name -> size in bytes, of inputs and of tensors that kernels write, at the run's shapes.
-        unsendable: tensors that cannot be sent: their size depends on the data, or they are no plain tensors.
-        kernels: kernels, in the order in which they ran; empty if only whole runs could be measured.
-        obstacle: why there are no kernels, or why the model cannot be split; empty if it can.
-        overhead_s: time that profiling added to each kernel; see `find_overhead`.
-        request: time that a request to a server costs this machine, without the model itself.
+        model_sha256: The SHA-256 of the model file.
+        measured_on: The machine as the user named it, such as `local@20%` or `ssh:kitchen`.
+        machine: Facts about the machine, and its state during the measurement.
+        label: `emulated` if the machine was slowed down to imitate another one.
+        whole_s, whole_spread: The time of a run of the whole model without profiling, and the interquartile
+            range of these times, divided by their median.
+        scale: The factor that makes the kernels' times, less `overhead_s`, sum up to `whole_s`. Far below 1,
+            profiling disturbed the run. Above 1, the run spends time outside of its kernels. It is 0 without
+            kernels.
+        inputs, outputs: The names of the model's inputs and outputs.
+        tensors: The sizes in bytes of the inputs and of all tensors that kernels write, by name.
+        unsendable: Tensors that cannot be sent, since their size depends on the data or they are not plain
+            tensors.
+        kernels: The kernels, in execution order. Empty if only whole runs could be measured.
+        obstacle: Why there are no kernels, or why the model cannot be split. Empty if it can be split.
+        overhead_s: The time that profiling added to each kernel (see `find_overhead`).
+        request: The time that a request to a server costs this machine, without the model itself.
     """
 
     model: str
@@ -89,7 +90,7 @@ class ModelProfile:
 
     @property
     def description(self) -> str:
-        """The machine in a few words, such as `Cortex-A76, 4 cores`, with the GPU that ran the model."""
+        """A short description of the machine and of the GPU that ran the model, if any."""
         cores = f"{self.machine.cores} core{'s' * (self.machine.cores != 1)}"
         quota = "" if self.machine.quota is None else f", {self.machine.quota:.0%} of one core"
         gpu = f"{self.machine.gpu}, " if self.machine.gpu else ""
@@ -97,34 +98,36 @@ class ModelProfile:
 
 
 def describe_cause(cause: Exception) -> str:
-    """Return an error's text without its full stop. An error that is not edgekit's has its class in front."""
+    """Return the message of an error without its final full stop.
+
+    The class name is put in front, unless the error is an `EdgekitError`.
+    """
     text = " ".join(str(cause).split()).rstrip(".")
     return text if isinstance(cause, EdgekitError) else f"{type(cause).__name__}: {text}"
 
 
 def digest_model(content: bytes) -> str:
-    """Return the digest by which a profile identifies its model: SHA-256 in hexadecimal digits.
+    """Return the SHA-256 of a model file in hexadecimal digits, which identifies the model of a profile.
 
-    External data are not part of it: the graph names them, and hashing gigabytes would take longer than the
-    measurement.
+    External data files are not hashed: for gigabytes, that would take longer than the measurement.
     """
     return hashlib.sha256(content).hexdigest()
 
 
 def write_profile(path: Path, profile: ModelProfile) -> None:
-    """Write a profile as JSON.
+    """Write a profile to a JSON file.
 
     Raises:
-        OutputError: the file cannot be written.
+        OutputError: The file cannot be written.
     """
     write_text_atomically(path, json.dumps(to_plain(profile), indent=1) + "\n")
 
 
 def read_profile(path: Path) -> ModelProfile:
-    """Return the profile in a file.
+    """Read a profile from a JSON file.
 
     Raises:
-        CutError: the file is missing or is no profile.
+        CutError: The file is missing or is not a profile.
     """
     try:
         data = path.read_bytes()

@@ -1,8 +1,8 @@
-"""One graph of kernels for the planner, with the costs of every machine.
+"""Builds one graph of kernels for the planner, with the costs on every machine.
 
-Machines fuse differently, for example processors without a blocked layout, or other releases. A cut is
-possible only at a tensor of the model that exists on all of them. So the model's own graph is contracted over
-all other tensors, and nodes that then need each other become one kernel. Costs of links are not here.
+Different processors and engine releases fuse different nodes. The model can only be cut at a tensor that
+exists on all machines. So nodes of the model are merged into one kernel if a tensor between them is missing
+on some machine, or if they depend on each other. The costs of links are not included.
 """
 
 import heapq
@@ -26,16 +26,17 @@ _VIEW_OPS: Final = frozenset({"Identity", "DequantizeLinear"})  # another form o
 
 @dataclass(frozen=True)
 class PlanningGraph:
-    """A model as kernels, with the time of each on every machine.
+    """A model as a graph of kernels, with the time of each kernel on every machine.
 
     Attributes:
-        graph: kernels and tensors; the tensors have the names of the model.
-        seconds: float64 [kernels, machines], time of each kernel; machines in the order of the profiles.
-        tensor_bytes: size of every tensor of the graph.
-        weight_bytes: int64 [weights], sizes of the model's weights and constants.
-        weight_readers: bool [kernels, weights], whether a kernel needs a weight.
-        nodes: for each kernel, the indices of its nodes in the model. A node is in one kernel. Constants, and
-            nodes that only widen their input (DequantizeLinear), are in each kernel that needs them.
+        graph: The kernels and tensors. The tensors have their names in the model.
+        seconds: float64 [kernels, machines], the time of each kernel. The machines are in the order of the
+            profiles.
+        tensor_bytes: The size of every tensor of the graph.
+        weight_bytes: int64 [weights], the sizes of the model's weights and constants.
+        weight_readers: bool [kernels, weights], whether the kernel reads the weight.
+        nodes: The indices of the model's nodes in each kernel. Each node is in one kernel, except constants
+            and DequantizeLinear nodes, which are in every kernel that needs them.
     """
 
     graph: KernelGraph
@@ -49,13 +50,15 @@ class PlanningGraph:
 def join_profiles(
     content: bytes, profiles: Sequence[ModelProfile], model: onnx.ModelProto | None = None
 ) -> PlanningGraph:
-    """Return the kernels of a model that all profiles have in common.
+    """Join the profiles of all machines into one graph of kernels.
 
-    `content`: the ONNX model. `profiles`: profiles of all machines, the device first.
-    `model`: the model, if it is parsed already.
+    Args:
+        content: The ONNX file.
+        profiles: The profiles of all machines, the device first.
+        model: The parsed model, if the caller has it.
 
     Raises:
-        CutError: a profile is of another model, or the model cannot be split.
+        CutError: A profile is of another model, or the model cannot be split.
     """
     for profile in profiles:
         check_model(profile, content)
@@ -97,7 +100,7 @@ def check_model(profile: ModelProfile, content: bytes) -> None:
     """Check that a profile belongs to a model.
 
     Raises:
-        CutError: the profile is of another model.
+        CutError: The profile is of another model.
     """
     digest = digest_model(content)
     if profile.model_sha256 != digest:

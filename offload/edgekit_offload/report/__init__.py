@@ -1,1 +1,1 @@
-"""Reports of a plan: one HTML page without script, and a chart for the terminal."""
+"""Reports of a plan: an HTML page without scripts, and a chart for the terminal."""

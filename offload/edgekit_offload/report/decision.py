@@ -1,4 +1,4 @@
-"""The decision of a plan: its curves, the winners, and one or two sentences about them."""
+"""The decision of a plan: its latency curves, the best candidates, and a summary in a few sentences."""
 
 import math
 from collections.abc import Sequence
@@ -34,11 +34,11 @@ def _seconds(latency_ms: float) -> float:
 
 
 def reaches_of(result: PlanningResult, row: int) -> tuple[Reach, ...]:
-    """Return each bandwidth range with the candidate that is the best in it, in rising order.
+    """Return the bandwidth ranges, in rising order, each with the candidate that is the best in it.
 
-    `row`: index in `result.rtts_ms` of the round-trip time for which the ranges hold.
+    Two neighbouring ranges meet at the geometric mean of the two grid points between them.
 
-    Neighbouring ranges meet half-way between two bandwidths of the grid, on a logarithmic scale.
+    `row` is the index of the round-trip time in `result.rtts_ms`.
     """
     grid, rtt_ms = result.bandwidths_mbit_s, result.rtts_ms[row]
     reaches = []
@@ -54,7 +54,7 @@ def reaches_of(result: PlanningResult, row: int) -> tuple[Reach, ...]:
 
 
 def decide(result: PlanningResult) -> list[str]:
-    """Return sentences on the best candidates at the first of `result.rtts_ms`, and the gain of splitting."""
+    """Return sentences about the best candidates and the gain of splitting, for the first round-trip time."""
     if not result.candidates or not result.rtts_ms or not result.bandwidths_mbit_s:
         return ["Nothing was measured, so there is nothing to decide."]
     reaches, grid = reaches_of(result, 0), result.bandwidths_mbit_s

@@ -1,6 +1,7 @@
-"""The chart of a plan: latency against bandwidth, a line for each candidate, and the best as a ribbon below.
+"""Draws the chart of a plan: latency over bandwidth, with a line for each candidate.
 
-It makes SVG from numbers. Hovering over or focusing a place of the chart shows its values, without a script.
+A ribbon below the chart shows the best candidate at each bandwidth. The chart is SVG without scripts. Its
+values are shown on hover and on focus.
 """
 
 import math
@@ -25,11 +26,11 @@ _COLORS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The latency of a candidate.
+    """The latency curve of a candidate.
 
     Attributes:
-        tag: one or two characters that stand for it in the chart.
-        seconds: latency at each bandwidth in `latency_chart`'s `mbit_s`; infinity if it cannot run.
+        tag: One or two characters that label the candidate in the chart.
+        seconds: The latency at each bandwidth of the chart. It is infinite where the candidate cannot run.
     """
 
     tag: str
@@ -39,11 +40,11 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Neighbouring bandwidths at which the same candidate is the best.
+    """A range of bandwidths in which one candidate is the best.
 
     Attributes:
-        curve: index of the candidate.
-        low_mbit_s, high_mbit_s: least and greatest bandwidth at which it is the best.
+        curve: The index of the candidate.
+        low_mbit_s, high_mbit_s: The ends of the range.
     """
 
     curve: int
@@ -52,7 +53,7 @@ class Reach:
 
 
 def colors_of(reaches: Sequence[Reach]) -> dict[int, int]:
-    """Return index of a candidate -> number of its colour, for candidates that are the best somewhere."""
+    """Return a dict from the index of each candidate in `reaches` to the number of its colour."""
     return {
         curve: number % _COLORS + 1
         for number, curve in enumerate(dict.fromkeys(reach.curve for reach in reaches))
@@ -72,13 +73,13 @@ def _make_frame(mbit_s: Sequence[float], curves: Sequence[Curve]) -> Frame:
 def latency_chart(
     mbit_s: Sequence[float], curves: Sequence[Curve], reaches: Sequence[Reach], *, key: str
 ) -> Markup:
-    """Return the chart.
+    """Return the chart as SVG.
 
     Args:
-        mbit_s: bandwidths, rising.
-        curves: at least one, each with a latency for each bandwidth.
-        reaches: bandwidths at which each candidate is the best, drawn as a ribbon.
-        key: prefix of the ids inside, unique on the page.
+        mbit_s: The bandwidths, in rising order.
+        curves: At least one curve, with a latency for each bandwidth.
+        reaches: The ranges in which each candidate is the best, drawn as a ribbon.
+        key: A prefix for the ids in the SVG, unique on the page.
     """
     frame, colors = _make_frame(mbit_s, curves), colors_of(reaches)
     order = sorted(range(len(curves)), key=lambda index: index in colors)
@@ -146,10 +147,12 @@ def _ribbon(
 def ribbon_part(
     ends: tuple[float, float], top: float, names: Sequence[str], words: str, style: str
 ) -> Markup:
-    """Return a part of a ribbon. Its label is the first name that fits; there is none if all are too long.
+    """Return one part of a ribbon, with the first of `names` that fits as its label.
 
-    `ends`: left and right end. `top`: upper edge, both in units of the drawing. `words`: text of the tooltip.
-    `style`: class of the style sheet. `names`: texts for its middle, best first.
+    There is no label if all names are too long.
+
+    `ends` are the left and right end and `top` is the upper edge, in units of the drawing. `words` is the
+    text of the tooltip, and `style` a class of the style sheet.
     """
     width = max(ends[1] - ends[0], 1.0)
     name = next((name for name in names if _CHARACTER * len(name) + 8 <= width), None)

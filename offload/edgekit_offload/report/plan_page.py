@@ -1,7 +1,7 @@
 """A plan as one HTML page: the decision, the chart, the table, each cut, and how everything was measured.
 
-The page has no script and sends no requests. Radio buttons choose the round trip; hover and focus show
-values, by style alone.
+The page has no scripts and sends no requests. Radio buttons select the round-trip time, and style sheets show
+values on hover and focus.
 """
 
 import math
@@ -64,7 +64,7 @@ def render_plan_page(result: PlanningResult) -> str:
 
 
 def badge(label: Label) -> Markup:
-    """Return a badge that shows how figures were found, such as `modelled`; its tooltip explains the word."""
+    """Return a badge that shows how figures were obtained, such as `modelled`, with a tooltip."""
     return el("span", el("b", label), class_=f"badge {label}", title=f"{label}: {_MEANING[label]}")
 
 

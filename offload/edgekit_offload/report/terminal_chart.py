@@ -1,4 +1,4 @@
-"""The chart of a plan for a terminal: latency against bandwidth, and a ribbon of the best candidates."""
+"""Draws the chart of a plan in a terminal: latency over bandwidth, and a ribbon of the best candidates."""
 
 import math
 from typing import Final
@@ -20,12 +20,12 @@ _LETTERS: Final = "123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ
 def render_terminal(
     result: PlanningResult, *, rtt_ms: float, width: int = 78, ascii_only: bool = False
 ) -> str:
-    """Return the chart as lines without colour, for the round trip of the grid nearest to `rtt_ms`.
+    """Return the chart as text without colours.
 
-    A digit or letter stands for each candidate. Where lines cross, only the candidate that is faster at lower
-    bandwidths is drawn.
+    Each candidate is drawn as a digit or letter. Where curves cross, only the candidate that is faster at
+    lower bandwidths is drawn.
 
-    `width`: width of the terminal, in columns.
+    `rtt_ms` selects the nearest round-trip time of the grid. `width` is the width of the terminal in columns.
     """
     if not result.candidates or not result.rtts_ms or not result.bandwidths_mbit_s:
         return "no candidate was measured"

@@ -1,1 +1,1 @@
-"""What the HTTP interface offers: endpoints by noun, and the table of all."""
+"""The endpoints of the HTTP interface, one module for each subject, and the table of all endpoints."""

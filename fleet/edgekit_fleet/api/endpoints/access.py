@@ -16,10 +16,10 @@ from edgekit_runtime.dataclass_json import Range
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserList:
-    """All users, by name.
+    """All users, sorted by name.
 
     Attributes:
-        items: the users.
+        items: The users.
     """
 
     items: tuple[User, ...]
@@ -30,9 +30,9 @@ class AddUser:
     """A new user.
 
     Attributes:
-        name: login name.
-        password: at least 10 characters.
-        role: what they may do.
+        name: The login name.
+        password: The password, at least 10 characters.
+        role: The role of the user.
     """
 
     name: str
@@ -42,11 +42,11 @@ class AddUser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetPassword:
-    """A new password for a user, which ends their logins.
+    """A new password for a user. It ends the user's logins.
 
     Attributes:
-        name: name of the user.
-        password: at least 10 characters.
+        name: The name of the user.
+        password: The password, at least 10 characters.
     """
 
     name: str
@@ -58,8 +58,8 @@ class SetRole:
     """A new role for a user.
 
     Attributes:
-        name: name of the user.
-        role: the new role.
+        name: The name of the user.
+        role: The new role.
     """
 
     name: str
@@ -68,10 +68,10 @@ class SetRole:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenList:
-    """All tokens, by name.
+    """All tokens, sorted by name.
 
     Attributes:
-        items: the tokens.
+        items: The tokens.
     """
 
     items: tuple[Token, ...]
@@ -82,9 +82,9 @@ class AddToken:
     """A new token.
 
     Attributes:
-        name: name of the token.
-        scopes: what it may do; no more than its maker may.
-        days: how long it is valid; null for ever.
+        name: The name of the token.
+        scopes: The scopes of the token. The caller must have all of them.
+        days: The lifetime in days, or null if the token does not expire.
     """
 
     name: str
@@ -97,8 +97,8 @@ class NewToken:
     """A token with its secret, which is shown once.
 
     Attributes:
-        name: name of the token.
-        token: the secret.
+        name: The name of the token.
+        token: The secret.
     """
 
     name: str
@@ -107,10 +107,10 @@ class NewToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookList:
-    """All webhooks, by name.
+    """All webhooks, sorted by name.
 
     Attributes:
-        items: the webhooks.
+        items: The webhooks.
     """
 
     items: tuple[Webhook, ...]
@@ -118,12 +118,12 @@ class WebhookList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddWebhook:
-    """A new webhook; it is told of what happens from now on.
+    """A new webhook. It receives the events from now on.
 
     Attributes:
-        name: name of the webhook.
-        url: `https`, or `http` on this machine.
-        actions: prefixes of actions of the audit log, such as `rollout.`; all if empty.
+        name: The name of the webhook.
+        url: An `https` URL, or an `http` URL on this machine.
+        actions: Prefixes of audit log actions to send, such as `rollout.`. If empty, all are sent.
     """
 
     name: str
@@ -136,8 +136,8 @@ class NewWebhook:
     """A webhook with its secret, which is shown once.
 
     Attributes:
-        name: name of the webhook.
-        secret: secret that signs messages, `whsec_...`.
+        name: The name of the webhook.
+        secret: The secret that signs the messages, `whsec_...`.
     """
 
     name: str
