@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.free_port import free_port
 
-from edgekit_fleet.operations.rollouts import RolloutRequest, find_rollout, start_rollout
+from edgekit_fleet.operations.rollouts import StartRollout, find_rollout, start_rollout
 from edgekit_fleet.simulation.enrolment import add_simulated_release
 from edgekit_fleet.store.database import Store
 from edgekit_runtime.errors import OutputError
@@ -69,7 +69,7 @@ def roll_out(store: Store, version: str, *, size_bytes: int, **request: Any) -> 
     """Start a rollout of a new release, by default to all devices; returns its name."""
     add_simulated_release(store, version, model=MODEL, target=TARGET, size_bytes=size_bytes)
     return start_rollout(
-        store, RolloutRequest(**{"release": version, "selector": "all"} | request), "benchmark"
+        store, StartRollout(**{"release": version, "selector": "all"} | request), "benchmark"
     )
 
 

@@ -120,9 +120,7 @@ class Site:
         self._releases += 1
         version = f"{self._releases}.0.0"
         minimum = minimum or len(self.members)
-        rollout = roll_out(
-            self.store, version, size_bytes=100_000, waves=waves, minimum=minimum, options={"soak_s": 0.5}
-        )
+        rollout = roll_out(self.store, version, size_bytes=100_000, waves=waves, minimum=minimum, soak_s=0.5)
         return rollout, version
 
     def wait_for_end(self, rollout: str) -> None:

@@ -205,9 +205,7 @@ def running_manager(folder: FleetFolder, brokers: tuple[tuple[str, int], ...]) -
 
 
 def offer(store: Store, version: str, devices: int) -> str:
-    return roll_out(
-        store, version, size_bytes=100_000, waves="100%", minimum=devices, options={"soak_s": 1.0}
-    )
+    return roll_out(store, version, size_bytes=100_000, waves="100%", minimum=devices, soak_s=1.0)
 
 
 def measure(

@@ -93,9 +93,7 @@ def offer(store: Store, devices: SimulatedFleet, version: str, limit_s: float) -
     """Roll a release out in one wave; returns when desired documents arrived, and all had installed it."""
     count = len(devices.devices)
     asked = time.monotonic()
-    name = roll_out(
-        store, version, size_bytes=5_000_000, waves="100%", minimum=count, options={"soak_s": 1.0}
-    )
+    name = roll_out(store, version, size_bytes=5_000_000, waves="100%", minimum=count, soak_s=1.0)
     begin = time.monotonic()
     devices.wait_until(lambda device: holds(version, device), limit_s)
     arrivals = sorted(device.arrived_at - begin for device in devices.devices.values())
@@ -177,7 +175,7 @@ def measure_gates(folder: FleetFolder, members: list[SimulatedMember]) -> dict[s
 def stop_bad(store: Store, devices: SimulatedFleet, version: str) -> dict[str, object]:
     """Roll a bad release out; returns how many devices got it, and when all were back."""
     begin = time.monotonic()
-    name = roll_out(store, version, size_bytes=5_000_000, options={"soak_s": 10.0})
+    name = roll_out(store, version, size_bytes=5_000_000, soak_s=10.0)
     left_out = find_rollout(store, name).members.get("refused", 0)  # still on the way back from the last one
     while (rollout := find_rollout(store, name)).state == "running" and time.monotonic() - begin < 60:
         time.sleep(0.05)

@@ -8,7 +8,7 @@ from tests.runtime.encryption_parts import find_plaintext, make_heavy
 from tests.waiting import wait_for
 
 from edgekit_fleet.operations import devices, releases, rollouts
-from edgekit_fleet.operations.rollouts import RolloutRequest
+from edgekit_fleet.operations.rollouts import StartRollout
 from edgekit_fleet.rollouts.runner import RolloutRunner
 from edgekit_runtime.encryption.container import is_encrypted
 
@@ -29,8 +29,7 @@ class EncryptedSite(Site):
         return releases.make_release(self.fleet.folder, self.fleet.store, self.maker.trust, paths, **named)
 
     def roll_out(self, version):
-        options = {"soak_s": 0.0}
-        request = RolloutRequest(release=f"v{version}", selector="all", waves="100%", options=options)
+        request = StartRollout(release=f"v{version}", selector="all", waves="100%", soak_s=0.0)
         name = rollouts.start_rollout(self.fleet.store, request, "test")
         self.wait_version(version)
         wait_for(lambda: rollouts.find_rollout(self.fleet.store, name).ended_at, f"the end; {self.log()}")

@@ -10,7 +10,7 @@ from tests.runtime.conftest import maker  # noqa: F401  # a fixture
 from tests.waiting import wait_for
 
 from edgekit_fleet.operations import releases, rollouts
-from edgekit_fleet.operations.rollouts import RolloutRequest
+from edgekit_fleet.operations.rollouts import StartRollout
 from edgekit_fleet.rollouts.runner import RolloutRunner
 from edgekit_fleet.store.tables import WantedModelRow
 
@@ -39,9 +39,9 @@ def release(fleet, maker, path, version):  # noqa: F811
     package = path / f"linear-{version}-x86-64.edgepkg"
     maker.write(package, version=version)
     releases.make_release(fleet.folder, fleet.store, maker.trust, [package], actor="test", name=f"v{version}")
-    options = {"soak_s": 0.0, "limits": {"max_failed_share": 0.01}}
-    request = RolloutRequest(
-        release=f"v{version}", selector="all", waves="1,100%", minimum=1, options=options
+    limits = rollouts.RolloutLimits(max_failed_share=0.01)
+    request = StartRollout(
+        release=f"v{version}", selector="all", waves="1,100%", minimum=1, soak_s=0.0, limits=limits
     )
     return rollouts.start_rollout(fleet.store, request, "test")
 

@@ -11,7 +11,7 @@ from tests.faults.manager_world import DEVICES, World
 
 from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.operations import devices, records, releases, rollouts
-from edgekit_fleet.operations.rollouts import RolloutRequest
+from edgekit_fleet.operations.rollouts import StartRollout
 from edgekit_fleet.rollouts.progress import Order, OrderEntry
 from edgekit_fleet.rollouts.runner import read_entries
 from edgekit_fleet.store.database import Store
@@ -158,13 +158,13 @@ def _has_rotated(world: World) -> bool:
 
 def _plan(name: str, version: str, **options: object) -> Act:
     def act(world: World) -> None:
-        request = RolloutRequest(
+        request = StartRollout(
             release=f"R{version}",
             selector="all",
             waves="1,2,100%",
             minimum=1,
-            options={"soak_s": 0.0, **options},
             name=name,
+            **{"soak_s": 0.0, **options},
         )
         with world.store() as store:
             rollouts.start_rollout(store, request, "ann")

@@ -23,7 +23,7 @@ from edgekit_fleet.manager.inbox import DeviceIndex
 from edgekit_fleet.manager.publisher import Publisher
 from edgekit_fleet.operations import devices, records, releases, rollouts
 from edgekit_fleet.operations.releases import ReleaseSummary
-from edgekit_fleet.operations.rollouts import RolloutRequest
+from edgekit_fleet.operations.rollouts import StartRollout
 from edgekit_fleet.rollouts.runner import RolloutRunner
 from edgekit_fleet.store.due import mark_due
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
@@ -105,7 +105,7 @@ class World:
         )
 
     def roll_out(self, version: str) -> str:
-        request = RolloutRequest(release=f"v{version}", selector="all", waves="100%", options={"soak_s": 0.0})
+        request = StartRollout(release=f"v{version}", selector="all", waves="100%", soak_s=0.0)
         return rollouts.start_rollout(self.store, request, "ann")
 
     def turn(self) -> None:

@@ -54,7 +54,7 @@ from jinja2 import Environment
 from click.testing import CliRunner
 
 from edgekit_cli.fleet.rollout import command
-from edgekit_fleet.api.endpoints.releases import StartRollout
+from edgekit_fleet.operations.rollouts import StartRollout
 from edgekit_fleet.api.openapi import make_document
 from edgekit_fleet.console.rollouts import plan_pages
 from edgekit_fleet.console.rollouts.evidence import find_courses

@@ -121,7 +121,7 @@ def test_entry_of_evidence_survives_the_log() -> None:
 def test_verdict_follows_the_decisions_and_a_roll_back(store: Store) -> None:
     add_devices(store, 20)
     add_release(store)
-    fleet = start(store, options={"evidence": {"conversion": {"judge": "token:shop"}}})
+    fleet = start(store, evidence={"conversion": {"judge": "token:shop"}})
     assert fleet.run(succeed) == "running"
     undecided = find_verdict(store, fleet.name)
     assert undecided.verdict == "undecided" and "awaited: conversion" in undecided.reasons[0]
@@ -142,7 +142,7 @@ def test_verdict_follows_the_decisions_and_a_roll_back(store: Store) -> None:
 def test_evidence_against_a_release_takes_its_devices_back(store: Store) -> None:
     add_devices(store, 20)
     add_release(store)
-    fleet = start(store, options={"evidence": {"conversion": {"limit": 2.0}}})
+    fleet = start(store, evidence={"conversion": {"limit": 2.0}})
     fleet.run(succeed)
     add_evidence(store, fleet.name, Evidence(gate="conversion", value=3.0, reason="<b>bad</b>"), "shop")
     assert fleet.run(succeed) == "aborted"

@@ -15,7 +15,7 @@ from tests.toolkit.cases import cases
 from edgekit_fleet.identity import enrolment
 from edgekit_fleet.manager.inbox import DeviceIndex, Inbox
 from edgekit_fleet.operations import devices, rollouts
-from edgekit_fleet.operations.rollouts import RolloutRequest
+from edgekit_fleet.operations.rollouts import StartRollout
 from edgekit_fleet.rollouts import observations
 from edgekit_fleet.rollouts.preview import DeviceView, PackageView, Situation, preview
 from edgekit_fleet.rollouts.progress import AnswerEntry
@@ -144,7 +144,7 @@ class Fleet:
 
 
 def start(store: Store, **changes: object) -> Fleet:
-    request = RolloutRequest(release="r", selector="all", **changes)  # type: ignore[arg-type]
+    request = StartRollout(release="r", selector="all", **changes)  # type: ignore[arg-type]
     return Fleet(store, rollouts.start_rollout(store, request, "anna"))
 
 
@@ -187,7 +187,7 @@ def test_bad_release_stops_and_takes_its_devices_back(store: Store) -> None:
 def test_devices_of_a_step_begin_at_times_of_their_own_and_go_back_at_once(store: Store) -> None:
     add_devices(store, 10)
     add_release(store)
-    fleet = start(store, waves="100%", minimum=10, options={"spread_s": 600.0})
+    fleet = start(store, waves="100%", minimum=10, spread_s=600.0)
     fleet.run(succeed)
     delays = {one.not_before_s for one in fleet.wanted().values()}
     assert len(delays) == 10 and 0 <= min(delays) < max(delays) <= 600
@@ -283,7 +283,7 @@ def test_figures_of_the_version_before_are_read_once_a_device(
         return read(session, row)
 
     monkeypatch.setattr(observations, "count_before", count)
-    fleet = start(store, options={"soak_s": 3600.0})
+    fleet = start(store, soak_s=3600.0)
     for _ in range(3):
         fleet.run(succeed, turns=1, figures=replace(old, version="2"))
         with store.transaction() as session:  # the devices report again
@@ -324,7 +324,7 @@ def test_device_that_had_not_reported_keeps_the_model_of_its_image(store: Store)
 def test_device_that_falls_back_after_its_success_counts_as_faulty(store: Store, because: str) -> None:
     add_devices(store, 20)
     add_release(store)
-    fleet = start(store, options={"soak_s": 1e4})
+    fleet = start(store, soak_s=1e4)
     fleet.run(succeed, turns=2)
     with store.transaction() as session:
         for row in session.scalars(select(DeviceRow)):
@@ -444,7 +444,7 @@ def test_finished_rollout_is_rolled_back_by_order(store: Store) -> None:
 def test_orders_are_followed_and_misplaced_ones_refused(store: Store) -> None:
     add_devices(store, 40)
     add_release(store)
-    fleet = start(store, options={"approval": "first"})
+    fleet = start(store, approval="first")
     fleet.run(succeed, turns=2)
     assert "waits for an approval" in fleet.row().because and not fleet.wanted()
     rollouts.give_order(store, fleet.name, "approve", "anna")
@@ -481,7 +481,7 @@ def test_plan_names_who_is_refused_and_why(store: Store) -> None:
             row = session.get(DeviceRow, name)
             for key, value in values.items():
                 setattr(row, key, value)
-    plan = rollouts.plan_rollout(store, RolloutRequest(release="r", selector="all"))
+    plan = rollouts.plan_rollout(store, StartRollout(release="r", selector="all"))
     assert [one.device for one in plan.planned] == ["d000", "d008"] and plan.bytes == 2000
     assert {one.device: one.code for one in plan.refused} == {
         "d001": "class",
@@ -566,10 +566,10 @@ def test_device_in_an_open_rollout_is_refused_by_the_next(store: Store) -> None:
     add_release(store, "s", "3")
     name = start(store).name
     with pytest.raises(FleetError, match=r"no device gets release 's' by 'all': d00.: rollout 'r-r1' has it"):
-        rollouts.start_rollout(store, RolloutRequest(release="s", selector="all"), "anna")
+        rollouts.start_rollout(store, StartRollout(release="s", selector="all"), "anna")
     rollouts.give_order(store, name, "abort", "anna")
     Fleet(store, name).run(succeed)
-    assert rollouts.start_rollout(store, RolloutRequest(release="s", selector="all"), "anna") == "s-r1"
+    assert rollouts.start_rollout(store, StartRollout(release="s", selector="all"), "anna") == "s-r1"
 
 
 @pytest.fixture
@@ -583,37 +583,35 @@ def released(store: Store) -> None:
     [
         ({"release": "q"}, "no release 'q', the newest are: r"),
         ({"selector": "site=paris"}, "none matches"),
-        ({"options": {"approval": "never"}}, "expected one of none, first, each"),
-        ({"options": {"limits": {"alpha": 2.0}}}, "alpha is 2.0, expected"),
+        ({"approval": "never"}, "expected one of none, first, each"),
+        ({"limits": rollouts.RolloutLimits(alpha=2.0)}, "alpha is 2.0, expected"),
         ({"waves": "1%"}, "end with 100%"),
-        ({"options": {"patience_s": 0.0}}, "patience_s is 0, expected at least 5"),
-        ({"options": {"patience_s": 60.0, "spread_s": 60.0}}, "patience_s is 60, expected at least 65"),
-        ({"options": {"step_timeout_s": 0.0}}, "step_timeout_s is 0, expected at least 360"),
-        ({"options": {"soak_s": 172_800.0}}, "step_timeout_s is 172800, expected at least 172860"),
-        ({"options": {"soak_s": -1.0}}, "soak_s"),
+        ({"patience_s": 0.0}, "patience_s is 0, expected at least 5"),
+        ({"patience_s": 60.0, "spread_s": 60.0}, "patience_s is 60, expected at least 65"),
+        ({"step_timeout_s": 0.0}, "step_timeout_s is 0, expected at least 360"),
+        ({"soak_s": 172_800.0}, "step_timeout_s is 172800, expected at least 172860"),
+        ({"soak_s": -1.0}, "soak_s"),
     ],
 )
 def test_wrong_request_is_refused(
     store: Store, released: None, changes: dict[str, object], message: str
 ) -> None:
     with pytest.raises(FleetError, match=message):
-        rollouts.start_rollout(
-            store, RolloutRequest(**{"release": "r", "selector": "all", **changes}), "anna"
-        )  # type: ignore[arg-type]
+        rollouts.start_rollout(store, StartRollout(**{"release": "r", "selector": "all", **changes}), "anna")  # type: ignore[arg-type]
 
 
 def test_name_that_somebody_gave_to_another_rollout_is_left_out(store: Store) -> None:
     add_devices(store, 20)
     add_release(store)
-    first = RolloutRequest(release="r", selector="name=d001", name="r-r2")
+    first = StartRollout(release="r", selector="name=d001", name="r-r2")
     rollouts.start_rollout(store, first, "anna")
-    assert rollouts.start_rollout(store, RolloutRequest(release="r", selector="name=d002"), "anna") == "r-r3"
+    assert rollouts.start_rollout(store, StartRollout(release="r", selector="name=d002"), "anna") == "r-r3"
 
 
 def test_frozen_cohort_does_not_follow_tags_and_a_dynamic_one_does(store: Store) -> None:
     add_devices(store, 20)
     add_release(store)
-    request = RolloutRequest(release="r", selector="site=lyon", options={"is_dynamic": True})
+    request = StartRollout(release="r", selector="site=lyon", is_dynamic=True)
     fleet = Fleet(store, rollouts.start_rollout(store, request, "anna"))
     effects = rollouts.find_tag_effects(store, "d000", {"site": "lyon"})
     assert effects == [f"d000 joins rollout '{fleet.name}' and gets release 'r'"]
@@ -627,7 +625,7 @@ def test_frozen_cohort_does_not_follow_tags_and_a_dynamic_one_does(store: Store)
 def test_rollout_whose_selector_is_no_longer_allowed_keeps_its_cohort(store: Store) -> None:
     add_devices(store, 20)
     add_release(store)
-    request = RolloutRequest(release="r", selector="site=lyon", options={"is_dynamic": True})
+    request = StartRollout(release="r", selector="site=lyon", is_dynamic=True)
     fleet = Fleet(store, rollouts.start_rollout(store, request, "anna"))
     with store.transaction() as session:
         session.get(RolloutRow, fleet.name).selector = "not battery=low"
@@ -889,7 +887,7 @@ def test_device_that_does_not_answer_holds_the_way_back_of_no_other_up(store: St
         return "waiting" if row.device == "d002" else "succeeded"
 
     assert fleet.run(answer, turns=3) == "returning"
-    plan = rollouts.plan_rollout(store, RolloutRequest(release="s", selector="all"))
+    plan = rollouts.plan_rollout(store, StartRollout(release="s", selector="all"))
     assert [one.device for one in plan.planned] == ["d000", "d001", "d003"]
     assert fleet.run(answer) == "aborted"
     assert fleet.row().because.endswith("; 1 device has not answered to that yet")
@@ -907,7 +905,7 @@ def report(store: Store, version: str) -> None:
 
 def follow(store: Store, release: str, version: str, selector: str = "all") -> Fleet:
     add_release(store, release, version)
-    request = RolloutRequest(release=release, selector=selector)
+    request = StartRollout(release=release, selector=selector)
     fleet = Fleet(store, rollouts.start_rollout(store, request, "anna"))
     fleet.now += 1e5
     return fleet

@@ -11,7 +11,7 @@ from tests.fleet.test_rollouts import NOW, add_devices, add_release
 from edgekit_fleet.manager.inbox import DeviceIndex, Inbox
 from edgekit_fleet.manager.publisher import Publisher
 from edgekit_fleet.operations import devices, rollouts
-from edgekit_fleet.operations.rollouts import RolloutRequest
+from edgekit_fleet.operations.rollouts import StartRollout
 from edgekit_fleet.rollouts.runner import RolloutRunner, read_entries
 from edgekit_fleet.store.database import open_store
 from edgekit_fleet.store.due import mark_due
@@ -166,7 +166,7 @@ def halves(store):
 def start(store):
     add_devices(store, 8)
     add_release(store)
-    request = RolloutRequest(release="r", selector="all", waves="100%", minimum=8)
+    request = StartRollout(release="r", selector="all", waves="100%", minimum=8)
     return rollouts.start_rollout(store, request, "ann")
 
 
@@ -223,7 +223,7 @@ def test_order_during_a_turn_is_followed_at_the_next(shared):
 def test_device_that_another_rollout_takes_in_the_same_moment_does_not_join(shared, monkeypatch):
     add_devices(shared, 8)
     add_release(shared)
-    request = RolloutRequest(release="r", selector="site=lyon", options={"is_dynamic": True})
+    request = StartRollout(release="r", selector="site=lyon", is_dynamic=True)
     first = rollouts.start_rollout(shared, request, "ann")
     devices.tag(shared, "d000", {"site": "lyon"}, "ann")
     runner, is_written, may_commit = RolloutRunner(join(shared)), threading.Event(), threading.Event()
@@ -235,7 +235,7 @@ def test_device_that_another_rollout_takes_in_the_same_moment_does_not_join(shar
         may_commit.wait(10.0)
 
     monkeypatch.setattr(rollouts, "log_entries", log_slowly)
-    request = RolloutRequest(release="r", selector="name=d000")
+    request = StartRollout(release="r", selector="name=d000")
     starting = threading.Thread(target=rollouts.start_rollout, args=(shared, request, "bob"))
     starting.start()
     assert is_written.wait(10.0)

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.waiting import wait_for
 
 from edgekit_fleet.operations.releases import rotate_keys
-from edgekit_fleet.operations.rollouts import RolloutRequest, find_rollout, start_rollout
+from edgekit_fleet.operations.rollouts import StartRollout, find_rollout, start_rollout
 from edgekit_fleet.rollouts.runner import RolloutRunner
 from edgekit_fleet.simulation.behaviour import DeviceBehaviour, VersionBehaviour
 from edgekit_fleet.simulation.enrolment import add_simulated_release, enrol_simulated, read_access
@@ -43,7 +43,7 @@ class Site:
 
     def roll_out(self, version, **changes):
         add_simulated_release(self.fleet.store, version, model="digits", target="x86-64", size_bytes=100_000)
-        request = RolloutRequest(release=version, selector="all", options=OPTIONS, **changes)
+        request = StartRollout(release=version, selector="all", **OPTIONS, **changes)
         return start_rollout(self.fleet.store, request, "test")
 
     def state(self, rollout):

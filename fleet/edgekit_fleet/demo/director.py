@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from edgekit_fleet.demo.network import Network
 from edgekit_fleet.demo.real_device import Application, RealDevice
@@ -323,20 +323,27 @@ class _Course:
     # What it is made of
 
     def _start(
-        self, version: DemoVersion, name: str, *, waves: str, minimum: int | None = None, trial: str = "none"
+        self,
+        version: DemoVersion,
+        name: str,
+        *,
+        waves: str,
+        minimum: int | None = None,
+        trial: Literal["none", "shadow"] = "none",
     ) -> None:
         """Release a version, and start its rollout to all devices."""
         keys = TrustStore.from_folder(self._setup.home / "keys")
         releases.make_release(
             self._fleet.folder, self._store, keys, [version.path], actor=_ACTOR, name=version.version
         )
-        request = rollouts.RolloutRequest(
+        request = rollouts.StartRollout(
             release=version.version,
             selector="all",
             waves=waves,
             minimum=minimum,
-            options={"trial": trial, "soak_s": 1.0},
             name=name,
+            trial=trial,
+            soak_s=1.0,
         )
         rollouts.start_rollout(self._store, request, _ACTOR)
 

@@ -4,8 +4,8 @@ import bisect
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field, make_dataclass
+from typing import Annotated, Any, Final, Literal
 
 from sqlalchemy import false, func, or_, select
 from sqlalchemy.orm import Session
@@ -13,9 +13,11 @@ from sqlalchemy.orm import Session
 from edgekit_fleet.identity.enrolment import find_device
 from edgekit_fleet.operations.names import check_name, follows
 from edgekit_fleet.operations.saved import check_window
-from edgekit_fleet.rollouts.gate_table import MIN_AGREEMENT, make_limits
+from edgekit_fleet.rollouts.gate_table import LIMITS, MIN_AGREEMENT, make_limits
+from edgekit_fleet.rollouts.outside_gates import OutsideGate
 from edgekit_fleet.rollouts.preview import DevicePlan, DeviceRefusal, PackageView, preview
 from edgekit_fleet.rollouts.progress import (
+    Approval,
     LoadOrder,
     ModelSettings,
     Order,
@@ -36,9 +38,10 @@ from edgekit_fleet.rollouts.views import (
 from edgekit_fleet.rollouts.waves import DEFAULT_WAVES, default_minimum, freeze_cohort, plan_waves
 from edgekit_fleet.store.database import Store, insert_many
 from edgekit_fleet.store.tables import MemberRow, ReleasePackageRow, RolloutRow, WantedModelRow, read_record
-from edgekit_runtime.dataclass_json import from_plain, to_plain
+from edgekit_runtime.dataclass_json import Range, from_plain, to_plain
 from edgekit_runtime.errors import FleetError, NotFoundError
 
+_PRIORITY: Final = Range(0, 1_000_000)
 _LEAST_PATIENCE_S: Final = 5.0  # a device looks at its service every second, and installs for seconds
 _LEAST_ANSWER_S: Final = 60.0  # of a step, beside the times that the rollout itself orders to wait
 
@@ -84,30 +87,73 @@ class PlanSummary:
     settings: RolloutSettings
 
 
+_LIMIT_TEXTS = "\n".join(f"    {limit.name}: {limit.label}." for limit in LIMITS)
+RolloutLimits = make_dataclass(
+    "RolloutLimits",
+    [
+        (limit.name, Annotated[(int if limit.is_whole else float) | None, limit.range], field(default=None))
+        for limit in LIMITS
+    ],
+    namespace={
+        "__doc__": "Limits of the gates; one that is left out has its default.\n\nAttributes:\n"
+        + _LIMIT_TEXTS
+    },
+    frozen=True,
+    slots=True,
+    kw_only=True,
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutRequest:
-    """A rollout to start.
+class PlanRollout:
+    """A rollout that might start.
 
     Attributes:
         release, selector: the release, and the devices that get it.
-        waves: the waves, as `waves.plan_waves` reads them.
-        minimum: number of devices of the first step; None for a default by the size of the cohort.
-        options: further fields of `RolloutSettings`, such as `approval`, `trial`, `window`, `limits`.
-        order, priority: order and priority of all models, see `ModelSettings`.
-        orders, priorities: model -> order or priority of that model, in place of `order` or `priority`.
-        name: name of the rollout; the release and a number by default.
+        waves: sizes of the waves, as shares or counts.
+        minimum: number of devices of the first step; by default a tenth of all, but at least 1, at most 30.
     """
 
     release: str
     selector: str
     waves: str = DEFAULT_WAVES
-    minimum: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    order: LoadOrder = "new-first"
-    priority: int = 0
-    orders: Mapping[str, LoadOrder] = field(default_factory=dict)
-    priorities: Mapping[str, int] = field(default_factory=dict)
+    minimum: Annotated[int | None, Range(1, 1_000_000_000)] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartRollout(PlanRollout):
+    """A rollout to start; a field that is left out has the default of `RolloutSettings`.
+
+    Attributes:
+        name: name of the rollout; if empty, the name of the release and a number.
+        limits: limits of the gates.
+        evidence: name -> gate of an outside judge. The rollout waits for the evidence of all outside judges
+            at the end of its first wave.
+        soak_s, patience_s, step_timeout_s, retries, spread_s, approval, is_dynamic, window, trial: see
+            `RolloutSettings`.
+        order: `new-first` loads the new version before it unloads the old one, which needs memory for both;
+            `old-first` unloads first; `unloaded` unloads the old version at once, before the new one is
+            installed.
+        priority: models of a higher priority are updated first on a device.
+        orders, priorities: model -> order or priority of that model, in place of `order` or `priority`.
+    """
+
     name: str = ""
+    limits: RolloutLimits = field(default_factory=RolloutLimits)  # type: ignore[valid-type]
+    evidence: Mapping[str, OutsideGate] = field(default_factory=dict)
+    soak_s: float | None = None
+    patience_s: float | None = None
+    step_timeout_s: float | None = None
+    retries: Annotated[int | None, Range(0, 10)] = None
+    spread_s: Annotated[float | None, Range(0.0, 86_400.0)] = None
+    approval: Approval = "none"
+    is_dynamic: bool = False
+    window: str | None = None
+    trial: Literal["none", "shadow", "canary"] = "none"
+    order: LoadOrder = "new-first"
+    priority: Annotated[int, _PRIORITY] = 0
+    orders: Mapping[str, LoadOrder] = field(default_factory=dict)
+    priorities: Mapping[str, Annotated[int, _PRIORITY]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +180,7 @@ class RolloutSummary:
     members: Mapping[str, int]
 
 
-def plan_rollout(store: Store, request: RolloutRequest) -> RolloutPlan:
+def plan_rollout(store: Store, request: StartRollout) -> RolloutPlan:
     """Return what a rollout would do; changes nothing.
 
     Raises:
@@ -155,7 +201,7 @@ def plan_rollout(store: Store, request: RolloutRequest) -> RolloutPlan:
     )
 
 
-def sum_plan(store: Store, request: RolloutRequest) -> PlanSummary:
+def sum_plan(store: Store, request: StartRollout) -> PlanSummary:
     """Return what a rollout would do, as `plan_rollout` does, summed over groups of equal devices.
 
     Raises:
@@ -175,7 +221,7 @@ def sum_plan(store: Store, request: RolloutRequest) -> PlanSummary:
     )
 
 
-def start_rollout(store: Store, request: RolloutRequest, actor: str) -> str:
+def start_rollout(store: Store, request: StartRollout, actor: str) -> str:
     """Start a rollout and freeze its cohort; return the rollout's name.
 
     Raises:
@@ -240,7 +286,7 @@ def _make_member(
     }
 
 
-def _explain_empty_cohort(request: RolloutRequest, refused: Sequence[DeviceRefusal]) -> FleetError:
+def _explain_empty_cohort(request: StartRollout, refused: Sequence[DeviceRefusal]) -> FleetError:
     first = {refusal.code: refusal for refusal in reversed(refused)}
     reasons = "; ".join(f"{refusal.device}: {refusal.reason}" for refusal in first.values())
     return FleetError(
@@ -258,13 +304,18 @@ def propose_name(session: Session, release: str) -> str:
     return next(name for name in names if session.get(RolloutRow, name) is None)
 
 
-def _make_settings(request: RolloutRequest, packages: Sequence[PackageView], devices: int) -> RolloutSettings:
+def _make_settings(request: StartRollout, packages: Sequence[PackageView], devices: int) -> RolloutSettings:
     minimum = min(request.minimum or default_minimum(devices), devices)
     waves = plan_waves(request.waves, devices, minimum)
-    limits = make_limits({**_find_limits(packages), **request.options.get("limits", {})})
+    stated = {name: value for name, value in to_plain(request.limits).items() if value is not None}
+    limits = make_limits({**_find_limits(packages), **stated})
     models = {name: to_plain(settings) for name, settings in _make_models(request, packages).items()}
-    own = {"waves": list(waves), "minimum": minimum, "models": models}
-    plain = {**own, **request.options, "limits": limits}
+    plain: dict[str, Any] = {
+        name: value
+        for name, value in to_plain(request).items()
+        if name in RolloutSettings.__dataclass_fields__ and value is not None
+    }
+    plain |= {"waves": list(waves), "minimum": minimum, "models": models, "limits": limits}
     if plain.get("window"):  # a device may answer a day later and is not offline
         check_window(plain["window"])
         plain.setdefault("patience_s", 93_600.0)
@@ -292,7 +343,7 @@ def _check_times(settings: RolloutSettings) -> None:
         )
 
 
-def _make_models(request: RolloutRequest, packages: Sequence[PackageView]) -> dict[str, ModelSettings]:
+def _make_models(request: StartRollout, packages: Sequence[PackageView]) -> dict[str, ModelSettings]:
     classes: dict[str, list[str]] = {}
     for package in packages:
         classes.setdefault(package.model, []).append(package.target)

@@ -118,7 +118,8 @@ def plan(
 ) -> None:
     """Show which devices would get RELEASE, which would not and why. Changes nothing."""
     with connect(path) as fleet:
-        from edgekit_fleet.api.endpoints.releases import PlanRollout, plan_rollout
+        from edgekit_fleet.api.endpoints.releases import plan_rollout
+        from edgekit_fleet.operations.rollouts import PlanRollout
 
         request = PlanRollout(release=release, selector=selector, waves=waves, minimum=minimum)
         rollout_plan = fleet.call(plan_rollout, request)
@@ -201,7 +202,8 @@ def start(release: str, *, path: Path | None, as_json: bool, **options: Any) -> 
         if "" in options[option_by_model]:
             options[option] = options[option_by_model].pop("")
     with connect(path) as fleet:
-        from edgekit_fleet.api.endpoints.releases import RolloutLimits, StartRollout, start_rollout
+        from edgekit_fleet.api.endpoints.releases import start_rollout
+        from edgekit_fleet.operations.rollouts import RolloutLimits, StartRollout
 
         limits = RolloutLimits(**{limit.name: options.pop(limit.name) for limit in LIMITS})
         summary = fleet.call(start_rollout, StartRollout(release=release, limits=limits, **options))

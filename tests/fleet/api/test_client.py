@@ -17,7 +17,7 @@ from tests.waiting import wait_for
 from edgekit_cli.cli import main
 from edgekit_fleet.api.client import drop_unset
 from edgekit_fleet.api.endpoints.access import AddToken
-from edgekit_fleet.api.endpoints.releases import RolloutLimits
+from edgekit_fleet.operations.rollouts import RolloutLimits
 from edgekit_fleet.store.tables import RolloutRow
 from edgekit_runtime.dataclass_json import to_plain
 

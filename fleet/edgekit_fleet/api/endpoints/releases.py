@@ -1,7 +1,7 @@
 """Endpoints of packages, releases and rollouts."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, make_dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -9,22 +9,19 @@ from edgekit_fleet.access.principal import Principal
 from edgekit_fleet.api.endpoints.endpoint import DEFAULT_LIMIT, Fleet, Named, PageLimit, WaitSeconds, endpoint
 from edgekit_fleet.operations import releases, rollouts
 from edgekit_fleet.operations.releases import ReleaseSummary
-from edgekit_fleet.operations.rollouts import RolloutPlan, RolloutRequest, RolloutSummary
-from edgekit_fleet.rollouts.gate_table import LIMITS, MIN_AGREEMENT
-from edgekit_fleet.rollouts.outside_gates import OutsideGate
-from edgekit_fleet.rollouts.progress import Approval, LoadOrder, Order
+from edgekit_fleet.operations.rollouts import PlanRollout, RolloutPlan, RolloutSummary, StartRollout
+from edgekit_fleet.rollouts.gate_table import MIN_AGREEMENT
+from edgekit_fleet.rollouts.progress import Order
 from edgekit_fleet.rollouts.replay import Difference
 from edgekit_fleet.rollouts.runner import OPEN_STATES
-from edgekit_fleet.rollouts.waves import DEFAULT_WAVES
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.web.uploads import remove_old_uploads
-from edgekit_runtime.dataclass_json import Range, to_plain
+from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import FleetError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
 
-_Priority = Range(0, 1_000_000)
 Page = TypeVar("Page", "ReleaseList", "RolloutList")
 
 
@@ -102,75 +99,6 @@ class ReleaseList:
 
     items: tuple[ReleaseSummary, ...]
     next: str | None
-
-
-_LIMIT_TEXTS = "\n".join(f"    {limit.name}: {limit.label}." for limit in LIMITS)
-RolloutLimits = make_dataclass(
-    "RolloutLimits",
-    [
-        (limit.name, Annotated[(int if limit.is_whole else float) | None, limit.range], field(default=None))
-        for limit in LIMITS
-    ],
-    namespace={
-        "__doc__": "Limits of the gates; one that is left out has its default.\n\nAttributes:\n"
-        + _LIMIT_TEXTS
-    },
-    frozen=True,
-    slots=True,
-    kw_only=True,
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRollout:
-    """A rollout that might start.
-
-    Attributes:
-        release, selector: the release, and the devices that get it.
-        waves: sizes of the waves, as shares or counts.
-        minimum: number of devices of the first step; by default a tenth of all, but at least 1, at most 30.
-    """
-
-    release: str
-    selector: str
-    waves: str = DEFAULT_WAVES
-    minimum: Annotated[int | None, Range(1, 1_000_000_000)] = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartRollout(PlanRollout):
-    """A rollout to start; a field that is left out has the default of `RolloutSettings`.
-
-    Attributes:
-        name: name of the rollout; if empty, the name of the release and a number.
-        limits: limits of the gates.
-        evidence: name -> gate of an outside judge. The rollout waits for the evidence of all outside judges
-            at the end of its first wave.
-        soak_s, patience_s, step_timeout_s, retries, spread_s, approval, is_dynamic, window, trial: see
-            `RolloutSettings`.
-        order: `new-first` loads the new version before it unloads the old one, which needs memory for both;
-            `old-first` unloads first; `unloaded` unloads the old version at once, before the new one is
-            installed.
-        priority: models of a higher priority are updated first on a device.
-        orders, priorities: model -> order or priority of that model, in place of `order` or `priority`.
-    """
-
-    name: str = ""
-    limits: RolloutLimits = field(default_factory=RolloutLimits)  # type: ignore[valid-type]
-    evidence: Mapping[str, OutsideGate] = field(default_factory=dict)
-    soak_s: float | None = None
-    patience_s: float | None = None
-    step_timeout_s: float | None = None
-    retries: Annotated[int | None, Range(0, 10)] = None
-    spread_s: Annotated[float | None, Range(0.0, 86_400.0)] = None
-    approval: Approval = "none"
-    is_dynamic: bool = False
-    window: str | None = None
-    trial: Literal["none", "shadow", "canary"] = "none"
-    order: LoadOrder = "new-first"
-    priority: Annotated[int, _Priority] = 0
-    orders: Mapping[str, LoadOrder] = field(default_factory=dict)
-    priorities: Mapping[str, Annotated[int, _Priority]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,7 +241,7 @@ def withdraw_release(fleet: Fleet, principal: Principal, request: Named) -> Rele
 
 @endpoint("POST", "/rollouts/plan", scope="read", summary="Show what a rollout would do; changes nothing.")
 def plan_rollout(fleet: Fleet, _principal: Principal, request: PlanRollout) -> RolloutPlan:
-    return rollouts.plan_rollout(fleet.store, RolloutRequest(**to_plain(request)))
+    return rollouts.plan_rollout(fleet.store, StartRollout(**to_plain(request)))
 
 
 @endpoint("GET", "/rollouts", scope="read", summary="List the rollouts, the newest first.")
@@ -325,14 +253,7 @@ def list_rollouts(fleet: Fleet, _principal: Principal, request: ListPage) -> Rol
     "POST", "/rollouts", scope="rollout", summary="Start a rollout; its devices are chosen now.", status=201
 )
 def start_rollout(fleet: Fleet, principal: Principal, request: StartRollout) -> RolloutSummary:
-    plain = to_plain(request)
-    names = ("release", "selector", "waves", "minimum", "name", "order", "priority", "orders", "priorities")
-    own = {name: plain.pop(name) for name in names}
-    limits = {name: value for name, value in plain.pop("limits").items() if value is not None}
-    options = {name: value for name, value in plain.items() if value is not None}
-    name = rollouts.start_rollout(
-        fleet.store, RolloutRequest(**own, options={**options, "limits": limits}), principal.name
-    )
+    name = rollouts.start_rollout(fleet.store, request, principal.name)
     return rollouts.find_rollout(fleet.store, name)
 
 

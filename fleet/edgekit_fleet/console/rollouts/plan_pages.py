@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote, urlencode
 
 from sqlalchemy import select
@@ -18,7 +18,8 @@ from edgekit_fleet.console.shell import Console
 from edgekit_fleet.operations import saved
 from edgekit_fleet.operations.rollouts import (
     PlanSummary,
-    RolloutRequest,
+    RolloutLimits,
+    StartRollout,
     propose_name,
     start_rollout,
     sum_plan,
@@ -157,7 +158,7 @@ class PlanPages:
         )
 
 
-def _make_view(store: Store, request: RolloutRequest) -> PlanView:
+def _make_view(store: Store, request: StartRollout) -> PlanView:
     plan = sum_plan(store, request)
     return PlanView(
         summary=plan,
@@ -171,26 +172,22 @@ def _make_view(store: Store, request: RolloutRequest) -> PlanView:
     )
 
 
-def _read_request(fields: Mapping[str, str], name: str = "") -> RolloutRequest:
+def _read_request(fields: Mapping[str, str], name: str = "") -> StartRollout:
     limits = {limit.name: _read_number(fields, limit.name) for limit in LIMITS}
-    options: dict[str, Any] = {
-        "trial": fields["trial"],
-        "approval": fields["approval"],
-        "soak_s": 60.0 * (_read_number(fields, "soak_min") or 0.0),
-        "limits": {name: value for name, value in limits.items() if value is not None},
-    }
-    if fields["window"].strip():
-        options["window"] = fields["window"].strip()
     minimum = _read_number(fields, "minimum")
     if minimum is not None and not (minimum.is_integer() and 1 <= minimum <= _MAX_DEVICES):
         raise FleetError(f"first step: {fields['minimum']!r} is no number of devices")
-    return RolloutRequest(
+    return StartRollout(
         release=fields["release"],
         selector=fields["selector"].strip() or "all",
         waves=fields["waves"].strip() or DEFAULT_WAVES,
         minimum=None if minimum is None else int(minimum),
-        options=options,
         name=name,
+        limits=RolloutLimits(**limits),
+        trial=fields["trial"],  # type: ignore[arg-type]  # the settings of the rollout check it
+        approval=fields["approval"],  # type: ignore[arg-type]
+        soak_s=60.0 * (_read_number(fields, "soak_min") or 0.0),
+        window=fields["window"].strip() or None,
     )
 
 
