@@ -1,6 +1,6 @@
-"""The course of the demo: start server and device, change the link, load and kill the server, record.
+"""Runs the demo: starts server and device, changes the link, loads and kills the server, and records.
 
-It packages nothing and shows nothing: it takes a finished package and passes each new state to its caller.
+The package must exist already. The caller gets each new state, for example to display it.
 """
 
 import json
@@ -41,13 +41,13 @@ _LOAD: Final = "edgekit_offload.demo.load_worker"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoSetup:
-    """Everything that a demo needs; for the attributes that are not here see `WorkerConfig`.
+    """The settings of a demo. Other attributes are those of `WorkerConfig`.
 
     Attributes:
-        folder: the demo's own folder, for files that the processes exchange.
-        serve: host and port -> command that serves the package's tails there.
-        scheme: scheme that `serve` serves, `http` or `https`.
-        plans: names of the plans that are measured beside edgekit, `local` first.
+        folder: The folder for files that the processes of the demo exchange.
+        serve: Returns the command that serves the tails of the package on a host and port.
+        scheme: The scheme of the server, `http` or `https`.
+        plans: The names of the plans that are compared with edgekit's choice, `local` first.
     """
 
     folder: Path
@@ -73,14 +73,17 @@ def run_demo(
 ) -> Recording:
     """Run the demo and return its recording.
 
-    `seconds`: duration of all phases together.
-    `kind`: kind of the link's emulation; None for the best kind that this user may use.
-    `on_change`: called with each new state, a few times a second.
-    `device_share`: share of a processor that the device gets, where it can be limited; None for all.
+    Args:
+        setup: The settings.
+        seconds: The duration of all phases together.
+        kind: How the link is emulated. By default, this is the best way that the user's rights allow.
+        on_change: Called with each new state, a few times per second.
+        device_share: The fraction of a processor for the device, or None for no limit. Ignored if the
+            processor cannot be limited here.
 
     Raises:
-        ConfigError: the machines cannot be emulated here.
-        TransportError: the server or the device's process ended, or did not start.
+        ConfigError: The machines cannot be emulated here.
+        TransportError: The server or the device did not start, or terminated.
     """
     share = device_share if can_limit_processor() else None
     with Testbed(device_share=share, kind=kind) as bed:
@@ -102,7 +105,7 @@ def run_demo(
 
 
 def find_free_port() -> int:
-    """Return a TCP port of loopback that is free now."""
+    """Return a free TCP port of the loopback interface."""
     with socket.create_server((LOOPBACK, 0)) as listener:
         return int(listener.getsockname()[1])
 

@@ -1,4 +1,4 @@
-"""The local page of a running demo: an HTTP server on loopback that shows the newest state."""
+"""Serves the page of a running demo on the loopback interface."""
 
 import http.server
 import threading
@@ -16,7 +16,7 @@ _HOST: Final = "127.0.0.1"
 
 
 class LiveServer:
-    """Serves the page of a demo while a `with` block runs."""
+    """An HTTP server for the page of a demo, as a context manager."""
 
     def __init__(self, newest: Callable[[], Recording]) -> None:
         """Listen on a free port.

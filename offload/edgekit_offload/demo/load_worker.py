@@ -1,7 +1,7 @@
-"""Other devices of the demo: `load_worker CONFIG ADDRESS` keeps the server busy until it is ended.
+"""Emulates other devices that keep the server busy, as `load_worker CONFIG ADDRESS`.
 
-It runs on the server's side, so the load uses none of the device's bandwidth. Every thread repeatedly asks
-for the tail that costs the server most.
+It runs on the server's side, so that the load uses no bandwidth of the device. Each thread repeatedly
+requests the tail that needs the most time on the server.
 """
 
 import contextlib
@@ -29,10 +29,10 @@ _RETRY_S: Final = 0.2
 
 
 def find_costliest(config: WorkerConfig) -> tuple[str, dict[str, Array]]:
-    """Return the served name of the tail with the longest time on the server, and inputs of zeros for it.
+    """Return the name of the tail that takes the longest on the server, and zeros as its inputs.
 
     Raises:
-        ConfigError: no plan of the package uses a server.
+        ConfigError: No plan of the package uses a server.
     """
     with read_package(Path(config.package), TrustStore.from_folder(Path(config.home) / "keys")) as package:
         table = read_cut_table(package)
@@ -68,7 +68,7 @@ def _ask_forever(config: WorkerConfig, address: str, name: str, inputs: Mapping[
 
 
 def main() -> None:
-    """Send requests over several connections until the process is ended."""
+    """Send requests over several connections until the process is terminated."""
     end_with_parent()
     config = from_json(WorkerConfig, Path(sys.argv[1]).read_bytes(), sys.argv[1])
     name, inputs = find_costliest(config)

@@ -1,4 +1,4 @@
-"""The course of a demo: phases, requests, and figures computed from them. Without input or output."""
+"""The recording of a demo with its phases and requests, and figures computed from it."""
 
 import math
 import statistics
@@ -13,12 +13,12 @@ EDGEKIT: Final = "edgekit"
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of the demo with one state of link and server.
+    """A phase of the demo. The state of link and server does not change during a phase.
 
     Attributes:
-        event: what happens at its begin.
-        mbit_s: bandwidth that the link is set to, each way.
-        share: share of the demo's duration.
+        event: The event at the start of the phase.
+        mbit_s: The bandwidth of the link in each direction.
+        share: The fraction of the demo's duration.
     """
 
     title: str
@@ -30,15 +30,15 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One request, as measured on the device.
+    """A request, as measured on the device.
 
     Attributes:
-        at_s: begin of the request, in seconds from the start of the first phase.
-        policy: `edgekit`, or the plan that was forced.
-        plan: the plan that gave the answer; empty if there was no answer.
-        latency_s: time until the answer; infinity if there was none.
-        is_right: whether the answer equals the whole model's, within the tolerance of its plan.
-        reason: why edgekit chose this plan, in words; only for `edgekit`.
+        at_s: The start of the request in seconds, relative to the start of the first phase.
+        policy: `edgekit`, or the name of the plan that was forced.
+        plan: The plan that gave the answer, empty if there was no answer.
+        latency_s: The time until the answer, infinite if there was none.
+        is_right: Whether the answer equals that of the whole model, within the tolerance of the plan.
+        reason: The reason why edgekit chose this plan. It is set only for `edgekit`.
     """
 
     at_s: float
@@ -51,7 +51,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimes:
-    """A phase with the times of its begin and, once it is over, its end."""
+    """A phase with its start and its end. The end of the current phase is the current time."""
 
     phase: Phase
     begin_s: float
@@ -68,13 +68,13 @@ class Switch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """The demo so far.
+    """The recording of a demo up to now.
 
     Attributes:
-        label: how the machines and the link are emulated.
-        plans: names of the plans that were forced, `local` first.
-        begun: phases, in order; the last one may still go on.
-        requests: requests, in the order of their begin.
+        label: How the machines and the link are emulated.
+        plans: The names of the plans that were forced, `local` first.
+        begun: The phases up to now, in order.
+        requests: The requests, in order of their start.
     """
 
     model: str
@@ -91,11 +91,11 @@ class Recording:
 
     @property
     def wrong(self) -> int:
-        """The number of edgekit's requests with a wrong answer or none."""
+        """The number of edgekit's requests with a wrong answer or without an answer."""
         return sum(not request.is_right for request in self.own)
 
     def within(self, phase: PhaseTimes, policy: str) -> list[float]:
-        """Return the latencies of a policy in a phase, in seconds; infinity if there was no answer."""
+        """Return the latencies of a policy in a phase in seconds, infinite for requests without an answer."""
         return [
             request.latency_s
             for request in self.requests
@@ -103,9 +103,10 @@ class Recording:
         ]
 
     def oracle(self, phase: PhaseTimes) -> tuple[str, float] | None:
-        """Return (plan, seconds) of the forced plan with the least median latency in a phase.
+        """Return the forced plan with the lowest median latency in a phase, and this latency in seconds.
 
-        None if a plan had no request in the phase, since that plan may be the best, or if no plan answers.
+        Return None if a plan had no request in the phase, because it might be the best, or if no plan
+        answered.
         """
         latencies = [(self.within(phase, policy), policy) for policy in self.plans]
         if not latencies or not all(values for values, _ in latencies):
@@ -114,15 +115,15 @@ class Recording:
         return (policy, value) if math.isfinite(value) else None
 
     def switches(self) -> Iterator[Switch]:
-        """Yield each change of the plan that gives edgekit's answers; `no answer` stands for none."""
+        """Yield each change of the plan that answers edgekit's requests. `no answer` stands for no plan."""
         runs = [(plan, next(group)) for plan, group in groupby(self.own, key=lambda request: request.plan)]
         for (before, _), (after, first) in pairwise(runs):
             yield Switch(first.at_s, before or "no answer", after or "no answer", first.reason)
 
     def mean_to_oracle(self) -> float | None:
-        """Return edgekit's mean latency as a multiple of the oracle's, over the phases that have an oracle.
+        """Return the ratio of edgekit's mean latency to the oracle's, over the phases with an oracle.
 
-        None if no phase has one, or a request of edgekit in these phases has no answer.
+        Return None if no phase has an oracle, or if a request of edgekit in these phases has no answer.
         """
         own, ideal = 0.0, 0.0
         for phase in self.begun:
@@ -138,13 +139,13 @@ def median_of(latencies: Sequence[float]) -> float | None:
 
 
 def percentile(values: Iterable[float], share: float) -> float | None:
-    """Return the value below which `share` (0 to 1) of all values lie; None without values."""
+    """Return the percentile of the values at `share` (0 to 1), or None without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
 def to_json(recording: Recording) -> dict[str, Any]:
-    """Return a recording as values of JSON; the latency of a request without an answer is null."""
+    """Return a recording as JSON values. The latency of a request without an answer is null."""
     plain = asdict(recording)
     for request in plain["requests"]:
         if math.isinf(request["latency_s"]):

@@ -1,4 +1,4 @@
-"""The chart of a demo over time: bandwidth, the plan in use as a ribbon, and latency of each rival."""
+"""Draws the chart of a demo over time: bandwidth, the plan in use, and the latency of each plan."""
 
 import math
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ _CHARACTER: Final = 7.0  # width of a character
 
 
 def plan_colors(recording: Recording) -> dict[str, int]:
-    """Return plan -> number of its colour, from 1, for both its line and its part of the ribbon."""
+    """Return the colour number of each plan, from 1. It is used for its line and in the ribbon of plans."""
     return {policy: number % _COLORS + 1 for number, policy in enumerate(recording.plans)}
 
 
 def rivals_of(recording: Recording) -> list[str]:
-    """Return the plans that get their own lines: `local`, and one upload, in a media codec if possible."""
+    """Return the plans that get their own line: `local`, and one upload, in a media codec if possible."""
     uploads = [policy for policy in recording.plans if policy != "local" and not policy.startswith("cut")]
     fair = next((policy for policy in uploads if policy.partition(":")[0] in {"jpeg", "webp", "opus"}), None)
     rival = fair or next(iter(uploads), None)

@@ -1,1 +1,1 @@
-"""Exports the server's part of a package to Triton, Kubernetes, KServe, and replicas behind HAProxy."""
+"""Exports the tails of a package to Triton, Kubernetes, KServe, and replicas behind HAProxy."""

@@ -1,12 +1,13 @@
-"""A configuration of HAProxy in front of replicas of `edgekit offload serve`.
+"""Writes an HAProxy configuration for several replicas of `edgekit offload serve`.
 
-If a replica dies, HAProxy sends its request to another one: an inference changes nothing, so it may run
-twice. That needs the whole request in HAProxy's buffer, so the buffer is large enough for the tails. HAProxy
-cannot hide a replica that dies in the middle of its answer: the device sees a short answer, and refuses it.
+If a replica dies, HAProxy sends its requests to another one. This is safe because inference has no side
+effects. HAProxy must hold the whole request for this, so its buffer is large enough for the inputs of the
+tails. If a replica dies in the middle of an answer, the device gets a truncated answer and rejects it.
 
-Two rules bound the memory. HAProxy reads a body only after it has checked the token. And it accepts only so
-many connections that their buffers fit into a stated amount of memory. The rule `wait-for-body` reads the
-body, because the option `http-buffer-request` reads it before all rules, and within the time limit of a head.
+Two rules limit the memory. HAProxy reads a body only after it has checked the token, and limits the number of
+connections so that all buffers fit into a given amount of memory. The body is read by the rule
+`wait-for-body`. The option `http-buffer-request` would read it before all rules, and with the time limit for
+headers.
 
 Source: HAProxy 2.6 configuration manual, sections "retry-on", "option redispatch", "http-check",
 "http-request wait-for-body", "http_auth_bearer", "secure_memcmp" and "maxconn".
@@ -89,20 +90,21 @@ backend replicas
 def write_haproxy(
     tails: tuple[Tail, ...], folder: Path, replicas: tuple[str, ...], *, insecure: bool = False
 ) -> None:
-    """Write `haproxy.cfg`, which spreads requests over replicas of `edgekit offload serve`.
+    """Write `haproxy.cfg`, which distributes requests to replicas of `edgekit offload serve`.
 
     Args:
-        tails: the models, for the size of their requests.
-        folder: created if missing.
-        replicas: `HOST:PORT` or `https://HOST:PORT` of each replica. With https, HAProxy reads the replicas'
-            authority from `ca.pem`, its own certificate from `haproxy.pem`, and a token from the variable
-            EDGEKIT_TOKEN. Devices must send this token. Health checks send the token to the replicas.
-        insecure: whether a replica may be another machine over plain HTTP.
+        tails: The models, which determine the size of requests.
+        folder: The folder of the file, created if missing.
+        replicas: `HOST:PORT` or `https://HOST:PORT` of each replica. With https, HAProxy reads the CA
+            certificate of the replicas from `ca.pem`, its own certificate from `haproxy.pem`, and a token
+            from the variable EDGEKIT_TOKEN. Devices must send this token, and health checks send it to the
+            replicas.
+        insecure: Whether plain HTTP to other machines is allowed.
 
     Raises:
-        CutError: there is no replica, or a replica is no address.
-        ConfigError: a replica is plain HTTP on another machine, which is not allowed.
-        OutputError: the file cannot be written.
+        CutError: There are no replicas, or an address is malformed.
+        ConfigError: A replica on another machine uses plain HTTP, which is not allowed.
+        OutputError: The file cannot be written.
     """
     addresses = [_parse(replica, insecure=insecure) for replica in replicas]
     if not addresses:

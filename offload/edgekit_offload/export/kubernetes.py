@@ -1,7 +1,7 @@
-"""Manifests for Kubernetes (replicas of our service) and for KServe (Triton with the exported repository).
+"""Writes manifests for Kubernetes (replicas of our service) and KServe (Triton with the model repository).
 
-Each file is YAML with several documents, each of them plain JSON: validators do not look into a `List`. In
-both, the models have the names that the device's cut table uses.
+Each file is YAML with several documents in plain JSON. A `List` is not used because validators ignore its
+items. Models have the same names as in the cut table of the device.
 
 Source: Kubernetes API reference, apps/v1, v1, autoscaling/v2 and policy/v1; KServe API v1beta1 and v1alpha1.
 """
@@ -51,18 +51,18 @@ def write_manifests(
     backend: TritonBackend,
     accelerator: Accelerator = PROCESSOR,
 ) -> None:
-    """Write `kubernetes.yaml`, `kserve.yaml`, a `Containerfile`, and the repository that KServe serves.
+    """Write `kubernetes.yaml`, `kserve.yaml`, a `Containerfile`, and the model repository for KServe.
 
     Args:
-        package: the package that the replicas serve; it is copied beside the `Containerfile`.
-        tails: the models, for the repository.
-        folder: created if missing.
-        backend: Triton's backend that runs the tails.
-        accelerator: what runs the tails in Triton. With a GPU, all containers ask for a GPU.
+        package: The package to serve. It is copied to the folder.
+        tails: The models for the repository.
+        folder: The output folder, created if missing.
+        backend: The Triton backend that runs the tails.
+        accelerator: The hardware that runs the tails. With a GPU, all containers request a GPU.
 
     Raises:
-        CutError: the backend cannot run a tail.
-        OutputError: a file cannot be written.
+        CutError: The backend cannot run a tail.
+        OutputError: A file cannot be written.
     """
     name = object_name(package.manifest.name)
     write_repository(tails, folder / "repository", backend, accelerator)
@@ -79,7 +79,7 @@ def write_manifests(
 
 
 def object_name(model: str) -> str:
-    """Return a model's name as a name of Kubernetes: at most 40 lower-case letters, digits and hyphens."""
+    """Return a Kubernetes name for a model: at most 40 lower-case letters, digits and hyphens."""
     plain = re.sub(r"[^a-z0-9]+", "-", model.lower())[:40].strip("-")
     return plain if plain[:1].isalpha() else f"model-{plain}".rstrip("-")
 
@@ -87,7 +87,7 @@ def object_name(model: str) -> str:
 def kubernetes_objects(
     name: str, package: Manifest, tails: Sequence[Tail], *, is_on_gpu: bool = False
 ) -> list[dict[str, Any]]:
-    """Return Deployment, Service, autoscaler, disruption budget and configuration for the replicas."""
+    """Return the Deployment, Service, autoscaler, disruption budget and ConfigMap for the replicas."""
     models = [tail.name for tail in tails]
     config = service_config(models, _LISTEN, devices=_DEVICES)
     # Without a cut table the model is served whole.
@@ -182,7 +182,7 @@ def _deployment(name: str, container: Mapping[str, Any], labels: Mapping[str, st
 
 
 def kserve_objects(name: str, *, is_on_gpu: bool = False) -> list[dict[str, Any]]:
-    """Return a runtime with Triton, and an inference service of the repository on the volume NAME-models."""
+    """Return a Triton runtime and an inference service. Its models are on the volume NAME-models."""
     labels = {"app.kubernetes.io/name": name}
     ready = {"httpGet": {"path": "/v2/health/ready", "port": 8080}, "periodSeconds": 10}
     container = {

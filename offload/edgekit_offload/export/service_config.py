@@ -1,4 +1,4 @@
-"""The configuration of a service that serves tails, for `edgekit offload serve` and for replicas."""
+"""The configuration of a service that runs tails, for `edgekit offload serve` and for replicas."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,13 +13,13 @@ MAX_BATCH: Final = MAX_WAITING // 2  # a device computes the answer itself befor
 def service_config(
     tails: Sequence[str], listen: Mapping[str, Any], *, devices: int, threads: int | None = None
 ) -> str:
-    """Return the TOML of a service that batches requests of devices and reports its times and load.
+    """Return the configuration of a service in TOML. It batches requests, and reports times and load.
 
     Args:
-        tails: the names under which the models are served.
-        listen: entries of the table `listen` of the configuration.
-        devices: most connections with TLS at one time.
-        threads: threads of one inference; None for the packaged number.
+        tails: The names under which the models are served.
+        listen: The entries of the table `listen`.
+        devices: The maximum number of simultaneous TLS connections.
+        threads: The number of threads per inference, or None for the number in the package.
     """
     model: dict[str, Any] = {"scheduling": {"max_batch": MAX_BATCH, "max_waiting": MAX_WAITING}}
     if threads is not None:

@@ -1,7 +1,7 @@
-"""The models that a package's plans need on a server, as files that any server can open.
+"""Extracts the models that the plans of a package need on a server, as files for any server.
 
-In the package, tails share the weights of the whole model. Here each tail gets its own weights, because other
-servers open one folder per model.
+In the package, tails share the weights of the whole model. Here each tail has its own weights, because other
+servers have a separate folder for each model.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ _WEIGHTS_FILE: Final = "weights.bin"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
-    """A model that a server serves.
+    """A model for a server.
 
     Attributes:
-        inputs, outputs: its tensors. An input in `decode` is sent as the bytes of a file.
-        decode: input -> `jpeg`, `webp` or `opus`.
-        model: the graph with its weights.
-        is_batched: whether a server may join requests: a row then gets the same answer in a batch as alone.
+        inputs, outputs: The tensors of the model. Inputs in `decode` are sent as the bytes of a file.
+        decode: A dict from the name of an input to `jpeg`, `webp` or `opus`.
+        model: The graph with its weights.
+        is_batched: Whether a server may batch requests, because results do not depend on other rows.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Tail:
 
     @property
     def request_bytes(self) -> int:
-        """The bytes of all inputs together, with 1 for every free dimension, the batch too."""
+        """The size of all inputs in bytes. Free dimensions, such as the batch, count as 1."""
         total = 0
         for spec in self.inputs:
             size = DTYPES[spec.dtype].itemsize
@@ -55,10 +55,10 @@ class Tail:
         return total
 
     def write(self, path: Path) -> None:
-        """Write the model to `path`; weights above protobuf's limit go to a file beside it.
+        """Write the model to `path`. Weights above the limit of protobuf are written to a file beside it.
 
         Raises:
-            OutputError: a file cannot be written.
+            OutputError: A file cannot be written.
         """
         is_large = self.model.ByteSize() > _LARGEST_MODEL_BYTES
         try:
@@ -68,11 +68,11 @@ class Tail:
 
 
 def find_tails(package: OpenedPackage) -> tuple[Tail, ...]:
-    """Return the models that the plans of a package need on a server; without a cut table, the whole model.
+    """Return the models that a package needs on a server. Without a cut table, this is the whole model.
 
     Raises:
-        CutError: a plan needs a model that is not in the package, or that is not ONNX.
-        BackendError: a tail does not run here.
+        CutError: A plan needs a model that is not in the package or is not ONNX.
+        BackendError: A tail does not run here.
     """
     whole = package.manifest
     table = read_cut_table(package)

@@ -1,4 +1,4 @@
-"""A model repository for the Triton Inference Server: a folder for each tail, with its configuration.
+"""Writes a model repository for Triton Inference Server, with a folder and configuration per tail.
 
 Source: Triton Inference Server, docs/user_guide/model_configuration.md.
 """
@@ -20,11 +20,11 @@ TritonBackend: TypeAlias = Literal["onnxruntime", "python"]
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """What runs the tails.
+    """The hardware and library that run the tails.
 
     Attributes:
         is_gpu: True for a GPU, False for the processor.
-        has_tensorrt: whether TensorRT runs them, within Triton's backend `onnxruntime`.
+        has_tensorrt: Whether Triton's backend `onnxruntime` uses TensorRT.
     """
 
     is_gpu: bool = False
@@ -64,13 +64,16 @@ def write_repository(
 ) -> None:
     """Write a model repository.
 
-    `folder`: the repository; it is created. `backend`: Triton's backend that runs the tails: `python` needs
-    the packages of `requirements.txt` beside Triton; only it can decode photographs and sound.
+    Args:
+        tails: The models.
+        folder: The folder of the repository, which is created.
+        backend: The Triton backend that runs the tails. Only `python` can decode images and sound. It needs
+            the packages in `requirements.txt`, which is written too.
+        accelerator: The hardware that runs the tails.
 
     Raises:
-        CutError: a tail takes photographs or sound, which the backend cannot decode; or the backend has no
-            TensorRT.
-        OutputError: a file cannot be written.
+        CutError: The backend cannot decode the images or sound that a tail needs, or has no TensorRT.
+        OutputError: A file cannot be written.
     """
     if accelerator.has_tensorrt and backend == "python":
         raise CutError(
@@ -101,10 +104,10 @@ def write_repository(
 
 
 def configuration(tail: Tail, backend: TritonBackend, accelerator: Accelerator = PROCESSOR) -> str:
-    """Return the text of a tail's `config.pbtxt`.
+    """Return the text of the file `config.pbtxt` for a tail.
 
-    If Triton may join requests, `dims` are without the batch. Otherwise `max_batch_size` is 0 and `dims` are
-    complete: -1 is a dimension of any size.
+    If Triton may batch requests, `dims` do not include the batch. Otherwise `max_batch_size` is 0 and `dims`
+    are complete. A dimension of any size is -1.
     """
     lines = [
         f"name: {_quoted(tail.name)}",

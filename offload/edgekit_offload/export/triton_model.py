@@ -1,8 +1,8 @@
-"""A tail in Triton's Python backend. `edgekit offload export` copies this file as `model.py`.
+"""Runs a tail in Triton's Python backend. `edgekit offload export` copies this file as `model.py`.
 
-It runs onnxruntime itself, joins the requests that Triton's dynamic batching collects, and decodes
-photographs and sound if the configuration says so. Files may be hostile. So they are decoded by the same
-module as in our own service: the export puts that part of edgekit's runtime beside this file.
+It uses onnxruntime, and batches the requests that Triton's dynamic batching collects. It also decodes images
+and sound if the configuration says so. Because files may be malicious, they are decoded by the same module as
+in our own service, which the export copies to the same folder.
 """
 
 import json
@@ -21,7 +21,7 @@ _DTYPES = {"tensor(uint8)": "uint8", "tensor(int16)": "int16", "tensor(float)": 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        """Open the model. Refuse numpy 2, since this backend then answers 200 with empty tensors."""
+        """Open the model. numpy 2 is rejected, because this backend would answer 200 with empty tensors."""
         if int(np.__version__.split(".")[0]) >= 2:
             raise pb_utils.TritonModelException(
                 f"numpy is {np.__version__}, expected below 2: pip install -r requirements.txt"
@@ -44,7 +44,7 @@ class TritonPythonModel:
             self._media = media
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Return an answer to each request; requests whose rows can be joined run together."""
+        """Return a response for each request. Requests are run together if their rows can be concatenated."""
         feeds = [self._read(request) for request in requests]
         arrays = [feed for feed in feeds if isinstance(feed, dict)]
         joined = self._run_together(arrays) if self._is_batched and len(arrays) > 1 else None

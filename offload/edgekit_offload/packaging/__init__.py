@@ -1,1 +1,1 @@
-"""Packages that carry a plan: submodels, tails and the cut table."""
+"""Writes packages with plans: their submodels, tails and cut tables."""

@@ -1,4 +1,4 @@
-"""The package that carries a plan: whole model, submodels and cut table, signed again."""
+"""Adds a plan to the package of a model, with submodels and the cut table, and signs it again."""
 
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -30,12 +30,12 @@ EDGE_FOLDER: Final = "edge"  # for the packages of the edge machine
 
 @dataclass(frozen=True, slots=True)
 class PlannedTail:
-    """The tail that the edge machine gets, with the plans for a second cut of this tail.
+    """A tail that the edge machine splits once more.
 
     Attributes:
-        content: the tail, an ONNX model with its weights.
-        table: the plans by which the edge machine splits the tail with a server.
-        splits: name of a plan -> its submodels.
+        content: The tail as an ONNX model with its weights.
+        table: The plans for splitting the tail between the edge machine and a server.
+        splits: A dict from the name of a plan to its submodels.
     """
 
     content: bytes
@@ -45,15 +45,15 @@ class PlannedTail:
 
 @dataclass(slots=True)
 class TieredMeasurement:
-    """Measures candidates between device and edge machine; plans some tails between edge and server.
+    """Measures candidates between a device and an edge machine, and plans tails between edge and server.
 
-    Codings between edge and server are exact, so no plan of the edge machine changes an answer.
+    Only exact codings are used between edge and server, so these plans do not change answers.
 
     Attributes:
-        measured: measures candidates; its `server` is the edge machine.
-        server: the machine behind the edge machine.
-        link: link from the edge machine to the server.
-        tails: name of a candidate -> the plans of its tail; each call adds entries.
+        measured: Measures candidates. Its `server` is the edge machine.
+        server: The server behind the edge machine.
+        link: The link from the edge machine to the server.
+        tails: A dict from the name of a candidate to the plans of its tail. Each call adds entries.
     """
 
     measured: CutMeasurement
@@ -140,14 +140,19 @@ def _sent(split: SplitModels, weights: bytes, feeds: Feeds) -> Feeds:
 def attach(
     path: Path, result: PlanningResult, splits: Mapping[str, SplitModels], folder: Path, key: str
 ) -> Path:
-    """Write a package with those plans of the cut table whose submodels exist, and return its path.
+    """Write a package with the plans of the cut table whose submodels exist, and return its path.
 
-    `path`: package of the whole model, which stays as it is. `splits`: name of a plan -> its submodels.
+    Args:
+        path: The package of the whole model. It is not changed.
+        result: The result of planning.
+        splits: A dict from the name of a plan to its submodels.
+        folder: The folder for the new package.
+        key: The name of the key for signing.
 
     Raises:
-        PackageError: the package cannot be trusted.
-        CutError: a submodel does not run.
-        OutputError: the package cannot be written.
+        PackageError: The package cannot be trusted.
+        CutError: A submodel does not run.
+        OutputError: The package cannot be written.
     """
     plans = tuple(plan for plan in result.table.plans if plan.tail is None or plan.name in splits)
     table = replace(result.table, plans=plans)
@@ -163,15 +168,14 @@ def attach(
 def attach_tails(
     planned: Path, result: PlanningResult, tails: Mapping[str, PlannedTail], folder: Path, key: str
 ) -> list[Path]:
-    """Write a package for the edge machine for each tail that it splits with a server; return their paths.
+    """Write a package for the edge machine for each tail that it splits, and return their paths.
 
     Args:
-        planned: package that holds the tails as submodels.
-        result: plan whose cut table names the tails.
-        tails: name of a plan -> its tail, with the plans that split this tail. Plans without an entry are
-            left out.
-        folder: where the packages go; it is created.
-        key: name of the key that signs them.
+        planned: The package with the tails as submodels.
+        result: The result of planning, whose cut table names the tails.
+        tails: A dict from the name of a plan to its tail. Plans without an entry are skipped.
+        folder: The folder for the packages, which is created.
+        key: The name of the key for signing.
     """
     sign, trust, written = load_signer(key), TrustStore.from_folder(find_keys_folder()), []
     for plan in result.table.plans:
@@ -194,10 +198,10 @@ def attach_tails(
 
 
 def add_cascade(result: PlanningResult, inputs: PlanInputs) -> dict[str, SplitModels]:
-    """Return name of a plan -> its submodels, for measured plans and for cascades in the cut table.
+    """Return the submodels of measured plans, and of cascades in the cut table, by name of the plan.
 
     Raises:
-        CutError: the small model and the coding of the upload cannot be in one graph.
+        CutError: The small model and the coding of the upload cannot be combined in a graph.
     """
     measured = inputs.measure.measured if isinstance(inputs.measure, TieredMeasurement) else inputs.measure
     splits = dict(measured.splits) if isinstance(measured, CutMeasurement) else {}
@@ -213,7 +217,7 @@ def add_cascade(result: PlanningResult, inputs: PlanInputs) -> dict[str, SplitMo
 
 
 def with_warning(result: PlanningResult, left_out: Sequence[str]) -> PlanningResult:
-    """Return the result with a warning that names `left_out`, the plans that the package does not carry."""
+    """Return the result with a warning about `left_out`, the plans that are not in the package."""
     if not left_out:
         return result
     text = f"The package does not carry {', '.join(left_out)}: of this model they cannot be extracted."

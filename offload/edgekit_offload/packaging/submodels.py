@@ -1,6 +1,6 @@
-"""Adds plans for offloading to a package: heads and tails as submodels, and the cut table.
+"""Adds offloading plans to a package, with heads and tails as submodels and the cut table.
 
-The whole model stays byte for byte. The same package, splits, table and ed25519 key give the same bytes.
+The whole model is not changed. The result is reproducible with ed25519 keys.
 """
 
 import hashlib
@@ -54,24 +54,23 @@ def attach_plans(
     decode: Mapping[str, Mapping[str, str]] | None = None,
     version: str | None = None,
 ) -> Path:
-    """Write a package with plans, and return its path.
-
-    Plans that the package had are replaced.
+    """Write a package with plans, and return its path. Previous plans are replaced.
 
     Args:
-        package: package whose default variant runs in onnxruntime.
-        splits: name of a plan or cut -> head and tail of that variant's model.
-        table: cut table whose plans name `NAME.head` and `NAME.tail`; tails get the names under which a
-            server serves them.
-        folder: where the new package goes, under its usual file name.
-        sign: returns the signed envelope of a manifest.
-        decode: name as in `splits` -> input of the tail -> codec of the file that arrives in its place.
-        version: version of the new package; by default that of `package`.
+        package: The package. Its default variant must run in onnxruntime.
+        splits: A dict from the name of a plan or cut to the head and tail of that variant's model.
+        table: The cut table, in which submodels are called `NAME.head` and `NAME.tail`. Tails are renamed to
+            the names under which a server serves them.
+        folder: The folder for the new package, which gets its usual file name.
+        sign: Returns the signed envelope of a manifest.
+        decode: A dict from a name in `splits` to a dict from an input of the tail to the codec in which it is
+            sent.
+        version: The version of the new package, by default that of `package`.
 
     Raises:
-        CutError: the model does not run in onnxruntime, or the table names a submodel that is not there.
-        BackendError: a part does not run on the golden inputs.
-        OutputError: the package cannot be written.
+        CutError: The model does not run in onnxruntime, or the table names a missing submodel.
+        BackendError: A submodel does not run on the golden inputs.
+        OutputError: The package cannot be written.
     """
     plain, contents = _without_plans(package)
     whole = _find_ort(plain)
@@ -102,13 +101,16 @@ def attach_plans(
 
 
 def write_tail_package(tail: OpenedPackage, content: bytes, *, folder: Path, sign: Sign) -> Path:
-    """Write a tail as a package under the name by which devices request it, and return its path.
+    """Write a tail as a package with the name that devices request, and return its path.
 
-    `tail`: the whole model's package, with the tail selected (`select_submodel`).
-    `content`: the tail as an ONNX model with its weights.
+    Args:
+        tail: The package of the whole model with the tail selected (`select_submodel`).
+        content: The tail as an ONNX model with its weights.
+        folder: The folder for the package.
+        sign: Returns the signed envelope of a manifest.
 
     Raises:
-        OutputError: the package cannot be written.
+        OutputError: The package cannot be written.
     """
     source = tail.manifest
     contents, roles = {_MODEL: content}, {_MODEL: "model"}
@@ -260,12 +262,12 @@ class _SubmodelWriter:
 
 
 def fill_weights(content: bytes, weights: bytes | memoryview) -> tuple[onnx.ModelProto, int]:
-    """Return a submodel with its weights in place, and how many bytes of `weights` it reads.
+    """Return a submodel that contains its weights, and the number of bytes of `weights` that it uses.
 
-    `content`: ONNX file of the submodel; its weights lie in `weights`, the whole model's file.
+    `content` is the ONNX file of the submodel. `weights` is the file of the whole model.
 
     Raises:
-        CutError: a weight lies outside the file.
+        CutError: A weight is outside the file.
     """
     model = onnx.load_model_from_string(content)
     locations = set()

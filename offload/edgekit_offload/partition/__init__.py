@@ -1,1 +1,1 @@
-"""Extracts the two halves of a cut as models; both contain their part of the coding of sent tensors."""
+"""Extracts head and tail of a cut as models, including the coding of the tensors that are sent."""

@@ -1,7 +1,7 @@
-"""Finds the codes behind values that were integers before a preprocessing: pixels, samples of a sensor.
+"""Finds integer codes for tensors whose values were integers before preprocessing, such as pixels.
 
-A preprocessing such as `(pixel - mean) / std` leaves at most 256 values in each channel. If samples show
-that, 8-bit codes carry the values without a loss.
+A preprocessing such as `(pixel - mean) / std` produces at most 256 values per channel. If samples confirm
+this, the values can be sent as 8-bit codes without loss.
 """
 
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ _IMAGE_RANK: Final = 4
 
 
 def find_bytes(samples: NDArray[np.float32]) -> Lattice | None:
-    """Return the lattice of values that come from 8-bit codes; None if the samples do not show one.
+    """Return the lattice of values that come from 8-bit codes, or None if the samples do not show one.
 
-    A code that occurs in no sample gets the value on the line through the others, which may differ from the
-    preprocessing's value in the last bit. Codes may lie outside the samples' range by at most a quarter of
-    its width: the samples do not show whether values farther out lie on the steps.
+    The value of a code that no sample contains is interpolated, and may differ from the preprocessing in the
+    last bit. Codes may be outside the range of the samples by up to a quarter of its width. Beyond this, the
+    samples do not show whether the steps continue.
 
     Args:
-        samples: float32 [samples, ...]; the channels of images are axis 1 or the last one.
+        samples: The samples, float32 [samples, ...]. For images, channels are axis 1 or the last axis.
     """
     for axis in _channel_axes(samples.shape):
         channels = [samples] if axis == 0 else list(np.moveaxis(samples, axis, 0))
@@ -58,14 +58,14 @@ def find_bytes(samples: NDArray[np.float32]) -> Lattice | None:
 
 
 def find_series(samples: NDArray[np.float32]) -> Lattice:
-    """Return a lattice of 16-bit codes; its `is_exact` says whether it restores all samples exactly.
+    """Return a lattice of 16-bit codes. Its `is_exact` says whether all samples are restored exactly.
 
-    Values that lie on no grid are rounded to a 30,000th of their range. The codes extend the samples' range
-    on each side by a quarter of its width, or by as much as fits into 15 bits if that is less (4.6 % for
-    rounded values).
+    If the values are not on a grid, they are rounded to a 30,000th of their range. The codes extend the range
+    of the samples on each side by a quarter of its width, or less if the codes would not fit into 15 bits
+    (4.6 % for rounded values).
 
     Args:
-        samples: float32 [samples, ...].
+        samples: The samples, float32 [samples, ...].
     """
     values = np.unique(samples)
     time_axis = find_time_axis(samples)
@@ -92,7 +92,7 @@ def find_series(samples: NDArray[np.float32]) -> Lattice:
 
 
 def find_time_axis(samples: NDArray[np.float32]) -> int:
-    """Return the axis of `samples`, 1 or higher, along which neighbours differ least."""
+    """Return the axis with the smallest differences between neighbours, at least 1."""
     return 1 + int(np.argmin([_roughness(samples, axis) for axis in range(1, samples.ndim)]))
 
 

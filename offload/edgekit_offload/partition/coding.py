@@ -1,7 +1,7 @@
-"""How a tensor is sent: nodes at the end of a head encode it, nodes of the tail decode it.
+"""Codings for sending tensors. A head ends with nodes that encode, a tail starts with nodes that decode.
 
-Codes keep axis 0, the batch, so that a server can batch requests of several devices. The nodes use only
-operators that onnxruntime 1.20 has on the CPU, in forms that are the same in all opsets where possible.
+Codes keep the batch axis 0, so that a server can batch requests of several devices. The nodes use only
+operators that onnxruntime 1.20 supports on the CPU, and that are equal in all opsets where possible.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,21 +28,18 @@ _SMALL_VALUES: Final = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutCoding:
-    """A coding for the tensors of cuts; one row of `CUT_CODINGS`.
+    """A coding for tensors at cuts, as listed in `CUT_CODINGS`.
 
-    The device finds the range of the codes when it sends, so such a coding carries any values.
+    The device determines the range of the codes for each request, so that any values can be sent.
 
     Attributes:
-        bits: bits of a code, 1, 2, 4 or 8; 32 sends tensors as they are.
-        group: number of neighbours that share a range, a multiple of 8. One range for a sample, or for each
-            channel, changed up to 3 % of answers (benchmarks/offload_codec.py): a few large values make the
-            step too wide for others. With 8 bits, groups of 32 changed 6 answers of 2,000 behind the first
-            layer of ResNet8; groups of 16 change 2, for 9 % more bytes after zstd. With 4 bits, the ends of
-            the ranges of groups of 16 would be a third of all bytes.
-        wide_values: largest number of values of a tensor that gets 16-bit codes with one range.
-        min_samples: number of samples needed to estimate how the coding changes answers; 0 if it is exact.
-        max_cuts: most cuts in this coding that are measured besides the best one. Codings with None share one
-            limit.
+        bits: The number of bits per code, 1, 2, 4 or 8. With 32, tensors are sent unchanged.
+        group: The number of neighbouring values that share a range, a multiple of 8.
+        wide_values: The largest size of tensors that get 16-bit codes with a single range instead.
+        min_samples: The number of samples needed to estimate how the coding changes answers, or 0 if it is
+            exact.
+        max_cuts: The maximum number of further cuts with this coding to measure besides the best. Codings
+            with None share one limit.
     """
 
     bits: int
@@ -59,6 +56,10 @@ class CutCoding:
 FLOAT_BITS: Final = 32
 CUT_CODINGS: Final[dict[str, CutCoding]] = {
     "raw": CutCoding(bits=FLOAT_BITS),
+    # One range for a sample, or for each channel, changed up to 3 % of answers (benchmarks/offload_codec.py): a
+    # few large values make the step too wide for others. With 8 bits, groups of 32 changed 6 answers of 2,000
+    # behind the first layer of ResNet8; groups of 16 change 2, for 9 % more bytes after zstd. With 4 bits, the
+    # ends of the ranges of groups of 16 would be a third of all bytes.
     "int8": CutCoding(bits=8, group=16, wide_values=_SMALL_VALUES, min_samples=_INT8_SAMPLES),
     # Few cuts: mostly they lose too much, and would leave no room for better ones.
     "int4": CutCoding(bits=4, group=32, min_samples=LOSSY_SAMPLES, max_cuts=2),
@@ -84,19 +85,19 @@ _BYTE_BITS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Lattice:
-    """The values of integer codes: nearly `step[c] * code + offset[c]` in channel c.
+    """The values of integer codes, which are approximately `step[c] * code + offset[c]` in channel c.
 
     Attributes:
-        step, offset: float64 [channels or 1].
-        lowest, highest: first and last code.
-        axis: axis of the channels.
-        table: float32 [channels or 1, codes], the exact value of each code, from `lowest` on. None for more
-            than 256 codes, whose values are `step * code + offset`, rounded to float32.
-        time_axis: axis along which neighbours differ least.
-        is_grid: whether the samples' values lay on a grid of this step; if not, they were rounded.
-        is_exact: whether coding restored every sample to the last bit.
-        accepted: int64 [2, channels or 1]: the least and the greatest code that a device sends, so that
-            values stay near those of the samples; None if it sends all codes.
+        step, offset: The factors and offsets, float64 [channels or 1].
+        lowest, highest: The first and the last code.
+        axis: The channel axis.
+        table: The exact values of the codes from `lowest`, float32 [channels or 1, codes]. It is None for
+            more than 256 codes, whose values are computed and rounded to float32.
+        time_axis: The axis with the smallest differences between neighbours.
+        is_grid: Whether the values of the samples were on a grid with this step. Otherwise they were rounded.
+        is_exact: Whether all samples were restored exactly.
+        accepted: The lowest and highest code that a device sends, int64 [2, channels or 1]. This limits
+            values to the vicinity of the samples. None means no limit.
     """
 
     step: NDArray[np.float64]
@@ -112,7 +113,7 @@ class Lattice:
 
     @property
     def codes(self) -> InputCodes:
-        """The codes against which a device checks values before it codes them."""
+        """The range and steps with which a device checks values before coding them."""
         ends = np.array([[self.lowest], [self.highest]]) if self.accepted is None else self.accepted
         lowest, highest = self.offset + self.step * ends
         return InputCodes(
@@ -131,22 +132,22 @@ INTEGER_TYPES: Final = ("int8", "uint8", "int16", "uint16", "int32", "int64")
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """How float32 tensors are sent; `delta` and `samples` also code integers. Other tensors are sent raw.
+    """A coding of float32 tensors. `delta` and `samples` also code integers. Other tensors are sent raw.
 
     Attributes:
-        kind: a row of `CUT_CODINGS`, or for inputs: `uint8`: 8-bit codes of values that preprocessing has
-            scaled. `pixels`: the same codes as [N, H, W, C], for image codecs. `delta`: differences along
-            time, as int16, or for an integer tensor in its own dtype. `samples`: int16 [N, T], for audio
-            codecs.
-        lattices: tensor -> the values of its codes; not for rows of `CUT_CODINGS`. Tensors without a lattice
-            are sent raw. Integer tensors have `INTEGERS`, with their time axis.
+        kind: A coding of `CUT_CODINGS`, or one of these for inputs. `uint8` sends 8-bit codes of values that
+            were scaled by preprocessing. `pixels` sends the same codes as [N, H, W, C] for image codecs.
+            `delta` sends differences along the time axis as int16, or in the dtype of an integer tensor.
+            `samples` sends int16 [N, T] for audio codecs.
+        lattices: A dict from a tensor to the values of its codes, not used with `CUT_CODINGS`. Tensors
+            without a lattice are sent raw. The lattice of an integer tensor is `INTEGERS` with its time axis.
     """
 
     kind: str = "raw"
     lattices: Mapping[str, Lattice] = field(default_factory=dict)
 
     def codes_of(self, specs: Sequence[TensorSpec]) -> dict[str, InputCodes]:
-        """Return tensor -> the values that the head can code; tensors of any values have no entry."""
+        """Return the values that the head can code, by tensor. A tensor without limits has no entry."""
         floats = [spec.name for spec in specs if spec.dtype == "float32" and spec.name in self.lattices]
         return {name: self.lattices[name].codes for name in floats}
 
@@ -155,7 +156,7 @@ RAW: Final = Coding()
 
 
 class Nodes:
-    """Nodes and constants that are added to a graph; their names start with the tensor's name."""
+    """Nodes and constants to add to a graph. Their names start with a prefix, which is the tensor's name."""
 
     def __init__(self, prefix: str, opset: int) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -186,24 +187,25 @@ class Nodes:
         return self.add("Slice", [tensor, *(self.constant([value], np.int64) for value in (start, end, 1))])
 
     def reshape(self, tensor: str, shape: Sequence[int], output: str | None = None) -> str:
-        """Add a reshape to [axis 0 as it is, *shape]; return the name of its output."""
+        """Add a reshape to `shape` that keeps axis 0, and return the name of its output."""
         return self.add("Reshape", [tensor, self.constant([0, *shape], np.int64)], output)
 
     def cast(self, tensor: str, to: int, output: str | None = None) -> str:
         return self.add("Cast", [tensor], output, to=to)
 
     def round(self, tensor: str) -> str:
-        """Add rounding to the nearest integer, halves upward; `Round` exists from opset 11 on."""
+        """Add rounding to the nearest integer, with halves rounded up. `Round` is not in opsets below 11."""
         return self.add("Floor", [self.add("Add", [tensor, self.constant(0.5)])])
 
 
 @dataclass(frozen=True, slots=True)
 class CodedTensor:
-    """A tensor as it is sent.
+    """The coded form of a tensor.
 
     Attributes:
-        encode: nodes for the head; they read the tensor and write `sent`.
-        decode: nodes for the tail; they read `sent` and write `restored`.
+        sent: The tensors that are sent.
+        encode: The nodes of the head, which read the tensor and write `sent`.
+        decode: The nodes of the tail, which read `sent` and write `restored`.
     """
 
     sent: tuple[TensorSpec, ...]
@@ -213,7 +215,7 @@ class CodedTensor:
 
 
 def build_model(parts: Sequence[Nodes], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bytes:
-    """Return an ONNX model of `parts` alone, such as one that only encodes or decodes tensors."""
+    """Return an ONNX model that consists of `parts`, for example only of the nodes that encode tensors."""
     graph = helper.make_graph(
         [node for part in parts for node in part.nodes],
         "coding",
@@ -232,12 +234,12 @@ def describe(spec: TensorSpec) -> onnx.ValueInfoProto:
 
 
 def code_tensor(spec: TensorSpec, coding: Coding, opset: int) -> CodedTensor | None:
-    """Return the nodes that encode and decode a tensor, or None if it is sent as it is.
+    """Return the nodes that encode and decode a tensor, or None if it is sent unchanged.
 
-    `opset`: opset of the default domain in the model.
+    `opset` is the opset of the model's default domain.
 
     Raises:
-        CutError: the coding needs a newer opset, or was not calibrated for this tensor.
+        CutError: The coding needs a newer opset, or was not calibrated for this tensor.
     """
     lattice = coding.lattices.get(spec.name)
     if lattice is not None and (spec.dtype == "float32" or _codes_integers(spec.dtype, coding)):
@@ -258,13 +260,16 @@ def code_tensor(spec: TensorSpec, coding: Coding, opset: int) -> CodedTensor | N
 
 
 def code_reply(spec: TensorSpec, coding: Coding, opset: int) -> CodedTensor | None:
-    """Return the nodes that encode and decode an output on its way back; None if it comes as it is.
+    """Return the nodes that encode and decode an output in a reply, or None if it is sent unchanged.
 
-    Outputs are coded only if the tensors of the cut are rounded, in `int8` or `int4`; in both cases outputs
-    get 8 bits. Outputs of other dtypes than float32, of unknown size, or of 2,048 values a sample or fewer,
-    such as scores of classes, come as they are: small ones take a few packets in any coding.
+    An output is coded in 8 bits if the cut is coded in `int8` or `int4`, and the output is float32 with a
+    fixed size of more than 2,048 values per sample. Smaller outputs, such as class scores, need only a few
+    packets in any case.
 
-    `coding`: coding of the tensors of the cut. `opset`: opset of the default domain in the model.
+    Args:
+        spec: The output.
+        coding: The coding of the tensors at the cut.
+        opset: The opset of the model's default domain.
     """
     return code_tensor(spec, Coding(REPLY_CODING), opset) if codes_reply(spec, coding) else None
 

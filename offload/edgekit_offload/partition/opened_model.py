@@ -1,7 +1,6 @@
-"""A model that is parsed and opened once for all steps of a plan.
+"""A model that is parsed and opened only once for all steps of planning.
 
-To read a model of 100 MB, to open a session of it and to run it take seconds each, and a plan needs all of
-them in several places.
+Parsing a model of 100 MB, opening a session and running it take several seconds each.
 """
 
 import statistics
@@ -25,11 +24,11 @@ _ROUNDS: Final = 5
 
 
 class OpenedModel:
-    """A model on this machine. It keeps its session, source and other results for later steps.
+    """A model on this machine. Its session and other results are cached.
 
     Args:
-        content: the ONNX model.
-        run_s: time of a run on this machine; None to measure it.
+        content: The ONNX model.
+        run_s: The time of a run on this machine, or None to measure it.
     """
 
     def __init__(self, content: bytes, *, run_s: float | None = None) -> None:
@@ -39,15 +38,15 @@ class OpenedModel:
 
     @cached_property
     def proto(self) -> onnx.ModelProto:
-        """The parsed model, which nobody may change."""
+        """The parsed model. It must not be modified."""
         return onnx.load_from_string(self.content)
 
     @cached_property
     def source(self) -> SourceModel:
-        """The model, read for cutting.
+        """The model, prepared for cutting.
 
         Raises:
-            CutError: the model cannot be cut, only run whole.
+            CutError: The model cannot be cut.
         """
         return SourceModel(self.content, self.proto)
 
@@ -56,7 +55,7 @@ class OpenedModel:
         """A session on the processor of this machine.
 
         Raises:
-            CutError: onnxruntime refuses the model.
+            CutError: onnxruntime rejects the model.
         """
         return open_model(self.content)
 
@@ -71,10 +70,10 @@ class OpenedModel:
         return self._answers[1]
 
     def record(self, tensors: Sequence[str], samples: Sequence[Feeds]) -> Iterator[list[Array]]:
-        """Yield, for each sample, the values of `tensors` in their order; inputs may be among these.
+        """Yield a list with the values of `tensors` for each sample. Inputs are possible too.
 
         Raises:
-            CutError: the model does not run on a sample.
+            CutError: The model does not run on a sample.
         """
         traced = onnx.ModelProto()
         traced.CopyFrom(self.proto)
@@ -94,10 +93,10 @@ class OpenedModel:
 def open_model(
     model: bytes, settings: onnxruntime.SessionOptions | None = None
 ) -> onnxruntime.InferenceSession:
-    """Return a session of a model on this machine's processor; by default, waiting threads do not spin.
+    """Return a session on this machine's processor. By default, threads do not wait in busy loops.
 
     Raises:
-        CutError: onnxruntime refuses the model.
+        CutError: onnxruntime rejects the model.
     """
     if settings is None:
         settings = onnxruntime.SessionOptions()
@@ -110,16 +109,16 @@ def open_model(
 
 
 def run_session(session: onnxruntime.InferenceSession, feeds: Feeds) -> dict[str, Array]:
-    """Return the outputs of a session by name; `feeds` may hold further tensors, which are ignored."""
+    """Return the outputs of a session by name. Tensors in `feeds` that are not inputs are ignored."""
     names = [output.name for output in session.get_outputs()]
     own_feeds = {value.name: feeds[value.name] for value in session.get_inputs()}
     return dict(zip(names, session.run(names, own_feeds), strict=True))
 
 
 def median_s(call: Callable[[], object]) -> float:
-    """Return the median time of several calls on this machine, in seconds.
+    """Return the median time of several calls on this machine in seconds.
 
-    A pause precedes each call, as in the measurements of `Machine`. The first calls do not count.
+    There is a pause before each call, as in the measurements of `Machine`. The first calls are ignored.
     """
     times = []
     for _ in range(_WARMUP + _ROUNDS):

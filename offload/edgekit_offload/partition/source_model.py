@@ -1,6 +1,6 @@
-"""A whole model, read for cutting: the tensors that each node reads and writes, with dtypes and shapes.
+"""Analyses a model for cutting: the tensors that each node reads and writes, their dtypes and shapes.
 
-It refuses models that cannot be cut: with control flow, sizes that depend on data, or weights in other files.
+Models are rejected if they contain control flow, sizes that depend on data, or weights in other files.
 """
 
 from collections.abc import Mapping
@@ -33,13 +33,14 @@ class SourceModel:
     """An ONNX model that can be cut.
 
     Attributes:
-        content: the model's file; submodels refer to the weights in it.
-        weights: names of all initializers, including graph inputs with a default.
-        writer: tensor -> index of the node that writes it.
-        shapes: output of a Shape or Size node -> its value, with `BATCH` in place of the batch size. Each
-            side computes the value from its own batch, so no tensor is sent only for its shape.
-        constant_nodes: nodes that read only weights and shapes. They are never cut: each side that needs such
-            a node has a copy.
+        content: The file of the model. Submodels refer to its weights.
+        weights: The names of all initializers, including graph inputs with a default value.
+        writer: A dict from a tensor to the index of the node that writes it.
+        shapes: A dict from the output of a Shape or Size node to its value, in which `BATCH` replaces the
+            batch size. Both sides compute such a value from their own batch, so that no tensor is sent for
+            it.
+        constant_nodes: The nodes that depend only on weights and shapes. They are never cut. Each side gets a
+            copy of those that it needs.
     """
 
     shapes: Mapping[str, NDArray[np.int64]] = MappingProxyType({})
@@ -114,13 +115,13 @@ class SourceModel:
         return tensor in self.weights or self.writer.get(tensor) in self.constant_nodes
 
     def spec(self, tensor: str) -> TensorSpec:
-        """Return dtype and shape of an input or of a node's output; each free size has a symbol of its own.
+        """Return the dtype and shape of an input or of the output of a node.
 
-        The batch is `N`.
+        The batch is called `N`. Each other free dimension has a unique name.
 
         Raises:
-            CutError: the tensor cannot be sent, since it is a sequence, an optional or text; or its rank
-                changes.
+            CutError: The tensor cannot be sent because it is a sequence, an optional or text, or because its
+                rank is not fixed.
         """
         runs: list[Any] = [values.get(tensor) for values in self.samples]
         if not all(map(is_plain, runs)):
@@ -135,10 +136,10 @@ class SourceModel:
         return TensorSpec(tensor, single.dtype.name, tuple(shape))
 
     def sent_spec(self, tensor: str) -> TensorSpec:
-        """Return dtype and shape of a tensor that crosses the link; only its axis 0 can be free.
+        """Return the dtype and shape of a tensor that is sent over the link. Only axis 0 can be free.
 
         Raises:
-            CutError: the tensor is a sequence, an optional or text; or its shape depends on more than the
+            CutError: The tensor is a sequence, an optional or text, or its shape depends on more than the
                 batch.
         """
         spec, (single, _, other) = self.spec(tensor), self.samples
@@ -154,12 +155,12 @@ class SourceModel:
 
     @cached_property
     def samples(self) -> tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]:
-        """Tensor -> its value in three runs: batch 1; batch 2 (if free); batch 1 with other inputs.
+        """The values of all tensors in three runs: with batch 1, with batch 2 if free, and with other inputs.
 
-        onnxruntime runs the model: shape inference does not know all operators of onnxruntime.
+        The model is run because shape inference does not support all operators of onnxruntime.
 
         Raises:
-            CutError: an input has a free size that is not the batch, or onnxruntime does not run the model.
+            CutError: A free dimension of an input is not the batch, or onnxruntime does not run the model.
         """
         symbols = self._free_symbols
         single = self.run_all({})
@@ -200,11 +201,11 @@ class SourceModel:
             return None
 
     def run_all(self, sizes: Mapping[str, int], *, varied: bool = False) -> dict[str, Any]:
-        """Run the model on generated inputs; return the name of every tensor, inputs too, -> its value.
+        """Run the model on generated inputs, and return the values of all tensors and inputs by name.
 
         Args:
-            sizes: name of a free size -> the size; 1 for others.
-            varied: whether floats, which are otherwise in 0..1, are multiplied by `vary_values`. This changes
+            sizes: The sizes of free dimensions by name, 1 by default.
+            varied: Whether to multiply floats by `vary_values`. They are in 0..1 otherwise. This changes
                 sizes that depend on values.
 
         Raises:
@@ -257,10 +258,10 @@ class SourceModel:
 
 
 def parse_model(content: bytes, proto: onnx.ModelProto | None = None) -> onnx.ModelProto:
-    """Return a checked model, from which submodels can be extracted; `proto` is the model, if parsed already.
+    """Return a parsed model from which submodels can be extracted. `proto` is used if it is given.
 
     Raises:
-        CutError: the content is no ONNX model, is too large or empty, or has weights in other files.
+        CutError: The content is not an ONNX model, is too large or empty, or has weights in other files.
     """
     if len(content) > MAX_MODEL_BYTES:
         raise CutError(f"model: {len(content)} bytes, the most for a cut is {MAX_MODEL_BYTES}; {WHOLE_ONLY}")

@@ -1,8 +1,8 @@
-"""Cuts a model in two: the head for the device, the tail for the server.
+"""Cuts a model into a head for the device and a tail for the server.
 
-The head's outputs are the tail's inputs by name, dtype and shape, and also the outputs of the model that the
-device computes itself. Large weights stay in the whole model's file; submodels name their places in it. This
-module does not decide where to cut (`planning`).
+The outputs of the head are the inputs of the tail, and the model outputs that the device computes itself.
+Large weights stay in the file of the whole model, and submodels refer to them. The cuts are chosen in
+`planning`.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -37,12 +37,12 @@ _DEFAULT_DOMAINS: Final = ("", "ai.onnx")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A half of a model.
+    """The head or tail of a model.
 
     Attributes:
-        content: an ONNX model, whose large weights are external data in the whole model's file.
-        inputs, outputs: specs of this half's own tensors.
-        reads_weights: whether it refers to the whole model's file.
+        content: An ONNX model. Its large weights are external data in the file of the whole model.
+        inputs, outputs: The tensors of this part.
+        reads_weights: Whether it refers to the file of the whole model.
     """
 
     content: bytes
@@ -53,14 +53,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitModels:
-    """A model in two halves.
+    """A model that was cut into head and tail.
 
     Attributes:
-        head: model for the device; None if the inputs are sent as they are.
-        sent: tensors that cross the link: the tail's inputs.
-        coded: names of the model's tensors that cross, before coding.
-        codes: tensor -> the values that the head can code; a tensor without an entry may have any values.
-        decoder: model for the device that restores outputs from codes in a reply; None if none is coded.
+        head: The model for the device, or None if the inputs are sent unchanged.
+        sent: The tensors that are sent, which are the inputs of the tail.
+        coded: The names of the model's tensors that are sent, before coding.
+        codes: The values that the head can code, by tensor. A tensor without an entry has no limits.
+        decoder: The model with which the device decodes outputs in a reply, or None if none is coded.
     """
 
     head: Part | None
@@ -78,21 +78,21 @@ def split_model(
     *,
     weights_path: str = WEIGHTS_PATH,
 ) -> SplitModels:
-    """Return head and tail of a model.
+    """Cut a model into head and tail.
 
-    With the coding `raw`, head and tail together compute the outputs of the whole model, to the last bit if
-    the engine runs the same kernels: a fusion across the cut may change the last bits.
+    With the coding `raw`, head and tail together give the exact outputs of the whole model if the engine runs
+    the same kernels. A fusion of nodes across the cut may change the last bits.
 
     Args:
-        model: content of the model's file, or a model already read, which saves time for several cuts.
-        device_nodes: indices of the nodes that run on the device, in the order of the file. Nodes that read
-            only weights may be among them or not: each side gets the ones that it needs.
-        coding: how tensors are sent.
-        weights_path: path of the whole model's file in the package.
+        model: The content of the model's file, or a `SourceModel`, which saves time for several cuts.
+        device_nodes: The indices of the nodes that run on the device. Nodes that read only weights may be
+            included or not, because each side gets those that it needs.
+        coding: The coding of the tensors that are sent.
+        weights_path: The path of the whole model's file in the package.
 
     Raises:
-        CutError: the model can only run whole, a node of the device needs a node of the server, no node is
-            left for the server, or the server would get no tensor.
+        CutError: The model cannot be cut, a node of the device needs a node of the server, or there are no
+            nodes or tensors for the server.
     """
     whole = model if isinstance(model, SourceModel) else SourceModel(model)
     device, server = _sides(whole, device_nodes)
@@ -170,13 +170,13 @@ def _decoder(replied: Mapping[str, CodedTensor | None], outputs: Mapping[str, Te
 def whole_upload(
     model: bytes | SourceModel, coding: Coding = RAW, *, weights_path: str = WEIGHTS_PATH
 ) -> SplitModels:
-    """Return the split with the whole model on the server; the head, if there is one, only codes the inputs.
+    """Return the split with the whole model on the server. If there is a head, it only codes inputs.
 
-    For the arguments see `split_model`. If the model cannot be cut, since it has control flow or its sizes
+    The arguments are those of `split_model`. If the model cannot be cut because of control flow or sizes that
     depend on data, the whole model is the tail.
 
     Raises:
-        CutError: the content is no model, a tensor has no rank, or the coding cannot be used.
+        CutError: The content is not a model, a tensor has no rank, or the coding cannot be used.
     """
     try:
         return split_model(model, (), coding, weights_path=weights_path)

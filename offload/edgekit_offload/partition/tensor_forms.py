@@ -1,7 +1,7 @@
-"""Which tensors of a model hold the values of another one: moved, in another type, or scaled by constants.
+"""Finds the tensors that contain the values of another tensor in moved, converted or scaled form.
 
-It goes by operators, from a tensor to what is made of it. It does not find values that come through sums over
-several of them, such as a convolution, and proves nothing about what those reveal.
+The search follows operators from a tensor to their outputs. It does not include sums of several values, such
+as convolutions, and proves nothing about what these reveal.
 """
 
 from collections.abc import Iterable
@@ -26,9 +26,9 @@ _SHAPES: Final = frozenset({"Shape", "Size"})  # what they make depends on no va
 
 
 def find_forms(graph: onnx.GraphProto, tensors: Iterable[str]) -> frozenset[str]:
-    """Return these tensors and all others of the graph that hold the same values in another form.
+    """Return the given tensors, and all others that contain the same values in another form.
 
-    `graph`: the graph of a model; its nodes stand in an order in which they can run.
+    The nodes of `graph` must be in an order in which they can run.
     """
     constants = {tensor.name for tensor in graph.initializer}
     forms = set(tensors)

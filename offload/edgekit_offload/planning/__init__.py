@@ -1,1 +1,1 @@
-"""Plans: the candidates to run a model on device and server that are best somewhere, from measured costs."""
+"""Plans how to run a model on device and server, based on measured costs."""

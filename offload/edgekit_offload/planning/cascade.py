@@ -1,8 +1,8 @@
-"""The threshold of a confidence cascade: when a small model answers by itself, and when it asks the server.
+"""Chooses the threshold of a cascade, in which a small model asks the server if it is not confident.
 
-The threshold is chosen on one half of the samples. The other half, which the choice has not seen, confirms
-that the cascade agrees with the large model as often as required. If it does not, or if the cascade pays
-under no conditions, the cascade is refused with the reason.
+The threshold is chosen on one half of the samples. The other half is used to confirm that the cascade agrees
+with the large model as often as required. If it does not, or if the cascade is never the best plan, it is
+refused with a reason.
 """
 
 import math
@@ -37,11 +37,11 @@ class Cascade:
     """A cascade that agrees with the large model as often as required.
 
     Attributes:
-        escalation: the threshold, and the share of the confirming samples that go to the server.
-        agreement: share of the confirming samples with the answer of the large model.
-        least_agreement: lower bound of the true agreement, with `confidence`.
-        confidence: probability that the bound holds, such as 0.95.
-        samples: number of confirming samples.
+        escalation: The threshold, and the fraction of the confirmation samples that go to the server.
+        agreement: The fraction of the confirmation samples with the same answer as the large model.
+        least_agreement: A lower bound of the true agreement.
+        confidence: The probability with which the bound holds, such as 0.95.
+        samples: The number of confirmation samples.
     """
 
     escalation: Escalation
@@ -66,21 +66,22 @@ def choose_threshold(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Cascade | Refusal:
-    """Return the cascade that escalates least among those that agree with the large model often enough.
+    """Return the cascade with the fewest escalations that agrees with the large model often enough.
 
     Args:
-        small: scores [samples, ..., classes] of the model on the device; axes in the middle have size 1.
-        large: scores of the model on the server, for the same samples and classes.
-        output: name of the output of the small model that holds the scores.
-        least_agreement: share of requests that must get the large model's answer, above 0 and below 1.
-        confidence: probability that the true agreement is at least `least_agreement`.
-        seed: seed of the split into halves.
+        small: The scores of the model on the device, [samples, ..., classes]. Axes in between have size 1.
+        large: The scores of the model on the server for the same samples and classes.
+        output: The name of the output with the scores in the small model.
+        least_agreement: The required fraction of requests with the answer of the large model, in 0..1.
+        confidence: The required probability that the true agreement is at least `least_agreement`.
+        seed: The seed for splitting the samples into halves.
 
     Returns:
-        A `Refusal` if no threshold is confirmed: samples are too few, or the small model is too weak.
+        A `Refusal` if no threshold is confirmed, because there are too few samples or the small model is not
+            good enough.
 
     Raises:
-        CutError: the scores do not belong together or hold NaN, or a given share is not between 0 and 1.
+        CutError: The scores differ in shape or contain NaN, or a fraction is not between 0 and 1.
     """
     if not (0 < least_agreement < 1 and 0 < confidence < 1):
         raise CutError(
@@ -217,14 +218,13 @@ def _scores(array: ArrayLike, which: str) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CascadeInputs:
-    """The inputs of a cascade.
+    """The inputs for planning a cascade.
 
     Attributes:
-        small: the ONNX model for the device, with the inputs and the one output of the large model.
-        agreement: share of the requests that must get the answer of the large model.
-        feeds: samples, one request each, to choose and to confirm the threshold.
-        classes: outputs of the large model that are known to hold scores of classes; outputs that are
-            probabilities need not be named.
+        small: The ONNX model for the device. It has the same inputs and single output as the large model.
+        agreement: The required fraction of requests with the answer of the large model.
+        feeds: The samples for choosing and confirming the threshold, one request each.
+        classes: The outputs of the large model that are class scores. Probabilities are detected.
     """
 
     small: OpenedModel
@@ -236,13 +236,13 @@ class CascadeInputs:
 def plan_cascade(
     large: OpenedModel, inputs: CascadeInputs, upload: OffloadPlan, slowdown: float
 ) -> tuple[OffloadPlan, Cascade] | Refusal:
-    """Return the plan of a cascade and its threshold; or a refusal, which says why there is no cascade.
+    """Return the plan of a cascade and its threshold, or a refusal with the reason.
 
-    The device runs a graph with the small model and the coding for each request. If the small model is not
-    sure, the request is escalated: sent by `upload`. Only escalated requests cost the time for a file (JPEG),
-    compression and the server.
+    For each request, the device runs a graph with the small model and the coding. If the small model is not
+    confident, the request is escalated, which means that it is sent by `upload`. Only escalated requests need
+    time for encoding a file such as JPEG, for compression and for the server.
 
-    `slowdown`: time of the device as a multiple of this machine's.
+    `slowdown` is the ratio of the device's time to this machine's time.
     """
     try:
         cascade = _confirm(large, inputs)
@@ -303,10 +303,10 @@ def _confirm(large: OpenedModel, inputs: CascadeInputs) -> Cascade | Refusal:
 def refuse_cascade(
     plan: OffloadPlan, others: Sequence[OffloadPlan], conditions: Sequence[Conditions], score: Score
 ) -> Refusal | None:
-    """Return a refusal if the cascade is the best under no conditions, else None.
+    """Return a refusal if the cascade is never the best plan under `conditions`, else None.
 
     Raises:
-        CutError: `plan` is no cascade.
+        CutError: `plan` is not a cascade.
     """
     if plan.escalation is None:
         raise CutError(f"plan '{plan.name}' is no cascade")
@@ -327,15 +327,15 @@ def refuse_cascade(
 
 
 def cascade_split(small: bytes, output: str, upload: SplitModels) -> SplitModels:
-    """Return a cascade's submodels: the small model joined to an upload's head; and that upload's tail.
+    """Return the submodels of a cascade. Its head has the small model and the head of an upload.
 
     Args:
-        small: the ONNX model for the device.
-        output: name that its output, the scores, gets in the head.
-        upload: the split that sends the input.
+        small: The ONNX model for the device.
+        output: The name of its output, the scores, in the head.
+        upload: The split that sends the input. Its tail is also the tail of the cascade.
 
     Raises:
-        CutError: the small model and the coding cannot be in one graph.
+        CutError: The small model and the coding cannot be combined in a graph.
     """
     model = onnx.load_from_string(small)
     inputs_of_small, output_of_small = [value.name for value in model.graph.input], model.graph.output[0].name

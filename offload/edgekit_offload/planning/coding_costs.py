@@ -1,7 +1,7 @@
-"""Sizes of tensors on the link in each coding, and its effect on answers, measured on samples.
+"""Measures the size of coded tensors on the link, and how codings change answers, on samples.
 
-The nodes that submodels get (`edgekit_offload.partition.coding`) code the tensors.
-Times are this machine's, scaled, until the cuts themselves are measured.
+Tensors are coded by the same nodes as in submodels (`edgekit_offload.partition.coding`). Times are measured
+on this machine and scaled, until the cuts themselves are measured.
 """
 
 import math
@@ -48,12 +48,12 @@ class AnswerChange:
     """The effect of a coding on the answers of a model.
 
     Attributes:
-        changed: share of the answers whose class changed.
-        loss: share of the answers that the coding is expected to make wrong (estimated). It comes from the
-            probabilities that the model gives to its best class and to the class that replaced it. So a
-            change between nearly equal classes costs little, and losses much below one answer are visible.
-            The estimate is right if the model's probabilities are right (calibration).
-        loss_error: standard error of `loss` as the mean of several samples; 0 for one sample.
+        changed: The fraction of the answers whose class changed.
+        loss: The estimated fraction of the answers that become wrong. It is the difference between the
+            model's probabilities of its best class and of the class that replaced it. Thus a change between
+            almost equal classes counts little, and a loss below one answer can be measured. The estimate
+            assumes that the probabilities are calibrated.
+        loss_error: The standard error of `loss` as the mean of several samples, 0 for one sample.
     """
 
     changed: float
@@ -62,15 +62,14 @@ class AnswerChange:
 
 
 def compare_answers(answers: Feeds, expected: Feeds, classes: Collection[str]) -> AnswerChange | None:
-    """Return how a coding changed the answers; None if an output without scores of classes changed.
+    """Return how a coding changed the answers, or None if an output changed that has no class scores.
 
-    Of several outputs, the one that changes most counts: some may come from the device, some from the server.
+    If there are several outputs, the one with the largest change counts.
 
     Args:
-        answers: outputs of the model with a coding.
-        expected: outputs of the model without it.
-        classes: outputs that hold scores of classes in their last axis. Boxes, a forecast or an embedding can
-            have the shape of scores.
+        answers: The outputs of the model with a coding.
+        expected: The outputs of the model without it.
+        classes: The outputs whose last axis has class scores. They cannot be recognised by their shape.
     """
     changes = []
     for name, right in expected.items():
@@ -82,7 +81,7 @@ def compare_answers(answers: Feeds, expected: Feeds, classes: Collection[str]) -
 
 
 def average_changes(changes: Sequence[AnswerChange | None]) -> AnswerChange | None:
-    """Return the mean over samples, with the standard error of the loss; None if any change is None."""
+    """Return the mean of changes with the standard error of the loss, or None if any change is None."""
     known_changes = [change for change in changes if change is not None]
     if len(known_changes) < len(changes):
         return None
@@ -94,7 +93,7 @@ def average_changes(changes: Sequence[AnswerChange | None]) -> AnswerChange | No
 
 
 def find_probabilities(outputs: Sequence[Feeds]) -> frozenset[str]:
-    """Return the names of outputs that are probabilities of classes in all samples: their rows sum to 1."""
+    """Return the names of outputs that are class probabilities, whose rows sum to 1 in all samples."""
     return frozenset(
         name
         for name in outputs[0]
@@ -133,13 +132,17 @@ def measure_codings(
     device_slowdown: float,
     server_slowdown: float,
 ) -> dict[str, CodedTensors]:
-    """Return coding -> sizes and times of all tensors of a graph in that coding, as means over the samples.
+    """Return the mean sizes and times of all tensors of a graph in each coding, by coding.
 
-    `graph`: kernels of `model`, with its names of tensors. `feeds`: samples, one request each.
-    `device_slowdown`, `server_slowdown`: time on the device or server as a multiple of this machine's time.
+    Args:
+        model: The model.
+        graph: The kernels of the model, with its tensor names.
+        feeds: The samples, one request each.
+        device_slowdown: The ratio of the device's time to this machine's time.
+        server_slowdown: The ratio of the server's time to this machine's time.
 
     Raises:
-        CutError: the model does not run on a sample.
+        CutError: The model does not run on a sample.
     """
     sizes, reply_bytes = ({coding: np.zeros(len(graph.tensors)) for coding in CUT_CODINGS} for _ in range(2))
     is_coded = {coding: np.zeros(len(graph.tensors), np.bool_) for coding in CUT_CODINGS}
@@ -207,17 +210,17 @@ def _take_part(array: Array) -> Array:
 
 
 class TensorCoder:
-    """Codes tensors by the nodes of heads, and restores them by the nodes of tails.
+    """Encodes tensors with the nodes of heads, and decodes them with the nodes of tails.
 
-    Tensors whose shapes are equal, or differ in axis 0 only, share a session, which is opened for the first
-    such tensor. A single session for tensors of all shapes would take seconds to open.
+    Tensors whose shapes differ at most in axis 0 share a session, which is opened on first use. A single
+    session for all shapes would take seconds to open.
     """
 
     def __init__(self, coding: str) -> None:
         self.coding = Coding(coding if coding in CUT_CODINGS else "raw")
 
     def codes(self, array: Array) -> bool:
-        """Return True if the coding changes this tensor; others are sent as they are."""
+        """Return whether the coding changes this tensor. Others are sent unchanged."""
         return self._open("encode", array) is not None
 
     def encode(self, array: Array) -> tuple[Array, ...]:
@@ -227,7 +230,7 @@ class TensorCoder:
         return tuple(session.run(None, {_TENSOR: array}))
 
     def restore(self, array: Array) -> Array:
-        """Return a tensor as the server has it after decoding."""
+        """Return a tensor as the server gets it after decoding."""
         session = self._open("decode", array)
         if session is None:
             return array
@@ -263,7 +266,7 @@ def _open_code(
 
 
 def compressed_bytes(array: Array) -> int:
-    """Return the bytes of a tensor on the link. zstd is used if it is installed and saves enough."""
+    """Return the size of a tensor on the link in bytes. zstd is used if it is installed and saves enough."""
     try:
         import zstandard
     except ImportError:
