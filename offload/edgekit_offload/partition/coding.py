@@ -56,10 +56,10 @@ class CutCoding:
 FLOAT_BITS: Final = 32
 CUT_CODINGS: Final[dict[str, CutCoding]] = {
     "raw": CutCoding(bits=FLOAT_BITS),
-    # One range for a sample, or for each channel, changed up to 3 % of answers (benchmarks/offload_codec.py): a
-    # few large values make the step too wide for others. With 8 bits, groups of 32 changed 6 answers of 2,000
-    # behind the first layer of ResNet8; groups of 16 change 2, for 9 % more bytes after zstd. With 4 bits, the
-    # ends of the ranges of groups of 16 would be a third of all bytes.
+    # One range for a sample, or for each channel, changed up to 3 % of answers (benchmarks/offload_codec.py):
+    # a few large values make the step too wide for others. With 8 bits, groups of 32 changed 6 answers of
+    # 2,000 behind the first layer of ResNet8; groups of 16 change 2, for 9 % more bytes after zstd. With 4
+    # bits, the ends of the ranges of groups of 16 would be a third of all bytes.
     "int8": CutCoding(bits=8, group=16, wide_values=_SMALL_VALUES, min_samples=_INT8_SAMPLES),
     # Few cuts: mostly they lose too much, and would leave no room for better ones.
     "int4": CutCoding(bits=4, group=32, min_samples=LOSSY_SAMPLES, max_cuts=2),
