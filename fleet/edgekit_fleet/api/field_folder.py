@@ -1,8 +1,8 @@
-"""Writes samples of a model into a folder that `edgekit package --calibration --eval` takes.
+"""Writes samples of a model into a folder for `edgekit package --calibration --eval`.
 
-field/<ID>.jpg      the input as it came (.npz for tensors, which have no media type)
-field/labels.csv    file_name, label, suggestion of all but tensors: people fill in `label`
-field/selection.csv file_name, probability and more: how often a request like this one is selected
+field/<ID>.jpg      The input as it was received. Tensors, which have no media type, are .npz files.
+field/labels.csv    file_name, label, suggestion. People fill in `label`. Tensors are not listed.
+field/selection.csv file_name, probability and more. Requests like this are sampled with this probability.
 """
 
 import base64
@@ -48,16 +48,16 @@ _FORMULA: Final = ("=", "+", "-", "@")  # with which a spreadsheet would compute
 
 
 def write_field_folder(fleet: FleetCaller, folder: Path, **choice: str) -> tuple[int, list[str]]:
-    """Fetch the samples that are not in the folder yet; labels that people gave stay.
+    """Fetch the samples that are not in the folder yet. Labels in the folder are kept.
 
-    `folder`: made if it is missing. `choice`: fields of `ListSamples`.
+    The folder is created if it is missing. `choice` are fields of `ListSamples`.
 
     Returns:
-        The number of new files, and a sentence for each sample that cannot be read.
+        The number of new files, and a message for each sample that cannot be read.
 
     Raises:
-        OutputError: the folder cannot be written.
-        EdgekitError: as from `FleetCaller.call`.
+        OutputError: The folder cannot be written.
+        EdgekitError: See `FleetCaller.call`.
     """
     count, faults = 0, []
     labels, selection = _read_rows(folder / LABELS), _read_rows(folder / SELECTION)

@@ -1,4 +1,4 @@
-"""JSON Schema of dataclasses: types, ranges and docstrings become one document."""
+"""Builds the JSON Schema of dataclasses from their types, ranges and docstrings."""
 
 import dataclasses
 import inspect
@@ -12,7 +12,10 @@ Schemas = dict[str, dict[str, Any]]
 
 
 def add_schema(record: type[Any], schemas: Schemas) -> dict[str, Any]:
-    """Return a reference to the schema of a dataclass; add that schema, and those it needs, to `schemas`."""
+    """Return a reference to the schema of a dataclass.
+
+    The schema and those of the dataclasses in its fields are added to `schemas`.
+    """
     reference = {"$ref": f"#/components/schemas/{record.__name__}"}
     if record.__name__ in schemas:
         return reference
@@ -38,7 +41,7 @@ def add_schema(record: type[Any], schemas: Schemas) -> dict[str, Any]:
 
 
 def schema_of(hint: Any, schemas: Schemas) -> dict[str, Any]:
-    """Return the JSON Schema of a type; the schemas of its dataclasses are added to `schemas`, by name."""
+    """Return the JSON Schema of a type. The schemas of its dataclasses are added to `schemas`, by name."""
     limits = {}
     if get_origin(hint) is Annotated:
         hint, allowed = get_args(hint)

@@ -1,4 +1,4 @@
-"""The OpenAPI document of the HTTP interface, from the table of endpoints.
+"""Builds the OpenAPI document of the HTTP interface from the table of endpoints.
 
 Source: OpenAPI Specification 3.1.1.
 """

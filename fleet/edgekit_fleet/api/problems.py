@@ -1,4 +1,4 @@
-"""Errors as problem details.
+"""Maps errors to HTTP responses with problem details.
 
 Source: RFC 9457.
 """
@@ -42,10 +42,9 @@ REFUSALS: Final[tuple[type[Exception], ...]] = (
 
 
 def describe_problem(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """Return status, body and headers of the answer to a request that failed.
+    """Return the status, body and headers of the response to a failed request.
 
-    Args:
-        error: one of `REFUSALS`; any other error is the fleet's own fault.
+    An error that is not one of `REFUSALS` has the status 500.
     """
     headers = {}
     if isinstance(error, RequestError):
@@ -68,6 +67,6 @@ def describe_problem(error: Exception) -> tuple[int, dict[str, Any], dict[str, s
 
 
 def problem_response(error: Exception) -> Response:
-    """Return the HTTP response to a request that failed with `error`; see `describe_problem`."""
+    """Return the HTTP response to a request that failed with `error` (see `describe_problem`)."""
     status, body, headers = describe_problem(error)
     return Response(json.dumps(body), status, headers, MEDIA_TYPE)

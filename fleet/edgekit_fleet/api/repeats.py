@@ -1,4 +1,4 @@
-"""Requests that come twice: with an `Idempotency-Key` the second one gets the answer to the first.
+"""Stores answers, so that a repeated request with the same `Idempotency-Key` gets the same answer.
 
 Source: draft-ietf-httpapi-idempotency-key-header-07.
 """
@@ -22,8 +22,8 @@ class KeyedRequest:
     """A request with the header `Idempotency-Key`.
 
     Attributes:
-        actor: who sends the request; other actors may use the same key.
-        sha256: SHA-256 of method, path and body.
+        actor: The sender of the request. The keys of different actors are independent.
+        sha256: The SHA-256 of the method, path and body.
     """
 
     actor: str
@@ -32,10 +32,10 @@ class KeyedRequest:
 
 
 def check_key(key: str) -> str:
-    """Return the value of an `Idempotency-Key`, if it has the right form.
+    """Check the form of an `Idempotency-Key`, and return it.
 
     Raises:
-        RequestError: 400, it is malformed.
+        RequestError: 400, the key is malformed.
     """
     if not 0 < len(key) <= MAX_KEY_CHARS or not key.isascii() or not key.isprintable():
         raise RequestError(400, f"Idempotency-Key: expected 1 to {MAX_KEY_CHARS} printable ASCII")
@@ -43,13 +43,13 @@ def check_key(key: str) -> str:
 
 
 def begin_request(store: Store, request: KeyedRequest, now: float) -> tuple[int, bytes] | None:
-    """Mark a new request as begun, and return None.
+    """Store that a new request has begun, and return None.
 
-    For a repeated request, return status and body of its answer.
+    For a repeated request, return the status and body of its answer.
 
     Raises:
-        RequestError: 422 the key was used for another request; 409 it is being carried out, or its answer is
-            not kept.
+        RequestError: 409, the request is in progress or its answer is not stored. 422, the key was used for
+            another request.
     """
     with store.transaction() as session:
         session.execute(delete(IdempotencyRow).where(IdempotencyRow.created_at < now - _KEPT_S))
@@ -79,9 +79,9 @@ def begin_request(store: Store, request: KeyedRequest, now: float) -> tuple[int,
 
 
 def end_request(store: Store, request: KeyedRequest, status: int, answer: bytes) -> None:
-    """Keep the answer to a request; after a status of 500 or more, forget the request, so it can be repeated.
+    """Store the answer to a request. If the status is 500 or more, the request can be repeated instead.
 
-    `answer`: body of the answer; empty if it holds a secret.
+    `answer` is the body, or empty if the answer contains a secret.
     """
     with store.transaction() as session:
         row = session.get(IdempotencyRow, (request.actor, request.key))

@@ -1,4 +1,4 @@
-"""Reads requests, with limits of size, time and form."""
+"""Reads requests, with limits on their size, time and form."""
 
 import dataclasses
 import functools
@@ -38,16 +38,15 @@ class _UnreadableError(RequestError):
 
 @asynccontextmanager
 async def receive_file(request: Request, folder: Path, sha256: str) -> AsyncIterator[Path]:
-    """Write the body of a request into a file, and yield its path; the file is gone after the block.
+    """Write the body of a request to a temporary file, and yield its path.
 
-    Args:
-        request: request with a file as its body.
-        folder: folder for temporary files.
-        sha256: SHA-256 that the file must have, in hexadecimal digits.
+    The file is deleted at the end of the `with` block. `folder` is the folder for temporary files. `sha256`
+    is the expected SHA-256 in hexadecimal digits.
 
     Raises:
-        RequestError: 404 `sha256` is no digest, 408 too slow, 409 another digest, 413 too large.
-        OutputError: the disk is full.
+        RequestError: 404, `sha256` is malformed. 408, the client is too slow. 409, the SHA-256 differs. 413,
+            the file is too large.
+        OutputError: The file cannot be written.
     """
     if _SHA256.fullmatch(sha256) is None:
         raise RequestError(404, "the path ends with the sha256 of the package: 64 hexadecimal digits")
@@ -72,12 +71,13 @@ async def receive_file(request: Request, folder: Path, sha256: str) -> AsyncIter
 
 
 def parse_request(endpoint: AnyEndpoint, request: Request, body: bytes, **own: Any) -> Any:
-    """Return an instance of `endpoint.request`, read from the path and from body or query.
+    """Return an instance of `endpoint.request` from the path and the body or query of a request.
 
-    `body`: JSON, with POST. `own`: fields whose values are known already.
+    `body` is JSON in a POST request. `own` are fields whose values are already known.
 
     Raises:
-        RequestError: 400 no JSON; 415 another media type; 422 a field is missing, unknown or wrong.
+        RequestError: 400, the body is not JSON. 415, it has another media type. 422, a field is missing,
+            unknown or invalid.
     """
     plain: dict[str, Any] = dict(request.path_params)
     values = _read_json(request, body) if endpoint.method == "POST" else _read_query(endpoint, request)

@@ -1,4 +1,4 @@
-"""The HTTP interface of a fleet: `/api/v1`, made from the table of endpoints."""
+"""The HTTP interface of a fleet at `/api/v1`, built from the table of endpoints."""
 
 import asyncio
 import hashlib
@@ -37,7 +37,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 def make_api(fleet: Fleet) -> Starlette:
-    """Return the application of the HTTP interface; its paths are below `/api/v1`, see `join_apps`."""
+    """Return the application of the HTTP interface. It serves the paths below `/api/v1` (see `join_apps`)."""
     document = encode_json(make_document())
     waiting = asyncio.Semaphore(_MOST_WAITING)
     by_path: dict[str, dict[str, Handler]] = {}
@@ -59,7 +59,7 @@ def make_api(fleet: Fleet) -> Starlette:
 
 
 def join_apps(api: ASGIApp, fallback: ASGIApp) -> ASGIApp:
-    """Return an application: `api` answers below `/api/v1`, `fallback` elsewhere. Both get the full path."""
+    """Return an application that uses `api` for paths below `/api/v1`, and `fallback` for all others."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         # Not by `Mount`, whose pattern no path with a line feed fits.

@@ -1,1 +1,1 @@
-"""The broker: mosquitto as a child of the manager, and checks of other brokers."""
+"""The broker: mosquitto as a child process of the manager, and checks of other brokers."""

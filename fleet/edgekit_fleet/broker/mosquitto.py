@@ -1,8 +1,8 @@
-"""A mosquitto of our own: its configuration, its process, and its restart.
+"""Runs mosquitto as the fleet's own broker: its configuration, process and restarts.
 
-It keeps nothing on disk: the truth is in the store, and a restored broker would bring back old documents. The
-certificate names each client, also its MQTT client identifier, so that no device can take over the connection
-of another one. A device may write its own documents and read what is meant for it, nothing else.
+The broker stores nothing on disk. The state of the fleet is in the store, and restored messages would be
+outdated. A client's certificate determines its name and its MQTT client identifier, so no device can take
+over the connection of another one. A device can only publish its own documents and read those for it.
 """
 
 import contextlib
@@ -69,13 +69,13 @@ log_type warning
 
 
 def write_configuration(folder: FleetFolder, settings: FleetSettings, authority: Authority) -> Path:
-    """Write the files for mosquitto into the fleet's broker folder; return the path of `mosquitto.conf`.
+    """Write the files for mosquitto into the fleet's broker folder, and return the path of `mosquitto.conf`.
 
-    Only the broker folder goes to a broker on another machine: the keys of the authority stay here.
+    To run the broker on another machine, copy only this folder. It does not contain the authority's keys.
 
     Raises:
-        OutputError: the folder cannot be written.
-        ConfigError: a path holds a line break.
+        OutputError: The folder cannot be written.
+        ConfigError: A path contains a line break.
     """
     make_folders(folder.broker, 0o700)
     acl, path = folder.broker / _ACL, folder.broker / "mosquitto.conf"
@@ -118,12 +118,12 @@ def _write_acl(path: Path, authority: Authority, silent: Collection[str] = ()) -
 
 
 def write_revoked(authority: Authority, serials: Iterable[str], folder: Path) -> None:
-    """Write the list of revoked certificates into the broker's folder; the broker reads it after `reload`.
+    """Write the list of revoked certificates into the broker's folder. It takes effect after `reload`.
 
-    `serials`: all serial numbers, in hexadecimal digits. `folder`: folder that the broker reads.
+    `serials` are all revoked serial numbers, in hexadecimal digits.
 
     Raises:
-        OutputError: the folder cannot be written.
+        OutputError: The folder cannot be written.
     """
     authority.write_crl(serials)
     _copy(authority.crl, folder)
@@ -136,7 +136,7 @@ def _copy(path: Path, folder: Path) -> Path:
 
 
 class Mosquitto:
-    """A running mosquitto; ends with the `with` block."""
+    """A running mosquitto, which is stopped at the end of the `with` block."""
 
     def __init__(self, configuration: Path, settings: FleetSettings, authority: Authority) -> None:
         """Start the broker, and wait until it answers.
@@ -168,29 +168,29 @@ class Mosquitto:
         return self._child.pid
 
     def reload(self) -> None:
-        """Make the broker read its certificates and the list of revoked ones again; connections stay."""
+        """Make the broker reload its certificates and rights. Connections are kept."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._child.pid, signal.SIGHUP)
 
     def silence(self, devices: Collection[str]) -> None:
-        """Make the broker drop all messages of these devices, and accept those of all other devices.
+        """Make the broker drop all messages of these devices, and of no others.
 
-        A device that floods the broker would otherwise fill the manager's queue at the broker, and messages
-        of other devices would be lost.
+        A device that floods the broker would otherwise fill the manager's queue, and messages of other
+        devices would be lost.
 
         Raises:
-            OutputError: the list of rights that the broker reads cannot be written.
+            OutputError: The access control list cannot be written.
         """
         _write_acl(self._configuration.parent / _ACL, self._authority, devices)
         self.reload()
 
     def restart_if_ended(self) -> bool:
-        """Start the broker again if it has ended; return True if it was started.
+        """Restart the broker if it has ended. Return True if it was restarted.
 
-        Each time the broker ends soon after a start, the pause before the next start doubles.
+        While the broker ends soon after each start, the pause before the next start doubles.
 
         Raises:
-            TransportError: it does not start.
+            TransportError: The broker does not start.
         """
         if self._child.wait(0) is None:
             return False
@@ -240,14 +240,14 @@ class Mosquitto:
 
 
 def list_brokers(settings: FleetSettings) -> tuple[tuple[str, int], ...]:
-    """Return host and port of each broker, as this machine reaches them."""
+    """Return the host and port of each broker, as seen from this machine."""
     if settings.brokers:
         return tuple(map(split_address, settings.brokers))
     return ((own_address(settings), settings.broker_port),)
 
 
 def own_address(settings: FleetSettings) -> str:
-    """Return the address under which this machine reaches its own servers."""
+    """Return the address at which this machine reaches its own servers."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104 - compared
 
 

@@ -1,4 +1,4 @@
-"""Runs mosquitto as a child that ends with its parent: `python -m ...mosquitto_child FILE`."""
+"""Runs mosquitto as a child process that ends with its parent: `python -m ...mosquitto_child FILE`."""
 
 import os
 import sys

@@ -1,7 +1,7 @@
-"""One connection of the manager, or of a simulated device: MQTT 3.1.1 or 5 over TLS, on an asyncio transport.
+"""An MQTT 3.1.1 or 5 connection over TLS on asyncio, for the manager or a simulated device.
 
-Only what a fleet uses: connect with a last will, subscribe, publish with QoS 1, receive, ping. TLS runs over
-memory here, because asyncio's own needs 256 KiB a connection and does not resume sessions.
+It supports only what a fleet needs: last wills, subscriptions, messages with QoS 1 and pings. TLS runs on
+memory buffers, since asyncio's TLS needs 256 KiB for each connection and does not resume sessions.
 
 Source: MQTT 3.1.1 and 5.0 (OASIS), sections 2 and 3.
 """
@@ -21,31 +21,31 @@ _MAX_PACKET_BYTES: Final = 1 << 18  # a hundred times what the fleet sends
 
 
 class ConnectionOwner(Protocol):
-    """The owner of a connection, which is told what happens on it; all calls come from the loop's thread."""
+    """The owner of a connection, whose methods are called on its events, in the thread of the event loop."""
 
     def connected(self, connection: "MqttConnection") -> None:
         """The broker has accepted the connection and its subscriptions."""
 
     def received(self, connection: "MqttConnection", topic: str, payload: bytes, at_s: float) -> None:
-        """A message came at `at_s` of the monotonic clock."""
+        """A message was received at `at_s` of the monotonic clock."""
 
     def closed(self, connection: "MqttConnection", reason: str) -> None:
-        """The connection has ended, or was never made."""
+        """The connection has ended or could not be opened."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionOptions:
-    """How to connect.
+    """The options of a connection.
 
     Attributes:
-        client_id: client identifier of MQTT.
-        context: TLS context with the device's certificate.
-        session: TLS session of an earlier connection with this context, to be resumed; or None.
-        host: name that the broker's certificate must have.
-        will_topic, will: topic and payload of the last will, which is retained; no will if the topic is
-            empty.
-        keepalive_s: the broker ends the connection after 1.5 times this without a packet.
-        is_mqtt5: whether to speak MQTT 5, else 3.1.1.
+        client_id: The MQTT client identifier.
+        context: The TLS context with the client's certificate.
+        session: A TLS session of this context to resume, or None.
+        host: The expected name in the broker's certificate.
+        will_topic, will: The topic and payload of the last will, which is retained. An empty topic means no
+            will.
+        keepalive_s: The interval in seconds. After 1.5 intervals without a packet, the broker disconnects.
+        is_mqtt5: Whether to use MQTT 5 instead of 3.1.1.
     """
 
     client_id: str
@@ -63,8 +63,8 @@ class MqttConnection(asyncio.Protocol):
     """A connection of one client to the broker.
 
     Attributes:
-        sent, acknowledged: numbers of messages that were published, and that the broker has acknowledged.
-        heard_at: when the last bytes came, by the monotonic clock.
+        sent, acknowledged: The numbers of messages that were published and acknowledged.
+        heard_at: The time of the last received bytes, on the monotonic clock.
     """
 
     def __init__(self, options: ConnectionOptions, owner: ConnectionOwner) -> None:
@@ -84,16 +84,16 @@ class MqttConnection(asyncio.Protocol):
 
     @property
     def session(self) -> ssl.SSLSession | None:
-        """The TLS session, which the next connection can resume; None before the handshake."""
+        """The TLS session, which the next connection can resume, or None before the handshake."""
         return self._tls.session
 
     @property
     def is_resumed(self) -> bool:
-        """Whether the handshake has resumed an earlier TLS session."""
+        """Whether the connection resumed an earlier TLS session."""
         return bool(self._tls.session_reused)
 
     def publish(self, topic: str, payload: bytes, *, is_retained: bool) -> None:
-        """Send a message once with QoS 1; `acknowledged` counts the broker's answer."""
+        """Send a message with QoS 1. `acknowledged` increases when the broker confirms it."""
         self.sent += 1
         number = struct.pack(">H", (self.sent - 1) % 65535 + 1)
         body = _string(topic.encode()) + number + self._properties + payload
@@ -101,33 +101,33 @@ class MqttConnection(asyncio.Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """The number of bytes that the socket has not taken yet."""
+        """The number of bytes that have not been passed to the socket yet."""
         buffered = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return len(self._packets) + buffered
 
     def pause_reading(self) -> None:
-        """Leave incoming bytes in the system's buffer, which has room for more than a second of messages."""
+        """Stop reading. The system's buffer has room for more than a second of messages."""
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read the waiting bytes, in as few pieces as possible."""
+        """Resume reading after `pause_reading`."""
         if self._transport is not None:
             self._transport.resume_reading()
 
     def ping(self) -> None:
-        """Send a ping, so that the broker keeps the connection."""
+        """Send a ping, so that the broker does not close the connection."""
         self._send(_packet(_PINGREQ << 4, b""))
 
     def close(self) -> None:
-        """Disconnect, so that the broker does not send the last will."""
+        """Disconnect cleanly. The broker does not publish the last will."""
         self._send(_packet(_DISCONNECT << 4, b""))
         self._flush()
         if self._transport is not None:
             self._transport.close()
 
     def abort(self, reason: str) -> None:
-        """Break the connection off, so that the broker sends the last will."""
+        """Abort the connection. The broker publishes the last will."""
         self._reason, self._is_aborted = reason, True
         if self._transport is not None:
             self._transport.abort()

@@ -1,7 +1,7 @@
-"""Tests what a broker really does that the fleet's protocol needs, by messages that arrive or do not.
+"""Tests with real messages whether a broker supports what the fleet's protocol needs.
 
-The broker's answer proves nothing: mosquitto grants a forbidden subscription and delivers nothing, and two
-nodes of RabbitMQ 4 grant a shared one and deliver nothing.
+The broker's replies prove nothing. mosquitto accepts a forbidden subscription, and two nodes of RabbitMQ 4
+accept a shared one, but they deliver no messages.
 """
 
 import os
@@ -31,13 +31,13 @@ ContextOf = Callable[[str], ssl.SSLContext | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one check has shown.
+    """The result of one check.
 
     Attributes:
-        check: what the check asks of the broker.
-        works: whether the broker does it.
-        effect: `fine`; `adapted` if edgekit works all the same; `refused` if no fleet may run on the broker.
-        text: the consequence, in one sentence.
+        check: What the check requires of the broker.
+        works: Whether the broker supports it.
+        effect: `fine`, `adapted` if edgekit works without it, or `refused` if the broker cannot be used.
+        text: The consequence, in one sentence.
     """
 
     check: str
@@ -128,7 +128,7 @@ class _Probe:
 
 
 class BrokerProbe:
-    """The checks of one broker, with three clients: the manager and two devices."""
+    """The checks of one broker, with three clients: a manager and two devices."""
 
     def __init__(
         self,
@@ -154,10 +154,10 @@ class BrokerProbe:
         self._mark = os.urandom(4).hex()
 
     def run(self) -> list[Finding]:
-        """Carry out all checks at the broker, and return the finding of each.
+        """Run all checks, and return their findings.
 
         Raises:
-            TransportError: the broker cannot be reached, or refuses MQTT 3.1.1 or one of the clients.
+            TransportError: The broker cannot be reached, or refuses MQTT 3.1.1 or one of the clients.
         """
         return [
             self._check_delivery(),

@@ -1,1 +1,1 @@
-"""The console: pages for people at a screen, rendered on the server."""
+"""The console: web pages that are rendered on the server."""

@@ -1,4 +1,4 @@
-"""The routes of the console, from its modules with `list_routes`, and the headers of every answer."""
+"""The application of the console: the routes of all its modules, and the headers of every response."""
 
 from typing import Final
 

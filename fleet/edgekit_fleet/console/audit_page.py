@@ -1,4 +1,4 @@
-"""The audit log: who did what and when, with a filter; and whether its chain of digests holds."""
+"""The audit log, with a filter, and the verification of its chain of digests."""
 
 import json
 import time
@@ -24,11 +24,11 @@ _KINDS: Final = ("alarm.", "device.", "release.", "rollout.", "sample.", "user."
 
 @dataclass(frozen=True, slots=True)
 class ChainCheck:
-    """When the whole chain was verified last.
+    """The result of the last verification of the whole chain.
 
     Attributes:
-        at: seconds since 1970.
-        broken_at: number of the first entry that does not follow from the one before it, or None.
+        at: The time of the verification, in seconds since 1970.
+        broken_at: The number of the first entry that does not match the previous one, or None.
     """
 
     at: float
@@ -36,15 +36,16 @@ class ChainCheck:
 
 
 class AuditPages:
-    """The pages of the audit log, with the last check of its chain in this process."""
+    """The pages of the audit log, with the result of the last verification in this process."""
 
     def __init__(self) -> None:
         self._check: ChainCheck | None = None
 
     def show(self, console: Console, request: Request) -> Response:
-        """Return the page with the newest entries that the query asks for.
+        """Return the page with the newest entries that match the query.
 
-        Its parameters: `subject`, `actor`, `action` (a prefix), and `before` (the number of an entry).
+        The query parameters are `subject`, `actor`, `action` (a prefix) and `before` (the number of an
+        entry).
         """
         query = request.query_params
         statement = select(AuditRow).order_by(AuditRow.number.desc()).limit(_PAGE + 1)
@@ -75,7 +76,7 @@ class AuditPages:
         )
 
     def verify(self, console: Console, request: Request) -> Response:
-        """Verify the whole chain, and redirect to the result; a million entries take half a minute."""
+        """Verify the whole chain, and redirect to the result. A million entries take half a minute."""
         broken_at = find_audit_break(console.store)
         self._check = ChainCheck(time.time(), broken_at)
         result = "holds" if broken_at is None else f"is broken at entry {broken_at}"

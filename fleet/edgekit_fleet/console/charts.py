@@ -1,7 +1,7 @@
-"""Charts as SVG: numbers in, markup out. Colours come from the style sheet, by classes.
+"""Draws charts as SVG. The colours are classes of the style sheet.
 
-A chart has a title and a description for screen readers, and a table of the same values for everybody. It
-holds no styles and no scripts, which the pages' security policy would refuse.
+A chart has a title and a description for screen readers, and a table of its values. It contains no styles or
+scripts, since the security policy of the pages forbids them.
 """
 
 import math
@@ -24,10 +24,10 @@ class Line:
     """A line of a chart.
 
     Attributes:
-        name: name of the line in the table.
-        style: class of the style sheet.
-        points: (x, y), x rising.
-        is_filled: whether the area under it is filled.
+        name: The name of the line in the table.
+        style: A class of the style sheet.
+        points: The points (x, y), with rising x.
+        is_filled: Whether the area below the line is filled.
     """
 
     name: str
@@ -42,17 +42,17 @@ class Chart:
     """The content of a chart.
 
     Attributes:
-        key: start of an id in the SVG, unique on the page.
-        words: what it shows, for screen readers.
-        x_ticks: (x, text) of each mark.
-        lines: lines in drawing order: the lowest first.
-        limit: y of a horizontal line, or None.
-        top: highest y; higher points are outside of the frame.
-        bottom: lowest y.
-        show: returns a y as text.
-        show_x: returns an x as text, for the table.
-        is_log: whether x is drawn by its logarithm.
-        x_range: lowest and highest x; by default, the range of the points.
+        key: A prefix for ids in the SVG, unique on the page.
+        words: A description for screen readers.
+        x_ticks: The position and text of each tick, (x, text).
+        lines: The lines. Later ones are drawn over earlier ones.
+        limit: The y of a horizontal line, or None.
+        top: The highest y. Points above it are cut off.
+        bottom: The lowest y.
+        show: Formats a y.
+        show_x: Formats an x, for the table.
+        is_log: Whether the x axis is logarithmic.
+        x_range: The lowest and highest x. The default is the range of the points.
     """
 
     key: str
@@ -142,11 +142,11 @@ def _draw_line(line: Line, frame: Frame) -> Markup:
 
 
 def draw_bar(parts: Sequence[tuple[str, int]], words: str) -> Markup:
-    """Return a bar of parts beside each other, each as wide as its share of the sum of the numbers.
+    """Return a bar that is divided in proportion to numbers.
 
     Args:
-        parts: (class of the style sheet, number).
-        words: what it shows, for screen readers.
+        parts: The class of the style sheet and the number of each part.
+        words: A description for screen readers.
     """
     total = sum(number for _, number in parts) or 1
     begin, drawn = 0.0, []
@@ -167,6 +167,6 @@ def draw_bar(parts: Sequence[tuple[str, int]], words: str) -> Markup:
 
 
 def count_ticks(most: int) -> list[tuple[float, str]]:
-    """Return marks (number, text) for a logarithmic axis from 1 to `most`: 1, powers of ten, and `most`."""
+    """Return ticks (number, text) for a logarithmic axis from 1 to `most`: 1, powers of ten, and `most`."""
     powers = [10.0**power for power in range(1, int(math.log10(most)) + 1) if 10**power * 2 <= most]
     return [(value, f"{value:,.0f}") for value in [1.0, *powers, float(most)]] if most > 1 else [(1.0, "1")]

@@ -32,13 +32,13 @@ class StartSamples:
     """An order to devices to send samples.
 
     Attributes:
-        model: name of the model.
-        selector: devices, such as `site=lyon`; new ones that match get the order, too.
-        triggers: reasons to keep a request.
-        per_day: most samples a day from a device.
-        max_bytes: most bytes on a device that wait to be sent.
-        days: days until the order ends.
-        window: local time of day in which devices send, as `01:00-04:00`; any time by default.
+        model: The name of the model.
+        selector: The devices, such as `site=lyon`. It also applies to devices that are added later.
+        triggers: The reasons to sample a request.
+        per_day: The maximum number of samples a day from a device.
+        max_bytes: The maximum size of the samples that wait on a device.
+        days: The days until the order ends.
+        window: The local time of day at which devices send, such as `01:00-04:00`. Any time by default.
     """
 
     model: str

@@ -30,9 +30,9 @@ class ListDevices:
     """Which devices to list.
 
     Attributes:
-        selector: such as `class=jetson and site=lyon`.
-        limit: most devices of one page.
-        after: name after which the page begins.
+        selector: A selector of devices, such as `class=jetson and site=lyon`.
+        limit: The maximum number of devices on the page.
+        after: The name after which the page begins.
     """
 
     selector: str = "all"
@@ -42,11 +42,11 @@ class ListDevices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceList:
-    """A page of devices, by name.
+    """A page of devices, sorted by name.
 
     Attributes:
-        items: the devices.
-        next: `after` of the next page, or null on the last one.
+        items: The devices.
+        next: The `after` of the next page, or null on the last page.
     """
 
     items: tuple[DeviceSummary, ...]
@@ -55,12 +55,13 @@ class DeviceList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagDevice:
-    """Tags that a device gets.
+    """Tags to set on a device.
 
     Attributes:
-        name: name of the device.
-        tags: tag -> value; an empty value removes the tag.
-        is_sure: whether to set the tags even if the device then gets another version; else this is error 409.
+        name: The name of the device.
+        tags: An object from tag to value. An empty value removes the tag.
+        is_sure: Whether to set the tags even if the device then gets another version. Otherwise, that is
+            error 409.
     """
 
     name: str
@@ -73,8 +74,8 @@ class RevokeDevice:
     """A device to revoke.
 
     Attributes:
-        name: name of the device.
-        reason: reason for the audit log.
+        name: The name of the device.
+        reason: The reason for the audit log.
     """
 
     name: str
@@ -86,9 +87,9 @@ class SetStream:
     """A stream that a device should run.
 
     Attributes:
-        name: name of the device.
-        stream: name of the stream.
-        settings: what it reads, which model answers, and where answers go.
+        name: The name of the device.
+        stream: The name of the stream.
+        settings: The source of the stream, its model, and the destination of the answers.
     """
 
     name: str
@@ -101,8 +102,8 @@ class NamedStream:
     """A stream of a device.
 
     Attributes:
-        name: name of the device.
-        stream: name of the stream.
+        name: The name of the device.
+        stream: The name of the stream.
     """
 
     name: str
@@ -111,11 +112,11 @@ class NamedStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeSettings:
-    """Settings of a device, see the guide to fleets.
+    """Settings of a device (see the guide to fleets).
 
     Attributes:
-        name: name of the device.
-        settings: key -> value; an empty value leaves the setting to the device again.
+        name: The name of the device.
+        settings: An object from key to value. With an empty value, the device uses its own setting again.
     """
 
     name: str
@@ -124,11 +125,11 @@ class ChangeSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskForLogs:
-    """A request for the last lines of the logs of service and agent.
+    """A request for the last log lines of the service and the agent on a device.
 
     Attributes:
-        name: name of the device.
-        lines: number of lines; fewer come if they do not all fit into a message.
+        name: The name of the device.
+        lines: The number of lines. Fewer are sent if they do not all fit into a message.
     """
 
     name: str
@@ -137,11 +138,11 @@ class AskForLogs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetLog:
-    """Which device, and whether to wait for its answer.
+    """The device whose log to return, and how long to wait for it.
 
     Attributes:
-        name: name of the device.
-        wait: seconds after which the request is returned without an answer.
+        name: The name of the device.
+        wait: The seconds after which the request is returned without an answer.
     """
 
     name: str
@@ -153,10 +154,10 @@ class InviteDevices:
     """Devices that may enrol.
 
     Attributes:
-        names: names of the devices.
-        target: target of their packages; empty if each device states its own.
-        tags: tags that they get.
-        hours: how long the codes are valid.
+        names: The names of the devices.
+        target: The target of their packages. If empty, each device states its own.
+        tags: The tags of the devices.
+        hours: The lifetime of the codes in hours.
     """
 
     names: tuple[str, ...]
@@ -170,7 +171,7 @@ class InvitationList:
     """One-time codes, one for each device.
 
     Attributes:
-        items: the codes.
+        items: The codes.
     """
 
     items: tuple[Invitation, ...]
@@ -181,10 +182,10 @@ class ReadAudit:
     """Which entries of the audit log to return.
 
     Attributes:
-        subject: only of this device, release or rollout; empty for all.
-        action: only actions that begin with this, such as `rollout`; empty for all.
-        limit: most entries of one page.
-        before: number before which the page ends; 0 for the newest.
+        subject: The name of a device, release or rollout. An empty name matches all.
+        action: A prefix of the actions, such as `rollout`.
+        limit: The maximum number of entries on the page.
+        before: The number of the entry before which the page ends, or 0 for the newest page.
     """
 
     subject: str = ""
@@ -195,11 +196,11 @@ class ReadAudit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditList:
-    """A page of the audit log, oldest first.
+    """A page of the audit log, oldest entry first.
 
     Attributes:
-        items: the entries.
-        next: `before` of the page with older entries, or null on the last one.
+        items: The entries.
+        next: The `before` of the page with older entries, or null on the last page.
     """
 
     items: tuple[AuditRecord, ...]
@@ -211,7 +212,7 @@ class AuditCheck:
     """Whether the audit log is unchanged.
 
     Attributes:
-        broken: number of the first entry that was changed, or null.
+        broken: The number of the first changed entry, or null.
     """
 
     broken: Annotated[int | None, Range(0, 1 << 50)]

@@ -1,4 +1,4 @@
-"""An endpoint of the HTTP interface, and the fleet that it works on."""
+"""An endpoint of the HTTP interface, and the fleet that it acts on."""
 
 import functools
 from collections.abc import Callable
@@ -37,20 +37,20 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint(Generic[Request, Answer]):
-    """A method on a path, and the function behind it.
+    """An HTTP method and path with the function that handles the requests.
 
-    The path states some fields of the request. The others come from the query (GET, DELETE) or from the body
-    (POST). With PUT the body is a file, which `run` gets as the field `file`.
+    Some fields of a request are in the path. The others are in the query (GET, DELETE) or in the body (POST).
+    With PUT, the body is a file, whose path is the field `file`.
 
     Attributes:
-        name: name of the operation.
-        path: `{name}` in it is a field of the request.
-        scope: scope that the caller needs.
-        request, answer: dataclasses of the request and of the answer.
-        run: the function; it may change the fleet.
-        status: HTTP status after success.
-        is_secret: whether the answer holds a secret; if so, the answer is not kept for a repeated request.
-        is_done: for a request with `wait`: whether its answer is final, so that the wait ends.
+        name: The name of the operation.
+        path: The path. Each `{name}` in it is a field of the request.
+        scope: The scope that the caller needs.
+        request, answer: The dataclasses of the request and of the answer.
+        run: The function, which may change the fleet.
+        status: The HTTP status of a success.
+        is_secret: Whether the answer contains a secret. Such an answer is not stored for repeated requests.
+        is_done: Tells whether an answer is final, which ends the wait of a request with `wait`.
     """
 
     name: str
@@ -81,7 +81,8 @@ def endpoint(
 ) -> Callable[[Callable[[Fleet, Principal, Request], Answer]], Endpoint[Request, Answer]]:
     """Return a decorator that makes an `Endpoint` of a function `(fleet, principal, request) -> answer`.
 
-    The hints of the function state request and answer; the arguments are attributes of `Endpoint`.
+    The type hints of the function determine the request and answer classes. For the arguments, see
+    `Endpoint`.
     """
 
     def make(run: Callable[[Fleet, Principal, Request], Answer]) -> Endpoint[Request, Answer]:
@@ -111,10 +112,10 @@ class Nothing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
-    """A request about one thing.
+    """A request that only has a name.
 
     Attributes:
-        name: its name.
+        name: The name of the object.
     """
 
     name: str

@@ -27,11 +27,11 @@ Page = TypeVar("Page", "ReleaseList", "RolloutList")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadPackage:
-    """A package.
+    """A package to upload.
 
     Attributes:
-        sha256: SHA-256 of the file, in hexadecimal digits.
-        file: where it is; the caller removes it.
+        sha256: The SHA-256 of the file, in hexadecimal digits.
+        file: The path of the file, which the caller removes.
     """
 
     sha256: str
@@ -40,11 +40,11 @@ class UploadPackage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadedPackage:
-    """An uploaded package, which a release can name within a day.
+    """An uploaded package, which can be released within a day.
 
     Attributes:
-        sha256, size_bytes: SHA-256 and size of the file.
-        model, version, target: model, version and target of the package.
+        sha256, size_bytes: The SHA-256 and size of the file.
+        model, version, target: The model, version and target of the package.
     """
 
     sha256: str
@@ -59,12 +59,12 @@ class MakeRelease:
     """A new release.
 
     Attributes:
-        packages: SHA-256 of uploaded packages, at most one for each model and class.
-        name: name of the release; today's date and a number if empty.
-        note: note to show.
-        min_agreement: least agreement with the previous version; lower it if answers change on purpose.
-        encrypt: whether to encrypt the packages; if left out, as the settings of the fleet say.
-        allow_plain: release plain packages even of a model that had an encrypted release.
+        packages: The SHA-256 of uploaded packages, at most one for each model and device class.
+        name: The name of the release. If empty, it is today's date and a number.
+        note: A note to show.
+        min_agreement: The minimum agreement with the previous version. Lower it if answers should change.
+        encrypt: Whether to encrypt the packages. By default, the settings of the fleet decide.
+        allow_plain: Whether plain packages are allowed for models that had an encrypted release.
     """
 
     packages: tuple[str, ...]
@@ -80,8 +80,8 @@ class ListPage:
     """Which page of a list to return.
 
     Attributes:
-        limit: most items of one page.
-        after: name of the last item of the previous page; the newest item comes first.
+        limit: The maximum number of items on the page.
+        after: The name of the last item of the previous page. The newest item comes first.
     """
 
     limit: PageLimit = DEFAULT_LIMIT
@@ -90,11 +90,11 @@ class ListPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseList:
-    """A page of releases, the newest first.
+    """A page of releases, newest first.
 
     Attributes:
-        items: the releases.
-        next: `after` of the next page, or null on the last one.
+        items: The releases.
+        next: The `after` of the next page, or null on the last page.
     """
 
     items: tuple[ReleaseSummary, ...]
@@ -103,13 +103,13 @@ class ReleaseList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetRollout:
-    """Which rollout, and whether to wait for it.
+    """The rollout to return, and how long to wait for it.
 
     Attributes:
-        name: name of the rollout.
-        wait: seconds after which the rollout is returned as it is.
-        until: `ended` waits until the rollout has ended; `stopped` waits until it has ended, or is paused
-            until a person decides.
+        name: The name of the rollout.
+        wait: The seconds after which the rollout is returned in its current state.
+        until: `ended` waits for the end of the rollout, and `stopped` for its end or for a pause that needs a
+            person's decision.
     """
 
     name: str
@@ -119,11 +119,11 @@ class GetRollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutList:
-    """A page of rollouts, the newest first.
+    """A page of rollouts, newest first.
 
     Attributes:
-        items: the rollouts.
-        next: `after` of the next page, or null on the last one.
+        items: The rollouts.
+        next: The `after` of the next page, or null on the last page.
     """
 
     items: tuple[RolloutSummary, ...]
@@ -135,11 +135,11 @@ class OrderRollout:
     """An order to a rollout.
 
     Attributes:
-        name: name of the rollout.
-        order: `abort` moves all updated devices back, even after the rollout has ended.
-        note: note for the audit log.
-        allow_plain: for `abort` after the end: also take devices back from an encrypted version to a plain
-            one.
+        name: The name of the rollout.
+        order: The order. `abort` rolls all updated devices back, even after the rollout has ended.
+        note: A note for the audit log.
+        allow_plain: Whether an `abort` after the end may roll devices back from an encrypted version to a
+            plain one.
     """
 
     name: str
@@ -150,10 +150,10 @@ class OrderRollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """The result of a replay, which decides a rollout again from its log.
+    """The result of a replay, which repeats the decisions of a rollout from its log.
 
     Attributes:
-        differences: decisions that differ from the log; there should be none.
+        differences: The decisions that differ from the log. There should be none.
     """
 
     differences: tuple[Difference, ...]

@@ -22,11 +22,11 @@ from edgekit_runtime.protocol.samples import SampleTensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchSamples:
-    """Whether devices may send samples; a field that is not stated stays as it is.
+    """Whether devices may send samples. Omitted fields are not changed.
 
     Attributes:
-        days: days for which samples are stored, 90 at first.
-        max_bytes: most bytes of all samples, 20 GiB at first.
+        days: The days for which samples are stored, initially 90.
+        max_bytes: The maximum size of all samples, initially 20 GiB.
     """
 
     is_on: bool
@@ -36,12 +36,12 @@ class SwitchSamples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListSamples:
-    """Which samples to list; an empty field means all.
+    """Which samples to list. An empty field matches all samples.
 
     Attributes:
-        trigger: only samples that a trigger of this kind drew.
-        limit: most samples of one page.
-        after: `next` of the page before.
+        trigger: The kind of trigger that selected the sample.
+        limit: The maximum number of samples on the page.
+        after: The `next` of the previous page.
     """
 
     model: str = ""
@@ -55,11 +55,11 @@ class ListSamples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleList:
-    """A page of samples, the newest first.
+    """A page of samples, newest first.
 
     Attributes:
-        items: the samples.
-        next: `after` of the next page, or null on the last one.
+        items: The samples.
+        next: The `after` of the next page, or null on the last page.
     """
 
     items: tuple[SampleSummary, ...]
@@ -68,13 +68,13 @@ class SampleList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedSample:
-    """A sample.
+    """A sample with its content.
 
     Attributes:
-        summary: as in a list.
-        tensors: see `SampleHeader`.
-        content: the input as it came, in base64.
-        answer: what the version answered.
+        summary: The entry of the sample in a list.
+        tensors: See `SampleHeader`.
+        content: The input as it was received, in base64.
+        answer: The answer of the model.
     """
 
     summary: SampleSummary
@@ -85,7 +85,7 @@ class OpenedSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletedSamples:
-    """How many samples were deleted."""
+    """The number of deleted samples."""
 
     count: int
 

@@ -1,4 +1,4 @@
-"""The table of all endpoints: those of every module of this folder."""
+"""The table of all endpoints, collected from the modules in this folder."""
 
 from typing import Final
 

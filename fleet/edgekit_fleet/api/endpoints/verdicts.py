@@ -12,11 +12,11 @@ from edgekit_runtime.dataclass_json import to_plain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetVerdict:
-    """Which verdict, and whether to wait for it.
+    """The rollout whose verdict to return, and how long to wait for it.
 
     Attributes:
-        name: name of the rollout.
-        wait: seconds after which the answer is `undecided`.
+        name: The name of the rollout.
+        wait: The seconds after which the answer is `undecided`.
     """
 
     name: str
@@ -25,10 +25,10 @@ class GetVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddEvidence(StatedEvidence):
-    """Evidence for a gate that the rollout has declared.
+    """Evidence for a gate with an outside judge.
 
     Attributes:
-        name: name of the rollout.
+        name: The name of the rollout.
     """
 
     name: str
