@@ -1,4 +1,4 @@
-"""Devices: the list with its filter, one device with its twin and its history, tags, revocation."""
+"""The pages of devices: the filtered list, a device with its twin and history, tags, and revocation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,15 +37,16 @@ _SPECIAL_WORDS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwinRow:
-    """One model on a device: the version that the manager wants, and the one that the device reports.
+    """A model on a device, with its desired and its reported version.
 
     Attributes:
-        desired: version that is wanted; empty if the model is to be removed, None where nothing is wanted.
-        reported: version that the device reports, or empty.
-        health, because: health and reason that the device reports.
-        differs: whether desired and reported package differ.
-        rollout, release: rollout and release of the desired version, or empty.
-        is_pinned: whether the device must keep its version.
+        desired: The version that the manager wants. It is empty if the model is to be removed, and None if
+            the manager wants no particular version.
+        reported: The version that the device reports, or empty.
+        health, because: The health that the device reports, and its reason.
+        differs: Whether the desired and the reported package differ.
+        rollout, release: The rollout and release of the desired version, or empty.
+        is_pinned: Whether the version of the device is pinned.
     """
 
     model: str
@@ -61,13 +62,13 @@ class TwinRow:
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """One line of a device's history.
+    """An event in a device's history.
 
     Attributes:
-        at: seconds since 1970.
-        state: word with a mark, see `macros.html`.
-        detail: more, or empty.
-        rollout: rollout whose page tells more, or empty.
+        at: The time of the event, in seconds since 1970.
+        state: A word with a mark (see `macros.html`).
+        detail: Further text, or empty.
+        rollout: The rollout that the event belongs to, or empty.
     """
 
     at: float
@@ -78,7 +79,7 @@ class Happening:
 
 
 def show_devices(console: Console, request: Request) -> Response:
-    """Return a page of the devices that the query finds; a malformed selector is shown with its fault."""
+    """Return a page of the devices that match the query. An error in the selector is shown on the page."""
     query = request.query_params
     text = query.get("selector", "").strip()
     problem = ""
@@ -139,7 +140,7 @@ def _complete(session: Any, text: str) -> str:
 
 
 def save_query(console: Console, request: Request) -> Response:
-    """Keep the filter of the form under a name for all users, and redirect to the page that sent the form."""
+    """Save the filter in the form under a name for all users, and redirect to the previous page."""
     form = request.state.form
     name, selector = form.get("name", "").strip(), form.get("selector", "").strip()
     saved.save_query(console.store, name, selector, request.state.principal.name)
@@ -243,7 +244,7 @@ def _describe_entry(row: AuditRow) -> Happening:
 
 
 def edit_tags(console: Console, request: Request) -> Response:
-    """Set the tags of a device to the tags in the form; ask first if that affects an open rollout."""
+    """Set a device's tags to those in the form, after confirmation if this affects an open rollout."""
     name, form = request.path_params["name"], request.state.form
     detail = devices.describe(console.store, name)
     after = _read_tags(form.get("tags", ""))
@@ -279,7 +280,7 @@ def _read_tags(text: str) -> dict[str, str]:
 
 
 def edit_settings(console: Console, request: Request) -> Response:
-    """Set the settings of a device as the form states, and redirect to the device."""
+    """Set the settings of a device to those in the form, and redirect to the device."""
     name, form = request.path_params["name"], request.state.form
     before = devices.describe(console.store, name).settings
     after = {key: form.get(key, "").strip() for key in SETTINGS if key in form}
@@ -291,20 +292,20 @@ def edit_settings(console: Console, request: Request) -> Response:
 
 
 def ask_for_logs(console: Console, request: Request) -> Response:
-    """Ask a device for the last lines of its logs, and redirect to its page, which shows them later."""
+    """Request the last log lines of a device, and redirect to its page, which shows them once they arrive."""
     name = request.path_params["name"]
     device_orders.ask_for_logs(console.store, name, _LOG_LINES, actor=request.state.principal.name)
     return console.redirect(request, f"/devices/{name}", f"{name} is asked for its logs.")
 
 
 def confirm_revocation(console: Console, request: Request) -> Response:
-    """Return the page that asks whether a device shall be revoked, and why."""
+    """Return the page that asks for a reason and a confirmation before a device is revoked."""
     detail = devices.describe(console.store, request.path_params["name"])
     return console.render(request, "device_revoke.html", device=detail)
 
 
 def revoke(console: Console, request: Request) -> Response:
-    """Revoke a device, for the reason that the form must state, and redirect to its page."""
+    """Revoke a device for the reason in the form, and redirect to the device."""
     name, why = request.path_params["name"], request.state.form.get("why", "").strip()
     if not why:
         raise FleetError("state why the device is shut out: the audit log keeps it")

@@ -1,4 +1,4 @@
-"""The first page: problems, versions in use, and open rollouts."""
+"""The start page: problems, versions in use, and open rollouts."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -40,13 +40,13 @@ _ROUTINE: Final = ("rollout.log", "user.login", "device.renew")
 
 @dataclass(frozen=True, slots=True)
 class Concern:
-    """One thing that needs attention.
+    """A problem that needs attention.
 
     Attributes:
-        kind: kind of the mark: `bad`, `warn` or `idle`.
-        text: a sentence without its end.
-        detail: why, or a further sentence, or empty.
-        link: page that shows it.
+        kind: The kind of the mark: `bad`, `warn` or `idle`.
+        text: A sentence without its full stop.
+        detail: The reason or further text, or empty.
+        link: The address of the page that shows the problem.
     """
 
     kind: str
@@ -58,12 +58,12 @@ class Concern:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionBar:
-    """How many devices run a version.
+    """The number of devices that run a version.
 
     Attributes:
-        share: share of the devices with this model, as text.
-        width: width of the bar, 0..1000.
-        is_most: whether no other version of the model runs on more devices.
+        share: The share of the devices with this model, as text.
+        width: The width of the bar, from 0 to 1000.
+        is_most: Whether this is the most used version of the model.
     """
 
     version: str
@@ -81,10 +81,10 @@ def show_fleet(console: Console, request: Request) -> Response:
 
 
 def warm_up(store: Store) -> None:
-    """Read everything that the first page reads, so that its first reader does not wait.
+    """Read the data of the start page, so that its first visitor does not wait.
 
-    A process compiles the page's SQL statements at their first use, and each connection to the database has a
-    cache of its own. The page uses two connections, so this reads over two.
+    SQL statements are compiled at first use, with a cache for each database connection. The page uses two
+    connections, so this function uses two as well.
     """
     with store.snapshot() as first, store.snapshot() as other:
         _read_values(first)

@@ -1,4 +1,4 @@
-"""How values are written on pages: ages, times, sizes, counts."""
+"""Formats values for pages: ages, times, sizes and counts."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ _UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60))
 
 
 def format_age(seconds: float) -> str:
-    """Return the size of a duration in its largest unit: `3 min`, `2 h`, `12 s`; the sign is dropped."""
+    """Return the absolute value of a duration as a whole number of its largest unit, such as `3 min`."""
     for unit, size in _UNITS:
         if abs(seconds) >= size:
             return f"{abs(seconds) / size:.0f} {unit}"
@@ -19,7 +19,7 @@ def format_age(seconds: float) -> str:
 
 
 def format_ago(at: float | None) -> str:
-    """Return a time in seconds since 1970 as `3 min ago`, `now` or `in 2 h`; None gives `never`."""
+    """Return a time in seconds since 1970 as `3 min ago`, `now` or `in 2 h`, or `never` for None."""
     if at is None:
         return "never"
     seconds = time.time() - at
@@ -29,7 +29,7 @@ def format_ago(at: float | None) -> str:
 
 
 def format_time(at: float | None) -> str:
-    """Return a time in seconds since 1970 as UTC, to the second; an empty text for None."""
+    """Return a time in seconds since 1970 as UTC, to the second, or an empty string for None."""
     return "" if at is None else format_utc(at)
 
 
@@ -39,12 +39,12 @@ def format_machine_time(at: float) -> str:
 
 
 def format_count(count: float) -> str:
-    """Return a count with thin, non-breaking spaces between thousands."""
+    """Return a count with thin non-breaking spaces as thousands separators."""
     return f"{count:,.0f}".replace(",", "\u202f")
 
 
 def format_bytes(size: float | None) -> str:
-    """Return a size with three digits and its unit, such as `1.23 MB`; a dash (`NONE`) for None."""
+    """Return a size with three digits and its unit, such as `1.23 MB`, or a dash (`NONE`) for None."""
     if size is None:
         return NONE
     for unit in ("B", "kB", "MB", "GB"):
@@ -55,7 +55,7 @@ def format_bytes(size: float | None) -> str:
 
 
 def format_share(part: float, whole: float) -> str:
-    """Return a share in percent, `0 %` and `100 %` only if exact; a dash (`NONE`) if `whole` is 0."""
+    """Return a share in percent, or a dash (`NONE`) if `whole` is 0. `0 %` and `100 %` are exact."""
     if not whole:
         return NONE
     percent = 100 * part / whole
@@ -65,7 +65,7 @@ def format_share(part: float, whole: float) -> str:
 
 
 def format_figure(value: float | None, unit: str = "") -> str:
-    """Return a measured figure with three digits and its unit; a dash (`NONE`) for None."""
+    """Return a measured value with three digits and its unit, or a dash (`NONE`) for None."""
     return NONE if value is None else f"{value:.3g} {unit}".rstrip()
 
 
@@ -81,7 +81,7 @@ FILTERS: Final[dict[str, Callable[..., Any]]] = {
 
 
 def draw_qr_code(text: str) -> str:
-    """Return a QR code as SVG, dark on white in any theme; an empty text without the library `segno`."""
+    """Return a QR code as SVG, dark on white, or an empty string if `segno` is not installed."""
     try:
         import segno
     except ImportError:

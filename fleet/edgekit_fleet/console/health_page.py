@@ -1,8 +1,8 @@
-"""The page of model health: cost and quality of versions on each class, over the last day.
+"""The page of model health: the cost and quality of each version on each device class, over the last day.
 
-A fleet of 100,000 devices reports millions of figures a day. The page reads those of a sample: the first
-devices of each class that reported in the newest hour of a version. Decisions of rollouts rest on all
-figures.
+A fleet of 100,000 devices reports millions of figures a day, so the page only reads a sample of devices.
+These are the first devices of each class among those that reported in the newest hour of a version. The
+decisions of rollouts use all figures.
 """
 
 import math
@@ -31,13 +31,13 @@ _CLASSES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A figure that the page draws.
+    """A metric with a chart on the page.
 
     Attributes:
-        name: name in identifiers of the page.
-        value: column that is averaged over devices.
-        show: returns a value as text.
-        top: the y axis ends here, or higher if values are higher.
+        name: The name in ids of the page.
+        value: The column whose average over devices is drawn.
+        show: Formats a value.
+        top: The minimum upper end of the y axis. Higher values extend it.
     """
 
     name: str
@@ -50,11 +50,11 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class VersionSample:
-    """One version in the charts, and its devices.
+    """A version in the charts, and its devices.
 
     Attributes:
-        style: class of the style sheet for its lines.
-        devices: class of devices -> their names.
+        style: A class of the style sheet for its lines.
+        devices: A dict from device class to the names of devices.
     """
 
     version: str
@@ -82,7 +82,7 @@ _METRICS: Final = (
 
 
 def show_health(console: Console, request: Request) -> Response:
-    """Return the page of the model in the query field `model`; by default, of the first model by name."""
+    """Return the page of the model in the query field `model`, or of the first model by name."""
     hour = int(time.time() // 3600)
     with console.store.snapshot() as session:
         models = session.scalars(

@@ -1,15 +1,15 @@
-"""Tells open pages what has changed in the store, by server-sent events.
+"""Notifies open pages of changes in the store, by server-sent events.
 
-While a page is open, one watcher asks the store for two numbers ten times a second: the newest entry of the
-audit log, and when the newest document of a device came. Events carry no content: a page fetches its own part
-again. The `id` of an event states what the page has seen by then. A browser sends it when it connects again,
-so no event is lost while its tab was hidden or its network was down.
+While any page is open, a watcher reads two values from the store ten times a second: the number of the newest
+audit log entry, and the time of the newest document of a device. Events have no content, since each page
+fetches its own part again. The `id` of an event is the position up to which the page is informed. A browser
+sends it when it reconnects, so no event is lost while the tab is hidden or the network is down.
 
-| event | means |
+| event | meaning |
 |---|---|
-| `devices` | documents of devices have come, or somebody changed a device |
-| `releases`, `rollouts` | the audit log has an entry of one |
-| `audit` | the audit log has an entry, whatever it is |
+| `devices` | a device has sent documents, or a user has changed a device |
+| `releases`, `rollouts` | the audit log has a new entry about a release or a rollout |
+| `audit` | the audit log has a new entry of any kind |
 """
 
 import asyncio
@@ -40,11 +40,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EventPosition:
-    """How much of the store a page shows.
+    """The position in the store up to which a page is informed.
 
     Attributes:
-        audit: number of the newest entry of the audit log.
-        devices_ms: when the newest document of a device came, in milliseconds since 1970.
+        audit: The number of the newest entry of the audit log.
+        devices_ms: The time of the newest document of a device, in milliseconds since 1970.
     """
 
     audit: int
@@ -55,7 +55,7 @@ class EventPosition:
 
     @classmethod
     def parse(cls, text: str) -> "EventPosition":
-        """Return the position in a text made by `str`; for any other text, the position before all events."""
+        """Parse a position that `str` formatted. Any other text gives the position before all events."""
         audit, _, devices_ms = text.partition("-")
         if audit.isdecimal() and devices_ms.isdecimal() and len(text) < 50:
             return cls(int(audit), int(devices_ms))
@@ -63,11 +63,11 @@ class EventPosition:
 
 
 class Watcher:
-    """Watches the store for changes while a page listens.
+    """Watches the store for changes while any page listens.
 
     Attributes:
-        max_listeners: how many pages may get events; each keeps a connection of the server.
-        max_of_user: how many of them may be pages of one user.
+        max_listeners: The maximum number of listening pages. Each uses a connection of the server.
+        max_of_user: The maximum number of listening pages of one user.
     """
 
     def __init__(self, store: Store, *, max_listeners: int = 200, max_of_user: int = 20) -> None:
@@ -81,19 +81,19 @@ class Watcher:
         self._one_at_a_time = asyncio.Lock()
 
     def admits(self, user: str) -> bool:
-        """Return True if a further page of this user may get events."""
+        """Return True if one more page of this user may listen."""
         is_full = self._listeners.total() >= self.max_listeners
         return not is_full and self._listeners[user] < self.max_of_user
 
     def read_position(self) -> EventPosition:
-        """Return the position for a page that reads its content after this call."""
+        """Return the current position, for a page that reads its content afterwards."""
         with self._store.snapshot() as session:
             return _read_position(session)
 
     async def listen(self, position: EventPosition, user: str) -> AsyncIterator[bytes]:
-        """Yield changes since `position`, for ten minutes, as bytes of `text/event-stream`.
+        """Yield the changes since `position` for ten minutes, in the format `text/event-stream`.
 
-        Yields nothing if the user has too many pages open, see `admits`.
+        Yield nothing if too many pages are listening (see `admits`).
         """
         if not self.admits(user):  # others began between the request and here
             return

@@ -1,4 +1,4 @@
-"""Login, logout, and the page that makes the first administrator."""
+"""Login, logout, and the page that adds the first administrator."""
 
 import time
 
@@ -23,9 +23,9 @@ def show_login(console: Console, request: Request) -> Response:
 
 
 def log_in(console: Console, request: Request) -> Response:
-    """Log a user in by the form, and redirect to the page that they wanted; show a failure in the form.
+    """Log in the user of the form, and redirect to the requested page. A failure is shown in the form.
 
-    If the user's last login ended before they sent a form, the answer shows that form, to be sent again.
+    If the previous login ended before the user sent a form, the response is that form, to be sent again.
     """
     form = request.state.form
     name, target = form.get("name", ""), local_address(form.get("next", "/"))
@@ -49,7 +49,7 @@ def log_in(console: Console, request: Request) -> Response:
 
 
 def log_out(console: Console, request: Request) -> Response:
-    """End the login, remove its cookie, and redirect to the form for a login."""
+    """End the login, remove its cookie, and redirect to the login form."""
     if request.state.principal is not None:  # a stranger must not delay writers
         with console.store.transaction() as session:
             close_login(session, read_cookie(request, LOGIN))
@@ -59,13 +59,13 @@ def log_out(console: Console, request: Request) -> Response:
 
 
 def show_first(console: Console, request: Request) -> Response:
-    """Return the form that adds the first administrator, with the code of the link."""
+    """Return the form that adds the first administrator, with the code from the link."""
     code = request.query_params.get("code", "")
     return console.render(request, "first.html", code=code, name="", problem="")
 
 
 def make_first(console: Console, request: Request) -> Response:
-    """Add the first administrator, log them in, and redirect; show a refusal in the form."""
+    """Add the first administrator, log them in, and redirect. An error is shown in the form."""
     form = request.state.form
     code, name = form.get("code", ""), form.get("name", "")
     try:

@@ -1,4 +1,4 @@
-"""The pages of releases: their packages with evidence, where they run, and how to withdraw one."""
+"""The pages of releases: their packages with evidence, the devices that run them, and withdrawal."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,9 +39,9 @@ class ReleaseView:
     """A release in the list.
 
     Attributes:
-        models: `digits 1.2.0` -> its classes.
-        bytes: size of the largest package.
-        rollouts: (name, state), the newest first.
+        models: A dict from model and version, as `digits 1.2.0`, to device classes.
+        bytes: The size of the largest package.
+        rollouts: The (name, state) of each rollout, newest first.
     """
 
     summary: ReleaseSummary
@@ -55,11 +55,11 @@ class PackageEvidence:
     """A package with its evidence.
 
     Attributes:
-        score: score that the packager measured, in words, or empty.
-        agreement: least agreement with the previous version.
-        deltas: (start, size in bytes) of each delta. The start is the old version, or eight digits of the old
-            package's digest if the version is not known. A coded file needs no old version: its start is
-            empty.
+        score: The score that the packager measured, as text, or empty.
+        agreement: The minimum agreement with the previous version.
+        deltas: The (start, size in bytes) of each delta. The start is the old version, or eight digits of the
+            old package's digest if the version is unknown. It is empty for a coded file, which needs no old
+            version.
     """
 
     row: ReleasePackageRow
@@ -69,7 +69,7 @@ class PackageEvidence:
 
 
 def show_releases(console: Console, request: Request) -> Response:
-    """Return a page of releases made before the time `before` of the query, the newest first."""
+    """Return a page of releases, newest first, from before the time `before` in the query."""
     text = request.query_params.get("before", "")
     statement = select(ReleaseRow).order_by(ReleaseRow.created_at.desc()).limit(_RELEASES + 1)
     try:
@@ -89,13 +89,13 @@ def show_release(console: Console, request: Request) -> Response:
 
 
 def show_form(console: Console, request: Request) -> Response:
-    """Return the form that makes a release of packages."""
+    """Return the form that makes a release from packages."""
     console.folder.check_repository()
     return _render_form(console, request, {})
 
 
 def release(console: Console, request: Request) -> Response:
-    """Make a release of the packages sent with the form, and redirect to it; show a refusal in the form."""
+    """Make a release from the uploaded packages, and redirect to it. An error is shown in the form."""
     form: UploadedForm = request.state.form
     try:
         summary = make_release(
@@ -146,12 +146,12 @@ def _read_agreement(text: str) -> float | None:
 
 
 def confirm_withdrawal(console: Console, request: Request) -> Response:
-    """Return the page that says what a withdrawal would do."""
+    """Return the page that describes the effect of a withdrawal."""
     return _render(console, request, "release_withdraw.html")
 
 
 def withdraw(console: Console, request: Request) -> Response:
-    """Withdraw a release, and redirect to it; to confirm, the form must hold the name of the release."""
+    """Withdraw a release, and redirect to it. The form must contain the release's name as confirmation."""
     name = request.path_params["name"]
     if request.state.form.get("confirm", "").strip() != name:
         problem = f"To confirm, write the release's name: {name}"

@@ -1,7 +1,7 @@
-"""What a sample holds, made anew for a browser: a small JPEG, a short WAV, or a line of numbers.
+"""Renders the content of a sample for a browser as a small JPEG, a short WAV or a line chart.
 
-Nothing that a device sent goes to a browser as it came. All is made one at a time, photographs within a limit
-of pixels that is looked at before any memory is taken.
+Browsers never get the original bytes from a device. Samples are rendered one at a time, and the number of
+pixels of an image is checked before it is decoded.
 """
 
 import io
@@ -29,16 +29,16 @@ _renderer: Final = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class SampleContent:
-    """Content for a browser: `data` of the MIME type `media_type`."""
+    """Content for a browser: `data` with the MIME type `media_type`."""
 
     data: bytes
     media_type: str
 
 
 def render_content(sample: Sample, side: int) -> SampleContent:
-    """Return the content of a sample; for a damaged sample, a picture with the error as its text.
+    """Return the content of a sample. For a damaged sample, it is a picture of the error message.
 
-    `side`: longest side of a picture in pixels.
+    `side` is the longer side of a picture in pixels.
     """
     try:
         with _renderer:

@@ -1,4 +1,4 @@
-"""Samples from the field: orders, counts, pictures, one sample, deletion."""
+"""The pages of samples from the field: orders, counts, pictures, a sample, and deletion."""
 
 import json
 import time
@@ -28,13 +28,13 @@ _MAX_FIELD: Final = 128
 
 
 class SamplePages:
-    """The pages of samples. Each view of a page goes into the audit log, but not each picture on it."""
+    """The pages of samples. The audit log records each view of a page, but not of each picture on it."""
 
     def __init__(self) -> None:
         self._viewed_s: dict[tuple[str, str], float] = {}
 
     def show_all(self, console: Console, request: Request) -> Response:
-        """Return the page of sample orders; for the scope `sample`, also with the newest matching samples."""
+        """Return the page of sample orders, with the newest matching samples if the user may see samples."""
         query, actor = request.query_params, request.state.principal
         choice = _read_choice(query)
         items: list[SampleSummary] = []
@@ -73,7 +73,7 @@ class SamplePages:
         )
 
     def show_content(self, console: Console, request: Request) -> Response:
-        """Return the content of a sample as rendered by `render_content`, never its original bytes."""
+        """Return the content of a sample from `render_content`, never the original bytes."""
         sample_id, actor = request.path_params["id"], request.state.principal.name
         side = SIDES.get(request.query_params.get("size", ""), SIDES["small"])
         vault = open_vault(console)
@@ -105,7 +105,7 @@ def delete_one(console: Console, request: Request) -> Response:
 
 
 def delete_matching(console: Console, request: Request) -> Response:
-    """Delete the samples that match the filter in the form, and redirect. An empty filter is refused."""
+    """Delete the samples that match the filter in the form, and redirect. The filter must not be empty."""
     form = request.state.form
     vault, choice = open_vault(console), _read_choice(form)
     count = samples.delete(console.store, vault, choice, actor=request.state.principal.name)
@@ -118,7 +118,7 @@ def stop_order(console: Console, request: Request) -> Response:
 
 
 def switch(console: Console, request: Request) -> Response:
-    """Turn the collection of samples on or off; set how many days, at most 3650, the fleet stores them."""
+    """Turn the collection of samples on or off, and set for how many days, at most 3650, they are stored."""
     form = request.state.form
     try:
         days = float(form.get("days", ""))

@@ -1,4 +1,4 @@
-"""The page on which users give themselves a second factor, or remove it."""
+"""The page on which users add or remove their second factor."""
 
 import time
 
@@ -21,7 +21,7 @@ from edgekit_runtime.errors import RequestError
 
 
 def show_factor(console: Console, request: Request) -> Response:
-    """Return the page of the user's second factor; without a login, a redirect to the login."""
+    """Return the page of the user's second factor. Without a login, redirect to the login page."""
     if request.state.principal is None:
         return RedirectResponse("/login?next=/second-factor", 303)
     return _show(console, request)
@@ -45,12 +45,12 @@ def _show(
 
 
 def change_factor(console: Console, request: Request) -> Response:
-    """Make a second factor for the user, confirm it by its first code, or remove it by a code.
+    """Add a second factor for the user, confirm it with its first code, or remove it with a code.
 
-    After a wrong code the page says so. A wrong code for a removal also raises an alarm.
+    The page reports a wrong code. A wrong code for a removal also raises an alarm.
 
     Raises:
-        RequestError: 401 without a login, 422 for an unknown action.
+        RequestError: 401, there is no login. 422, the action is unknown.
     """
     if request.state.principal is None:
         raise RequestError(401, "log in first")

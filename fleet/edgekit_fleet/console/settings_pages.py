@@ -1,4 +1,4 @@
-"""Settings: users, tokens, enrolment codes, saved filters, keys."""
+"""The settings pages: users, tokens, enrolment codes, saved filters, and keys."""
 
 import time
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ _MOST_CODES: Final = 100
 
 
 def show_users(console: Console, request: Request) -> Response:
-    """Return the page of users and their roles to an administrator; redirect all other users."""
+    """Return the page of users and their roles for an administrator. Other users are redirected."""
     if not request.state.principal.may("admin"):
         return console.redirect(request, "/settings/fleet")
     with console.store.snapshot() as session:
@@ -35,7 +35,7 @@ def show_users(console: Console, request: Request) -> Response:
 
 
 def change_user(console: Console, request: Request) -> Response:
-    """Add or remove a user, or change a user's role, password or second factor; then redirect."""
+    """Add or remove a user, or change their role, password or second factor, and redirect."""
     form, actor = request.state.form, request.state.principal.name
     name, action = form.get("name", ""), form.get("action", "")
     with console.store.transaction() as session:
@@ -68,7 +68,7 @@ def show_tokens(console: Console, request: Request, secret: str = "", name: str 
 
 
 def change_token(console: Console, request: Request) -> Response:
-    """Make a token, and return the page that shows its secret once; or revoke a token, and redirect."""
+    """Add a token and return the page that shows its secret once, or revoke a token and redirect."""
     form, actor = request.state.form, request.state.principal.name
     name = form.get("name", "")
     if form.get("action") == "revoke":
@@ -86,7 +86,7 @@ def change_token(console: Console, request: Request) -> Response:
 def show_codes(
     console: Console, request: Request, invitations: Sequence[devices.Invitation] = ()
 ) -> Response:
-    """Show the enrolment codes that were not used yet, and `invitations` that were made just now."""
+    """Return the page of unused enrolment codes, with the new `invitations`."""
     statement = (
         select(CodeRow)
         .where(CodeRow.used_at.is_(None), CodeRow.expires_at > time.time())
@@ -100,11 +100,11 @@ def show_codes(
 
 
 def make_codes(console: Console, request: Request) -> Response:
-    """Make enrolment codes for the devices that the form names; return the page that shows the codes once.
+    """Make enrolment codes for the devices in the form, and return the page that shows them once.
 
     Raises:
-        FleetError: the form names no devices, or too many.
-        ConfigError: a name is malformed or taken, or a tag is malformed.
+        FleetError: The form names no devices, or too many.
+        ConfigError: A name is malformed or taken, or a tag is malformed.
     """
     form = request.state.form
     names = tuple(form.get("names", "").split())
@@ -124,7 +124,7 @@ def make_codes(console: Console, request: Request) -> Response:
 
 
 def show_fleet_settings(console: Console, request: Request) -> Response:
-    """Show addresses, keys and saved filters."""
+    """Return the page of addresses, keys and saved filters."""
     with console.store.snapshot() as session:
         filters, windows = saved.list_queries(session), saved.list_windows(session)
     keys = [path.name.removesuffix(PUBLIC_KEY_SUFFIX) for path in list_keys(find_keys_folder())]
@@ -140,7 +140,7 @@ def show_fleet_settings(console: Console, request: Request) -> Response:
 
 
 def remove_query(console: Console, request: Request) -> Response:
-    """Forget a saved filter."""
+    """Delete a saved filter."""
     form = request.state.form
     saved.remove_query(console.store, form.get("name", ""), request.state.principal.name)
     return console.redirect(
@@ -149,7 +149,7 @@ def remove_query(console: Console, request: Request) -> Response:
 
 
 def change_window(console: Console, request: Request) -> Response:
-    """Save or remove a named window (the hours in which devices may switch), and redirect."""
+    """Save or remove a named window, which is the hours in which devices may switch, and redirect."""
     form, actor = request.state.form, request.state.principal.name
     name = form.get("name", "").strip()
     if form.get("action") == "remove":

@@ -106,12 +106,13 @@ RolloutLimits = make_dataclass(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRollout:
-    """A rollout that might start.
+    """A rollout to plan, but not to start.
 
     Attributes:
-        release, selector: the release, and the devices that get it.
-        waves: sizes of the waves, as shares or counts.
-        minimum: number of devices of the first step; by default a tenth of all, but at least 1, at most 30.
+        release, selector: The release, and the devices that get it.
+        waves: The sizes of the waves, as shares or counts.
+        minimum: The number of devices of the first step. The default is a tenth of all devices, between 1 and
+            30.
     """
 
     release: str
@@ -122,20 +123,20 @@ class PlanRollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartRollout(PlanRollout):
-    """A rollout to start; a field that is left out has the default of `RolloutSettings`.
+    """A rollout to start. Omitted fields have the defaults of `RolloutSettings`.
 
     Attributes:
-        name: name of the rollout; if empty, the name of the release and a number.
-        limits: limits of the gates.
-        evidence: name -> gate of an outside judge. The rollout waits for the evidence of all outside judges
-            at the end of its first wave.
-        soak_s, patience_s, step_timeout_s, retries, spread_s, approval, is_dynamic, window, trial: see
+        name: The name of the rollout. If empty, it is the name of the release and a number.
+        limits: The limits of the gates.
+        evidence: The gates with outside judges, by name. The rollout waits for their evidence at the end of
+            its first wave.
+        soak_s, patience_s, step_timeout_s, retries, spread_s, approval, is_dynamic, window, trial: See
             `RolloutSettings`.
-        order: `new-first` loads the new version before it unloads the old one, which needs memory for both;
-            `old-first` unloads first; `unloaded` unloads the old version at once, before the new one is
+        order: `new-first` loads the new version before it unloads the old one, which needs memory for both.
+            `old-first` unloads the old version first. `unloaded` unloads it before the new version is
             installed.
-        priority: models of a higher priority are updated first on a device.
-        orders, priorities: model -> order or priority of that model, in place of `order` or `priority`.
+        priority: The priority of the models. A device updates models with a higher priority first.
+        orders, priorities: The order or priority of single models, by model name.
     """
 
     name: str = ""

@@ -1,1 +1,1 @@
-"""The pages of rollouts, and what they show."""
+"""The pages of rollouts, and the data that they show."""

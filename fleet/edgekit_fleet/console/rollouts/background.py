@@ -1,4 +1,4 @@
-"""Work that is too long for a page: a thread does it, and the open page asks for the result again."""
+"""Runs work that takes too long for a request in a thread, while the open page polls for the result."""
 
 import threading
 import time
@@ -20,11 +20,11 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Lookup(Generic[Result]):
-    """The result of work that goes on in a `Background`.
+    """The result of work in a `Background`.
 
     Attributes:
-        result: the newest result, or None while there is none.
-        is_current: whether `result` is the requested one; otherwise ask again.
+        result: The newest result, or None if there is none.
+        is_current: Whether `result` is the requested result. Otherwise, ask again.
     """
 
     result: Result | None
@@ -39,7 +39,7 @@ class _Task(Generic[Result]):
 
 
 class Background(Generic[Result]):
-    """Does one piece of work after the other; any thread may ask."""
+    """Runs work in one background thread. Any thread may call it."""
 
     def __init__(self, closing: ExitStack) -> None:
         """Begin without work; `closing` waits for running work and drops waiting work."""
@@ -49,16 +49,16 @@ class Background(Generic[Result]):
         self._lock = threading.Lock()
 
     def find(self, key: Hashable, work: Callable[[], Result], *, is_again: bool = False) -> Lookup[Result]:
-        """Return the result of some work, or the previous result if the work takes too long for a page.
+        """Return the result of some work, or the previous result if the work takes too long for a request.
 
         Args:
-            key: key of the work; if work with this key runs already, the call waits for its result.
-            work: work to begin if no work with the key runs.
-            is_again: whether the same page asks again; then a recent result is accepted.
+            key: The key of the work. Work with the same key that is already running is not started again.
+            work: The function that does the work.
+            is_again: Whether the same page asks again. A recent result is then sufficient.
 
         Raises:
-            RequestError: too much work is waiting.
-            EdgekitError: as from `work`.
+            RequestError: Too much work is waiting.
+            EdgekitError: See `work`.
         """
         with self._lock:
             task = self._tasks.pop(key, None)

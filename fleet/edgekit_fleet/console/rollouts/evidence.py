@@ -1,8 +1,8 @@
-"""The course of a rollout's gates: the evidence of each after each answer, and how near a stop it is.
+"""The course of a rollout's gates: their evidence after each answer, and how close they are to a stop.
 
-A gate bets that a mean lies above its limit (`edgekit_fleet.rollouts.betting`). At each moment there is a
-largest limit that the answers refute: with a certainty of 1 - alpha the mean lies above it, at all moments
-together. The rollout stops when that line reaches the gate's own limit.
+A gate tests whether a mean is above its limit (see `edgekit_fleet.rollouts.betting`). The lower bound is the
+largest limit that the answers refute so far. With a confidence of 1 - alpha, the mean is above the bound at
+all times. The rollout stops when the bound reaches the gate's limit.
 """
 
 import math
@@ -36,15 +36,15 @@ class Course:
     """The evidence of one gate over time.
 
     Attributes:
-        where: ` of class NAME` if the evidence against the release is strongest for one class of devices;
+        where: ` of class NAME` if the evidence against the release is strongest for one device class, or
             empty if it is strongest for all devices.
-        of_model: ` of MODEL`, the model with the strongest evidence; empty if the release has one model.
-        counts: numbers of devices, rising.
-        estimates: mean over the first `counts` devices; an improvement is shown as no change.
-        lows: lower bound of that mean; 0 where there is none yet.
-        limit: limit at which the rollout stops. Estimates, lows and limit are in the gate's unit of evidence.
-        leaning: strength of the evidence, 0 to 1; at 1 the gate stops the rollout.
-        sentence: the gate's present statement.
+        of_model: ` of MODEL` for the model with the strongest evidence, or empty if there is only one model.
+        counts: Numbers of devices, in rising order.
+        estimates: The mean over the first `counts` devices. An improvement is shown as no change.
+        lows: The lower bound of that mean, or 0 where there is none yet.
+        limit: The limit at which the rollout stops. It has the same unit as `estimates` and `lows`.
+        leaning: The strength of the evidence, from 0 to 1. At 1, the gate stops the rollout.
+        sentence: The current result of the gate, in words.
     """
 
     gate: Gate
@@ -59,7 +59,7 @@ class Course:
 
     @property
     def is_stop(self) -> bool:
-        """Return whether the gate stops the rollout."""
+        """Whether the gate stops the rollout."""
         return self.leaning >= 1.0
 
 
@@ -68,12 +68,12 @@ def find_courses(
 ) -> list[Course]:
     """Return the course of each gate that has answers.
 
-    Of all groups of devices and all models, a course shows the strongest evidence against the release.
+    A course is for the device group and model with the strongest evidence against the release.
 
     Args:
-        samples: samples in the order in which their devices first answered, then those without an answer.
-        limits: limits of the rollout, by name.
-        models: names of the models of the release.
+        samples: The samples, in the order of the devices' first answers. Samples without an answer follow.
+        limits: The limits of the rollout, by name.
+        models: The names of the models of the release.
     """
     groups = list_groups(samples)
     worst: dict[str, tuple[float, GateTest, SampleGroup, NDArray[np.float64]]] = {}

@@ -1,4 +1,4 @@
-"""Draws the course of a gate, in the gate's own unit, against the limit at which it stops."""
+"""Draws the course of a gate in the gate's own unit, with the limit at which it stops."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The pages of rollouts: the list, one of them, its devices; and the orders that a person gives."""
+"""The pages of rollouts: the list, a rollout, its devices, and the orders that a user can give."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -34,13 +34,13 @@ _ORDERS: Final[Mapping[str, str]] = {
 
 
 class RolloutPages:
-    """The pages of rollouts; they share what they have read of the logs."""
+    """The pages of rollouts. They share the logs that were already read."""
 
     def __init__(self, closing: ExitStack) -> None:
         self._logs = RolloutLogs(closing)
 
     def show_all(self, console: Console, request: Request) -> Response:
-        """Return a page of rollouts, the newest first; the query may state `before`, a time."""
+        """Return a page of rollouts, newest first. The query may contain a time `before`."""
         before = read_number(request.query_params.get("before", ""))
         with console.store.snapshot() as session:
             rows = queries.list_rollout_rows(session, limit=_ROLLOUTS + 1, before=before)
@@ -99,9 +99,9 @@ class RolloutPages:
         )
 
     def confirm_abort(self, console: Console, request: Request, problem: str = "") -> Response:
-        """Return the page that says what an abort would do, and asks for the name of the rollout.
+        """Return the page that describes the effect of an abort, and asks for the name of the rollout.
 
-        With a `problem`, such as a wrong name, the page shows it and has the status 422.
+        If there is a `problem`, such as a wrong name, the page shows it and has the status 422.
         """
         name = request.path_params["name"]
         with console.store.snapshot() as session:
@@ -122,13 +122,13 @@ class RolloutPages:
         )
 
     def order(self, console: Console, request: Request) -> Response:
-        """Give a rollout the order of the form, and redirect to the rollout.
+        """Give a rollout the order in the form, and redirect to the rollout.
 
-        For an abort the form must hold the name of the rollout; if not, the answer is a page that asks for
-        the name.
+        For an abort, the form must contain the name of the rollout. Otherwise, the page that asks for the
+        name is returned.
 
         Raises:
-            FleetError: the order is unknown, or the rollout cannot do it now.
+            FleetError: The order is unknown or not possible now.
         """
         name, form = request.path_params["name"], request.state.form
         order = form.get("order", "")

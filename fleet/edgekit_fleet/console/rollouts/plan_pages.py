@@ -1,4 +1,4 @@
-"""The page that plans a rollout: which devices would get it, which would not and why; and its start."""
+"""The page that plans and starts a rollout. It lists which devices get it, and why others do not."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,13 +54,13 @@ _OPTIONS: Final = ("trial", "approval", "window", "soak_min", *(limit.name for l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassPlan:
-    """The packages that devices of one class get.
+    """The packages for the devices of one class.
 
     Attributes:
-        packages: packages that they get, such as `digits 1.2.0`.
-        bytes: number of bytes that all of them download together.
-        minutes: minutes that the download takes on the slowest device.
-        notes: what is not known about some devices -> number of these devices.
+        packages: The packages, such as `digits 1.2.0`.
+        bytes: The total size of the downloads of all devices.
+        minutes: The download time in minutes of the slowest device.
+        notes: A dict from missing information to the number of devices for which it is missing.
     """
 
     target: str
@@ -73,16 +73,16 @@ class ClassPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanView:
-    """A plan as the page shows it.
+    """A plan as it is shown on the page.
 
     Attributes:
-        some: names of a few of the devices that get packages.
-        others: number of matching devices that get nothing.
-        classes: packages of the devices, by class.
-        refused: why the others get nothing.
-        bytes: bytes to download in all.
-        minutes: minutes that the slowest download takes.
-        minimum: number of devices of the first step.
+        some: The names of a few devices that get packages.
+        others: The number of matching devices that get no packages.
+        classes: The packages of each device class.
+        refused: The reasons why other devices get no packages.
+        bytes: The total size of the downloads.
+        minutes: The download time in minutes of the slowest device.
+        minimum: The number of devices of the first step.
     """
 
     summary: PlanSummary
@@ -96,18 +96,18 @@ class PlanView:
 
 
 class PlanPages:
-    """The page of plans. A plan for 100,000 devices takes 2 s; the page is shown meanwhile."""
+    """The page of plans. It stays usable while a plan is computed, which takes 2 s for 100,000 devices."""
 
     def __init__(self, closing: ExitStack) -> None:
         self._plans: Background[PlanView] = Background(closing)
 
     def show(self, console: Console, request: Request) -> Response:
-        """Return the form for a rollout, and below it what the rollout in the query would do."""
+        """Return the form for a rollout, with the plan for the rollout in the query."""
         fields = {name: request.query_params.get(name, value) for name, value in FIELDS.items()}
         return self._render(console, request, fields)
 
     def start(self, console: Console, request: Request) -> Response:
-        """Start the rollout that the form states, and redirect to it; show a refusal in the form."""
+        """Start the rollout in the form, and redirect to it. An error is shown in the form."""
         form = request.state.form
         fields = {name: form.get(name, value) for name, value in FIELDS.items()}
         try:

@@ -1,4 +1,4 @@
-"""Queries about rollouts for pages: the database counts, so that no page reads a row for each device."""
+"""Queries about rollouts for pages. The database counts the devices, so pages do not read all rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,9 +33,9 @@ class Wave:
     """A wave of a rollout.
 
     Attributes:
-        number: number of the wave, from 1; 0 for several waves together.
-        ends_at: number of devices that have the release at its end.
-        states: state of the devices -> number.
+        number: The number of the wave, from 1, or 0 for several waves together.
+        ends_at: The number of devices that have the release at the end of the wave.
+        states: A dict from device state to the number of devices.
     """
 
     number: int
@@ -48,7 +48,7 @@ class Wave:
 
     @property
     def counts(self) -> list[tuple[str, int]]:
-        """(state, number of devices) in the order of a bar's parts, without states that no device has."""
+        """The (state, number of devices) in the order of the bar's parts, without unused states."""
         return [(state, self.states[state]) for state in MEMBER_STATES if self.states.get(state)]
 
     def draw(self) -> Markup:
@@ -58,12 +58,12 @@ class Wave:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Devices that have the same reason.
+    """A reason that several devices share.
 
     Attributes:
-        outcome: outcome, such as `failed`; empty for devices that are not in the rollout.
-        sentence: the reason, as one of the devices states it.
-        devices: names of a few of them.
+        outcome: The outcome, such as `failed`, or empty for devices that are not in the rollout.
+        sentence: The reason as one of the devices states it.
+        devices: The names of a few of the devices.
     """
 
     outcome: str
@@ -77,7 +77,7 @@ def find_rollout_row(session: Session, name: str) -> RolloutRow:
     """Return the row of a rollout.
 
     Raises:
-        FleetError: there is none of that name.
+        FleetError: There is no rollout of that name.
     """
     row = session.get(RolloutRow, name)
     if row is None:
@@ -88,10 +88,10 @@ def find_rollout_row(session: Session, name: str) -> RolloutRow:
 def list_rollout_rows(
     session: Session, *, limit: int, before: float | None = None, release: str | None = None
 ) -> list[RolloutRow]:
-    """Return rollouts, the newest first.
+    """Return at most `limit` rollouts, newest first.
 
-    `limit`: most rollouts to return. `before`: only rollouts that were made before this time, in seconds
-    since 1970. `release`: only rollouts of this release.
+    `before` selects rollouts that were made before this time, in seconds since 1970. `release` selects
+    rollouts of one release.
     """
     statement = select(RolloutRow).order_by(RolloutRow.created_at.desc()).limit(limit)
     if before is not None:
@@ -102,7 +102,7 @@ def list_rollout_rows(
 
 
 def count_members(session: Session, rollouts: Sequence[str]) -> dict[str, Wave]:
-    """Return rollout -> counts of all its devices, as if they were one wave, with the number 0."""
+    """Return the device counts of each rollout, by name, as one wave with the number 0."""
     rows = session.execute(
         select(MemberRow.rollout, MemberRow.state, func.count())
         .where(MemberRow.rollout.in_(rollouts), MemberRow.wave >= 0)
@@ -127,7 +127,7 @@ def list_waves(session: Session, row: RolloutRow) -> list[Wave]:
 
 
 def list_failures(session: Session, row: RolloutRow) -> list[Reason]:
-    """Return why devices failed to get or to leave a rollout's release, the most frequent reason first."""
+    """Return why devices failed to install a rollout's release or to roll it back, most frequent first."""
     count = func.count(ExecutionRow.device.distinct())
     columns = ExecutionRow.version, ExecutionRow.state, ExecutionRow.code
     groups = session.execute(
@@ -164,7 +164,7 @@ def list_failures(session: Session, row: RolloutRow) -> list[Reason]:
 
 
 def list_refusals(session: Session, row: RolloutRow) -> list[Reason]:
-    """Return why devices that the selector matches are not in the rollout, the most frequent reason first."""
+    """Return why devices that match the selector are not in the rollout, most frequent first."""
     count = func.count()
     groups = session.execute(
         select(MemberRow.because, count, func.min(MemberRow.device))
@@ -179,9 +179,9 @@ def list_refusals(session: Session, row: RolloutRow) -> list[Reason]:
 def list_members(
     session: Session, rollout: str, *, state: str | None, after: str, limit: int
 ) -> list[MemberRow]:
-    """Return at most `limit` devices of a rollout, sorted by name, that follow the name `after`.
+    """Return at most `limit` devices of a rollout, sorted by name, whose names follow `after`.
 
-    `state`: only devices in this state; None or empty for all.
+    If `state` is given, only devices in that state are returned.
     """
     statement = select(MemberRow).where(MemberRow.rollout == rollout, MemberRow.device > after)
     if state:

@@ -1,4 +1,4 @@
-"""The log of a rollout as pages show it. Each entry is read once."""
+"""The log of a rollout as it is shown on pages. Each entry is read only once."""
 
 import time
 from collections import OrderedDict
@@ -47,14 +47,14 @@ _ORDERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A line of the timeline.
+    """An entry of the timeline.
 
     Attributes:
-        number: number of the entry of the audit log.
-        at: time of the entry, in seconds since 1970.
+        number: The number of the entry in the audit log.
+        at: The time of the entry, in seconds since 1970.
         kind: `start`, `retry`, `ask`, `pause`, `succeed`, `abort`, `order`, `join`, `begin`, `withdraw`, or
             `evidence-` with its outcome.
-        sentence: the event and its reason.
+        sentence: The event and its reason.
     """
 
     number: int
@@ -69,12 +69,12 @@ class LogView:
     """The part of a log that a page shows.
 
     Attributes:
-        courses: courses of the gates that have answers.
-        moments: the newest first.
-        earlier: number of older moments, which `moments` leaves out.
-        waits_for: number of the wave that waits for an approval, from 1, or 0.
-        faults: fault -> (number of devices, names of some of them).
-        outside: name, gate and finding of each outside judge; the finding is None until its evidence comes.
+        courses: The courses of the gates that have answers.
+        moments: The entries of the timeline, newest first.
+        earlier: The number of older entries that `moments` does not contain.
+        waits_for: The number of the wave that waits for approval, from 1, or 0.
+        faults: A dict from fault to the number of devices and some of their names.
+        outside: The name, gate and finding of each outside judge. The finding is None without evidence.
     """
 
     courses: Sequence[Course]
@@ -87,13 +87,13 @@ class LogView:
 
 @dataclass(slots=True, kw_only=True)
 class RolloutLog:
-    """The log of one rollout as read so far.
+    """The log of one rollout, as far as it was read.
 
     Attributes:
-        number: number of the last entry of the audit log that was read.
-        moments: all but the answers of devices, the oldest first.
-        answered: devices in the order in which they first answered.
-        faults: fault -> names of the devices that reported it.
+        number: The number of the last audit log entry that was read.
+        moments: All entries but the answers of devices, oldest first.
+        answered: The devices in the order of their first answers.
+        faults: A dict from fault to the names of the devices that reported it.
     """
 
     number: int = 0
@@ -104,10 +104,10 @@ class RolloutLog:
     _courses: tuple[int, list[Course]] = (0, [])
 
     def follow(self, session: Session, rollout: str) -> None:
-        """Read the entries that were written since the last call; the first call reads all.
+        """Read the entries since the last call. The first call reads all entries.
 
         Raises:
-            FleetError: the log does not begin with a start.
+            FleetError: The log does not begin with a start.
         """
         rows = session.execute(
             select(AuditRow.number, AuditRow.at, AuditRow.actor, AuditRow.detail)
@@ -120,7 +120,7 @@ class RolloutLog:
             self.number = number
 
     def find_courses(self) -> list[Course]:
-        """Return the course of each gate that has answers; none before the first `follow`."""
+        """Return the course of each gate that has answers. It is empty before the first `follow`."""
         if self.progress is None:
             return []
         if self._courses[0] != self.number:
@@ -171,9 +171,9 @@ class RolloutLog:
 
 
 class RolloutLogs:
-    """The logs of the rollouts that pages showed last.
+    """The logs of the rollouts that were shown most recently.
 
-    Reading a log of 10,000 devices takes most of a second.
+    Reading a log of 10,000 devices takes almost a second.
     """
 
     def __init__(self, closing: ExitStack) -> None:
@@ -181,10 +181,10 @@ class RolloutLogs:
         self._background: Background[LogView] = Background(closing)
 
     def find(self, store: Store, rollout: str) -> Lookup[LogView]:
-        """Return the log of a rollout as read so far, see `Lookup`; a thread reads the newer entries.
+        """Return the log of a rollout as far as it was read (see `Lookup`). A thread reads the newer entries.
 
         Raises:
-            FleetError: the log does not begin with a start.
+            FleetError: The log does not begin with a start.
         """
         return self._background.find(rollout, lambda: self._follow(store, rollout))
 
