@@ -26,7 +26,7 @@ from edgekit_toolkit.targets.spec import Target
 
 
 def engines_of(target: Target) -> list[str]:
-    """Return a target's engines that run on hosts, the preferred first; optional engines if installed."""
+    """Return a target's engines that run on hosts, the preferred first, without missing optional engines."""
     return [
         name
         for name in target.backend.names

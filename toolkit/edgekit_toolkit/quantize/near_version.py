@@ -1,11 +1,12 @@
-"""Moves weights of a new version to coarse steps from those of an earlier one, for a small delta.
+"""Rounds the change of weights between two versions to coarse steps, so that their delta is small.
 
-A step is at most 0.9 times the root mean square of the change, gains of channels apart. So rounding costs
-about a fifteenth of the energy of the change (a twelfth in float16), and weights that training changed little
-keep their resolution. The search judges whether the model still keeps its limits.
+A step is at most 0.9 times the root mean square of the change, after the best factor for each channel. So
+rounding loses about 1/15 of the energy of the change (1/12 in float16), and weights that changed little have
+small steps. The search checks that the model still meets its limits.
 
-Source: uniform quantization of a difference, whose error has the variance step^2 / 12; Sullivan, "Efficient
-    scalar quantization of exponential and Laplacian random variables" (1996), for rounding toward zero.
+Source: uniform quantization of a difference, whose error has the variance step^2 / 12, and Sullivan,
+"Efficient scalar quantization of exponential and Laplacian random variables" (1996), for rounding toward
+zero.
 """
 
 from typing import Any, Final, NamedTuple
@@ -28,12 +29,12 @@ _HALF_ROUNDING: Final = 1 / 3  # not 1 / 2: a tenth fewer bits for a quarter mor
 
 
 class WeightCodes(NamedTuple):
-    """Codes with their scales.
+    """Quantized weights with their scales.
 
     Attributes:
-        codes: int8 or int32, any shape.
-        scales: float32 [] or [channels].
-        axis: axis of the channels; ignored if there is one scale.
+        codes: An int8 or int32 array of any shape.
+        scales: float32 scales of shape [] or [channels].
+        axis: The axis of the channels. Ignored if there is one scale.
     """
 
     codes: NDArray[Any]
@@ -41,11 +42,11 @@ class WeightCodes(NamedTuple):
     axis: int
 
     def is_like(self, other: "WeightCodes") -> bool:
-        """Whether codes and scales have the same shapes as those of `other`."""
+        """Return whether the codes and scales have the same shapes as those of `other`."""
         return self.codes.shape == other.codes.shape and self.scales.shape == other.scales.shape
 
     def along(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return `values`, one for each channel or a scalar, in a shape that broadcasts to the codes."""
+        """Reshape a scalar or one value per channel, so that `values` broadcast to the codes."""
         if values.ndim == 0 or self.codes.ndim == 0:
             return values
         shape = [1] * self.codes.ndim
@@ -54,12 +55,12 @@ class WeightCodes(NamedTuple):
 
 
 def near_weight(new: WeightCodes, earlier: WeightCodes) -> tuple[WeightCodes, int]:
-    """Return a weight near to its earlier version, and the step between their codes.
+    """Return a weight that is closer to its earlier version, and the step between their codes.
 
-    The earlier codes are converted to the returned scales. The returned codes differ from the converted codes
-    by multiples of the step. At step 1, the codes of `new` are returned.
+    The earlier codes are converted to the returned scales. The returned codes differ from these by multiples
+    of the step. If the step is 1, the codes of `new` are returned.
 
-    `new`: symmetric int8 codes. `earlier`: its earlier version, of the same shape.
+    `new` has symmetric int8 codes. `earlier` is the earlier version with the same shape.
     """
     was, now = (coded.scales.astype(np.float64) for coded in (earlier, new))
     with np.errstate(all="ignore"):
@@ -101,13 +102,13 @@ def near_bias(
     weights: tuple[WeightCodes, WeightCodes, WeightCodes],
     step: int,
 ) -> WeightCodes:
-    """Return an int32 bias near to its earlier version, for a layer whose weight comes from `near_weight`.
+    """Return an int32 bias that is closer to its earlier version, for a weight from `near_weight`.
 
     Args:
-        new: the bias; its scales are input scale x weight scale.
-        earlier: the bias of the earlier version.
-        weights: the weight after `near_weight`, before it, and in the earlier version.
-        step: the step that `near_weight` returned for the weight.
+        new: The bias. Its scales are input scale x weight scale.
+        earlier: The bias of the earlier version.
+        weights: The weight after `near_weight`, before `near_weight`, and in the earlier version.
+        step: The step from `near_weight`.
     """
     now, first, was = (weight.scales for weight in weights)
     scales = (new.scales * (now.astype(np.float64) / first)).astype(np.float32)
@@ -120,11 +121,11 @@ def near_bias(
 
 
 def near_floats(new: NDArray[Any], earlier: NDArray[Any]) -> NDArray[Any]:
-    """Return `new` with each weight a whole number of steps away from `earlier`; dtypes and shapes are equal.
+    """Return float weights that differ from `earlier` by multiples of a step. Shapes and dtypes are equal.
 
-    A step of float16 is at most 0.9 times the root mean square of the change. For float32, the int32 numbers
-    with the same bits as the weights are compared; a step between them is a power of two. NaN, infinities and
-    float32 weights of changed sign stay as in `new`.
+    In float16, the step is at most 0.9 times the root mean square of the change. In float32, the bits of the
+    weights are compared as int32, and the step is a power of two. NaN, infinities and float32 weights whose
+    sign changes have the values of `new`.
     """
     stepped = (_near_halves if new.dtype == np.float16 else _near_singles)(new, earlier)
     return np.where(np.isfinite(stepped) & np.isfinite(new), stepped, new).reshape(new.shape)

@@ -1,4 +1,4 @@
-"""The plan of a quantized form, which the search varies and a recipe stores."""
+"""The plan of a static int8 form. The search varies it, and a recipe stores it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,14 +32,14 @@ _ACTIVATIONS = frozenset({"Relu", "Clip"})
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One quantized form of a model.
+    """The kernels and ranges of a quantized form of a model.
 
     Attributes:
-        scheme: quantized form that the engine accepts.
-        kernels: names of the first outputs of nodes that become integer kernels.
-        ranges: (low, high) of the activations that kernels read or write.
-        per_channel: whether weights have a scale for each channel, or one for each tensor.
-        disabled_optimizers: rewrites of onnxruntime to switch off, since they compute wrong results.
+        scheme: A quantization scheme that the engine supports.
+        kernels: The first outputs of the nodes that become integer kernels.
+        ranges: A dict from the activations that kernels read or write to (low, high).
+        per_channel: Whether weights have a scale for each channel. Otherwise each tensor has one scale.
+        disabled_optimizers: The optimisations of onnxruntime to disable, because their results are wrong.
     """
 
     scheme: Scheme
@@ -50,12 +50,12 @@ class Plan:
 
 
 def kernel_names(model: onnx.ModelProto, scheme: Scheme, elementwise: bool) -> tuple[str, ...]:
-    """Return the names of first outputs of the nodes that can become integer kernels, in graph order.
+    """Return the first outputs of the nodes that integer kernels can run, in the order of the graph.
 
     Args:
-        model: float model with shapes inferred.
-        scheme: the engine's form.
-        elementwise: whether element-wise operators are included, or only matrix products.
+        model: A float model with inferred shapes.
+        scheme: The quantization scheme of the engine.
+        elementwise: Whether element-wise operators are included, or only matrix products.
     """
     index = GraphIndex(model.graph)
     types = float_tensors(model)
@@ -120,7 +120,7 @@ def _is_vector(index: GraphIndex, bias: str) -> bool:
 
 
 def touched_tensors(model: onnx.ModelProto, kernels: Sequence[str]) -> list[str]:
-    """Return the names of the float activations whose range a plan with these kernels needs, sorted."""
+    """Return the sorted names of the float activations whose ranges a plan with these kernels needs."""
     index, floats = GraphIndex(model.graph), float_tensors(model)
     names: set[str] = set()
     for kernel in kernels:
@@ -132,9 +132,9 @@ def touched_tensors(model: onnx.ModelProto, kernels: Sequence[str]) -> list[str]
 
 
 def absorbed_activation(index: GraphIndex, node: onnx.NodeProto) -> onnx.NodeProto | None:
-    """Return the Relu or Clip that a product's kernel absorbs; None without one.
+    """Return the Relu or Clip that an integer kernel fuses with a matrix product, or None.
 
-    The Relu or Clip must be the only reader of the product's output.
+    It must be the only consumer of the product.
     """
     if node.op_type not in COMPUTE:
         return None
@@ -145,30 +145,30 @@ def absorbed_activation(index: GraphIndex, node: onnx.NodeProto) -> onnx.NodePro
 
 
 def kernel_output(index: GraphIndex, node: onnx.NodeProto) -> str:
-    """Return the output tensor of a kernel: the node's output, or the output of its absorbed activation."""
+    """Return the output of a kernel, which is that of the node or of its fused Relu or Clip."""
     name: str = (absorbed_activation(index, node) or node).output[0]
     return name
 
 
 def weight_axis(node: onnx.NodeProto) -> int:
-    """Return the axis of the output channels in the weights of a matrix product: Conv, Gemm or MatMul."""
+    """Return the axis of the output channels in the weights of a Conv, Gemm or MatMul."""
     if node.op_type == "Gemm":
         return 0 if attribute(node, "transB", 0) else 1
     return 1 if node.op_type == "MatMul" else 0
 
 
 def moves_codes(node: onnx.NodeProto) -> bool:
-    """Whether a node only moves or averages values of its first input, so that its codes stay valid."""
+    """Return whether a node only moves or averages values of its first input, so that codes remain valid."""
     if node.op_type == "Resize":
         return attribute(node, "mode", b"nearest") in {b"nearest", b"linear"}
     return node.op_type in MOVEMENT and (node.op_type == "Split" or len(node.output) == 1)
 
 
 def live_range(index: GraphIndex, name: str, low: float, high: float) -> tuple[float, float]:
-    """Return the part of a tensor's range in which its readers give different results.
+    """Return the part of a tensor's range that affects the results of its consumers.
 
-    A hard sigmoid is constant beyond its two ends, and x * HardSigmoid(x) is 0 below the lower end. So
-    saturating such values loses nothing.
+    A hard sigmoid is constant outside of its two ends, and x * HardSigmoid(x) is 0 below the lower end. So
+    clipping such values changes nothing.
     """
     readers = index.consumers(name)
     sigmoid = next((node for node in readers if node.op_type == "HardSigmoid"), None)

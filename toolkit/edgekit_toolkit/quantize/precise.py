@@ -1,11 +1,11 @@
-"""Finds operators that stay in float, and blocks of kernels, from the order of a graph of any format.
+"""Finds operators that remain in float, and divides kernels into blocks, for graphs of any format.
 
-Some operators must, because their inputs need relative precision; others may, because they only decode
-results.
+Some operators must remain in float, because their inputs need relative precision. Others can, because they
+only decode results.
 
-A normalisation written as single operators divides by the root of a variance. Eight bits hold variances down
-to 1/255 of the largest one; all smaller ones become 0, and the division gives infinities. Square roots,
-logarithms, powers and divisors need relative precision, so tensors that only they read stay in float.
+For example, a normalisation divides by the square root of a variance. With 8 bits, variances below 1/255 of
+the largest one become 0, and the division returns infinity. Square roots, logarithms, powers and divisors
+need relative precision, so tensors that only such operators read remain in float.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,13 +28,13 @@ UNLIKE: Final = 16.0
 
 @dataclass(frozen=True, slots=True)
 class OperatorNode:
-    """An operator of a graph of any format, with what the rules of this module need.
+    """An operator of a graph of any format.
 
     Attributes:
-        op: name of the operator, in any case of letters.
-        inputs: names of tensors; None for constants and for inputs that are left out.
-        outputs: names of tensors.
-        product: whether it is a matrix product, which never stays in float.
+        op: The name of the operator. The case is ignored.
+        inputs: The names of the inputs. They are None for constants and omitted inputs.
+        outputs: The names of the outputs.
+        product: Whether the operator is a matrix product, which never remains in float.
     """
 
     op: str
@@ -44,25 +44,25 @@ class OperatorNode:
 
     @property
     def sharp(self) -> int | None:
-        """Position of the input that needs relative precision, as in Log or Div; None without one."""
+        """The index of the input that needs relative precision, as in Log or Div, or None."""
         return _SHARP.get(self.op.upper())
 
     @property
     def spreads(self) -> bool:
-        """Whether the results are reciprocals, which spread over as many decades as the inputs."""
+        """Whether the results are reciprocals, which cover as many orders of magnitude as the inputs."""
         op = self.op.upper()
         return op in _SPREADING or (op == "DIV" and self.inputs[0] is None)
 
 
 def precise_operators(nodes: Sequence[OperatorNode], ends: Collection[str]) -> set[str]:
-    """Return the first outputs of the operators that stay in float.
+    """Return the first outputs of the operators that remain in float.
 
-    An operator stays in float if it reads reciprocals, or if its results reach only inputs that need relative
-    precision. Matrix products never stay.
+    An operator remains in float if it reads reciprocals, or if its results are only used by inputs that need
+    relative precision. Matrix products never remain in float.
 
     Args:
-        nodes: operators in topological order.
-        ends: outputs of the graph.
+        nodes: The operators in topological order.
+        ends: The outputs of the graph.
     """
     readers: dict[str, list[tuple[OperatorNode, int]]] = {}
     for node in nodes:

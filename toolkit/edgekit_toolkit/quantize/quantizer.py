@@ -1,4 +1,4 @@
-"""The interface of a quantizer to the search, and what quantizers of all formats do alike."""
+"""The interface of a quantizer to the search, and the code that is common to all formats."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -28,7 +28,7 @@ Factors = Mapping[str, NDArray[np.float32]]
 
 
 class FloatLayer(NamedTuple):
-    """A layer of the float model as a report lists it, with its operator type and bytes of constants."""
+    """A layer of the float model for reports, with its operator and the size of its constants."""
 
     label: str
     operator: str
@@ -36,16 +36,16 @@ class FloatLayer(NamedTuple):
 
 
 class Quantizer(Protocol):
-    """One float model, the forms that can be made of it, and the engine that runs them here.
+    """Builds the forms of a float model for one engine.
 
-    An implementation derives from this class.
+    Implementations derive from this class.
 
     Attributes:
-        model: the float model.
-        threads: threads of one inference of the models.
-        scheme: the quantized form that the target's engine runs fastest.
-        wider: a form with wider codes, more accurate but slower on the target; None without one.
-        labels: kind of form -> its name, for kinds without a plan, in the order in which forms are made.
+        model: The float model.
+        threads: The number of threads of one inference.
+        scheme: The quantization scheme that is fastest in the engine of the target.
+        wider: A scheme with more bits that is more accurate but slower, or None.
+        labels: A dict from the kinds of forms without a plan to their names, in the order of the search.
     """
 
     model: Model
@@ -55,70 +55,71 @@ class Quantizer(Protocol):
     labels: Mapping[str, str]
 
     def source_form(self) -> tuple[str, Model]:
-        """Return the form in the source's precision: its name, such as `float32`, and its model."""
+        """Return the label, such as `float32`, and the model of the form with the source's precision."""
 
     def why_no_forms(self) -> str | None:
-        """Return why the source form is the only one of this model; None if others may be made."""
+        """Return why the model has no other forms than the source form, or None if it has."""
 
     def why_no_static_int8(self) -> str | None:
-        """Return why no static int8 form is made of this model; None if some may be."""
+        """Return why the model has no static int8 forms, or None if it has."""
 
     def float_layers(self) -> dict[str, FloatLayer]:
-        """Return the layers of the float model, by the name of their first output."""
+        """Return a dict from the first outputs of the layers of the float model to the layers."""
 
     def stored_layers(self, form: Form, model: Model) -> dict[str, StoredLayer]:
-        """Return how each layer is stored in the form's model, by its first output in the float model.
+        """Return the storage of each layer in a form's model, by its first output in the float model.
 
-        A layer that the form leaves alone has the float type of the source.
+        Layers that the form does not change have the float type of the source.
         """
 
     def softmax_axes(self) -> Sequence[int | None]:
-        """Return for each output the axis of the softmax that makes it; None for an output without one."""
+        """Return the axis of the softmax that computes each output, or None for an output without softmax."""
 
     def output_parts(self, feeds: Feeds) -> Sequence[Parts | None]:
-        """Return for each output which tensor each value comes from, such as boxes or scores.
+        """Return an array for each output that contains the number of the tensor that each value comes from.
 
-        An array numbers the joined tensors from 0, int64 of the output's shape for `feeds`. None if the
-        output joins no tensors, or if the tensors are unknown.
+        The arrays are int64 with the shape of the output for `feeds`. The joined tensors, such as boxes and
+        scores, are numbered from 0. The result is None for an output that joins no tensors or cannot be
+        traced.
         """
 
     def build(self, form: Form) -> Model | None:
-        """Return the model in this form, or None if it has no layer that the form changes.
+        """Return the model in this form, or None if the form changes no layer.
 
         Raises:
-            EdgekitError: the form's model cannot be made.
+            EdgekitError: The model cannot be built.
         """
 
     def wrong_rewrites(self, form: Form, noise: Callable[[Model], float]) -> WrongRewrites | None:
-        """Return the engine's rewrites that make the outputs of a static int8 form wrong; None if none do.
+        """Return the engine's optimisations that make the outputs of a static int8 form wrong, or None.
 
         Args:
-            form: form that the engine refuses, or that is noisy.
-            noise: measures the noise of a model, as a ratio of powers.
+            form: A form that the engine refuses or that is noisy.
+            noise: Measures the noise of a model as a ratio of powers.
 
         Raises:
-            BackendError: the engine does not run the form without its rewrites either.
+            BackendError: The engine does not run the form without optimisations either.
         """
 
     def kernels(self, *, elementwise: bool) -> tuple[str, ...]:
-        """Return the operators that can become integer kernels, in order, by the name of their first output.
+        """Return the first outputs of the operators that integer kernels can run, in order.
 
-        `elementwise`: whether to list all such operators, or only matrix products.
+        If `elementwise` is False, only matrix products are returned.
         """
 
     def operator_nodes(self) -> list[OperatorNode]:
-        """Return the operators of the float model, in an order in which they can run."""
+        """Return the operators of the float model in topological order."""
 
     def tail(self, kernels: Sequence[str]) -> frozenset[str]:
         """Return the operators in `kernels` that no matrix product follows, such as the decoding of boxes."""
         return tail_kernels(self.operator_nodes(), kernels)
 
     def unlike_joins(self, kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
-        """Return the operators in `kernels` that join tensors whose ranges are too unlike for one scale."""
+        """Return the concatenations in `kernels` whose inputs have too different ranges for one scale."""
         return unlike_joins(self.operator_nodes(), kernels, ranges)
 
     def touched(self, kernels: Sequence[str]) -> list[str]:
-        """Return the names of the activations whose range a plan with these kernels needs, sorted."""
+        """Return the sorted names of the activations whose ranges a plan with these kernels needs."""
 
     def ranges(
         self,
@@ -126,43 +127,45 @@ class Quantizer(Protocol):
         samples: Callable[[], Iterator[Feeds]],
         progress: Callable[[], None],
     ) -> dict[str, Range]:
-        """Run the samples; return the range of each activation of `touched`, by name. See `ranges.gather`.
+        """Run the samples and return a dict from the activations in `touched` to their ranges.
+
+        Activations without a range are left out, see `ranges.gather`.
 
         Raises:
-            DataError: there are no samples.
-            BackendError: the model does not run on a sample.
+            DataError: There are no samples.
+            BackendError: The model does not run on a sample.
         """
 
     def histograms(
         self, kernels: Sequence[str], samples: Sequence[Feeds], ranges: Mapping[str, tuple[float, float]]
     ) -> dict[str, Histogram]:
-        """Run the samples; return a histogram of each activation in `ranges`, by name.
+        """Run the samples and return a dict from the activations in `ranges` to their histograms.
 
-        `ranges`: (low, high), the ends of the histogram.
+        `ranges` contains the limits (low, high) of the histograms.
 
         Raises:
-            BackendError: the model does not run on a sample.
+            BackendError: The model does not run on a sample.
         """
 
     def int8_layers(self) -> Sequence[str]:
-        """Return the layers that `int8-weights` can change, by the name of their first output, in order."""
+        """Return the first outputs of the layers that can have int8 weights, in order."""
 
     def equalize(self, ranges: Mapping[str, Range]) -> tuple[Factors, dict[str, Range]]:
-        """Return factors that equalize channels, and `ranges` after equalization; no factors if none help."""
+        """Return the factors that equalize channels (maybe none), and the `ranges` after equalization."""
 
     def writer(self, factors: Factors) -> Callable[[Plan], Model]:
-        """Return a function that makes models of plans with these factors, to measure but not to package."""
+        """Return a function that builds models of plans with these factors, for measurements only."""
 
     def block_noises(
         self, plan: Plan, factors: Factors, fidelity: Fidelity, expired: Callable[[], bool]
     ) -> Iterator[BlockNoise]:
-        """Yield the noise that each block of the plan adds if only this block is quantized, measured alone.
+        """Yield the noise of each block of the plan if only this block is quantized.
 
         Args:
-            plan: kernels and ranges.
-            factors: channel factors of equalized tensors.
-            fidelity: samples, and the weights of errors.
-            expired: returns True when the work must end; blocks not measured by then are not yielded.
+            plan: The kernels and ranges.
+            factors: The channel factors of equalized tensors.
+            fidelity: The samples and the weights of output errors.
+            expired: Returns True when the time is over. The remaining blocks are then not yielded.
         """
         parts = blocks(self.operator_nodes(), plan.kernels)
         return measure_blocks(self.writer(factors), plan, parts, fidelity, expired)
@@ -170,5 +173,5 @@ class Quantizer(Protocol):
     def weight_costs(
         self, layers: Sequence[str], fidelity: Fidelity, expired: Callable[[], bool]
     ) -> Iterator[LayerCost]:
-        """Yield noise and saved bytes for int8 weights in one of `layers` at a time; see `block_noises`."""
+        """Yield the noise and saved bytes if only one of `layers` has int8 weights, see `block_noises`."""
         return measure_weights(self.build, layers, fidelity, expired)

@@ -1,4 +1,4 @@
-"""Brings the weights of a LiteRT model near to those of its earlier version; see `near_version`."""
+"""Moves the weights of a LiteRT model closer to those of its earlier version, see `near_version`."""
 
 from typing import Any
 
@@ -23,12 +23,13 @@ _LEAST_FLOATS = 8
 
 
 def bring_near(content: bytes, earlier: bytes) -> bytes:
-    """Return the `.tflite` model `content` with weights near to those of `earlier`.
+    """Return the `.tflite` model `content` with weights closer to those of `earlier`.
 
     Args:
-        content: `.tflite` model of the new version.
-        earlier: model of the earlier version in the same form. Tensors and sub-graphs that do not match are
-            skipped.
+        content: The `.tflite` model of the new version.
+        earlier: The model of the earlier version in the same form. Tensors and sub-graphs that do not match
+            are
+        skipped.
     """
     model, before = parse(content), parsed(earlier)
     for graph, was in zip(model.subgraphs, before.subgraphs, strict=False):

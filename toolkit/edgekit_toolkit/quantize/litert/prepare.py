@@ -1,10 +1,12 @@
-"""Converts a `.tflite` model to the form that ai-edge-quantizer understands, and its results to ours.
+"""Converts `.tflite` models for ai-edge-quantizer, and restores the names in its results.
 
-The library reads only the newer of two fields that name an operator, so it takes every operator in files of
-old converters for an ADD. It identifies tensors by name, and needs lists that files may leave out. It lacks
-SQUEEZE and EXPAND_DIMS, which are a RESHAPE if the shape is known. If operators or tensors share a constant,
-it may overwrite the codes of one with those of the other. A model output that operators read too may become
-integers for one of these uses or for both, and then the file crashes the engine.
+The conversion works around these limits of the library:
+
+- It only reads the newer of two fields for the operator code, so it reads operators of old files as ADD.
+- It identifies tensors by name, and requires lists that are optional in files.
+- It lacks SQUEEZE and EXPAND_DIMS. They are replaced by RESHAPE if the shape is known.
+- If a constant is shared, it may overwrite the quantized values for one reader with those for another.
+- If operators read an output of the model, it may quantize that output wrongly, and the engine crashes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,9 +40,9 @@ _RESHAPES: Final = frozenset({"SQUEEZE", "EXPAND_DIMS"})
 
 
 def prepare(content: bytes) -> bytes:
-    """Return a `.tflite` model that ai-edge-quantizer understands, with equal results; see the module.
+    """Return an equivalent `.tflite` model that ai-edge-quantizer supports.
 
-    Names of inputs and outputs stay as they are.
+    The names of inputs and outputs do not change.
     """
     model = parse(content)
     for code in model.operatorCodes:
@@ -81,9 +83,9 @@ def _read(graph: SubGraph) -> set[int]:
 
 
 def finish(content: bytes | bytearray, prepared: bytes) -> bytes:
-    """Return a smaller file with equal results: short inner names, no recorded ranges, no value twice.
+    """Return a smaller equivalent file with short tensor names and no recorded ranges or duplicate buffers.
 
-    `prepared`: the model before quantization; its outputs' names are restored.
+    `prepared` is the model before quantization, from which the names of the outputs are restored.
     """
     model = parse(bytes(content))
     for graph, source in zip(model.subgraphs, parsed(prepared).subgraphs, strict=True):
@@ -102,7 +104,7 @@ def finish(content: bytes | bytearray, prepared: bytes) -> bytes:
 
 
 def share_buffers(model: Model) -> None:
-    """Store equal values of tensors once, and drop unused buffers; changes `model` in place."""
+    """Store equal tensor contents once and remove unused buffers, in place."""
     positions: dict[bytes, int] = {}
     buffers: list[Any] = model.buffers[:1]  # the first buffer is empty by the schema
     for graph in model.subgraphs:
@@ -212,7 +214,10 @@ def _part(model: Model, graph: SubGraph, position: int) -> None:
 
 
 def add_like(graph: SubGraph, index: int, sizes: Sequence[int]) -> int:
-    """Add a tensor like tensor `index` but of shape `sizes` (negative: free size); return its index."""
+    """Add a copy of tensor `index` without its content and return its index.
+
+    `sizes` is the shape of the new tensor. Negative sizes are free.
+    """
     source, added = graph.tensors[index], schema.TensorT()
     added.name, added.type = _free_name(graph, tensor_name(source)), source.type
     added.shape = [max(1, size) for size in sizes]
@@ -223,7 +228,10 @@ def add_like(graph: SubGraph, index: int, sizes: Sequence[int]) -> int:
 
 
 def reshape(model: Model, graph: SubGraph, source: int, output: int) -> Operator:
-    """Return an operator, not yet added, that reshapes `source` to `output` (one free size at most)."""
+    """Return an operator that reshapes `source` to `output`, which may have one free size.
+
+    The operator is not added to the graph.
+    """
     operator = schema.OperatorT()
     operator.inputs, operator.outputs = [source], [output]
     _reshape(model, graph, operator)
@@ -238,7 +246,7 @@ def _free_name(graph: SubGraph, name: str) -> str:
 
 
 def operator_code(model: Model, builtin: int) -> int:
-    """Return the index of operator number `builtin` in `model.operatorCodes`; adds it if missing."""
+    """Return the index of the builtin operator in `model.operatorCodes`. It is added if it is missing."""
     for number, code in enumerate(model.operatorCodes):
         if code.builtinCode == builtin:
             return number

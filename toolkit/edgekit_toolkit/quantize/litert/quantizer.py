@@ -1,4 +1,4 @@
-"""`.tflite` models in the search: quantized by ai-edge-quantizer, run by LiteRT."""
+"""The quantizer of `.tflite` models, which uses ai-edge-quantizer and LiteRT."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,20 +35,19 @@ _MAX_RECENT: Final = 4  # a step of the search tries three plans, and builds the
 
 
 class CompressedFloats(NamedTuple):
-    """A compressed `.tflite`, and the scales of its coded weights for `weight_bounds`."""
+    """A compressed `.tflite` model, and the scales of its compressed weights for `weight_bounds`."""
 
     content: bytes
     scales: Mapping[str, NDArray[np.float32]]
 
 
 class LiteRtQuantizer(Quantizer):
-    """The quantizer of `.tflite` models; see `Quantizer`. LiteRT has no backward pass.
+    """The quantizer of `.tflite` models, see `Quantizer`.
 
     Attributes:
-        model: the given `.tflite`, or the file converted from ONNX.
-        threads: threads of one inference.
-        scheme: `LITERT`, or its variant for AVX-512 that folds pixels. Both have int8 activations with a zero
-            point.
+        model: The source `.tflite` model, which may have been converted from ONNX.
+        threads: The number of threads of one inference.
+        scheme: `LITERT`, or its variant for AVX-512 that folds pixels. Both have asymmetric int8 activations.
     """
 
     model: TfliteModel
@@ -80,7 +79,7 @@ class LiteRtQuantizer(Quantizer):
         return prepare(self._content)
 
     def source_form(self) -> tuple[str, TfliteModel]:
-        """Return a name, `float32` or `as it is` (float16 or coded weights), and the unchanged model."""
+        """Return a label and the source model. The label of float16 and quantized models is `as it is`."""
         layers = self.model.summary.layers.values()
         is_half = any(layer.precision == "fp16 weights" for layer in layers)
         return "as it is" if is_half or self._find_codes() else "float32", self.model
@@ -128,7 +127,7 @@ class LiteRtQuantizer(Quantizer):
         return dict(zip(self.model.summary.layers, layers.values(), strict=True))
 
     def softmax_axes(self) -> Sequence[int | None]:
-        """Return -1, the last axis, for each output that a softmax makes; None for another output."""
+        """Return -1 (the last axis) for each output of a softmax, and None for each other output."""
         model = parsed(self._prepared)
         graph = model.subgraphs[0]
         names = {
@@ -173,7 +172,7 @@ class LiteRtQuantizer(Quantizer):
         return None if built is None else TfliteModel(built)
 
     def wrong_rewrites(self, form: Form, noise: Callable[[Model], float]) -> None:
-        """Return None: LiteRT's rewrites cannot be switched off."""
+        """Return None, because LiteRT's optimisations cannot be disabled."""
 
     def kernels(self, *, elementwise: bool) -> tuple[str, ...]:
         return kernel_names(parsed(self._prepared), elementwise=elementwise)
@@ -200,12 +199,12 @@ class LiteRtQuantizer(Quantizer):
         return litert.int8_layers(self._prepared)
 
     def equalize(self, ranges: Mapping[str, Range]) -> tuple[Factors, dict[str, Range]]:
-        """Return no factors and the ranges unchanged: see docs/explanation/litert.md for the reason."""
+        """Return no factors and the unchanged ranges. docs/explanation/litert.md explains why."""
         return {}, dict(ranges)
 
     def writer(self, factors: Factors) -> Callable[[Plan], TfliteModel]:  # noqa: ARG002  # always none
         return lambda plan: self.build(Form(forms.STATIC_INT8, plan)) or self.model
 
     def output_parts(self, feeds: Feeds) -> Sequence[Parts | None]:  # noqa: ARG002  # see the class
-        """Return None for each output: parts are not looked for."""
+        """Return None for each output, because parts of outputs are not determined."""
         return [None] * len(self._specs[1])

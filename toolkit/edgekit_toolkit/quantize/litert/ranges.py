@@ -1,6 +1,6 @@
-"""Reads activations of a LiteRT model, in memory that does not grow with the number of samples.
+"""Reads the activations of a LiteRT model as additional outputs.
 
-Tensors are fetched in groups, as extra outputs of the model.
+Tensors are read in groups, so that the memory does not depend on the number of samples.
 """
 
 import math
@@ -21,10 +21,15 @@ _FLOAT_BYTES = 4
 def activation_reader(
     prepared: bytes, names: Sequence[str], *, threads: int, group_bytes: int = GROUP_BYTES
 ) -> ReadActivations:
-    """Return a function that runs a model on a sample, and yields name and values of each activation.
+    """Return a function that runs a model on a sample and yields the names and values of activations.
 
-    `prepared`: result of `prepare`. `names`: activations or inputs. `group_bytes`: most bytes fetched in a
-    run; further runs fetch the rest.
+    Args:
+        prepared: A model from `prepare`.
+        names: The names of activations or inputs.
+        threads: The number of threads of one inference.
+        group_bytes: The maximum size of the activations in one run. The function runs the model several times
+            if
+        necessary.
     """
     tensors = {tensor_name(tensor): tensor for tensor in parsed(prepared).subgraphs[0].tensors}
     sizes = {name: _FLOAT_BYTES * math.prod(shape_of(tensors[name])) for name in names}

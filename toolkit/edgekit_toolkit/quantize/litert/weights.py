@@ -1,9 +1,9 @@
-"""Chooses ranges of weights that keep biases within 32 bits.
+"""Chooses ranges of weights so that the biases fit into 32 bits.
 
-A bias is stored with the scale of the product, input scale x weight scale. If a channel's weights are nearly
-0 (batch normalization folded into a dead channel leaves some at 1e-30), that scale is so small that the bias
-overflows: ai-edge-quantizer 0.10 writes -2147483648 for a bias of +0.5. A larger weight scale loses nothing
-there.
+The scale of a bias is input scale x weight scale. If the weights of a channel are near 0, for example 1e-30
+after batch normalization was folded into a dead channel, this scale is so small that the bias overflows. For
+example, ai-edge-quantizer 0.10 then stores -2147483648 for a bias of +0.5. A larger weight scale loses
+nothing.
 """
 
 from collections.abc import Mapping
@@ -49,19 +49,20 @@ _OPERANDS: Final[Mapping[str, _Operands]] = {
 def weight_bounds(
     model: Model, plan: Plan, scales: Mapping[str, NDArray[np.float32]]
 ) -> dict[str, NDArray[np.float32]]:
-    """Return the magnitude that the largest code of a weight must stand for; keys are tensor names.
+    """Return a dict from the names of weights to the magnitudes that the largest code must represent.
 
-    A weight is listed only if its own largest magnitude is too small: the bias would overflow, or the codes
-    would get another scale than `scales` states.
+    A weight is included if its own largest magnitude is too small, because the bias would overflow or the
+    scale would differ from `scales`.
 
     Args:
-        model: float model from `prepare.prepare`.
-        plan: kernels and ranges.
-        scales: scales of coded weights, float32 [channels]; key: the name of the operator's output.
+        model: A float model from `prepare.prepare`.
+        plan: The kernels and ranges.
+        scales: A dict from the outputs of operators to the float32 scales [channels] of compressed weights.
 
     Returns:
-        float32 with the rank of the weight: a magnitude for each channel, or a single one without
-        `plan.per_channel`.
+        float32 arrays with the rank of the weight. They have one value per channel if `plan.per_channel`,
+            else
+        a single value.
     """
     weights: dict[str, NDArray[np.float32]] = {}
     for graph, _, operator in operators(model):

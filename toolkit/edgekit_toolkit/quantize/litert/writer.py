@@ -1,7 +1,8 @@
-"""Writes the forms of a LiteRT model with ai-edge-quantizer, only from a `Form`.
+"""Writes the forms of a LiteRT model with ai-edge-quantizer.
 
-Inputs and outputs stay as in the source: a static int8 form converts inside. Ranges come from us, so the
-library never sees a sample. See docs/adr/0010-tflite-quantization.md for what it cannot do.
+The types of inputs and outputs do not change, so a static int8 form converts them inside. The ranges are
+given by the form, so the library needs no samples. docs/adr/0010-tflite-quantization.md describes the
+library's limits.
 """
 
 import contextlib
@@ -56,15 +57,17 @@ _LAYERS: Final = frozenset(
 def build(
     prepared: bytes, form: Form, scales: Mapping[str, NDArray[np.float32]] | None = None
 ) -> bytes | None:
-    """Return the `.tflite` of a form, or None if the model has no layer that the form changes.
+    """Return the `.tflite` model of a form, or None if the form changes no layer of the model.
 
-    `prepared`: float model, compressed as the form says. `scales`: scales of compressed weights, see
-    `weight_bounds`.
+    Args:
+        prepared: A float model from `prepare.prepare`, compressed if the form says so.
+        form: The form.
+        scales: The scales of compressed weights, see `weight_bounds`.
 
     Raises:
-        RecipeError: the form does not fit the model, or has channel factors.
-        BackendError: the library refuses the model.
-        EngineMissingError: the library is not installed.
+        RecipeError: The form does not fit the model, or has channel factors.
+        BackendError: The library refuses the model.
+        EngineMissingError: The library is not installed.
     """
     if form.kind == forms.FLOAT32:
         return None
@@ -254,7 +257,7 @@ class _Order:
 
 
 def int8_layers(prepared: bytes) -> list[str]:
-    """Return the names of the outputs of the layers whose weights can be int8, in order."""
+    """Return the output names of the layers that can have int8 weights, in order."""
     return list(_layer_scopes(parsed(prepared)))
 
 

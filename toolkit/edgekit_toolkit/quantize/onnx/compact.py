@@ -1,7 +1,7 @@
-"""Makes the file of a model smaller: short names, no defaults, and no constants that others imply.
+"""Makes ONNX files smaller, with short names and without default values and redundant constants.
 
-In a model of 50 kB, names are a quarter of the file. In an int8 detector of 1.1 MB, scales of biases are 3 %,
-zeros and the upper halves of biases 2 %.
+In a model of 50 kB, names are a quarter of the file. In an int8 detector of 1.1 MB, the scales of biases are
+3 %, and zero points and the upper halves of biases are 2 %.
 """
 
 import itertools
@@ -35,13 +35,13 @@ _DERIVING: Final = frozenset({"ConstantOfShape", "Mul", "Split"})
 
 
 def shorten_names(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `model` with short tensor names, and without node names, documentation and recorded shapes.
+    """Return `model` with short tensor names, and without node names, doc strings and recorded shapes.
 
-    Equal scales and zero points of activations are stored once. Convolutions lose `kernel_shape`, since the
-    weights have this shape, and attributes that state a default.
+    Equal scales and zero points of activations are stored once. Attributes of convolutions are removed if
+    they have default values or follow from the shape of the weights.
 
-    Inputs and outputs keep their names. A model with control flow keeps all names: its sub-graphs read
-    tensors of the outer graph by name.
+    Inputs and outputs keep their names. A model with control flow keeps all names, because sub-graphs refer
+    to outer tensors by name.
     """
     result = copy_model(model)
     graph = result.graph
@@ -111,9 +111,9 @@ def _share_parameters(graph: onnx.GraphProto) -> None:
 
 
 def derive_bias_scales(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `model` with bias scales computed in the graph, if they equal input scale x weight scale.
+    """Return `model` with nodes that compute the bias scales that equal input scale x weight scale.
 
-    Engines compute these scales when they load the model. `store_parameters` undoes it.
+    Engines compute these scales when they load the model. `store_parameters` reverts this.
     """
     result = copy_model(model)
     graph = result.graph
@@ -135,10 +135,10 @@ def derive_bias_scales(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def split_parameters(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `model` with small parameters packed into two tensors; `model` itself if that is no smaller.
+    """Return `model` with small parameters packed into two tensors, or `model` itself if that is not larger.
 
-    Zero points of weights become slices of one tensor of zeros. Engines make it when they load the model.
-    Biases that fit into 16 bits become slices of an int16 tensor. `store_parameters` undoes both.
+    Zero points of weights become slices of one tensor of zeros, which engines compute when they load the
+    model. Biases that fit into 16 bits become slices of an int16 tensor. `store_parameters` reverts both.
     """
     result = copy_model(model)
     graph = result.graph
@@ -192,7 +192,7 @@ def _part(index: GraphIndex, source: str, parts: Mapping[str, NDArray[Any]]) -> 
 
 
 def store_parameters(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Undo `derive_bias_scales` and `split_parameters`: return `model` with all parameters as constants."""
+    """Revert `derive_bias_scales` and `split_parameters`, so that all parameters are constants."""
     result = copy_model(model)
     graph = result.graph
     index = GraphIndex(graph)

@@ -1,10 +1,10 @@
-"""Stores tables outside of products as int8 with a scale for each row.
+"""Stores embedding tables as int8 with a scale for each row.
 
-A `Gather` from a constant table becomes a `Gather` of codes, a `Gather` of the rows' scales, and their
-product: only the rows that are looked up are widened, and the table takes a quarter of its size both in the
-package and in memory. Another table, such as positions that are sliced or added, takes a quarter in the
-package; the engine widens it once, when it loads the model. Constants behind which no product follows stay:
-those are coordinates, for which eight bits are too few.
+A `Gather` from a constant table becomes a `Gather` of int8 rows, a `Gather` of their scales and a `Mul`. The
+table takes a quarter of the size in the package and in memory, because only the gathered rows are converted
+to float. Another table, such as positions that are sliced or added, takes a quarter only in the package,
+because the engine converts it once when it loads the model. Tables that no matrix product follows are not
+changed. They are usually coordinates, for which 8 bits are not enough.
 """
 
 from collections.abc import Collection
@@ -36,7 +36,7 @@ _TABLE_READERS: Final = frozenset(
 
 
 def is_table_lookup(index: GraphIndex, node: onnx.NodeProto) -> bool:
-    """Return whether a node looks up rows of a constant float32 table [rows, columns] that is not small."""
+    """Return whether a node gathers rows of a large constant float32 table [rows, columns]."""
     if node.op_type != "Gather" or attribute(node, "axis", 0) != 0:
         return False
     table = index.constant(node.input[0])
@@ -51,9 +51,9 @@ def is_table_lookup(index: GraphIndex, node: onnx.NodeProto) -> bool:
 
 
 def added_table(index: GraphIndex, node: onnx.NodeProto) -> str | None:
-    """Return the name of the large constant float32 table that a node, such as Add or Slice, reads.
+    """Return the name of the large constant float32 table that a node such as Add or Slice reads.
 
-    None if the node reads no such table, or if no matrix product follows.
+    Return None if there is no such table, or if no matrix product follows.
     """
     if node.op_type not in _TABLE_READERS or node.domain or is_table_lookup(index, node):
         return None
@@ -84,14 +84,11 @@ def _leads_to_product(index: GraphIndex, node: onnx.NodeProto) -> bool:
 
 
 def int8_tables(model: onnx.ModelProto, layers: Collection[str] | None = None) -> onnx.ModelProto | None:
-    """Return `model` with its embedding tables stored as int8, with a scale for each row.
+    """Return `model` with embedding tables stored as int8, or None if it has no such table.
 
     Args:
-        model: float model.
-        layers: first outputs of the nodes whose tables to change; None for all.
-
-    Returns:
-        None if the model has no such table.
+        model: A float model.
+        layers: The first outputs of the nodes whose tables are changed, or None for all.
     """
     result = copy_model(model)
     graph = result.graph
@@ -154,7 +151,7 @@ def _lookup(
 
 
 def stored_table(index: GraphIndex, output: str) -> list[onnx.TensorProto]:
-    """Return codes and scales of the table that `int8_tables` stored for `output`; empty without one."""
+    """Return the int8 table and the scales that `int8_tables` stored for `output`, or an empty list."""
     product = index.producers.get(output)
     if product is None or product.op_type != "Mul":
         return []

@@ -1,4 +1,4 @@
-"""Adds QuantizeLinear and DequantizeLinear nodes with their constants, under free names."""
+"""Adds QuantizeLinear and DequantizeLinear nodes and their constants to a graph."""
 
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from edgekit_toolkit.quantize.scheme import QuantizationParams
 
 
 class Codes(NamedTuple):
-    """Names of the tensors of codes, their scale and their zero point (empty if it is 0 and left out)."""
+    """The names of the tensors of codes, scale and zero point. A missing zero point is an empty string."""
 
     codes: str
     scale: str
@@ -20,10 +20,10 @@ class Codes(NamedTuple):
 
 
 class Emitter:
-    """Collects the nodes of the rewritten graph; constants go into the graph at once.
+    """Collects the nodes of a rewritten graph. Constants are added to the graph immediately.
 
     Attributes:
-        nodes: nodes in order; the caller appends its own nodes too.
+        nodes: The nodes in order. Callers append their own nodes too.
     """
 
     def __init__(self, index: GraphIndex) -> None:
@@ -32,15 +32,15 @@ class Emitter:
         self.nodes: list[onnx.NodeProto] = []
 
     def store(self, stem: str, value: NDArray[Any]) -> str:
-        """Add a constant to the graph; return its name, which begins with `stem`."""
+        """Add a constant to the graph and return its name, which starts with `stem`."""
         return add_constant(self._index, stem, value)
 
     def params(self, stem: str, params: QuantizationParams) -> tuple[str, str]:
-        """Add scale and zero point to the graph as constants; return their names, which begin with `stem`."""
+        """Add a scale and a zero point to the graph and return their names, which start with `stem`."""
         return self.store(f"{stem}_scale", params.scale), self.store(f"{stem}_zero_point", params.zero_point)
 
     def quantize(self, source: str, stem: str, params: QuantizationParams) -> Codes:
-        """Add a QuantizeLinear of `source` with its parameters; return the names of all three tensors."""
+        """Add a QuantizeLinear node for `source` and return the names of its output and parameters."""
         scale, zero_point = self.params(stem, params)
         codes = fresh_name(self._index, f"{stem}_q")
         self.nodes.append(
@@ -51,9 +51,9 @@ class Emitter:
     def dequantize(
         self, codes: Codes, stem: str, *, axis: int | None = None, output: str | None = None
     ) -> str:
-        """Add a DequantizeLinear; return the name of its output.
+        """Add a DequantizeLinear node and return the name of its output.
 
-        `stem`: beginning of new names. `axis`: axis of the channels if each has its own scale.
+        `stem` is the start of new names. `axis` is the axis of the channels, or None for a single scale.
         """
         name = fresh_name(self._index, f"{stem}_dq")
         node = helper.make_node(
@@ -65,10 +65,7 @@ class Emitter:
         return output or name
 
     def clip(self, codes: str, stem: str, low: int | None, high: int | None) -> str:
-        """Add a Clip of uint8 codes and return the name of its result; `codes` if both limits are None.
-
-        `low`, `high`: codes; None for no limit on that side.
-        """
+        """Add a Clip of uint8 codes and return the name of its output, or `codes` if both limits are None."""
         if low is None and high is None:
             return codes
         limits = ["" if value is None else self._code(value) for value in (low, high)]
@@ -91,12 +88,13 @@ class Emitter:
         *,
         axis: int | None = None,
     ) -> str:
-        """Store a constant's codes, `values`, and their DequantizeLinear, once; return its output's name.
+        """Store the codes of a constant with a DequantizeLinear node, and return the name of its output.
 
-        8-bit codes get a zero point, even 0. onnxruntime's integer Gemm needs it, and releases up to 1.24
-        abort without it in the exact mode for x86 without VNNI (ADR 0018).
+        Each constant is stored once. 8-bit codes always get a zero point. onnxruntime's integer Gemm requires
+        it, and releases up to 1.24 crash without it in the exact mode for x86 without VNNI (ADR 0018).
 
-        `name`: of the constant in the float model. `axis`: axis of the channels if each has its own scale.
+        `name` is the name of the constant in the float model. `axis` is the axis of the channels, or None for
+        one scale.
         """
         key = (name, axis, values.dtype.str, params.scale.tobytes())
         if key not in self._constants:

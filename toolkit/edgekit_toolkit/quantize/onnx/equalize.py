@@ -1,11 +1,12 @@
-"""Equalizes the channels of activations between linear layers, so that one scale a tensor wastes no codes.
+"""Equalizes the channels of activations between linear layers, so that they share one scale without loss.
 
-Depthwise convolutions leave channels whose ranges differ a hundredfold. If everything between a convolution
-and its readers is homogeneous (f(s x) = s f(x) for s > 0), channel c can be divided by s[c] in the weights
-before and multiplied by s[c] in the weights after: the results are equal, and the tensors quantize better.
+After a depthwise convolution, the ranges of channels can differ by a factor of 100. If all operators between
+a convolution and its consumers are homogeneous (f(s x) = s f(x) for s > 0), channel c can be divided by s[c]
+in the weights of the convolution and multiplied by s[c] in the weights of its consumers. The results are
+equal, and the tensors can be quantized better.
 
-Source: M. Nagel et al., Data-Free Quantization Through Weight Equalization and Bias Correction, 2019,
-section 4.1; the factor balances activation against weight range as in G. Xiao et al., SmoothQuant, 2023,
+Source: M. Nagel et al., Data-Free Quantization Through Weight Equalization and Bias Correction, 2019, section
+4.1. The factor balances the ranges of activations and weights as in G. Xiao et al., SmoothQuant, 2023,
 equation 4.
 """
 
@@ -30,10 +31,10 @@ _MAX_FACTOR = 256.0
 
 
 def find_factors(model: onnx.ModelProto, ranges: Mapping[str, Range]) -> dict[str, NDArray[np.float32]]:
-    """Return factors that divide the output channels of convolutions: tensor name -> float32 [channels].
+    """Return a dict from convolution outputs to float32 factors [channels] that divide their channels.
 
-    An output has an entry only if its readers can undo the division. `ranges`: extremes of each channel of
-    the activations; outputs without an entry are left alone.
+    An output is included only if its consumers can undo the division. `ranges` contains the range of each
+    channel. Outputs without ranges are not changed.
     """
     index = GraphIndex(model.graph)
     factors = {}
@@ -50,11 +51,11 @@ def find_factors(model: onnx.ModelProto, ranges: Mapping[str, Range]) -> dict[st
 
 
 def apply_factors(model: onnx.ModelProto, factors: Mapping[str, NDArray[np.float32]]) -> onnx.ModelProto:
-    """Return an equal model: convolution outputs are divided by `factors`, and their readers undo it.
+    """Return an equivalent model with convolution outputs divided by `factors`. The consumers undo this.
 
     Raises:
-        KeyError: `factors` names a tensor that no convolution of `model` makes.
-        ValueError: the readers cannot undo the factors, or the tensor has another number of channels.
+        KeyError: A tensor in `factors` is not the output of a node of `model`.
+        ValueError: The consumers cannot undo the factors, or the number of channels differs.
     """
     result = copy_model(model)
     index = GraphIndex(result.graph)
@@ -88,7 +89,7 @@ def _checked_readers(index: GraphIndex, name: str, factor: NDArray[np.float32]) 
 def apply_to_ranges(
     model: onnx.ModelProto, ranges: Mapping[str, Range], factors: Mapping[str, NDArray[np.float32]]
 ) -> dict[str, Range]:
-    """Return the activations' ranges after equalization, from `model` and `ranges` before equalization."""
+    """Return the ranges of the activations after equalization by `factors`."""
     index = GraphIndex(model.graph)
     scaled = dict(ranges)
     for name, factor in factors.items():

@@ -1,4 +1,4 @@
-"""Brings the weights of an ONNX model near to those of its earlier version; see `near_version`."""
+"""Moves the weights of an ONNX model closer to those of its earlier version, see `near_version`."""
 
 from typing import Any
 
@@ -14,11 +14,11 @@ _LEAST_FLOATS = 8
 
 
 def bring_near(model: onnx.ModelProto, earlier: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `model` with weights near to those of `earlier`.
+    """Return `model` with weights closer to those of `earlier`.
 
     Args:
-        model: a form's model, with its final names.
-        earlier: the same form of the earlier version; weights are matched by name and shape.
+        model: The new version, with its final tensor names.
+        earlier: The earlier version in the same form. Weights are matched by name and shape.
     """
     result = copy_model(model)
     _GraphPair(result.graph, earlier.graph).bring_near()

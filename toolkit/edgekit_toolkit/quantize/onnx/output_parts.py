@@ -1,7 +1,8 @@
-"""Finds which tensor each value of an output comes from, where an output joins several of them.
+"""Finds the parts of outputs that concatenate several tensors.
 
-A detector ends in one output of boxes in pixels and scores of 0..1. They are joined by `Concat`, and only
-moved behind it. The same moves of numbered tensors show where the values of each part went.
+For example, the output of a detector contains boxes in pixels and scores from 0 to 1. They are joined by a
+`Concat` and then only moved. To find the positions of the parts, the joined tensors are replaced by tensors
+that are filled with their numbers, and the same operators move these.
 """
 
 from collections.abc import Iterator
@@ -22,10 +23,10 @@ _CARRIES = (MOVES | VIEWS | {"Concat", "Transpose"}) - {"Pad", "Resize", "Upsamp
 
 
 def output_parts(model: onnx.ModelProto, feeds: Feeds, *, threads: int) -> list[NDArray[np.int64] | None]:
-    """Return for each output an array that tells which tensor each value comes from, such as boxes or scores.
+    """Return an array for each output that contains the number of the tensor that each value comes from.
 
-    The array numbers the joined tensors from 0, int64 of the output's shape for `feeds`. None if the output
-    joins no tensors, or if onnxruntime cannot trace its values.
+    The arrays are int64 with the shape of the output for `feeds`. The joined tensors are numbered from 0. The
+    result is None for an output that joins no tensors, or if onnxruntime cannot run the modified model.
     """
     program = copy_model(model)
     index = GraphIndex(program.graph)

@@ -1,9 +1,9 @@
-"""Output noise of each quantized layer, for all layers in one forward and one backward pass a sample.
+"""Estimates the output noise of all quantized layers with one forward and one backward pass per sample.
 
-A layer alone in 8 bits makes rounding errors e: of the activations that it reads, of its weights, and of its
-result. To first order the outputs change by J e. With random signs at the outputs, weighted as `Fidelity`
-weights errors, the adjoint J^T v (`adjoint`) gives v.J e as the product of J^T v and e, and its mean square
-over samples is the layer's noise.
+If only one layer is quantized, its inputs, weights and output have rounding errors e, and the outputs of the
+model change by J e to first order. Let v be a vector with random signs and the weights that `Fidelity` gives
+to errors of the outputs. The backward pass computes J^T v (see `adjoint`), and its product with e equals v.J
+e. The mean square of this product over the samples is the noise of the layer.
 """
 
 import math
@@ -42,13 +42,13 @@ class Rounding:
     """A rounding error of one tensor of a float graph.
 
     Attributes:
-        layer: first output of the node that the error belongs to.
-        position: the rounded input of that node. None: `tensor` is rounded for all its readers.
-        params: scale and zero point of a rounded activation; None for a weight.
-        tensor: the rounded activation.
-        rounded: values of a rounded weight.
-        bias: bias to use with `rounded`; None for the layer's own.
-        by_channel: whether errors of its channels count as independent, which makes the noise estimate more
+        layer: The first output of the node to which the error belongs.
+        position: The index of the rounded input of that node, or None if `tensor` is rounded for all readers.
+        params: The scale and zero point of a rounded activation, or None for a weight.
+        tensor: The name of the rounded activation.
+        rounded: The values of a rounded weight.
+        bias: The bias to use with `rounded`, or None for the bias of the layer.
+        by_channel: Whether errors of different channels are independent, which makes the estimate more
             precise.
     """
 
@@ -62,12 +62,12 @@ class Rounding:
 
     @property
     def size(self) -> int:
-        """Number of values of the rounded weight; 0 for an activation."""
+        """The number of values of the rounded weight, or 0 for an activation."""
         return 0 if self.rounded is None else self.rounded.size
 
 
 def block_roundings(model: onnx.ModelProto, plan: Plan, block: Block) -> list[Rounding]:
-    """Return the rounding errors of the model if only the layers of `block` are quantized, by `plan`."""
+    """Return the rounding errors of the model if only the layers of `block` are quantized by `plan`."""
     index = GraphIndex(model.graph)
 
     def params(name: str) -> QuantizationParams:
@@ -92,9 +92,9 @@ def block_roundings(model: onnx.ModelProto, plan: Plan, block: Block) -> list[Ro
 
 
 def layer_rounding(model: onnx.ModelProto, layer: str) -> Rounding:
-    """Return the rounding error of a layer's weights in the form `int8-weights`.
+    """Return the rounding error of the weights of a layer in the form `int8-weights`.
 
-    `layer`: name of the layer's first output.
+    `layer` is the first output of the layer.
     """
     index = GraphIndex(model.graph)
     node = index.producers[layer]
@@ -121,18 +121,19 @@ def _weight_rounding(
 def propagate(
     model: onnx.ModelProto, layers: Sequence[Sequence[Rounding]], fidelity: Fidelity, *, threads: int
 ) -> list[float]:
-    """Estimate the noise that `Fidelity.noise` would measure for the errors of each layer alone.
+    """Estimate the result of `Fidelity.noise` for the rounding errors of each layer alone.
 
     Args:
-        model: float model of `fidelity`, with inferred types.
-        layers: rounding errors of each layer.
-        fidelity: samples, and the weights of errors at the outputs. Only samples with the same shapes as the
-            first are used.
-        threads: threads of one inference.
+        model: The float model of `fidelity`, with inferred types.
+        layers: The rounding errors of each layer.
+        fidelity: The samples and the weights of output errors. Only samples with the shapes of the first one
+            are used.
+        threads: The number of threads of one inference.
 
     Raises:
-        BackendError: onnxruntime fails on the backward pass, or lacks memory. A graph of unusual structure
-            can raise any other error of `ODD_GRAPH`.
+        BackendError: onnxruntime fails on the backward pass, or there is not enough memory. Unusual graphs
+            can
+        raise any other error of `ODD_GRAPH`.
     """
     first = fidelity.samples[0]
     shapes = measure_shapes(model, first, threads=threads)

@@ -1,7 +1,7 @@
-"""Writes a plan as an ONNX graph with QuantizeLinear and DequantizeLinear.
+"""Writes a plan as an ONNX graph with QuantizeLinear and DequantizeLinear nodes.
 
-Placement is ours and not that of onnxruntime.quantization: the search builds a hundred variants of a model,
-and this writes one in milliseconds where the library takes seconds (docs/adr/0005-own-qdq-placement.md).
+onnxruntime.quantization is not used, because the search builds a hundred variants of a model. This module
+writes one in milliseconds, and the library needs seconds, see docs/adr/0005-own-qdq-placement.md.
 """
 
 from collections.abc import Mapping
@@ -49,12 +49,13 @@ def write_qdq(
     """Return `model` with the kernels of a plan quantized.
 
     Args:
-        model: float model, opset >= 13, top-level graph in topological order.
-        plan: kernels and ranges; a range must be there for every activation that a kernel reads or writes.
-        scales: initializer -> float32 [channels], for weights that are exact multiples of such scales.
+        model: A float model with opset 13 or later, whose top-level graph is in topological order.
+        plan: The kernels, and the ranges of all activations that they read or write.
+        scales: A dict from initializers to float32 scales [channels], for weights that are exact multiples of
+            them.
 
     Raises:
-        KeyError: a range is missing, or the model has no such kernel.
+        KeyError: A range is missing, or the model has no such kernel.
     """
     strangers = plan.kernels - {name for node in model.graph.node for name in node.output[:1]}
     if strangers:

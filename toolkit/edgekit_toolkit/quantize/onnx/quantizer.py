@@ -1,4 +1,4 @@
-"""ONNX models in the search: quantized by our own writer, run by onnxruntime."""
+"""The quantizer of ONNX models, which uses the project's own Q/DQ writer and onnxruntime."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -60,11 +60,11 @@ class OnnxQuantizer(Quantizer):
         """Make the quantizer.
 
         Args:
-            model: float model.
-            scheme: codes of the engine.
-            threads: threads of one inference.
-            make: makes a model that the engine runs of its ONNX form.
-            wider: codes with more bits, see `Quantizer`.
+            model: The float model.
+            scheme: The quantization scheme of the engine.
+            threads: The number of threads of one inference.
+            make: Converts an ONNX model to the model that the engine runs.
+            wider: A scheme with more bits, see `Quantizer`.
         """
         self.model, self._proto, self._make = make(model), model, make
         self.scheme, self.wider = scheme, wider
@@ -73,7 +73,8 @@ class OnnxQuantizer(Quantizer):
     def source_form(self) -> tuple[str, OnnxModel]:
         """Return a label and the model with short tensor names.
 
-        The label names the model's float types; it is `as it is` for a quantized model or one without floats.
+        The label contains the float types of the model. It is `as it is` for a quantized model or a model
+        without floats.
         """
         types = float_types(self._proto)
         label = " and ".join(types) if types and not self._is_quantized() else "as it is"
@@ -102,7 +103,7 @@ class OnnxQuantizer(Quantizer):
         return f"the model stays at opset {version}, {_MIN_QDQ_OPSET} is needed"
 
     def float_layers(self) -> dict[str, FloatLayer]:
-        """Return the nodes of the float model, by the name of their first output."""
+        """Return a dict from the first outputs of the nodes of the float model to their layers."""
         stored = {tensor.name: tensor.ByteSize() for tensor in self._proto.graph.initializer}
         return {
             node.output[0]: FloatLayer(
@@ -169,7 +170,7 @@ class OnnxQuantizer(Quantizer):
     def block_noises(
         self, plan: Plan, factors: Factors, fidelity: Fidelity, expired: Callable[[], bool]
     ) -> Iterator[BlockNoise]:
-        """Yield the noise of each block, from error propagation; where that fails, measure each block."""
+        """Yield the noise of each block, estimated by error propagation or else measured."""
         scaled = onnx.shape_inference.infer_shapes(apply_factors(self._proto, factors))
         parts = blocks(self.operator_nodes(), plan.kernels)
         try:
@@ -183,7 +184,7 @@ class OnnxQuantizer(Quantizer):
     def weight_costs(
         self, layers: Sequence[str], fidelity: Fidelity, expired: Callable[[], bool]
     ) -> Iterator[LayerCost]:
-        """Yield the cost of each layer, from error propagation; where that fails, measure each layer."""
+        """Yield the cost of each layer, with a noise estimated by error propagation or else measured."""
         try:
             errors = [[layer_rounding(self._proto, layer)] for layer in layers]
             noises = propagate(self._proto, errors, fidelity, threads=self.threads)

@@ -1,8 +1,7 @@
-"""Operators that cost nothing on codes: the same codes are read with another scale and zero point.
+"""Replaces operators by other scales and zero points for the same codes, at no cost.
 
-Pure arithmetic on `QuantizationParams`. The kernel's own scale is enlarged if that makes the result exact: by
-at most an eighth for a whole number of steps, and for a hard sigmoid by a quarter more so that the codes
-cover its slope.
+The scale of the kernel is increased if that makes the result exact. It is increased by up to 1/8 for a whole
+number of steps, and by up to 1/4 to cover the sloped part of a hard sigmoid.
 """
 
 import math
@@ -20,12 +19,12 @@ _MAX_WIDENING = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Reread:
-    """Codes of a kernel, read with other parameters.
+    """Codes of a kernel that are read with other parameters.
 
     Attributes:
-        source: parameters with which the kernel writes the codes.
-        output: parameters that turn the same codes into the operator's output.
-        low, high: limits that codes are clipped to before `output` applies; None for no limit.
+        source: The parameters with which the kernel writes the codes.
+        output: The parameters that convert the same codes to the output of the operator.
+        low, high: The limits to which the codes are clipped first, or None.
     """
 
     source: QuantizationParams
@@ -35,12 +34,13 @@ class Reread:
 
 
 def reread_shifted(params: QuantizationParams, factor: float, shift: float) -> Reread | None:
-    """Return parameters with which the codes of x stand for factor * x + shift, or None.
+    """Return parameters with which the codes of x represent factor * x + shift, or None.
 
-    scale (q - zero) + shift = scale (q - (zero - shift / scale)), exact where shift / scale is a whole
-    number. The result is None if the shift is under a few steps, or the new zero point is outside uint8.
+    The formula is scale (q - zero) + shift = scale (q - (zero - shift / scale)), which is exact if shift /
+    scale is an integer. The result is None if the shift is less than 8 steps, or if the new zero point does
+    not fit into uint8.
 
-    `params`: scale and zero point of the codes of x, uint8. `factor`: above 0.
+    `params` are the uint8 parameters of x. `factor` is positive.
     """
     scale, steps = float(params.scale), 0
     if shift:
@@ -57,15 +57,15 @@ def reread_shifted(params: QuantizationParams, factor: float, shift: float) -> R
 
 
 def reread_hard_sigmoid(params: QuantizationParams, alpha: float, beta: float) -> Reread | None:
-    """Return parameters with which the codes of x stand for clip(alpha * x + beta, 0, 1), or None.
+    """Return parameters with which the codes of x represent clip(alpha * x + beta, 0, 1), or None.
 
-    Between results 0 and 1, a hard sigmoid is a scaling and a shift; codes beyond these ends are clipped. The
-    result is None if no scale close to the scale of x gives both ends a code.
+    Between 0 and 1, a hard sigmoid is a scale and a shift. Codes outside are clipped. The result is None if
+    no scale close to that of x has codes at both ends.
 
     Args:
-        params: scale and zero point of the codes of x, uint8.
-        alpha: above 0.
-        beta: above 0, below 1.
+        params: The uint8 parameters of x.
+        alpha: A positive factor.
+        beta: A shift between 0 and 1.
     """
     scale, zero = float(params.scale), int(params.zero_point)
     low, high = -scale * zero, scale * (255 - zero)

@@ -1,6 +1,6 @@
-"""Smaller weights for layers that compute in float: half precision, int8, or blocks of int4.
+"""Stores the weights of layers that compute in float as float16, int8 or blocks of int4.
 
-Arithmetic stays float32. Half-precision weights are widened once, when the engine loads the model.
+The arithmetic remains float32. The engine converts float16 weights once when it loads the model.
 """
 
 import sys
@@ -67,12 +67,9 @@ _WEIGHTS_FROM: Final = {
 
 
 def half_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
-    """Return `model` with its float32 weights stored as float16, if float16 can hold them.
+    """Return `model` with float32 weights stored as float16, or None if it has no weights that fit.
 
-    This includes weights inside the bodies of control flow, and weights that bodies read from outside.
-
-    Returns:
-        None if the model has no such weight.
+    Weights inside control flow are included.
     """
     result = copy_model(model)
     names = GraphIndex(result.graph)
@@ -128,9 +125,9 @@ def _readers(nodes: Iterable[onnx.NodeProto], name: str) -> Iterator[onnx.NodePr
 
 
 def fits_half(weight: NDArray[Any]) -> bool:
-    """Return whether the norm of a weight's error in float16 is at most 2**-11 of the weight's norm.
+    """Return whether the norm of a weight's error in float16 is at most 2**-11 of the norm of the weight.
 
-    float16 is infinite beyond 65504, and loses digits below 6e-5.
+    float16 overflows above 65504, and loses precision below 6e-5.
     """
     wide = weight.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -143,15 +140,16 @@ def int8_weights(
     layers: Collection[str] | None = None,
     scales: Mapping[str, NDArray[np.float32]] | None = None,
 ) -> onnx.ModelProto | None:
-    """Return `model` with the weights of its matrix products stored as int8, a scale for each channel.
+    """Return `model` with the weights of matrix products stored as int8, with a scale for each channel.
 
     Args:
-        model: float model.
-        layers: first outputs of the products to change; None for all.
-        scales: initializer -> float32 [channels], for weights that are exact multiples of such scales.
+        model: A float model.
+        layers: The first outputs of the products to change, or None for all.
+        scales: A dict from initializers to float32 scales [channels], for weights that are exact multiples of
+            them.
 
     Returns:
-        None if the model has no such product, or its opset allows no scale for each channel.
+        The model, or None if it has no such product or its opset has no scale per channel.
     """
     if opset(model) < OPSET_INT8:
         return None
@@ -175,7 +173,7 @@ def int8_weights(
 
 
 def int8_weight(index: GraphIndex, node: onnx.NodeProto) -> NDArray[np.float32] | None:
-    """Return the constant weight of a matrix product that `int8_weights` changes; None for other nodes."""
+    """Return the constant weight of a node that `int8_weights` changes, or None for other nodes."""
     weight = index.constant(node.input[1]) if node.op_type in COMPUTE else None
     if weight is None or weight.dtype != np.float32 or weight.size < _MIN_ELEMENTS:
         return None
@@ -184,13 +182,12 @@ def int8_weight(index: GraphIndex, node: onnx.NodeProto) -> NDArray[np.float32] 
 
 
 def int4_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
-    """Return `model` with the weights of its large MatMuls and Gemms as int4, in blocks of 32 inputs.
+    """Return `model` with the weights of large MatMul and Gemm nodes as int4, in blocks of 32 inputs.
 
-    Written with the standard blocked DequantizeLinear of opset 21, which onnxruntime fuses into its own 4-bit
-    kernel for MatMul.
+    The blocks use the DequantizeLinear of opset 21, which onnxruntime fuses with MatMul to its 4-bit kernel.
 
     Returns:
-        None if the model has no such layer, or cannot be converted to opset 21.
+        The model, or None if it has no such layer or cannot be converted to opset 21.
     """
     index = GraphIndex(model.graph)
     chosen = [node for node in model.graph.node if _fits_blocks(index, node)]
@@ -257,10 +254,12 @@ def _blocked(index: GraphIndex, name: str, axis: int) -> onnx.NodeProto:
 
 
 def dynamic_int8(model: onnx.ModelProto) -> onnx.ModelProto | None:
-    """Return `model` with int8 matrix products (never convolutions) that find their input ranges at run time.
+    """Return `model` with int8 matrix products that determine the ranges of their inputs at run time.
+
+    Convolutions are not changed.
 
     Returns:
-        None if the model has no Gemm, MatMul or LSTM that onnxruntime quantizes so.
+        The model, or None if onnxruntime quantizes no Gemm, MatMul or LSTM of it.
 
     Raises:
         BackendError: onnxruntime's quantizer fails on the model.
