@@ -1,6 +1,6 @@
-"""Tensor specs: the name, dtype and shape of an input or output, and the check of an array against them.
+"""Specs of tensors (name, dtype and shape), and the check of arrays against them.
 
-It does not convert arrays: a caller that passes float64 where float32 is expected gets an error.
+Arrays are not converted. A float64 array for a float32 input is an error.
 """
 
 import math
@@ -28,15 +28,16 @@ MAX_DIMENSION: Final = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec(Record):
-    """Name, dtype and shape of an input or output.
+    """The name, dtype and shape of an input or output.
 
     Attributes:
-        name: the name in the model graph.
-        dtype: a numpy dtype name out of `DTYPES`, such as `float32`.
-        shape: sizes of the dimensions; a string names a dimension of any size.
+        name: The name in the model graph.
+        dtype: The name of a numpy dtype in `DTYPES`, such as `float32`.
+        shape: The sizes of the dimensions. A string names a dimension of any size.
+        extra: Unknown fields from a newer writer, which are preserved.
 
     Raises:
-        DataError: a field has the wrong type or value.
+        DataError: A field has the wrong type or value.
     """
 
     name: str
@@ -61,10 +62,10 @@ class TensorSpec(Record):
                 )
 
     def check(self, array: object) -> None:
-        """Check that `array` fits this spec.
+        """Check that `array` matches this spec.
 
         Raises:
-            DataError: it is no numpy array, or has another dtype, byte order, rank or size.
+            DataError: `array` is no numpy array, or has another dtype, byte order, rank or size.
         """
         if not isinstance(array, np.ndarray):
             raise DataError(f"tensor '{self.name}': got {type(array).__name__}, expected a numpy array")
@@ -80,7 +81,7 @@ class TensorSpec(Record):
 
     @property
     def size_bytes(self) -> int | None:
-        """The size of an array of this spec in bytes, or None when a dimension is free."""
+        """The size of a matching array in bytes, or None if a dimension is free."""
         sizes = [size for size in self.shape if isinstance(size, int)]
         if len(sizes) < len(self.shape):
             return None
@@ -88,7 +89,8 @@ class TensorSpec(Record):
 
 
 def allocate_aligned(size_bytes: int, lead_bytes: int) -> memoryview:
-    """Return uninitialised memory of `size_bytes` whose byte at `lead_bytes` is aligned to 64 bytes."""
+    """Return `size_bytes` of uninitialised memory in which the byte at `lead_bytes` is aligned to 64 bytes.
+    """
     memory = np.empty(size_bytes + _ALIGNMENT_BYTES, np.uint8)
     address: int = memory.__array_interface__["data"][0]
     start = -(address + lead_bytes) % _ALIGNMENT_BYTES
@@ -109,7 +111,7 @@ Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 def find_shapes(inputs: Mapping[str, Array]) -> Shapes:
-    """Return the shapes of inputs in the order of their names, since clients send them in any order."""
+    """Return the shapes of the inputs, sorted by the names of the inputs."""
     if len(inputs) == 1:  # as most models have; sorting takes a microsecond
         (array,) = inputs.values()
         return (array.shape,)
@@ -117,7 +119,7 @@ def find_shapes(inputs: Mapping[str, Array]) -> Shapes:
 
 
 def input_bytes(inputs: Mapping[str, Array]) -> int:
-    """Return the size of all inputs together, in bytes."""
+    """Return the total size of the inputs in bytes."""
     size = 0
     for array in inputs.values():  # sum() over a generator takes three times as long
         size += array.nbytes

@@ -1,3 +1,3 @@
-"""The host side: import, optimise, quantize, measure and choose under a budget, pack, sign, report."""
+"""The host side: import, optimisation, quantization, measurement, choice under a budget, packages, report."""
 
 import edgekit_runtime  # noqa: F401  # switches telemetry off, before a module of ours imports onnxruntime

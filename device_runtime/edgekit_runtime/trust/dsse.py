@@ -1,11 +1,11 @@
 """Signed statements: in-toto statements in DSSE envelopes.
 
-The envelope has one canonical byte form and exactly one signature, so no byte of it is free. Nothing here
-verifies signatures (`trust_store`): that takes libraries which a service does not keep in memory, see
-`verifier_process`.
+An envelope has exactly one signature and one canonical form, so that no byte can be changed. This module does
+not verify signatures (see `trust_store`), because the service does not load the libraries for that (see
+`verifier_process`).
 
 Source: DSSE 1.0 (secure-systems-lab/dsse, envelope.md, protocol.md); in-toto Attestation Framework, Statement
-    v1.
+v1.
 """
 
 import base64
@@ -27,10 +27,10 @@ _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """An in-toto statement: a `predicate` about one file (`subject_name`, `sha256`).
+    """An in-toto statement: a `predicate` about the file `subject_name` with the digest `sha256`.
 
     Raises:
-        SignatureError: the digest is not a sha256.
+        SignatureError: The digest is not a SHA-256.
     """
 
     subject_name: str
@@ -45,10 +45,10 @@ class Statement:
             )
 
     def to_bytes(self) -> bytes:
-        """Return the canonical JSON of the statement: the payload that is signed.
+        """Return the canonical JSON of the statement, which is the payload to sign.
 
         Raises:
-            SignatureError: the predicate holds what JSON cannot express.
+            SignatureError: The predicate cannot be written as JSON.
         """
         json: dict[str, JsonValue] = {
             "_type": STATEMENT_TYPE,
@@ -63,10 +63,10 @@ class Statement:
 
     @classmethod
     def from_bytes(cls, payload: bytes, where: str) -> "Statement":
-        """Return the statement in a payload; an error message starts with `where`.
+        """Parse a payload. Error messages start with `where`.
 
         Raises:
-            SignatureError: not a canonical in-toto statement v1 with one subject.
+            SignatureError: The payload is not a canonical in-toto statement v1 with one subject.
         """
         fields = Fields(decode_json(payload, f"{where}: payload", SignatureError), where, SignatureError)
         if (kind := fields.take("_type")) != STATEMENT_TYPE:
@@ -91,9 +91,9 @@ class Envelope:
     """A DSSE envelope around a statement, with one signature.
 
     Attributes:
-        payload: canonical bytes of the statement.
-        key_id: id of the key that the envelope names as the signer.
-        signature: signature of `encode_signed(payload)` by the key's algorithm.
+        payload: The canonical bytes of the statement.
+        key_id: The id of the key that the envelope names as the signer.
+        signature: The signature of `encode_signed(payload)`.
     """
 
     payload: bytes
@@ -113,14 +113,14 @@ class Envelope:
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> "Envelope":
-        """Return the envelope in `data`; its signature is not verified.
+        """Parse an envelope without verifying its signature.
 
         Args:
-            data: the caller has bounded its size.
-            where: what the error message starts with.
+            data: The envelope. The caller must limit its size.
+            where: The start of error messages.
 
         Raises:
-            SignatureError: not a DSSE envelope around a statement with one signature, in canonical form.
+            SignatureError: `data` is not a canonical DSSE envelope with one signature.
         """
         fields = Fields(decode_json(data, where, SignatureError), where, SignatureError)
         payload, kind = fields.take("payload"), fields.take("payloadType")
@@ -143,14 +143,14 @@ class Envelope:
         return envelope
 
     def read(self, predicate_type: str, where: str) -> Statement:
-        """Return the statement inside.
+        """Return the statement in the envelope.
 
         Args:
-            predicate_type: type of the predicate; a signature for another purpose does not count.
-            where: what the error message starts with.
+            predicate_type: The required type of the predicate.
+            where: The start of error messages.
 
         Raises:
-            SignatureError: not a canonical statement of that type.
+            SignatureError: The payload is not a canonical statement of that type.
         """
         statement = Statement.from_bytes(self.payload, where)
         if statement.predicate_type != predicate_type:
@@ -162,7 +162,7 @@ class Envelope:
 
 
 def encode_signed(payload: bytes) -> bytes:
-    """Return the bytes that are signed for a payload: DSSE's pre-authentication encoding."""
+    """Return the bytes to sign for a payload, which are DSSE's pre-authentication encoding."""
     kind = PAYLOAD_TYPE.encode("ascii")
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 
@@ -171,33 +171,32 @@ class Verifier(Protocol):
     """Verifies signatures of trusted keys."""
 
     def verify(self, envelope: bytes, predicate_type: str, where: str) -> tuple[Statement, str]:
-        """Return the statement in an envelope and the id of the trusted key that signed it.
+        """Verify an envelope. Return its statement and the id of the trusted key that signed it.
 
         Args:
-            envelope: canonical bytes of a DSSE envelope; the caller has bounded their size.
-            predicate_type: type that the predicate must have.
-            where: what the error message starts with.
+            envelope: The canonical bytes of a DSSE envelope. The caller must limit their size.
+            predicate_type: The required type of the predicate.
+            where: The start of error messages.
 
         Raises:
-            SignatureError: it is malformed, wrong, by an untrusted key, or of another predicate type.
-            UnavailableError: it cannot be checked now.
+            SignatureError: The envelope is malformed, its signature is wrong or by an untrusted key, or its
+                predicate has another type.
+            UnavailableError: The signature cannot be verified now.
         """
 
 
 class KnownDigest:
-    """A `Verifier` that accepts one package by its digest; another process has verified its signature."""
+    """A `Verifier` that accepts one package by its digest, after another process verified its signature."""
 
     def __init__(self, manifest_sha256: str) -> None:
         self._sha256 = manifest_sha256
 
     def verify(self, envelope: bytes, predicate_type: str, where: str) -> tuple[Statement, str]:
-        """Return the statement of the envelope and the key id that it names, without checking the signature.
-
-        `where`: what the error message starts with.
+        """Return the statement and the key id of an envelope without verifying its signature.
 
         Raises:
-            DigestError: it is about another package.
-            SignatureError: malformed, or of another predicate type.
+            DigestError: The statement is about another package.
+            SignatureError: The envelope is malformed, or its predicate has another type.
         """
         statement, key_id = read_unverified(envelope, predicate_type, where)
         if statement.sha256 != self._sha256:
@@ -206,17 +205,17 @@ class KnownDigest:
 
 
 def read_unverified(data: bytes, predicate_type: str, where: str) -> tuple[Statement, str]:
-    """Return the statement in an envelope whose signature is NOT verified, and the key id that it names.
+    """Return the statement and the key id of an envelope whose signature is NOT verified.
 
-    Anybody can have written both. Show them only to a user who decides whether to trust that key.
+    Anyone can have written them. Show them only to a user who decides whether to trust that key.
 
     Args:
-        data: canonical bytes of the envelope; the caller has bounded their size.
-        predicate_type: type that the predicate must have.
-        where: what the error message starts with.
+        data: The canonical bytes of the envelope. The caller must limit their size.
+        predicate_type: The required type of the predicate.
+        where: The start of error messages.
 
     Raises:
-        SignatureError: malformed, or of another predicate type.
+        SignatureError: The envelope is malformed, or its predicate has another type.
     """
     envelope = Envelope.from_bytes(data, where)
     return envelope.read(predicate_type, where), envelope.key_id

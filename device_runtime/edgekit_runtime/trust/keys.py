@@ -1,4 +1,4 @@
-"""The files of the trusted public keys, without the libraries that use them (`trust_store`)."""
+"""Lists the files of the trusted public keys without the libraries that use them (`trust_store`)."""
 
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -12,11 +12,11 @@ KeysStamp: TypeAlias = "tuple[tuple[str, int, int, int, int], ...]"
 
 
 def list_keys(folder: Path) -> list[Path]:
-    """Return the paths of all keys in `folder`, sorted; none if it is missing or this user may not read it.
+    """Return the sorted paths of all keys in `folder`, or none if it is missing or not readable.
 
     Raises:
-        SignatureError: it is not a folder.
-        UnavailableError: it cannot be listed now. An empty list would mean that no package is trusted.
+        SignatureError: `folder` is not a folder.
+        UnavailableError: The folder cannot be listed now. An empty list would mean that no key is trusted.
     """
     try:
         return sorted(path for path in folder.iterdir() if path.name.endswith(PUBLIC_KEY_SUFFIX))
@@ -33,10 +33,10 @@ def list_keys(folder: Path) -> list[Path]:
 
 
 def stamp_keys(folder: Path) -> KeysStamp:
-    """Return a value that changes when a key in `folder` is added, removed or replaced; opens no key.
+    """Return a value that changes when a key in `folder` is added, removed or replaced. No key is opened.
 
     Raises:
-        SignatureError, UnavailableError: as from `list_keys`.
+        SignatureError, UnavailableError: See `list_keys`.
     """
     keys = []
     for path in list_keys(folder):

@@ -1,6 +1,6 @@
-"""Verifying signatures, and the public keys that are trusted.
+"""Verifies signatures with the trusted public keys.
 
-A device holds public keys only. `edgekit_toolkit.packaging.signing_keys` makes keys and signatures.
+A device has only public keys. `edgekit_toolkit.packaging.signing_keys` creates keys and signatures.
 """
 
 import os
@@ -24,23 +24,23 @@ MAX_KEY_FILE_BYTES: Final = 64 << 10
 
 
 def read_public_key(path: Path) -> Key:
-    """Return the public key in a PEM file; its key id is the sha256 of the key, not the file's name.
+    """Return the public key in a PEM file. Its key id is the SHA-256 of the key, not the file name.
 
     Raises:
-        SignatureError: the file cannot be read, is no regular file, is too large, or holds no public key of a
-            kind that securesystemslib knows.
-        UnavailableError: the machine lacks file descriptors or memory now; try again.
+        SignatureError: The file cannot be read, is not a regular file, is too large, or contains no public
+            key that securesystemslib supports.
+        UnavailableError: The machine lacks descriptors or memory.
     """
     return read_public_file(path)[0]
 
 
 def read_public_file(path: Path) -> tuple[Key, bytes]:
-    """Return the public key in a PEM file, and the same key as PEM without whatever else the file holds.
+    """Return the public key in a PEM file, and the PEM of the key without other content of the file.
 
-    The file is read once: a user who can write to it must not exchange the key after its id was shown.
+    The file is read once, so that nobody can replace the key after its id was shown.
 
     Raises:
-        SignatureError, UnavailableError: as from `read_public_key`.
+        SignatureError, UnavailableError: See `read_public_key`.
     """
     try:
         with open(path, "rb", opener=_open_without_waiting) as file:  # Path.open has no opener
@@ -65,7 +65,7 @@ def read_public_file(path: Path) -> tuple[Key, bytes]:
 
 
 class TrustStore:
-    """The public keys whose signatures are accepted; a `Verifier`."""
+    """A `Verifier` with the public keys whose signatures are accepted."""
 
     __slots__ = ("_folder", "_keys")
 
@@ -76,14 +76,14 @@ class TrustStore:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "TrustStore":
-        """Return the store of all `*.pub.pem` in `folder`; a missing folder is an empty store.
+        """Return a store of all `*.pub.pem` in `folder`. A missing folder is an empty store.
 
-        A user who can write to the folder decides what is trusted; its permissions are not checked here.
+        Users who can write to the folder decide what is trusted. Its permissions are not checked here.
 
         Raises:
-            SignatureError: it is not a folder, or one of the files is no public key. Such a file is not
-                skipped: a key that silently is not trusted shows much later, as a refused update.
-            UnavailableError: they cannot be read now.
+            SignatureError: `folder` is not a folder, or a file is not a public key. Such a file is not
+                skipped, because its signatures would be refused much later.
+            UnavailableError: The keys cannot be read now.
         """
         return cls((read_public_key(path) for path in list_keys(folder)), folder)
 
@@ -92,7 +92,7 @@ class TrustStore:
         return tuple(self._keys)
 
     def verify(self, envelope: bytes, predicate_type: str, where: str) -> tuple[Statement, str]:
-        """Return the statement in an envelope and the id of the key that signed it, see `Verifier`."""
+        """Verify an envelope, see `Verifier`."""
         opened = Envelope.from_bytes(envelope, where)
         key_id = opened.key_id
         key = self._keys.get(key_id)

@@ -1,6 +1,6 @@
-"""Listing, adding and removing the public keys that are trusted on this machine.
+"""Lists, adds and removes the public keys that are trusted on this machine.
 
-`edgekit_toolkit.packaging.signing_keys` keeps private keys beside the public ones.
+`edgekit_toolkit.packaging.signing_keys` stores private keys in the same folder.
 """
 
 import re
@@ -23,8 +23,8 @@ class TrustedKey:
     """A public key in the folder.
 
     Attributes:
-        name: name of its file without `.pub.pem`.
-        key_id: sha256 of the key, as signatures name it.
+        name: The file name without `.pub.pem`.
+        key_id: The SHA-256 of the key, as in signatures.
     """
 
     name: str
@@ -32,11 +32,11 @@ class TrustedKey:
 
 
 def list_trusted(folder: Path) -> tuple[TrustedKey, ...]:
-    """Return the keys in `folder`, by name; a missing folder holds none.
+    """Return the keys in `folder` by name. A missing folder has no keys.
 
     Raises:
-        SignatureError: `folder` is not a folder, or a `*.pub.pem` in it is no public key.
-        UnavailableError: the folder or a file in it cannot be read now.
+        SignatureError: `folder` is not a folder, or a `*.pub.pem` in it is not a public key.
+        UnavailableError: The folder or a file in it cannot be read now.
     """
     return tuple(
         TrustedKey(path.name.removesuffix(PUBLIC_KEY_SUFFIX), read_public_key(path).keyid)
@@ -45,11 +45,11 @@ def list_trusted(folder: Path) -> tuple[TrustedKey, ...]:
 
 
 def trust_key(source: Path, name: str, folder: Path) -> TrustedKey:
-    """Copy the public key at `source` into `folder`, where it is trusted under `name`; return it.
+    """Copy the public key at `source` to `folder`, so that it is trusted as `name`, and return it.
 
     Raises:
-        SignatureError: the file is no public key, the name is malformed, or another key has that name.
-        OutputError: the folder cannot be made or written.
+        SignatureError: The file is not a public key, the name is malformed, or another key has the name.
+        OutputError: The folder cannot be created or written.
     """
     check_name(name)
     public_key, pem = read_public_file(source)
@@ -64,11 +64,11 @@ def trust_key(source: Path, name: str, folder: Path) -> TrustedKey:
 
 
 def remove_key(name: str, folder: Path) -> TrustedKey:
-    """Delete the public key `name` from `folder`; return it.
+    """Delete the public key `name` from `folder`, and return it.
 
     Raises:
-        SignatureError: there is no such key, or the folder also holds its signing key.
-        OutputError: it cannot be removed.
+        SignatureError: There is no such key, or the folder also contains its signing key.
+        OutputError: The file cannot be removed.
     """
     path = folder / f"{check_name(name)}{PUBLIC_KEY_SUFFIX}"
     if path not in list_keys(folder):
@@ -85,10 +85,10 @@ def remove_key(name: str, folder: Path) -> TrustedKey:
 
 
 def forget_key(folder: Path, name: str, pem: bytes) -> None:
-    """Delete the public key `name` if its file still holds `pem` and this machine does not sign with it.
+    """Delete the public key `name` if its file contains `pem` and this machine does not sign with it.
 
     Raises:
-        OutputError: it cannot be removed.
+        OutputError: The file cannot be removed.
     """
     path = folder / f"{name}{PUBLIC_KEY_SUFFIX}"
     try:
@@ -106,14 +106,14 @@ def _signs_here(name: str, folder: Path) -> bool:
 
 
 def check_name(name: str) -> str:
-    """Return `name` if it is 1 to 64 letters, digits, `_` or `-`; else raise SignatureError."""
+    """Return `name` if it has 1 to 64 letters, digits, `_` or `-`, or else raise SignatureError."""
     if not _NAME.fullmatch(name):
         raise SignatureError(f"key name is {name!r}, expected 1 to 64 letters, digits, '_' or '-'")
     return name
 
 
 def make_keys_folder(folder: Path, mode: int) -> None:
-    """Make the folder if it is missing, or raise `OutputError`; the umask applies to `mode`."""
+    """Create the folder if it is missing, or raise `OutputError`. The umask applies to `mode`."""
     try:
         folder.mkdir(mode=mode, parents=True, exist_ok=True)
     except OSError as cause:
@@ -123,10 +123,10 @@ def make_keys_folder(folder: Path, mode: int) -> None:
 
 
 def write_public_file(path: Path, pem: bytes) -> None:
-    """Write a public key, whole or not at all.
+    """Write a public key atomically.
 
     Raises:
-        OutputError: the folder cannot be written.
+        OutputError: The folder cannot be written.
     """
     with write_atomically(path) as file:
         file.write(pem)

@@ -1,8 +1,8 @@
-"""Signatures verified, and packages decrypted, in a process of its own, which ends when that is done.
+"""Verifies signatures and decrypts packages in a child process.
 
-The libraries for it (`cryptography`, `securesystemslib`) take 10 MB, a sixth of an idle service, and are
-needed for a moment per package. That process runs `trust_store` and `encryption.opening`, as every other
-command does in itself. Of an encrypted package it sends the descriptor of the plaintext in memory.
+The libraries (`cryptography`, `securesystemslib`) take 10 MB, a sixth of an idle service, and are needed only
+briefly for each package. The child process runs `trust_store` and `encryption.opening`. For an encrypted
+package, it sends the descriptor of the plaintext in memory.
 """
 
 import base64
@@ -46,9 +46,9 @@ _Answer: TypeAlias = "EdgekitError | Decrypted | None"
 class VerifyingProcess:
     """A `Verifier` that checks signatures in a child process, with the keys in a folder.
 
-    The first child starts at once, in parallel to what the caller does next, and stays until
-    `stop_when_idle`; later children end after one answer. Each child reads the keys when it starts. An
-    envelope whose signature was good is not verified again while the folder is unchanged.
+    The first child starts immediately and runs until `stop_when_idle`. Each later child ends after one
+    answer. Each child reads the keys when it starts. A verified envelope is not verified again while the
+    folder is unchanged.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class VerifyingProcess:
         self._child: JsonChild | None = self._start()
 
     def verify(self, envelope: bytes, predicate_type: str, where: str) -> tuple[Statement, str]:
-        """Return the statement in an envelope and the id of the key that signed it, see `Verifier`."""
+        """Verify an envelope, see `Verifier`."""
         about, stamp = _name(envelope, predicate_type), stamp_keys(self._keys)
         if self._good.get(about) != stamp:
             self._ask((base64.b64encode(envelope).decode("ascii"), predicate_type, where), about, stamp)
@@ -91,15 +91,15 @@ class VerifyingProcess:
         """Check that the keys can be read.
 
         Raises:
-            SignatureError: one of the files is no public key.
-            UnavailableError: a file cannot be read now, or the child does not answer.
+            SignatureError: A file is not a public key.
+            UnavailableError: A file cannot be read now, or the child does not answer.
         """
         self._ask(None, _KEYS, stamp_keys(self._keys))
 
     def stop_when_idle(self) -> None:
-        """End the child once it has answered; each later question starts a child of its own.
+        """End the child after its current answer, and start a new one for each later request.
 
-        This returns at once.
+        This returns immediately.
         """
         self._stays = False
         self._end_if_idle()

@@ -1,1 +1,1 @@
-"""Compression of a float model before it is quantized: second-order rounding of weights, pruned channels."""
+"""Compression of a float model before quantization: second-order rounding of weights, channel pruning."""

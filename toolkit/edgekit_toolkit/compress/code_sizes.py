@@ -1,9 +1,9 @@
-"""Steps of a model's weights for a size in transport, and how many bytes the codes take at them. Pure.
+"""Chooses the rounding steps of a model's weights, and computes the size of the codes. Pure.
 
-One number, the strength, sets the steps of all layers. With rounding steps d of n weights, a layer takes
-about -n log2(d) bits and adds c d^2 to the output's noise. For all layers together this is least where
-c d^2 / n is equal everywhere: d = strength x sqrt(n / c). One more bit then lowers the noise equally in every
-layer. Sizes are by the entropy of the codes, before a weight is rounded.
+One number, the strength, determines the steps of all layers. If the n weights of a layer are rounded with the
+step d, they take about -n log2(d) bits and add the noise c d^2 to the output. The best steps have the same c
+d^2 / n in every layer, so d = strength x sqrt(n / c). One more bit then reduces the noise equally in every
+layer. The size is the entropy of the codes.
 
 Source: T. Cover and J. Thomas, Elements of Information Theory, 2006, section 10.3.3 (reverse water-filling).
 """
@@ -31,19 +31,19 @@ _STEPS_A_POWER: Final = 4
 
 
 def probe_step(_layer: Layer, rows: Floats) -> Floats:
-    """Return the step of each row, [G, R, 1], for measuring how much noise the layer adds to the output."""
+    """Return the step of each row, [G, R, 1], for measuring the noise that the layer adds to the output."""
     size = max(float(np.sqrt((rows**2).mean())), 1e-30)
     return np.full((*rows.shape[:2], 1), _PROBE_STEP * size)
 
 
 class CodeSizes:
-    """Chooses steps, and computes how many bytes weights take that are rounded to codes and entropy-coded.
+    """Chooses steps, and computes the size of weights that are rounded with them and entropy-coded.
 
     Args:
-        weights: weights of `layers`, by name.
-        noises: name of a layer -> noise of the output if only this layer is rounded, with the steps of
-            `probe_step`.
-        peak: largest code.
+        weights: A dict from name to the weights of `layers`.
+        noises: A dict from layer name to the noise of the output if only this layer is rounded, with the
+            steps of `probe_step`.
+        peak: The largest code.
     """
 
     def __init__(
@@ -67,10 +67,13 @@ class CodeSizes:
     def choose_step(self, layer: Layer, rows: Floats, strength: float) -> Floats:
         """Return the step of each row, [G, R, 1].
 
-        All rows get the same step, unless a row needs a longer one to keep its codes within the peak.
+        All rows get the same step, unless a row needs a larger one to keep its codes within the peak.
 
-        `rows`: its weights, [G, R, K]. `strength`: square root of the noise, in the unit of the noises, that
-        a layer of mean size may add.
+        Args:
+            layer: The layer.
+            rows: The weights of the layer, [G, R, K].
+            strength: The square root of the noise that a layer of mean size may add, in the unit of the
+                noises.
         """
         share = min(strength * self._shares[layer.name], _MAX_STEP)
         whole = max(float(np.sqrt((rows**2).mean())), 1e-30)
@@ -80,18 +83,18 @@ class CodeSizes:
         return steps
 
     def at(self, strength: float) -> float:
-        """Return the bytes of all entropy-coded codes. A larger strength gives fewer bytes."""
+        """Return the size of all entropy-coded codes in bytes. A larger strength gives a smaller size."""
         return self._sum(lambda layer, rows: self.choose_step(layer, rows, strength))
 
     def of_peak(self, peak: int, fine_peak: int) -> float:
-        """Return a lower bound on the bytes of the codes if the largest weight of each row has code `peak`.
+        """Return a lower bound of the size in bytes if the largest weight of each row has the code `peak`.
 
-        The bound is the entropy of the nearest codes. A package takes more: its coding adds some percent, it
-        also holds the scales, and rounding to few bits chooses shorter steps.
+        The bound is the entropy of the nearest codes. A package is larger, because its coding is not ideal,
+        it also contains the scales, and rounding to few bits uses smaller steps.
 
         Args:
-            peak: largest code.
-            fine_peak: largest code of grouped layers.
+            peak: The largest code.
+            fine_peak: The largest code of grouped layers.
         """
 
         def choose(layer: Layer, rows: Floats) -> Floats:
@@ -101,7 +104,7 @@ class CodeSizes:
         return self._sum(choose)
 
     def find_strength(self, max_bytes: float) -> float:
-        """Return the least strength at which the codes take at most `max_bytes`, else `MAX_STRENGTH`."""
+        """Return the smallest strength at which the codes take at most `max_bytes`, or `MAX_STRENGTH`."""
         low, high = MIN_STRENGTH, MAX_STRENGTH
         for _ in range(_HALVINGS):
             middle = math.sqrt(low * high)
@@ -109,7 +112,7 @@ class CodeSizes:
         return high
 
     def list_steps(self, strength: float) -> dict[str, NDArray[np.float32]]:
-        """Return the step of each output channel, float32 [channels], by the name of the weight."""
+        """Return a dict from weight name to the step of each output channel, float32 [channels]."""
         return {
             layer.weight: self.choose_step(layer, rows, strength).astype(np.float32).reshape(-1)
             for layer, rows in self._rows

@@ -1,7 +1,7 @@
-"""The data of a compressed form: which channels stay, and weights as codes of few values. A recipe stores it.
+"""The result of a compression: the remaining channels, and the weights as codes. A recipe stores it.
 
-First channels go, then the rest of the model takes the weights as codes times step, from which the writers of
-forms find the codes again.
+Channels are removed first. Then the remaining weights are replaced by codes times step, from which the
+writers of quantized models find the codes again.
 """
 
 import base64
@@ -28,8 +28,8 @@ class CodedWeight:
     """A weight as codes.
 
     Attributes:
-        codes: int8, in the shape of the weight.
-        scale: float32 [output channels].
+        codes: The codes, int8 in the shape of the weight.
+        scale: The steps, float32 [output channels].
     """
 
     codes: NDArray[np.int8]
@@ -37,11 +37,11 @@ class CodedWeight:
 
     @property
     def bits(self) -> int:
-        """Bits that hold each code; see `count_bits`."""
+        """The number of bits for each code, see `count_bits`."""
         return count_bits(self.codes)
 
     def floats(self, channel_axis: int) -> NDArray[np.float32]:
-        """Return codes times scale, float32 in the shape of the weight."""
+        """Return the codes times the scale, float32 in the shape of the weight."""
         along = [1] * self.codes.ndim
         along[channel_axis] = -1
         return np.asarray(self.codes * self.scale.reshape(along), np.float32)
@@ -49,14 +49,14 @@ class CodedWeight:
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """Coded weights and removed channels of a float model, from which quantized forms are then made.
+    """Coded weights and removed channels of a float model, from which quantized models are made.
 
     Attributes:
-        weights: coded weights, by the name of the initializer.
-        biases: float32 [channels], by the name of the initializer.
-        channels: name of a group -> its remaining channels. Groups that keep all channels are left out.
-            Weights and biases hold remaining channels only.
-        is_distilled: whether the weights were trained on the float model's outputs before rounding.
+        weights: A dict from initializer name to coded weight.
+        biases: A dict from initializer name to bias, float32 [channels].
+        channels: A dict from the name of a group to its remaining channels, without groups that keep all
+            channels. Weights and biases have only the remaining channels.
+        is_distilled: Whether the weights were trained on the float model's outputs before rounding.
     """
 
     weights: Mapping[str, CodedWeight] = field(default_factory=dict)
@@ -65,18 +65,18 @@ class Compression:
     is_distilled: bool = False
 
     def slice(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        """Return the model with only the channels that stay; the model itself if all of them do.
+        """Return the model with only the remaining channels, or the model itself if none were removed.
 
         Raises:
-            ValueError: the model has not these groups or channels.
+            ValueError: The model does not have these groups or channels.
         """
         return slice_channels(model, self.channels) if self.channels else model
 
     def apply(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        """Return a copy of `model`, a result of `slice`, with the decoded weights and the biases in place.
+        """Return a copy of `model`, which is a result of `slice`, with the decoded weights and biases.
 
         Raises:
-            ValueError: the model lacks one of the weights or biases, or has it in another shape.
+            ValueError: The model lacks a weight or bias, or it has another shape.
         """
         result = copy_model(model)
         axes = {layer.weight: layer.channel_axis for layer in find_layers(model)}
@@ -92,23 +92,23 @@ class Compression:
 
     @property
     def mean_bits(self) -> float:
-        """Mean bits of a code in an ideal entropy coder that knows each layer's code frequencies."""
+        """The mean number of bits of a code in an ideal entropy coder that knows each layer's frequencies."""
         return 8 * self.code_bytes / max(sum(weight.codes.size for weight in self.weights.values()), 1)
 
     @property
     def code_bytes(self) -> float:
-        """Bytes of all codes by the ideal coder of `mean_bits`."""
+        """The size of all codes in bytes in the ideal coder of `mean_bits`."""
         return sum(entropy_bits(weight.codes) for weight in self.weights.values()) / 8
 
     def scales(self) -> dict[str, NDArray[np.float32]]:
-        """Return the scale of each weight, float32 [channels], by the name of the initializer."""
+        """Return a dict from the initializer name of a weight to its scale, float32 [channels]."""
         return {name: weight.scale for name, weight in self.weights.items()}
 
     def scales_of_outputs(self, model: onnx.ModelProto) -> dict[str, NDArray[np.float32]]:
-        """Return the scale of each weight, float32 [channels], by the name of its layer's output.
+        """Return a dict from the output name of a layer to the scale of its weight, float32 [channels].
 
-        If a Relu or Clip follows a layer, its output is a second key for the scale: converted models may name
-        the layer so.
+        If a Relu or Clip follows a layer, its output is a second key for the scale, because converted models
+        may use that name for the layer.
         """
         index = GraphIndex(model.graph)
         scales = {}
@@ -137,10 +137,10 @@ class Compression:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Compression":
-        """Return the compression that a parsed JSON object states.
+        """Parse a JSON object that `to_json` returned.
 
         Raises:
-            KeyError, TypeError, ValueError, AttributeError: it is malformed.
+            KeyError, TypeError, ValueError, AttributeError: The object is malformed.
         """
         return cls(
             {name: _read_weight(name, item) for name, item in value["weights"].items()},
@@ -151,15 +151,15 @@ class Compression:
 
 
 def count_bits(codes: NDArray[np.int8]) -> int:
-    """Return the bits that hold each code in two's complement, at least 2."""
+    """Return the number of bits of each code in two's complement, at least 2."""
     low, high = int(codes.min(initial=0)), int(codes.max(initial=0))
     return max(max(high, -low - 1).bit_length() + 1, 2)
 
 
 def entropy_bits(codes: NDArray[Any]) -> float:
-    """Return the bits that an ideal entropy coder needs for all codes: entropy of a code times their number.
+    """Return the total number of bits of `codes` in an ideal entropy coder.
 
-    `codes`: whole numbers, at least one.
+    `codes` are one or more whole numbers.
     """
     values = codes.astype(np.int64).reshape(-1)
     counts = np.bincount(values - values.min())

@@ -1,14 +1,16 @@
 """Trains a pruned model to reproduce the float model's outputs, without labels and without torch.
 
-One ONNX graph holds the forward pass of the student, the slope of its error, and the adjoint of each weight
-and bias (`onnx_graph.adjoint`). onnxruntime runs it, and Adam moves the weights here. The error is the power
-of the outputs' differences over that of the float model's outputs about their means over samples; of a
-softmax that of its logits about the mean of each sample, which it does not see.
-Inputs are samples and mixes of two of them, for which the float model has answers too: so few samples do not
-wear out. A part of the samples is held back. It says when to stop, and whether the result is of use at all:
-training repairs broken structure, and makes a good fit worse.
+One ONNX graph computes the outputs of the student, and the gradients of its error for all weights and biases
+(`onnx_graph.adjoint`). onnxruntime runs the graph, and this module updates the weights with Adam. The error
+is the power of the differences of the outputs, divided by the variance of the float model's outputs over the
+samples. For a softmax, the logits are compared, after their mean in each sample is subtracted, because a
+softmax does not depend on this mean.
 
-Everything is seeded, and one thread sums in one order: the same inputs give the same bytes.
+The inputs are samples and mixtures of two samples, which reduce overfitting to few samples. Some of the
+samples are held back. They decide when training stops and whether its result is used, because training can
+make a good fit worse.
+
+All random numbers are seeded, and one thread computes sums, so the same inputs give the same bytes.
 
 Source: G. Hinton et al., Distilling the knowledge in a neural network, 2015; T. Kim et al., Comparing
 Kullback-Leibler divergence and mean squared error loss in knowledge distillation, 2021, for squared errors of
@@ -67,12 +69,12 @@ _MIN_GAIN: Final = 0.1  # of the noise, for a result to be of use
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distillation:
-    """The outcome of a training.
+    """The result of a training.
 
     Attributes:
-        model: the trained student; None if it is no better on held-back samples.
-        noise_before: noise of the student on held-back samples, as a share of the outputs' power.
-        noise_after: noise of the trained student, measured in the same way.
+        model: The trained student, or None if it is not better on held-back samples.
+        noise_before: The noise of the student on held-back samples, as a share of the outputs' power.
+        noise_after: The noise of the trained student, measured in the same way.
     """
 
     model: onnx.ModelProto | None
@@ -90,19 +92,20 @@ def distil(
 ) -> Distillation:
     """Train a copy of the student on the teacher's outputs.
 
-    Training ends half-way if the student is no better on held-back samples.
+    Training stops halfway if the student is not better on held-back samples by then.
 
     Args:
-        teacher: float model.
-        student: float model with the same inputs and outputs; weights and biases of its layers are trained.
-        samples: inputs. A sample with other shapes than the first sample is left out.
-        steps: maximum number of steps; a step uses `BATCH` samples.
-        progress: called with the number of steps done, and how many there are at most.
+        teacher: The float model.
+        student: A float model with the same inputs and outputs. The weights and biases of its layers are
+            trained.
+        samples: The inputs. Samples with other shapes than the first sample are ignored.
+        steps: The maximum number of steps, which use `BATCH` samples each.
+        progress: Called with the number of completed steps and the maximum number of steps.
 
     Raises:
-        ModelError: an operator has no exact gradient, or the student has no layer or too large activations.
-        DataError: there are too few samples.
-        BackendError: onnxruntime does not run the training graph.
+        ModelError: An operator has no exact gradient, or the student has no layer or too large activations.
+        DataError: There are too few samples.
+        BackendError: onnxruntime cannot run the training graph.
     """
     rng = np.random.default_rng(0)
     held_back, own = _hold_back(samples, rng)

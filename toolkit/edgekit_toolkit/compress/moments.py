@@ -1,4 +1,4 @@
-"""Second moments of a layer's patches, in the float network and in the compressed one, from a few samples."""
+"""Second moments of a layer's input patches in the float and in the compressed network."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,14 +22,14 @@ _MAX_FLOAT32: Final = 1e15  # a sum of squares stays finite
 class Moments:
     """Second moments and means of a layer's input patches in the float and in the compressed network.
 
-    There are G groups. Patches have K columns in the float network, and J of these columns in the compressed
-    network.
+    There are G groups. Patches have K columns in the float network. The compressed network has J of these
+    columns.
 
     Attributes:
-        own: second moment of the compressed network's patches, [G, J, J].
-        cross: second moment of the float network's patches with the compressed network's patches, [G, K, J].
-        mean, float_mean: means of the patches, [G, J] and [G, K]; 0 if the moments are not centred.
-        columns: indices of the remaining columns in the float network's patches, [J].
+        own: The second moment of the compressed network's patches, [G, J, J].
+        cross: The second moment between the patches of the float and the compressed network, [G, K, J].
+        mean, float_mean: The means of the patches, [G, J] and [G, K], or 0 if the moments are not centred.
+        columns: The indices of the remaining columns in the float network's patches, [J].
     """
 
     own: Floats
@@ -49,13 +49,13 @@ class Moments:
     ) -> "Moments":
         """Return the moments of patches that both networks have at the same P positions.
 
-        Products are computed in the dtype of the patches; in float64 if values are very large.
+        Products are computed in the dtype of the patches, or in float64 if values are very large.
 
         Args:
-            patches: patches of the compressed network, [P, G, J].
-            float_patches: patches of the float network, [P, G, K].
-            centred: whether means are subtracted; only for a layer with a bias, which can restore them.
-            columns: indices of the remaining columns in `float_patches`, [J]; by default all.
+            patches: The patches of the compressed network, [P, G, J].
+            float_patches: The patches of the float network, [P, G, K].
+            centred: Whether to subtract the means. This requires a layer with a bias, which can restore them.
+            columns: The indices of the remaining columns in `float_patches`, [J]. The default is all columns.
         """
         if columns is None:
             columns = np.arange(float_patches.shape[-1])
@@ -70,16 +70,16 @@ class Moments:
         return cls(own, cross, mean, float_mean, columns)
 
     def restrict(self, columns: NDArray[np.intp]) -> "Moments":
-        """Return the moments for the compressed network's columns at these positions, 0 to J - 1."""
+        """Return the moments for some columns of the compressed network, with positions from 0 to J - 1."""
         own = self.own[:, columns[:, None], columns]
         mean = self.mean[:, columns]
         return Moments(own, self.cross[:, :, columns], mean, self.float_mean, self.columns[columns])
 
     def fit(self, rows: Floats) -> Floats:
-        """Return weights [G, R, J] that keep the layer's outputs in the compressed network, by least squares.
+        """Return the weights [G, R, J] with which the compressed network best keeps the layer's outputs.
 
-        `rows`: weights of the float network, [G, R, K]: G groups, R output channels a group, K inputs of
-        each.
+        This is a least-squares fit. `rows` are the weights of the float network, [G, R, K], with G groups, R
+        output channels in each group and K inputs of each channel.
         """
         diagonal = np.einsum("gii->gi", self.own).mean(axis=1)
         ridge = (_RIDGE * np.maximum(diagonal, 1e-9))[:, None, None]
@@ -90,7 +90,7 @@ class Moments:
     def bias_change(self, rows: Floats, new_rows: Floats) -> Floats:
         """Return the change of a layer's bias that keeps the means of its outputs, [G * R].
 
-        `rows`, `new_rows`: float weights [G, R, K] and compressed weights [G, R, J]; see `fit` for the axes.
+        `rows` are the float weights [G, R, K] and `new_rows` the compressed weights [G, R, J], see `fit`.
         """
         means = rows @ self.float_mean[:, :, None] - new_rows @ self.mean[:, :, None]
         return np.asarray(means.reshape(-1))

@@ -1,12 +1,14 @@
-"""Removes channels that cost the outputs least for each multiply-add saved, and repairs the layers behind.
+"""Removes the channels with the least error for each saved multiply-add, and refits the layers behind.
 
-In a group, channels go in the order of their error at the layers that read them, where the rows of those
-layers adapt each time (block OBS): with H the second moment of the patches, removing the columns c of the
-rows W costs W_c (H^-1_cc)^-1 W_c^T. A few measured points a group turn errors into noise of the outputs, so
-that groups compete. At last the layers are fitted one after the other, as least squares against what the
-float network computes, for the inputs that the pruned network leaves them.
+The channels of a group are removed in the order of the error that they cause in the layers that read them.
+The rows of these layers adapt after each removal (block OBS): if H is the second moment of the patches,
+removing the columns c of the rows W costs W_c (H^-1_cc)^-1 W_c^T. A few measurements for each group convert
+errors to noise of the outputs, so that groups can be compared. Finally, the layers are fitted one after the
+other by least squares. Each layer gets its inputs from the pruned network, and its targets from the float
+network.
 
-Groups with few patches for the columns, as behind a global pooling, stay: their moments say too little.
+Groups with few patches for their columns, such as after a global pooling, are not pruned, because their
+moments are unreliable.
 
 Source: B. Hassibi and D. Stork, Second order derivatives for network pruning, 1992; E. Kurtic et al., ZipLM,
 2023, section 3.2, for whole structures at once.
@@ -60,21 +62,21 @@ def prune(
 ) -> list[SlicedModel]:
     """Return models with fewer and fewer channels.
 
-    For each share, the result has the first model that saves at least this share. One model may serve several
-    shares. A share that cannot be saved has no model.
+    For each share, the result has the first model that saves at least this share. Several shares may have the
+    same model. A share that cannot be saved has no model.
 
     Args:
-        model: float model without dead channels; see `remove_dead_channels`.
-        samples: inputs from which the moments are taken.
-        shares: shares of the multiply-adds to save, in ascending order.
-        multiple: the number of channels that a group keeps is a multiple of this.
-        threads: threads of one inference.
-        measure_noise: returns the noise of the outputs of a model with other channels and weights.
-        progress: called with the number of the layer that begins, and how many there are.
+        model: A float model without dead channels, see `remove_dead_channels`.
+        samples: The inputs for measuring the moments.
+        shares: The shares of the multiply-adds to save, in ascending order.
+        multiple: The number of remaining channels of a group is a multiple of this number.
+        threads: The number of threads of one inference.
+        measure_noise: Returns the noise of the outputs of a model with other channels and weights.
+        progress: Called with the number of the current layer and the number of layers.
 
     Raises:
-        BackendError: onnxruntime does not run a part of the model.
-        ModelError: the multiply-adds of the model cannot be counted.
+        BackendError: onnxruntime cannot run a part of the model.
+        ModelError: The multiply-adds of the model cannot be counted.
     """
     macs = count_macs(model, _dims(model, samples[0]))
     rankings = _rank(model, samples, threads=threads, measure_noise=measure_noise, progress=progress)
@@ -87,10 +89,12 @@ def prune(
 
 
 def count_macs(model: onnx.ModelProto, dims: Mapping[str, int]) -> dict[str, int]:
-    """Return the multiply-adds of each layer, by its first output; `dims` are sizes of free dimensions.
+    """Return a dict from the first output of each layer to the number of its multiply-adds.
+
+    `dims` are the sizes of free dimensions.
 
     Raises:
-        ModelError: they cannot be counted.
+        ModelError: The multiply-adds cannot be counted.
     """
     costs = {cost.name: cost.macs for cost in node_costs(model, dims)}
     return {layer.name: costs.get(layer.node.name or layer.name, 0) for layer in find_layers(model)}

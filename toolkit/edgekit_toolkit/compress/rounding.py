@@ -1,14 +1,15 @@
 """Second-order rounding of the rows of a layer's weights. Pure.
 
-A row w multiplies patches x. Rounding it to codes times a step makes the mean squared error d H d^T, where d
-is the rounding error and H the second moment of the patches, so that errors of inputs that move together can
-cancel. The codes are chosen column by column; each column's error is spread over the columns that are still
-open (GPTQ), and then single codes move while that lowers the error (coordinate descent).
+A row w is multiplied with patches x. Rounding w to codes times a step causes the mean squared error d H d^T,
+where d is the rounding error and H the second moment of the patches. The errors of correlated inputs can
+cancel each other. The codes are chosen column by column, and the error of each column is spread over the
+columns that are not yet rounded (GPTQ). Then single codes are changed as long as that reduces the error
+(coordinate descent).
 
-Example: with H = [[1, .9], [.9, 1]] and w = [.4, .4] in steps of 1, rounding to nearest gives [0, 0] and the
-error .61; [1, 0] has .6^2 - 2 * .9 * .6 * .4 + .4^2 = .09.
+For example, with H = [[1, .9], [.9, 1]], w = [.4, .4] and a step of 1, rounding to nearest gives the codes
+[0, 0] and the error .61. The codes [1, 0] have the error .6^2 - 2 * .9 * .6 * .4 + .4^2 = .09.
 
-All arrays are float64. Rows come in groups of one second moment each: w [G, R, K], H [G, K, K].
+All arrays are float64. Rows are grouped, and each group has one second moment: w [G, R, K], H [G, K, K].
 
 Source: E. Frantar et al., GPTQ, 2023, equation 2 and section 3; B. Hassibi and D. Stork, Second order
 derivatives for network pruning, 1992, for the step that spreads the error.
@@ -38,12 +39,12 @@ def limits(peak: int) -> tuple[int, int]:
 
 
 def is_coarse(peak: int) -> bool:
-    """Whether codes have so few values that clipping the largest weights may reduce the error."""
+    """Return whether there are so few codes that clipping the largest weights may reduce the error."""
     return peak < _MIN_FINE_PEAK
 
 
 def damp(moment: Floats) -> Floats:
-    """Return the second moment [G, K, K] with a diagonal added, so that it can be inverted."""
+    """Return the second moment [G, K, K] with a diagonal added to it, so that it can be inverted."""
     diagonal = np.einsum("gii->gi", moment)
     added = np.maximum(_DAMPING * diagonal.mean(axis=1), 1e-12)
     damped: Floats = moment + added[:, None, None] * np.eye(moment.shape[-1])
@@ -51,14 +52,14 @@ def damp(moment: Floats) -> Floats:
 
 
 class Spread:
-    """How a column's rounding error is spread over later columns.
+    """How the rounding error of a column is spread over later columns.
 
     Args:
-        moment: second moment [G, K, K] from `damp`: G groups, K columns.
+        moment: The second moment [G, K, K] from `damp`, with G groups and K columns.
 
     Attributes:
-        order: columns in the order of rounding, the one with the largest moment first, [G, K].
-        factor: row j holds the weights that spread the error of the j-th column in that order, [G, K, K].
+        order: The columns in the order of rounding, [G, K]. The column with the largest moment is the first.
+        factor: Row j has the weights that spread the error of the j-th column in that order, [G, K, K].
     """
 
     def __init__(self, moment: Floats) -> None:
@@ -71,9 +72,10 @@ class Spread:
 def choose_scale(rows: Floats, moment: Floats, peak: int) -> Floats:
     """Return the step of each row, [G, R, 1], at which the nearest codes have the least output error.
 
-    `rows`: weights, [G, R, K]: groups, rows a group, columns.
-    `moment`: second moment of the patches, [G, K, K].
-    `peak`: largest code.
+    Args:
+        rows: The weights, [G, R, K], with groups, rows in a group and columns.
+        moment: The second moment of the patches, [G, K, K].
+        peak: The largest code.
     """
     largest = np.maximum(np.abs(rows).max(axis=2, keepdims=True), _LEAST) / peak
     best: Floats = largest
@@ -89,15 +91,17 @@ def choose_scale(rows: Floats, moment: Floats, peak: int) -> Floats:
 def round_rows(
     rows: Floats, moment: Floats, scale: Floats, peak: int, spread: Spread | None = None
 ) -> Floats:
-    """Round rows to codes with little output error: float64 [G, R, K] of whole numbers within `limits(peak)`.
+    """Round rows to codes with a small output error.
 
     Args:
-        rows: weights, [G, R, K]: groups, rows a group, columns.
-        moment: second moment of the patches, [G, K, K], after `damp`.
-        scale: step of each row, [G, R, 1].
-        peak: largest code.
-        spread: `Spread` of the moment, for rows that are rounded more than once: computing it is most of the
-            work.
+        rows: The weights, [G, R, K], with groups, rows in a group and columns.
+        moment: The second moment of the patches, [G, K, K], after `damp`.
+        scale: The step of each row, [G, R, 1].
+        peak: The largest code.
+        spread: The `Spread` of the moment. Pass it if the moment is used more than once, to save time.
+
+    Returns:
+        Whole numbers within `limits(peak)`, float64 [G, R, K].
     """
     nearest = np.clip(np.rint(rows / scale), *limits(peak))
     starts = nearest, _round_in_order(rows, spread or Spread(moment), scale, peak)
@@ -109,19 +113,22 @@ def round_rows(
 def measure_errors(differences: Floats, moment: Floats) -> Floats:
     """Return the mean squared error d H d^T of each row's output, [G, R, 1].
 
-    `differences`: d, the error of each weight, [G, R, K]: groups, rows a group, columns.
-    `moment`: H, the second moment of the patches, [G, K, K].
+    Args:
+        differences: The errors d of the weights, [G, R, K], with groups, rows in a group and columns.
+        moment: The second moment H of the patches, [G, K, K].
     """
     errors: Floats = ((differences @ moment) * differences).sum(axis=2, keepdims=True)
     return errors
 
 
 def fit_scale(codes: Floats, rows: Floats, moment: Floats, scale: Floats) -> Floats:
-    """Return the step of each row, [G, R, 1], at which its codes have the least output error.
+    """Return the step of each row, [G, R, 1], at which the given codes have the least output error.
 
-    `codes`, `rows`: codes, and the weights that they stand for, [G, R, K]: groups, rows a group, columns.
-    `moment`: second moment of the patches, [G, K, K].
-    `scale`: steps for rows without a best step, such as rows whose codes are all 0.
+    Args:
+        codes: The codes of the weights, [G, R, K], with groups, rows in a group and columns.
+        rows: The weights, [G, R, K].
+        moment: The second moment of the patches, [G, K, K].
+        scale: The steps for rows without a best step, such as rows whose codes are all 0.
     """
     projected_codes = codes @ moment
     power, product = ((values * projected_codes).sum(axis=2, keepdims=True) for values in (codes, rows))

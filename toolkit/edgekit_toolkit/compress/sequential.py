@@ -1,4 +1,4 @@
-"""Rounds the weights of a model layer after layer, each for the inputs that the rounded layers leave it."""
+"""Rounds the weights of a model layer by layer, for the inputs that the rounded layers compute."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -33,11 +33,11 @@ ChooseStep = Callable[[Layer, Floats], Floats | None]
 
 
 def least_error(_layer: Layer, _rows: Floats) -> None:
-    """Return None, which makes `round_weights` choose the step of least error for each row."""
+    """Return None, so that `round_weights` chooses the step of least error for each row."""
 
 
 def find_roundable_layers(model: onnx.ModelProto) -> list[Layer]:
-    """Return the layers to round: those of up to `MAX_COLUMNS` columns whose weights are finite."""
+    """Return the layers that can be rounded: those with up to `MAX_COLUMNS` columns and finite weights."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     return [
         layer
@@ -61,23 +61,24 @@ def round_weights(
 ) -> Compression:
     """Return the weights of layers as codes, and biases that keep the means of the layers' outputs.
 
-    Layers that `find_roundable_layers` leaves out, or that no sample reaches, stay as they are.
+    Layers that `find_roundable_layers` does not return, or that no sample reaches, are not changed.
 
     Args:
-        model: float model.
-        samples: inputs from which the moments are taken.
-        peak: largest code, 1 to 127.
-        fine_peak: largest code of grouped layers.
-        choose_step: (layer, its rows) -> step of each row, [G, R, 1]: groups, rows a group; None for the
-            steps of least error.
-        threads: threads of one inference.
-        quantize: (name of a layer's input, its float values) -> the values after activations are quantized.
-        alone: whether each layer is rounded as if all others, and the activations, stayed float.
-        coarse_biases: whether biases are rounded to the precision of weights, so that they compress better.
-        progress: called with the number of the layer that begins, and how many there are.
+        model: The float model.
+        samples: The inputs for measuring the moments.
+        peak: The largest code, 1 to 127.
+        fine_peak: The largest code of grouped layers.
+        choose_step: Takes a layer and its rows. Returns the step of each row, [G, R, 1], with groups and rows
+            in a group, or None for the steps of least error.
+        threads: The number of threads of one inference.
+        quantize: Takes the name and the float values of a layer's input. Returns the values after activations
+            are quantized.
+        alone: Whether to round each layer as if all other layers and the activations were float.
+        coarse_biases: Whether to round biases to the precision of weights, so that they compress better.
+        progress: Called with the number of the current layer and the number of layers.
 
     Raises:
-        BackendError: onnxruntime does not run a part of the model.
+        BackendError: onnxruntime cannot run a part of the model.
     """
     layers = find_roundable_layers(model)
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}

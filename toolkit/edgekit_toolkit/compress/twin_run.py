@@ -1,7 +1,7 @@
 """Runs a float model and its compressed copy layer by layer on the same samples.
 
-So each layer is compressed for the inputs that it really gets, and no node runs twice: between two layers
-only the nodes run that the next layer waits for, and tensors that nobody reads any more are dropped.
+Each layer can so be compressed for its actual inputs, and no node runs twice. Between two layers, only the
+nodes that the next layer needs are run. Tensors that are no longer needed are freed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,19 +24,20 @@ Quantize = Callable[[str, NDArray[Any]], NDArray[Any]]
 
 
 class TwinRun:
-    """A float and a compressed run of one graph, which differ in the weights of its layers.
+    """A float run and a compressed run of one graph, which differ in the weights of the layers.
 
     Args:
-        layers: layers of the float model, in order.
-        threads: threads of one inference.
-        compressed: model of the compressed run, with the same nodes in the same order; by default `model`.
-        is_single: whether there is only the float run, which also stands for the compressed run. `compressed`
-            and `quantize` are then not used.
-        quantize: (name of a layer's input, its values) -> the values that it has in the compressed run.
+        layers: The layers of the float model, in order.
+        threads: The number of threads of one inference.
+        compressed: The model of the compressed run, with the same nodes in the same order. The default is
+            `model`.
+        is_single: Whether the float run also stands for the compressed run. `compressed` and `quantize` are
+            not used then.
+        quantize: Takes the name and the values of a layer's input. Returns the values for the compressed run.
 
     Attributes:
-        weights: name of an initializer -> its values in the compressed run, where they differ. The caller
-            adds entries.
+        weights: A dict from the name of an initializer to its values in the compressed run, if they differ.
+            The caller adds entries.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""Memory of the activations: onnxruntime's plan of buffers, replayed on its arena.
+"""Memory of the activations: a simulation of onnxruntime's buffer plan and its arena.
 
-Not modelled: sub-graphs of control flow, and buffers that a kernel takes from the C library.
+Sub-graphs of control flow and buffers that a kernel takes from the C library are not modelled.
 """
 
 import math
@@ -32,9 +32,8 @@ _SYMMETRIC_CHANNELS: Final = 16  # int8 kernels that need no int32 buffer take c
 def activation_memory(graph: EngineGraph, threads: int = 1) -> int:
     """Return the resident bytes of onnxruntime's arena after a few runs: activations, scratch and outputs.
 
-    Intermediate tensors whose shape depends on the data count as 0 bytes.
-
-    `threads`: threads of one inference, at least 1.
+    Intermediate tensors with data-dependent shapes count as 0 bytes. `threads` is the number of threads of
+    one inference, at least 1.
     """
     buffers = _plan_buffers(graph)
     last_use: dict[str, int] = {}
@@ -140,7 +139,7 @@ def _packed_input(node: onnx.NodeProto) -> tuple[int, ...]:
 
 
 def scratch_bytes(node: onnx.NodeProto, graph: EngineGraph, threads: int) -> Iterator[int]:
-    """Yield the sizes of the buffers that the kernel of `node` takes from the arena while it runs.
+    """Yield the sizes of the arena buffers that the kernel of `node` takes while it runs, in bytes.
 
     Source: onnxruntime, core/mlas/lib/convolve.cpp (MlasConvPrepare) and, in core/providers/cpu,
     nn/conv_transpose.cc, quantization/qlinearconv.cc and math/element_wise_ops.cc (Compute).

@@ -1,11 +1,11 @@
-"""Latency on a device from a run here: a ratio for each kind of kernel, fitted on networks that ran on both.
+"""Predicts the latency on a device from a run on this machine, with a ratio for each kind of kernel.
 
-A roofline of published coefficients is off by up to twice. Two machines that run the same engine are much
-more alike: most of what makes a kernel slow here makes it slow there. Two things differ most. Data that a
-kernel cannot keep in the device's caches costs time beside that. And where an engine has several threads,
-they help with long kernels, not with short ones, while one thread runs here. So there is a ratio for each
-kind, a time for each byte beyond caches, and how threads share kernels. All is fitted on whole networks, not
-on single kernels. The error shows when a network is left out of the fit. This module measures nothing.
+A roofline with published coefficients may be wrong by a factor of two. Two machines that run the same engine
+are much more alike, because a kernel is slow on both for the same reasons. There are two main differences.
+Data that exceed the caches of the device cost additional time. And the threads of the device only speed up
+long kernels, while one thread runs here. The model therefore has a ratio for each kind of kernel, a time for
+each byte beyond the caches, and parameters of thread sharing. All are fitted on whole networks that ran on
+both machines. The error is measured by leaving a network out of the fit. This module only computes.
 
 Source: B. Lu et al., One proxy device is enough for hardware-aware neural architecture search, SIGMETRICS
 2022, sections 3 and 4 (latencies on one device predict those on another).
@@ -37,11 +37,11 @@ _LEAST_RATIO: Final = 0.1  # least ratio of a kind over the common one: no kerne
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """Time of one kernel on this machine, by one thread.
+    """The time of one kernel on this machine with one thread.
 
     Attributes:
-        seconds: time of one run of the kernel.
-        count: how often the kernel runs in one inference.
+        seconds: The time of one run of the kernel.
+        count: The number of runs of the kernel in one inference.
     """
 
     kind: KernelKind
@@ -51,12 +51,12 @@ class KernelTime:
 
 @dataclass(frozen=True, slots=True)
 class HostRun:
-    """One inference of a network on this machine, by one thread.
+    """One inference of a network on this machine with one thread.
 
     Attributes:
-        kernels: its kernels. Their times, each times `count`, sum to `whole_s`.
-        spilled_bytes: for each run of a kernel, the bytes beyond `CACHE_BYTES` that it reads and writes; the
-            sum of all.
+        kernels: The kernels. The sum of their times, each multiplied by `count`, is `whole_s`.
+        spilled_bytes: The bytes beyond `CACHE_BYTES` that a kernel run reads and writes, summed over all
+            runs.
     """
 
     kernels: Sequence[KernelTime]
@@ -71,12 +71,14 @@ class HostRun:
 class ThreadSharing:
     """How the threads of a device share a kernel.
 
-    Further threads take time to wake, so they help with long kernels only. One thread runs recurrent kernels,
-    and the engine's work outside kernels.
+    Additional threads take time to wake up, so they speed up long kernels only. Recurrent kernels and the
+    engine's work outside kernels use one thread.
 
     Attributes:
-        alone_s: time on this machine, in seconds, of the shortest kernel with which further threads help.
-        share: time of a long kernel with all threads over its time with one; 1 for a device with one thread.
+        alone_s: The time on this machine, in seconds, of the shortest kernel that additional threads speed
+            up.
+        share: The time of a long kernel with all threads, divided by its time with one thread. 1 for a device
+            with one thread.
     """
 
     alone_s: float = 1.0
@@ -101,13 +103,13 @@ _MOST_LEFT: Final = 0.5  # of the squared error by one thread, if threads help; 
 
 @dataclass(frozen=True, slots=True)
 class FittedRatios:
-    """Ratios that convert a run on this machine into a time on a device.
+    """Ratios that convert a run on this machine to a time on a device.
 
     Attributes:
-        ratios: kind of kernel -> time on the device over time here.
-        s_per_spilled_byte: seconds that each spilled byte takes on the device, beside its kernel's time.
-        sharing: how the device's threads share kernels; the ratios compare one thread of each machine.
-        errors: relative error of each network's predicted time, when the fit leaves that network out.
+        ratios: A dict from kind of kernel to its time on the device, divided by its time on this machine.
+        s_per_spilled_byte: The additional time on the device for each spilled byte, in seconds.
+        sharing: How the threads of the device share kernels. The ratios compare one thread of each machine.
+        errors: The relative error of each network's predicted time if the fit leaves this network out.
     """
 
     ratios: Mapping[KernelKind, float]
@@ -117,14 +119,15 @@ class FittedRatios:
 
     @property
     def uncertainty(self) -> float:
-        """Factor by which a prediction may be off: the worst error of a left-out network, at least 1.05."""
+        """The factor by which a prediction may be off: the worst error of a left-out network, at least 1.05.
+        """
         worst = max(max(1 + error, 1 / (1 + error)) for error in self.errors)
         return max(worst, _LEAST_UNCERTAINTY)
 
     def predict_s(self, run: HostRun) -> float:
-        """Return the seconds of one inference on the device.
+        """Return the predicted time of one inference on the device in seconds.
 
-        A kind of kernel without a ratio counts with the largest ratio.
+        A kind of kernel without a ratio gets the largest ratio.
         """
         unknown, of_kinds = max(self.ratios.values()), sum_kinds(run, self.sharing)
         kernels_s = sum(seconds * self.ratios.get(kind, unknown) for kind, seconds in of_kinds.items())
@@ -132,7 +135,7 @@ class FittedRatios:
 
 
 def sum_kinds(run: HostRun, sharing: ThreadSharing = _ONE_THREAD) -> dict[KernelKind, float]:
-    """Return the seconds of each kind of kernel in a run here, if threads shared the kernels by `sharing`."""
+    """Return the seconds of each kind of kernel in a run here, if threads shared kernels as in `sharing`."""
     seconds_by_kind: dict[KernelKind, float] = defaultdict(float)
     for kernel in run.kernels:
         seconds_by_kind[kernel.kind] += kernel.count * sharing.shorten(kernel)
@@ -140,19 +143,19 @@ def sum_kinds(run: HostRun, sharing: ThreadSharing = _ONE_THREAD) -> dict[Kernel
 
 
 def fit_ratios(runs: Sequence[HostRun], device_s: Sequence[float], *, may_share: bool = True) -> FittedRatios:
-    """Return the ratios that predict the networks with the least relative errors, and these errors.
+    """Return the ratios that predict the times of the networks with the least relative errors.
 
-    The ratios of all kinds of kernels are pulled towards one common ratio. Cross-validation, which leaves out
-    one network at a time, chooses the strength of the pull and how threads share kernels.
+    The ratios of all kinds of kernels are regularized towards one common ratio. Leave-one-out
+    cross-validation chooses the strength of the regularization and how threads share kernels.
 
     Args:
-        runs: runs of at least three networks on this machine.
-        device_s: for each network, the seconds of one inference on the device.
-        may_share: whether the device's engine may have run the networks on several threads.
+        runs: The runs of at least three networks on this machine.
+        device_s: The time of one inference of each network on the device, in seconds.
+        may_share: Whether the device's engine may have run the networks on several threads.
 
     Raises:
-        ValueError: there are fewer than three networks, their number differs from that of the times, or a
-            time is not above 0.
+        ValueError: There are fewer than three networks, their number differs from that of the times, or a
+            time is not positive.
     """
     if len(runs) < 3 or len(runs) != len(device_s):
         raise ValueError(
