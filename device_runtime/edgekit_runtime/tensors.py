@@ -89,8 +89,7 @@ class TensorSpec(Record):
 
 
 def allocate_aligned(size_bytes: int, lead_bytes: int) -> memoryview:
-    """Return `size_bytes` of uninitialised memory in which the byte at `lead_bytes` is aligned to 64 bytes.
-    """
+    """Return uninitialised memory of `size_bytes`, with the byte at `lead_bytes` aligned to 64 bytes."""
     memory = np.empty(size_bytes + _ALIGNMENT_BYTES, np.uint8)
     address: int = memory.__array_interface__["data"][0]
     start = -(address + lead_bytes) % _ALIGNMENT_BYTES

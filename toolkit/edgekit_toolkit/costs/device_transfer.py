@@ -119,8 +119,7 @@ class FittedRatios:
 
     @property
     def uncertainty(self) -> float:
-        """The factor by which a prediction may be off: the worst error of a left-out network, at least 1.05.
-        """
+        """The factor by which a prediction may be off: the worst error of a network, at least 1.05."""
         worst = max(max(1 + error, 1 / (1 + error)) for error in self.errors)
         return max(worst, _LEAST_UNCERTAINTY)
 
