@@ -1,16 +1,17 @@
-"""Gates whose figure no device knows, such as a shop's conversion: a judge outside adds the evidence.
+"""Outside gates, which compare a figure that only an external system knows, such as a shop's conversion rate.
 
-A rollout declares them at its start, so that it can wait for them. An example: `conversion` is compared with
-a reference by difference, lower is worse, and the limit is -0.02.
+A rollout declares its outside gates at its start, and an external judge sends the evidence. In this example
+the gate `conversion` compares the value with a reference by difference. Lower is worse, and the limit is
+-0.02.
 
-    value 0.031, reference 0.034                         -0.003: pass
-    value 0.031 (0.005 to 0.057), reference 0.034        the limit lies in the interval: unclear
-    value 0.005 (0.002 to 0.008), reference 0.034        all of the interval is beyond the limit: stop
+    value 0.031, reference 0.034                         pass: the difference is -0.003
+    value 0.031 (0.005 to 0.057), reference 0.034        unclear: the interval contains the limit
+    value 0.005 (0.002 to 0.008), reference 0.034        stop: the whole interval is below the limit
     statement `stop`, reason "complaints"                stop
 
-A stop ends the rollout at the manager's next turn, whatever comes before or after it. A pass ends the wait
-for its gate. Unclear evidence changes nothing. Evidence after the gate's deadline counts all the same, as
-long as the rollout is open.
+A stop ends the rollout at the manager's next turn, also if other evidence was a pass. After a pass the
+rollout no longer waits for the gate. Unclear evidence changes nothing. Evidence after the gate's deadline
+still counts while the rollout is open.
 """
 
 from collections.abc import Mapping
@@ -35,15 +36,15 @@ class OutsideGate:
     """A gate that a rollout declares at its start.
 
     Attributes:
-        limit: the worst compared value that passes. With a limit the judge sends a value or `stop`; without
-            one, `pass` or `stop`.
-        unit: unit of the compared value, to show.
-        compare: the value alone, its difference from the reference, or its ratio to the reference.
-        worse: direction in which the value gets worse.
-        min_samples: evidence from fewer samples is unclear.
-        deadline_s: how long the rollout waits for the evidence, in seconds from its start; by default for
-            ever.
-        judge: the only actor whose evidence counts, such as `token:shop`; by default anybody with the scope.
+        limit: The worst compared value that passes. If it is None, the judge sends `pass` or `stop`.
+            Otherwise the judge sends a value or `stop`.
+        unit: The unit of the compared value in messages.
+        compare: Whether the value itself, its difference from the reference or its ratio to the reference is
+            compared.
+        worse: The direction in which the value gets worse.
+        min_samples: The minimum number of samples. Evidence from fewer samples is unclear.
+        deadline_s: How long the rollout waits for the evidence, in seconds from its start. None has no limit.
+        judge: The only actor whose evidence counts, such as `token:shop`. If empty, anybody with the scope.
     """
 
     limit: Annotated[float | None, _FIGURE] = None
@@ -55,7 +56,7 @@ class OutsideGate:
     judge: str = ""
 
     def compute_figure(self, value: float, reference: float | None) -> float:
-        """Return the figure to compare with the limit: value and reference, combined as `compare` says."""
+        """Return the figure to compare with the limit: the value, its difference or ratio to `reference`."""
         if reference is None or self.compare == "level":
             return value
         return value / reference if self.compare == "ratio" else value - reference
@@ -66,16 +67,15 @@ class OutsideGate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedEvidence:
-    """Evidence as an outside judge sends it: a value, or a statement.
+    """Evidence as an outside judge sends it, which is either a value or a statement.
 
     Attributes:
-        gate: name of the gate.
-        statement: the judge's own verdict, in place of a value.
-        value, reference: figure with the release, and without it; a gate that compares by `level` takes no
-            reference.
-        low, high: ends of the interval of uncertainty around the value; both or neither.
-        samples: number of samples behind the value.
-        reason: a sentence to show.
+        statement: The judge's own verdict instead of a value.
+        value: The figure with the release.
+        reference: The figure without the release. It is None if the gate compares by `level`.
+        low, high: The uncertainty interval of the value. Both are None if it is unknown.
+        samples: The number of samples behind the value.
+        reason: A sentence for the reader of the verdict.
     """
 
     gate: str
@@ -90,19 +90,19 @@ class StatedEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence(StatedEvidence):
-    """Evidence as an entry in the log of its rollout; `who` is the judge."""
+    """Evidence as an entry in the log of its rollout, where `who` is the judge."""
 
     who: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutsideFinding:
-    """What evidence says about a release.
+    """The result of judging evidence about a release.
 
     Attributes:
-        outcome: `unclear` if the samples are too few or the limit lies within the interval.
-        sentence: the statement in words.
-        figures: the figures in the sentence, by name.
+        outcome: `unclear` if there are too few samples or the limit lies within the interval.
+        sentence: The result as a sentence.
+        figures: The figures in `sentence` by name.
     """
 
     outcome: Outcome
@@ -112,17 +112,17 @@ class OutsideFinding:
     def outweighs(self, other: "OutsideFinding | None") -> bool:
         """Return whether this finding replaces an earlier one of the same gate.
 
-        `stop` outweighs `pass`, and `pass` outweighs `unclear`; of two equal ones the newer counts. None is
-        always replaced.
+        `stop` replaces `pass`, and `pass` replaces `unclear`. Any finding replaces None or a finding with an
+        equal outcome.
         """
         return other is None or _WEIGHTS[self.outcome] >= _WEIGHTS[other.outcome]
 
 
 def check_gates(gates: Mapping[str, OutsideGate]) -> None:
-    """Check the gates that a rollout declares.
+    """Check the outside gates of a new rollout.
 
     Raises:
-        ValueError: there are too many, a name is malformed, or the fleet itself has a gate of this name.
+        ValueError: There are too many gates, or a name is malformed or the name of a built-in gate.
     """
     if len(gates) > _MAX_GATES:
         raise ValueError(f"evidence: {len(gates)} gates, expected at most {_MAX_GATES}")
@@ -139,7 +139,7 @@ def check_evidence(gates: Mapping[str, OutsideGate], evidence: Evidence) -> None
     """Check evidence against the gates that its rollout has declared.
 
     Raises:
-        FleetError: the gate does not exist or belongs to another judge, or the figures do not fit it.
+        FleetError: The gate does not exist, it has another judge, or the evidence does not suit the gate.
     """
     gate = gates.get(evidence.gate)
     if gate is None:
@@ -174,7 +174,7 @@ def check_evidence(gates: Mapping[str, OutsideGate], evidence: Evidence) -> None
 
 
 def judge_evidence(gate: OutsideGate, evidence: Evidence) -> OutsideFinding:
-    """Return what the evidence says about the release. It must have passed `check_evidence`."""
+    """Return the result for evidence that has passed `check_evidence`."""
     by = f" by {clean_line(evidence.who, _MAX_NAME)}" if evidence.who else ""
     why = f": {clean_line(evidence.reason, MAX_REASON)}" if evidence.reason else ""
     if evidence.value is None or gate.limit is None:

@@ -1,4 +1,4 @@
-"""Computes what a rollout would do: which devices get which packages, which do not and why."""
+"""Computes which devices would get which packages in a rollout, and why other devices would get none."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,13 +19,13 @@ class PackageView:
     """A package of a release.
 
     Attributes:
-        model, target, version, manifest_sha256, path, size_bytes, sha256: see `ReleasePackageRow`.
-        engines: one of them must be on the device; empty if that is not known.
-        memory_bytes: estimated peak memory of the model, without the engine's own; None if it is not known.
-        agreement: least agreement with the version before, for this release; None for the gate's default.
-        deltas: `DeltaOffer`s as plain values.
-        is_encrypted: whether only devices with a decryption key can open it.
-        allows_plain: whether the plain package may replace an encrypted version.
+        model, target, version, manifest_sha256, path, size_bytes, sha256: See `ReleasePackageRow`.
+        engines: The engines that can run the model, of which a device needs one. Empty if unknown.
+        memory_bytes: The estimated peak memory of the model without its engine, or None if unknown.
+        agreement: The minimum agreement with the previous version, or None for the default of the gate.
+        deltas: The `DeltaOffer`s as plain values.
+        is_encrypted: Whether a device needs a decryption key to open the package.
+        allows_plain: Whether this unencrypted package may replace an encrypted version.
     """
 
     model: str
@@ -45,17 +45,17 @@ class PackageView:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Situation:
-    """The facts that decide which packages a device gets; devices with equal facts share one object.
+    """The facts that decide which packages a device gets. Devices with the same facts share an instance.
 
     Attributes:
-        facts: facts that the devices reported: `memory_bytes`, `engines`, `link_mbit_s`.
-        versions: model -> (version, SHA-256 of the manifest) that they run.
-        pinned: models that must stay at their version.
-        rollout: name of an open rollout that includes the devices, or empty.
-        is_revoked: whether they were shut out.
-        can_decrypt: whether they have a decryption key.
-        encrypted: models of which they run an encrypted version.
-        is_disk_known: whether they reported `free_bytes`.
+        facts: The reported facts `memory_bytes`, `engines` and `link_mbit_s` by name.
+        versions: A dict from model to the version that runs and the SHA-256 of its manifest.
+        pinned: The models that must keep their version.
+        rollout: The name of an open rollout that includes the devices, or an empty string.
+        is_revoked: Whether the devices were revoked.
+        can_decrypt: Whether the devices have a decryption key.
+        encrypted: The models that run as an encrypted version.
+        is_disk_known: Whether the devices reported `free_bytes`.
     """
 
     target: str
@@ -72,11 +72,11 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """A device that a selector matches.
+    """A device that matches a selector.
 
     Attributes:
-        situation: see `Situation`.
-        free_bytes: free space that it reported, as a text; None if it is unknown, or certainly enough.
+        situation: See `Situation`.
+        free_bytes: The reported free space as text, or None if it is unknown or certainly enough.
     """
 
     name: str
@@ -89,10 +89,9 @@ class DevicePlan:
     """A device that gets packages.
 
     Attributes:
-        packages: packages that it gets.
-        bytes: bytes to download: for each package its smallest file that the device can use, such as a delta.
-        minutes: estimated time of the download, from the link that the device reports, else from 8 Mbit/s.
-        note: names of the facts that are unknown, as a text; or empty.
+        bytes: The total download size. A delta counts instead of its package if it is smaller.
+        minutes: The estimated download time at the link speed that the device reported, by default 8 Mbit/s.
+        note: A text with the names of unknown facts, or an empty string.
     """
 
     device: str
@@ -105,7 +104,7 @@ class DevicePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRefusal:
-    """A device that gets nothing; `reason` is a sentence, `code` its kind, such as `disk` or `pinned`."""
+    """A device that gets no package, with the reason as a code such as `disk` and as a sentence."""
 
     device: str
     code: str
@@ -115,7 +114,7 @@ class DeviceRefusal:
 def preview(
     devices: Iterable[DeviceView], packages: Sequence[PackageView]
 ) -> tuple[tuple[DevicePlan, ...], tuple[DeviceRefusal, ...]]:
-    """Return (devices that get packages, devices that get none), both sorted by name."""
+    """Return the devices that get packages and the devices that get none, both sorted by name."""
     planned, refused = [], []
     outcomes: dict[Situation, _Outcome] = {}
     for device in sorted(devices, key=lambda device: device.name):
@@ -223,7 +222,7 @@ def _download_bytes(device: Situation, package: PackageView) -> int:
 
 
 def read_number(text: str | None) -> float | None:
-    """Return the number that a text states; None for None, an empty text, or one that is no number."""
+    """Return a text as a number, or None if it is None or no number."""
     try:
         return float(text) if text else None
     except ValueError:

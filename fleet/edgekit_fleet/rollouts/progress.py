@@ -1,6 +1,6 @@
-"""The progress of a rollout: the sum of its log entries, in their order.
+"""The progress of a rollout, which is computed from its log entries.
 
-Each entry is written to the audit log before it counts here. So the same entries always give the same
+Each entry is written to the audit log before it is applied here. The same entries always give the same
 progress, and `replay` can repeat every decision.
 """
 
@@ -33,8 +33,8 @@ class ModelSettings:
     """How a rollout changes one model of its release.
 
     Attributes:
-        classes: device classes for which the release has a package of the model.
-        order, priority: see `DesiredModel`.
+        classes: The device classes for which the release has a package of the model.
+        order, priority: See `DesiredModel`.
     """
 
     classes: tuple[str, ...]
@@ -44,26 +44,26 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSettings:
-    """The settings of a rollout, frozen at its start.
+    """The settings of a rollout, which do not change after its start.
 
     Attributes:
-        waves: number of devices with the release at the end of each wave; the last number is all devices.
-        minimum: devices of the first step. Each further step at most doubles the devices that were judged.
-        limits: limits of the gates, see `gate_table.make_limits`.
-        soak_s: how long a device must have the release before it is judged, unless it has answered enough
-            calls.
-        patience_s: a device that does not answer for this time counts as offline. The rollout continues; the
-            device follows when it is back.
-        step_timeout_s: time limit for enough answers, after which the rollout pauses and asks for a person.
-        retries: further attempts on a device after one of `TRANSIENT_CODES`.
-        spread_s: each device waits for a time drawn from 0 to this before it begins, so that a step of many
-            devices does not download at once.
-        approval: waves that somebody must approve before they begin: `none`, the `first` or `each`.
-        is_dynamic: whether devices that match the selector later join at the end.
-        window: local time of day in which devices switch, or None.
-        trial: see `DesiredModel`.
-        models: models of the release, by their names.
-        evidence: gates of outside judges, by their names.
+        waves: The number of devices with the release at the end of each wave. The last number is all devices.
+        minimum: The number of devices in the first step. Each later step at most doubles the number of judged
+            devices.
+        limits: The limits of the gates, see `gate_table.make_limits`.
+        soak_s: How long a device must run the release before it is judged. Enough calls end this time early.
+        patience_s: The time without an answer after which a device counts as offline. The rollout continues,
+            and the device gets the release when it is online again.
+        step_timeout_s: The time limit for enough answers. After it the rollout pauses until a person decides.
+        retries: The number of further attempts on a device after one of `TRANSIENT_CODES`.
+        spread_s: The maximum random delay before a device begins. It spreads the downloads of a step over
+            time.
+        approval: Which waves need an approval before they begin: `none`, the `first` or `each`.
+        is_dynamic: Whether devices that match the selector later join at the end.
+        window: The local time of day in which devices switch, or None.
+        trial: See `DesiredModel`.
+        models: The models of the release by name.
+        evidence: The outside gates by name.
     """
 
     waves: tuple[int, ...]
@@ -90,8 +90,8 @@ class StartEntry:
     """The rollout began.
 
     Attributes:
-        devices: the cohort in its order.
-        classes: class of each of the devices.
+        devices: The devices of the cohort in rollout order.
+        classes: The class of each device, in the same order.
     """
 
     settings: RolloutSettings
@@ -101,7 +101,7 @@ class StartEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinEntry:
-    """Devices joined at the end of the cohort; the fields are as in `StartEntry`."""
+    """Devices joined at the end of the cohort. The fields are the same as in `StartEntry`."""
 
     devices: tuple[str, ...]
     classes: tuple[str, ...]
@@ -109,12 +109,12 @@ class JoinEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The evidence in the figures of one model on a device.
+    """The evidence from the figures of one model on a device.
 
     Attributes:
-        stage: stage that its calls have reached, see `gates.find_stage`. The reading also counts for all
-            earlier stages without a reading.
-        measures: see `gates.measure`.
+        stage: The stage that the number of calls has reached, see `gates.find_stage`. The reading also counts
+            for earlier stages that have no reading.
+        measures: See `gates.measure`.
     """
 
     model: str
@@ -127,9 +127,9 @@ class AnswerEntry:
     """A device answered.
 
     Attributes:
-        outcome: outcome of its execution, or None where only `fault` or `readings` are new.
-        code: code of the execution, such as `self-test`.
-        fault: fault that the new version has shown.
+        outcome: The outcome of its execution, or None if the entry only adds a fault or readings.
+        code: The code of the execution, such as `self-test`.
+        fault: The fault of the new version, if there is one.
     """
 
     device: str
@@ -141,7 +141,7 @@ class AnswerEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderEntry:
-    """A person, named `who`, ordered to approve, pause, resume or abort the rollout."""
+    """The user `who` ordered to approve, pause, resume or abort the rollout."""
 
     order: Order
     who: str = ""
@@ -150,16 +150,16 @@ class OrderEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The next action, and the reason.
+    """The next action of a rollout and its reason.
 
     Attributes:
-        action: `start` and `retry` offer the release to `devices`. `abort` tells `devices` to go back to what
-            they ran before; `return` repeats that where it failed. `ask` waits for an approval.
-        devices: see `action`.
-        wave: number of the open wave, from 0.
-        sentence: the reason.
-        figures: figures behind the decision.
-        is_doubt: whether `action` is `pause` because the evidence leans against the release.
+        action: `start` and `retry` offer the release to `devices`. `abort` tells `devices` to return to their
+            previous version, and `return` repeats this on devices where it failed. `ask` waits for an
+            approval.
+        wave: The index of the open wave, from 0.
+        sentence: The reason.
+        figures: The figures behind the decision.
+        is_doubt: Whether the rollout pauses because the evidence suggests that the release is bad.
     """
 
     action: Action
@@ -172,16 +172,16 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WithdrawalEntry:
-    """Cancels the last decision for `devices`: they were not started or retried."""
+    """The last decision was cancelled for `devices`, which were not started or retried."""
 
     devices: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockSetBack:
-    """The manager's clock was `ahead_s` seconds ahead, and is right again.
+    """The manager's clock was `ahead_s` seconds fast and has been corrected.
 
-    All later times in the rollout's progress are set to the time of this entry.
+    All times in the progress that are later than this entry are set to the time of the entry.
     """
 
     ahead_s: Annotated[float, Range(0.0, 1e12)]
@@ -215,16 +215,16 @@ _KINDS: Final[dict[str, type[Any]]] = {
 
 
 def entry_to_plain(entry: Entry) -> dict[str, Any]:
-    """Return an entry as plain values, for the audit log."""
+    """Return an entry as plain values for the audit log."""
     name = next(name for name, kind in _KINDS.items() if isinstance(entry, kind))
     return {"kind": name, **to_plain(entry)}
 
 
 def entry_from_plain(plain: Mapping[str, Any]) -> Entry:
-    """Return the entry that `entry_to_plain` wrote.
+    """Return the entry from the plain values of `entry_to_plain`.
 
     Raises:
-        FleetError: `plain` is malformed.
+        FleetError: The values are malformed.
     """
     fields = dict(plain)
     kind = _KINDS.get(str(fields.pop("kind", "")))
@@ -239,12 +239,14 @@ class Member:
     """A device of the cohort.
 
     Attributes:
-        sample: sample for the gates; None before its first answer.
-        state: `pending` until it is offered the release, `started` until it answers, then the outcome.
-            `returning` after it was told to go back, then `returned`; if it fails to go back, the outcome.
-        started_at, answered_at: times of the last attempt and of its outcome, in seconds since 1970.
-        attempts, returns: how often it was offered the release, and how often told to go back.
-        code: code of the last outcome.
+        sample: The sample for the gates, or None before the first answer.
+        state: `pending` before the device is offered the release, `started` until it answers, and then the
+            outcome. `returning` while it goes back to its previous version, and then `returned`, or the
+            outcome if that fails.
+        started_at, answered_at: The times of the last attempt and of its outcome, in seconds since 1970.
+        attempts: The number of times that the device was offered the release.
+        returns: The number of times that the device was told to go back.
+        code: The code of the last outcome.
     """
 
     device_class: str
@@ -260,27 +262,29 @@ class Member:
 
     @property
     def is_untried(self) -> bool:
-        """Return whether the device ended without trying the release, for one of `UNTRIED_CODES`."""
+        """Whether the device ended with one of `UNTRIED_CODES`, without trying the release."""
         return self.state in ("failed", "refused") and self.code in UNTRIED_CODES
 
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """Everything known about a rollout.
+    """The progress of a rollout.
 
     Attributes:
-        begun_at, newest_at: times of the first and the newest entry, in seconds since 1970.
-        members: device -> its state, in the order of the cohort.
-        wave: the open wave, from 0.
-        started: number of members that were offered the release.
-        step_at: begin of `step_timeout_s`: when devices were last started, or a person resumed or approved.
-        approved: waves with a number below this are approved.
-        pause: the decision that paused it; None if a person paused it or it is not paused.
-        resumed_with: value of `started` when a person last resumed the rollout after a pause with `is_doubt`.
-        wants_abort: who ordered to abort, or None.
-        last: the last decision, or None.
-        stop: the decision to abort, or None.
-        outside: gate of an outside judge -> what its evidence says.
+        begun_at, newest_at: The times of the first and the newest entry, in seconds since 1970.
+        members: The devices of the cohort by name, in rollout order.
+        wave: The index of the open wave, from 0.
+        started: The number of members that were offered the release.
+        step_at: The start of `step_timeout_s`: the time when devices last started or a person resumed or
+            approved.
+        approved: The number of the first waves that are approved.
+        pause: The decision that paused the rollout. It is None if a person paused it or it is not paused.
+        resumed_with: The value of `started` when a person last resumed the rollout after a pause with
+            `is_doubt`.
+        wants_abort: The user who ordered to abort, or None.
+        last: The last decision, or None.
+        stop: The decision to abort, or None.
+        outside: The findings about the outside gates, by the name of the gate.
     """
 
     settings: RolloutSettings
@@ -301,22 +305,22 @@ class Progress:
 
     @property
     def wave_end(self) -> int:
-        """Return how many devices of the cohort have the release at the end of the open wave."""
+        """The number of devices that have the release at the end of the open wave."""
         waves = self.settings.waves
         return len(self.members) if self.wave >= len(waves) - 1 else min(waves[self.wave], len(self.members))
 
     def samples(self, now: float) -> list[Sample]:
-        """Return the samples for the gates: samples of devices that have answered, then `unanswered`.
+        """Return the samples of devices that have answered, followed by `unanswered`.
 
-        `now`: seconds since 1970.
+        `now` is in seconds since 1970.
         """
         answered = [member.sample for member in self.members.values() if member.sample is not None]
         return answered + self.unanswered(now)
 
     def unanswered(self, now: float) -> list[Sample]:
-        """Return a sample, counted as good, of each device that has begun and may still answer.
+        """Return a good sample for each device that began within the last `patience_s` and has not answered.
 
-        A device counts for `patience_s` after it began. `now`: seconds since 1970.
+        `now` is in seconds since 1970.
         """
         return [
             Sample(device_class=member.device_class, is_failed=False)
@@ -327,7 +331,7 @@ class Progress:
         ]
 
     def list_awaited(self, now: float) -> list[str]:
-        """Return the names of outside gates whose evidence is awaited at `now`, in seconds since 1970."""
+        """Return the names of outside gates that the rollout waits for at `now`, in seconds since 1970."""
         return [
             name
             for name, gate in sorted(self.settings.evidence.items())
@@ -337,19 +341,21 @@ class Progress:
 
 
 def begin(entry: StartEntry, at: float) -> Progress:
-    """Return the progress at the start of a rollout; `at` is in seconds since 1970."""
+    """Return the progress at the start of a rollout. `at` is the time in seconds since 1970."""
     progress = Progress(settings=entry.settings, begun_at=at, newest_at=at, step_at=at)
     _join(progress, entry)
     return progress
 
 
 def apply(progress: Progress, entry: Entry, at: float) -> None:
-    """Add an entry; answers from outside the cohort, and evidence for undeclared gates, change nothing.
+    """Apply an entry to the progress.
+
+    Answers of devices outside the cohort and evidence for undeclared gates change nothing.
 
     Args:
-        progress: progress to change.
-        entry: the next entry.
-        at: when the entry was written, in seconds since 1970.
+        progress: The progress to change.
+        entry: The next entry.
+        at: The time of the entry, in seconds since 1970.
     """
     if isinstance(entry, AnswerEntry):
         _apply_answer(progress, entry, at)

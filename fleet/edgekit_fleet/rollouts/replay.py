@@ -1,4 +1,4 @@
-"""Decides a rollout again from its log: the same entries must give the same decisions."""
+"""Repeats the decisions of a rollout from its log, to check that the same entries give the same decisions."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,11 +12,12 @@ from edgekit_runtime.errors import FleetError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A decision that differs in the replay.
+    """A decision that differs between the log and the replay.
 
     Attributes:
-        at: time of the decision in the log, in seconds since 1970.
-        logged, decided: decision in the log, and decision of the replay (or None).
+        at: The time of the decision in the log, in seconds since 1970.
+        logged: The decision in the log.
+        decided: The decision of the replay, or None.
     """
 
     at: Annotated[float, Range(0, 10**11)]
@@ -25,13 +26,13 @@ class Difference:
 
 
 def replay(entries: Iterable[tuple[float, Entry]]) -> tuple[Progress, list[Difference]]:
-    """Return the progress at the end of a log, and the decisions that differ.
+    """Replay a log, and return the final progress and the decisions that differ.
 
     Args:
-        entries: (seconds since 1970, entry), the first is `StartEntry`.
+        entries: Pairs of a time, in seconds since 1970, and an entry. The first is a `StartEntry`.
 
     Raises:
-        FleetError: the log does not begin with the start of a rollout.
+        FleetError: The log does not begin with the start of a rollout.
     """
     progress: Progress | None = None
     differences: list[Difference] = []

@@ -1,8 +1,8 @@
-"""The manager's turn on rollouts: reads answers of devices, decides, and writes their wanted models.
+"""Runs the rollouts: reads the answers of devices, decides, and writes the models that devices should run.
 
-Everything is written to the audit log before it counts. A decision over many devices is logged at once and
-carried out in batches, a transaction each, so that the first devices need not wait for the last. A manager
-that is killed anywhere goes on from the log, with the devices whose rows do not show the decision yet.
+Everything is written to the audit log before it takes effect. A decision about many devices is logged once.
+It is carried out in batches of one transaction each, so that the first devices can begin early. A manager
+that was killed continues from the log with the devices whose rows do not show the decision yet.
 """
 
 import hashlib
@@ -73,7 +73,7 @@ def log_entries(
     *,
     on_written: Callable[[int], None] | None = None,
 ) -> None:
-    """Write entries to the audit log in one row, see `audit.append`; the rollout's row must be locked."""
+    """Write entries to the audit log as one row. The row of the rollout must be locked."""
     plain = [entry_to_plain(entry) for entry in entries]
     if plain:
         written = audit.AuditEntry(action=LOG_ACTION, subject=rollout, detail={"entries": plain})
@@ -81,9 +81,10 @@ def log_entries(
 
 
 def read_entries(session: Session, rollout: str, after: int = 0) -> list[tuple[int, float, Entry]]:
-    """Return the entries of a rollout, oldest first: (number of the audit row, seconds since 1970, entry).
+    """Return the entries of a rollout with their audit rows, oldest first.
 
-    Several entries may share a row. `after`: number of the row after which to begin.
+    Each tuple holds the number of the audit row, the time in seconds since 1970, and the entry. Entries in
+    the same row share its number. Only rows after the number `after` are read.
     """
     rows = session.execute(
         select(AuditRow.number, AuditRow.at, AuditRow.detail)
@@ -117,7 +118,7 @@ class _RolloutMemory:
 
 
 class RolloutRunner:
-    """Carries rollouts out; `turn` is what the manager's loop calls."""
+    """Runs the open rollouts. The manager's loop calls `turn`."""
 
     def __init__(self, shards: Shards | None = None, *, devices_per_turn: int = _DEVICES_PER_TURN) -> None:
         """Prepare to carry out the rollouts of these shards, by default all.
@@ -128,9 +129,9 @@ class RolloutRunner:
         self._shards, self._devices_per_turn = shards or Shards.of_all(), devices_per_turn
 
     def turn(self, session: Session, now: float) -> bool:
-        """Decide on each open rollout and carry out its next batch; return whether a further batch waits.
+        """Decide on each open rollout, carry out its next batch, and return whether more batches wait.
 
-        `now`: seconds since 1970.
+        `now` is in seconds since 1970.
         """
         rows = self._lock_rollouts(session)
         for name in self._memories.keys() - {row.name for row in rows}:
@@ -272,9 +273,9 @@ class RolloutRunner:
 
 
 def execution_name(rollout: str, device: str, model: str, attempt: int) -> str:
-    """Return the name of an attempt: `ROLLOUT.ATTEMPT.DIGEST`, with a digest of all arguments.
+    """Return the name of an attempt as `ROLLOUT.ATTEMPT.DIGEST`.
 
-    The rollout's name is cut to 64 characters.
+    The name of the rollout is cut to 64 characters. The digest covers all arguments.
     """
     digest = hashlib.sha256(f"{rollout}\0{device}\0{model}\0{attempt}".encode()).hexdigest()
     return f"{rollout[:64]}.{attempt}.{digest[:24]}"

@@ -1,17 +1,17 @@
-"""Selectors: which devices are meant, as `class=jetson and site in (lyon, "new york") and not beta`.
+"""Selectors of devices, such as `class=jetson and site in (lyon, "new york") and not beta`.
 
     all                       every device
-    site=lyon, site!=lyon     the tag or fact is (not) that; `*`, `?` and `[..]` match as in file names
-    site in (lyon, nice)      it is one of these; `site not in (...)`
-    beta                      the device has a tag or fact of that name
-    model:detector=1.4.0      it runs this version of the model
-    not A, A and B, A or B    `not` binds closest, `or` loosest; brackets group
+    site=lyon, site!=lyon     the tag or fact has (not) this value, with `*`, `?` and `[..]` as in a shell
+    site in (lyon, nice)      it has one of these values, or none of them with `site not in (...)`
+    beta                      the device has a tag or fact of this name
+    model:detector=1.4.0      the device runs this version of the model
+    not A, A and B, A or B    `not` binds most tightly, `or` least tightly, and parentheses group
 
-A tag hides a fact of the same name: tags are the operator's, facts are what a device states. Facts that
-change with nearly every report (`battery`, `boot`, `clock`, `free_bytes`) are not kept for searches: a
-selector that names one is refused, also where a tag has that name. `class=jetson` also means
-`jetson-orin-nano`: a class is meant by its first words too. A missing tag equals no value, so `site!=lyon` is
-true for a device without a site.
+An operator sets tags, and a device reports facts. A tag hides a fact of the same name. The facts `battery`,
+`boot`, `clock` and `free_bytes` change with nearly every report and are not indexed. A selector that names
+one of them is refused, even if a tag has the same name. A class also matches by its first words:
+`class=jetson` matches `jetson-orin-nano`. A missing tag equals no value, so `site!=lyon` matches a device
+without a site.
 """
 
 import re
@@ -45,7 +45,7 @@ class Everything:
 
 @dataclass(frozen=True, slots=True)
 class Has:
-    """The device has a tag or fact of this name."""
+    """Matches if the device has a tag or fact of this name."""
 
     name: str
 
@@ -55,7 +55,7 @@ class Has:
 
 @dataclass(frozen=True, slots=True)
 class Equals:
-    """The value of a tag or fact matches one of these patterns, with `*`, `?` and `[...]` as in a shell."""
+    """Matches if the value of a tag or fact matches a pattern, with `*`, `?` and `[...]` as in a shell."""
 
     name: str
     patterns: tuple[str, ...]
@@ -67,7 +67,7 @@ class Equals:
 
 @dataclass(frozen=True, slots=True)
 class Negation:
-    """The test does not match."""
+    """Matches if the inner test does not match."""
 
     test: "Test"
 
@@ -77,7 +77,7 @@ class Negation:
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """All tests match."""
+    """Matches if all tests match."""
 
     tests: "tuple[Test, ...]"
 
@@ -87,7 +87,7 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """At least one of the tests matches."""
+    """Matches if at least one of the tests matches."""
 
     tests: "tuple[Test, ...]"
 
@@ -103,7 +103,7 @@ class Selector:
     """A parsed selector.
 
     Attributes:
-        names: names of the tags and facts in the selector.
+        names: The names of the tags and facts in the selector.
     """
 
     text: str
@@ -114,7 +114,7 @@ class Selector:
         """Return whether a device matches.
 
         Args:
-            attributes: name (`name`), class (`class`), tags and facts, see `views.list_attributes`.
+            attributes: The attributes of the device, see `views.list_attributes`.
         """
         return self.test.matches(attributes)
 
@@ -128,11 +128,10 @@ class _Token:
 
 
 def parse_selector(text: str) -> Selector:
-    """Return the selector that a text states.
+    """Parse a selector.
 
     Raises:
-        FleetError: the text is malformed (the message shows where), or names a fact that is not stored for
-            searches.
+        FleetError: The text is malformed, or names a fact that is not indexed. The message shows where.
     """
     if len(text) > _MAX_CHARS:
         raise FleetError(f"selector: has {len(text)} characters, at most {_MAX_CHARS} are allowed")

@@ -1,6 +1,6 @@
-"""Compiles selectors to SQL conditions: a store of 100,000 devices does the search itself.
+"""Compiles selectors to SQL conditions, so that the database searches 100,000 devices itself.
 
-`Selector.matches` defines the meaning of a selector; a test compares both.
+`Selector.matches` defines the meaning of a selector, and a test compares both.
 """
 
 import re
@@ -56,21 +56,21 @@ would be long, and few devices are read.
 def compile_selector(
     session: Session, selector: Selector, *, lookup: Lookup = "names"
 ) -> ColumnElement[bool]:
-    """Return the condition that a device matches, for a statement on `DeviceRow`.
+    """Return a selector as a condition for statements on `DeviceRow`.
 
     Args:
-        session: session of the store.
-        selector: selector of the devices.
-        lookup: how SQLite looks attributes up, see `Lookup`.
+        session: The session of the store.
+        selector: The selector of the devices.
+        lookup: How SQLite looks up attributes, see `Lookup`.
     """
     return _Compiler(session.get_bind().dialect.name, lookup).compile(selector.test)
 
 
 def count_by_attributes(session: Session, selector: Selector) -> int | None:
-    """Return how many devices match a selector, or None if counting needs the rows of the devices.
+    """Return how many devices match a selector, or None if the index alone cannot tell.
 
-    This works for tags, facts and versions that are joined by `and`, with at most one negated: their index
-    alone is read.
+    The index of attributes is enough for tags, facts and versions that are joined by `and`, with at most one
+    negated test.
     """
     tests = selector.test.tests if isinstance(selector.test, Every) else (selector.test,)
     positive_tests = [test for test in tests if not isinstance(test, Negation)]

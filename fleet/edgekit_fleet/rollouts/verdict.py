@@ -1,9 +1,11 @@
-"""The verdict on a rollout, for a CI job or another rollout tool: the sum of the decisions that were taken.
+"""The verdict on a rollout, for a CI job or another rollout tool.
 
-decision   verdict      what may follow
-succeed    pass         stop, if somebody rolls it back
-abort      stop         nothing
-pause      undecided    pass or stop, once a person resumes or aborts it
+The verdict follows from the decisions that the manager has logged.
+
+    decision   verdict      possible later verdict
+    succeed    pass         stop, if a person rolls the release back
+    abort      stop         none
+    pause      undecided    pass or stop, after a person resumes or aborts the rollout
 """
 
 from dataclasses import dataclass
@@ -20,13 +22,13 @@ _OF_STATES: Final[dict[str, Verdict]] = {"succeeded": "pass", "aborted": "stop"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutVerdict:
-    """What the fleet has decided about a release.
+    """The verdict on a release.
 
     Attributes:
-        rollout, release: names.
-        verdict: `pass` or `stop` once it is decided, `undecided` until then.
-        state: state of the rollout; after the verdict devices may still install or go back.
-        reasons: sentences with the figures behind the verdict, or about what is missing.
+        rollout, release: The names of the rollout and the release.
+        verdict: `pass`, `stop`, or `undecided` until one of them is decided.
+        state: The state of the rollout. Devices may still install or go back after the verdict.
+        reasons: Sentences with the figures behind the verdict, or about missing evidence.
     """
 
     rollout: str
@@ -40,7 +42,7 @@ def give_verdict(state: str, logged: Verdict | None) -> Verdict:
     """Return the verdict on a rollout.
 
     Args:
-        state: state of the rollout.
-        logged: the newest verdict in the audit log; if it is None, `state` decides.
+        state: The state of the rollout, which decides if no verdict was logged.
+        logged: The newest verdict in the audit log, or None.
     """
     return logged or _OF_STATES.get(state, "undecided")

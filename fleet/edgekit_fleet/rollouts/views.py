@@ -30,11 +30,11 @@ _BATCH: Final = 500  # devices; a statement may have 999 parameters
 
 
 def list_attributes(row: DeviceRow, tags: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the attributes of a device for selectors; a tag replaces a fact of the same name.
+    """Return the attributes of a device that selectors match. A tag replaces a fact of the same name.
 
     Args:
-        row: row of the device.
-        tags: tags to use instead of its own.
+        row: The row of the device.
+        tags: The tags to use instead of the tags in the row.
     """
     online = "yes" if row.is_online else "no"
     own = {"class": row.target, "name": row.name, "status": row.status, "online": online}
@@ -46,7 +46,7 @@ def read_packages(session: Session, release: str) -> tuple[PackageView, ...]:
     """Return the packages of a release.
 
     Raises:
-        FleetError: there is no such release, or it was withdrawn.
+        FleetError: The release does not exist or was withdrawn.
     """
     row = session.get(ReleaseRow, release)
     if row is None:
@@ -72,7 +72,7 @@ def read_packages(session: Session, release: str) -> tuple[PackageView, ...]:
 
 
 def list_encrypted(session: Session, models: Collection[str]) -> Mapping[tuple[str, str], str]:
-    """Return (model, SHA-256 of the manifest) -> release, of all encrypted packages of these models."""
+    """Return all encrypted packages of some models, as a dict from (model, manifest SHA-256) to release."""
     columns = ReleasePackageRow.model, ReleasePackageRow.manifest_sha256, ReleasePackageRow.release
     rows = session.execute(
         select(*columns).where(ReleasePackageRow.model.in_(models), ReleasePackageRow.key_id != "")
@@ -81,7 +81,7 @@ def list_encrypted(session: Session, models: Collection[str]) -> Mapping[tuple[s
 
 
 def read_devices(session: Session, selector: Selector, packages: Sequence[PackageView]) -> list[DeviceView]:
-    """Return the devices that a selector matches; the views are filled as by `read_groups`."""
+    """Return the devices that match a selector. `read_groups` describes the fields."""
     return [
         replace(group, name=name)
         for group, names in read_groups(session, selector, packages)
@@ -92,18 +92,18 @@ def read_devices(session: Session, selector: Selector, packages: Sequence[Packag
 def read_groups(
     session: Session, selector: Selector, packages: Sequence[PackageView]
 ) -> list[tuple[DeviceView, list[str]]]:
-    """Return the devices that a selector matches, in groups of devices that differ in their names alone.
+    """Return the devices that match a selector, in groups of devices that differ only in their names.
 
-    The database groups them, so that no other thread waits while 100,000 rows become objects.
+    The database does the grouping, so that other threads need not wait while 100,000 rows become objects.
 
     Args:
-        session: session of the store.
-        selector: selector of the rollout.
-        packages: packages of the release.
+        session: The session of the store.
+        selector: The selector of the rollout.
+        packages: The packages of the release.
 
     Returns:
-        (view of a group's devices, their names). In the view, `rollout` is set only if that rollout has a
-        model of `packages`, and `free_bytes` only if the disk might be too small.
+        Pairs of a view and the names of its devices. `rollout` is only set if that rollout changes a model of
+        `packages`. `free_bytes` is only set if the disk might be too small.
     """
     open_members = session.execute(
         select(MemberRow.device, MemberRow.rollout)
@@ -181,9 +181,10 @@ def _make_situation(
 def read_before(
     session: Session, devices: list[DeviceView], models: frozenset[str]
 ) -> dict[str, dict[str, Any]]:
-    """Return device -> model -> `DesiredModel` of the version that runs, as plain values; {} if none runs.
+    """Return the current versions of the models, as plain `DesiredModel`s by device and model.
 
-    A device that has not reported is left out, since it may run models that came with its system image.
+    A model that does not run has an empty dict. A device that has not reported is left out, because it may
+    run models from its system image.
     """
     columns = WantedModelRow.device, WantedModelRow.model, WantedModelRow.rollout, WantedModelRow.document
     statement = select(*columns).where(WantedModelRow.model.in_(models), WantedModelRow.is_removed.is_(False))

@@ -1,8 +1,8 @@
-"""Waves: how many devices may have a release before it is judged, and in which order they get it.
+"""Waves of a rollout: how many devices get a release before it is judged, and in which order.
 
-Waves are written as `1%,10%,50%,100%` or `5,50,100%`. The order is random, but the same each time it is
-computed. A cohort is frozen at the start. Each class is spread evenly over the order, so that the first
-devices show every package of the release.
+Waves are written as `1%,10%,50%,100%` or `5,50,100%`. The order is random but reproducible. The cohort is
+fixed at the start of a rollout. Each device class is spread evenly over the order, so that the first devices
+test every package of the release.
 """
 
 import hashlib
@@ -20,15 +20,15 @@ _WAVE: Final = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)(%?)")
 
 
 def plan_waves(text: str, devices: int, minimum: int) -> tuple[int, ...]:
-    """Return how many devices have the release at the end of each wave; the last is all of them.
+    """Return the number of devices with the release at the end of each wave. The last is all devices.
 
     Args:
-        text: counts or shares, each larger than the one before; the last is `100%` or all devices.
-        devices: number of devices, at least 1.
-        minimum: least number of devices at the end of a wave; a wave that adds no devices is left out.
+        text: Increasing numbers or percentages of devices. The last is `100%` or the number of all devices.
+        devices: The number of devices, at least 1.
+        minimum: The minimum number of devices at the end of a wave. Waves that add no device are left out.
 
     Raises:
-        FleetError: the text is malformed, or does not reach all devices.
+        FleetError: The text is malformed, or the last wave does not include all devices.
     """
     parts = [part.strip() for part in text.split(",")]
     if len(parts) > _MAX_WAVES:
@@ -50,7 +50,7 @@ def plan_waves(text: str, devices: int, minimum: int) -> tuple[int, ...]:
 
 
 def default_minimum(devices: int) -> int:
-    """Return the number of devices in the first step: a tenth, but at least 1 and at most 30."""
+    """Return the number of devices in the first step, which is a tenth of all devices, but 1 to 30."""
     return min(max(math.ceil(devices / 10), 1), _MOST_MINIMUM)
 
 
@@ -58,8 +58,8 @@ def freeze_cohort(rollout: str, classes: Mapping[str, str]) -> tuple[str, ...]:
     """Return the devices in random order, seeded by the rollout's name, with each class spread evenly.
 
     Args:
-        rollout: name of the rollout.
-        classes: device -> its class.
+        rollout: The name of the rollout.
+        classes: A dict from device name to class.
     """
     of_class: dict[str, list[str]] = {}
     for device in sorted(classes, key=lambda device: _draw(rollout, device)):
@@ -73,12 +73,12 @@ def freeze_cohort(rollout: str, classes: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def join_cohort(rollout: str, cohort: tuple[str, ...], devices: Collection[str]) -> tuple[str, ...]:
-    """Return the cohort, followed in random order by those of `devices` that are not in it."""
+    """Return the cohort, followed by the new ones among `devices` in random order."""
     return (*cohort, *sorted(set(devices) - set(cohort), key=lambda device: _draw(rollout, device)))
 
 
 def draw_delay(rollout: str, device: str, spread_s: float) -> float:
-    """Return the seconds after which a device begins, 0 to `spread_s`: random, but the same each time."""
+    """Return a random but reproducible delay before a device begins, 0 to `spread_s` seconds."""
     return round(int.from_bytes(_draw(rollout, device)[-4:], "big") / (1 << 32) * spread_s, 1)
 
 

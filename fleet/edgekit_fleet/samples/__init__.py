@@ -1,1 +1,1 @@
-"""Samples from the field: who is asked for them, and where they lie, sealed."""
+"""Encrypted samples of inputs from the field: which devices send them, and where they are stored."""

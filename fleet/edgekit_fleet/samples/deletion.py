@@ -1,4 +1,4 @@
-"""Deletes samples: their files first, so that none is left that no row names."""
+"""Deletes samples. The files go first, so that no file remains without its row."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -20,17 +20,17 @@ _PART_LIFE_S: Final = 7 * _DAY_S
 def delete_where(
     store: Store, vault: SampleVault, condition: ColumnElement[bool], actor: str, **detail: Any
 ) -> int:
-    """Delete the samples that meet a condition, and record it in the audit log; return their number.
+    """Delete the samples that meet a condition, record it in the audit log, and return their number.
 
     Args:
-        store: store of the fleet.
-        vault: vault with the files.
-        condition: condition of a statement on `SampleRow`.
-        actor: who deletes them.
-        detail: further fields for the audit log.
+        store: The store of the fleet.
+        vault: The vault with the files.
+        condition: A condition for statements on `SampleRow`.
+        actor: The actor for the audit log.
+        detail: Further fields for the audit log.
 
     Raises:
-        OutputError: a file cannot be deleted; files before it are deleted.
+        OutputError: A file cannot be deleted. The files before it are deleted.
     """
     total = 0
     while True:
@@ -49,11 +49,12 @@ def delete_where(
 def delete_unwanted(store: Store, vault: SampleVault, now: float) -> int:
     """Delete old samples and samples of revoked devices, and return their number.
 
-    It also deletes uploads of revoked devices, and uploads that were not continued for a week. The fleet's
-    setting says how long samples are stored; without a setting nothing is deleted. `now`: seconds since 1970.
+    Incomplete uploads are also deleted if they belong to a revoked device or were not continued for a week.
+    The fleet's setting says how long samples are stored. Without a setting nothing is deleted. `now` is in
+    seconds since 1970.
 
     Raises:
-        OutputError: a file cannot be deleted.
+        OutputError: A file cannot be deleted.
     """
     with store.snapshot() as session:
         setting = session.get(SampleSettingRow, SETTING)

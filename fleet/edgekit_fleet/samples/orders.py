@@ -1,4 +1,4 @@
-"""Orders of samples that hold now, and the devices that they mean."""
+"""The open orders for samples, and the devices that they select."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -18,7 +18,7 @@ SETTING: Final = 1
 
 
 def read_setting(session: Session) -> SampleSettingRow | None:
-    """Return the fleet's setting for samples; None if the fleet collects no samples."""
+    """Return the fleet's setting for samples, or None if the fleet collects no samples."""
     row = session.get(SampleSettingRow, SETTING)
     return row if row is not None and row.is_on else None
 
@@ -30,9 +30,9 @@ def list_orders(session: Session, since: float) -> list[SampleOrderRow]:
 
 
 def list_wishes(session: Session, devices: Sequence[str], now: float) -> dict[str, list[dict[str, Any]]]:
-    """Return device -> its open `SampleOrder`s as plain values, for its desired document.
+    """Return the open `SampleOrder`s by device, as plain values for the desired documents.
 
-    Devices without orders are missing. `now`: seconds since 1970.
+    Devices without orders are left out. `now` is in seconds since 1970.
     """
     setting = read_setting(session)
     wishes: dict[str, list[dict[str, Any]]] = {}
@@ -44,7 +44,7 @@ def list_wishes(session: Session, devices: Sequence[str], now: float) -> dict[st
 
 
 def list_orders_of(session: Session, device: str, since: float) -> list[SampleOrderRow]:
-    """Return the orders of `list_orders` whose selectors match a device."""
+    """Return the orders from `list_orders` whose selector matches a device."""
     return [
         row
         for row in list_orders(session, since)
@@ -53,7 +53,7 @@ def list_orders_of(session: Session, device: str, since: float) -> list[SampleOr
 
 
 def mark_meant(session: Session, row: SampleOrderRow) -> int:
-    """Mark the desired documents of an order's devices for rewriting; return the number of devices."""
+    """Schedule new desired documents for the devices that an order selects, and return their number."""
     devices = session.scalars(_select_meant(session, row)).all()
     mark_due(session, devices)
     return len(devices)

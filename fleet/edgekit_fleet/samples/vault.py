@@ -1,7 +1,7 @@
-"""The sealed samples of a fleet, and the key that opens them.
+"""Stores the encrypted samples of a fleet, and the private key that decrypts them.
 
-Samples lie as devices have sealed them: in the bucket of the packages, or in the folder `samples` of the
-fleet. The private key lies among the keys of the fleet, so a copy of the bucket shows nothing.
+Devices encrypt the samples. The files are stored in the bucket of the packages, or in the folder `samples` of
+the fleet. The private key is stored with the keys of the fleet, so nobody can read a copy of the bucket.
 """
 
 import base64
@@ -27,7 +27,7 @@ class SampleVault:
     """Stores encrypted samples, and decrypts them only in memory.
 
     Attributes:
-        incoming: folder of uploads that are not complete.
+        incoming: The folder of incomplete uploads.
     """
 
     def __init__(self, folder: FleetFolder, settings: FleetSettings) -> None:
@@ -38,12 +38,12 @@ class SampleVault:
         self._bucket_url = settings.artifacts_storage if is_bucket else ""
 
     def make_key(self) -> str:
-        """Return the public key in base64; make and store the pair of keys first if there is none.
+        """Return the public key in base64. Create the key pair first if there is none.
 
         Raises:
-            FleetError: this is a further manager, to which no device sends samples.
-            ConfigError: the private key cannot be read.
-            OutputError: the private key cannot be written.
+            FleetError: This is an additional manager, to which no device sends samples.
+            ConfigError: The private key cannot be read.
+            OutputError: The private key cannot be written.
         """
         from cryptography.hazmat.primitives.asymmetric import ec
         from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
@@ -58,11 +58,11 @@ class SampleVault:
         return base64.b64encode(self._point).decode("ascii")
 
     def unseal(self, sample_id: str, sealed: bytes) -> Sample:
-        """Return the sample in a sealed file, which may be hostile.
+        """Return the sample in an encrypted file from an untrusted device.
 
         Raises:
-            DataError: the file was sealed for another key or under another identifier, or is damaged.
-            ConfigError: the private key cannot be read.
+            DataError: The file is damaged, or was encrypted for another key or another sample id.
+            ConfigError: The private key cannot be read.
         """
         from edgekit_runtime.encryption.container import EncryptionError
         from edgekit_runtime.encryption.key_wrapping import make_exchange, unseal
@@ -79,10 +79,10 @@ class SampleVault:
         return sample
 
     def put(self, sample_id: str, sealed: bytes) -> None:
-        """Store a sealed file; it is durable afterwards.
+        """Store an encrypted file durably.
 
         Raises:
-            OutputError: the file cannot be written; try again.
+            OutputError: The file cannot be written. The caller can try again.
         """
         if self._bucket_url:
             self._bucket.write(self._name(sample_id), sealed, _CACHE)
@@ -93,12 +93,13 @@ class SampleVault:
             file.write(sealed)
 
     def read(self, sample_id: str) -> Sample:
-        """Read the file of a sample, and return the sample that it holds.
+        """Read and decrypt a sample.
 
         Raises:
-            NotFoundError: its file is gone.
-            DataError, ConfigError: as from `unseal`.
-            OutputError: the bucket cannot be reached.
+            NotFoundError: The file is missing.
+            DataError: See `unseal`.
+            ConfigError: See `unseal`.
+            OutputError: The bucket cannot be reached.
         """
         if self._bucket_url:
             sealed = self._bucket.read(self._name(sample_id))
@@ -112,10 +113,10 @@ class SampleVault:
         return self.unseal(sample_id, sealed)
 
     def remove(self, sample_id: str) -> None:
-        """Delete the file of a sample, if it is there.
+        """Delete the file of a sample, if it exists.
 
         Raises:
-            OutputError: the bucket cannot be reached; try again.
+            OutputError: The bucket cannot be reached. The caller can try again.
         """
         if self._bucket_url:
             self._bucket.remove(self._name(sample_id))

@@ -5,21 +5,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceBehaviour:
-    """The behaviour of a device; the default is a good device on a good link.
+    """The behaviour of a device. The default is a good device on a good link.
 
     Attributes:
-        loss: share of messages that break the connection instead of being sent.
-        reboot_s: mean time between reboots, or None. A reboot ends the step that is under way.
-        boot_s: duration of a reboot.
-        clock_s: seconds by which its clock is ahead of the true time; negative if behind.
-        bytes_per_s: speed of downloads.
-        install_s, confirm_s, trial_s: duration of an installation with its self-test, of the time until the
-            service confirms a version, and of a trial beside the old version.
-        requests_per_s: calls of each model.
-        latency_ms: median latency of a version whose `latency` is 1.
-        figures_s: time between two reports of figures.
-        free_bytes: free space on its disk.
-        is_mqtt5: whether it speaks MQTT 5, else 3.1.1.
+        loss: The share of messages whose sending breaks the connection instead.
+        reboot_s: The mean time between reboots, or None. A reboot interrupts the current step.
+        boot_s: The duration of a reboot.
+        clock_s: The number of seconds by which the device's clock is fast, or negative if it is slow.
+        bytes_per_s: The download speed.
+        install_s: The duration of an installation with its self-test.
+        confirm_s: The time until the service confirms a version.
+        trial_s: The duration of a trial next to the previous version.
+        requests_per_s: The call rate of each model.
+        latency_ms: The median latency of a version whose `latency` is 1.
+        figures_s: The time between two reports of figures.
+        free_bytes: The free space on the disk.
+        is_mqtt5: Whether the device speaks MQTT 5 instead of 3.1.1.
     """
 
     loss: float = 0.0
@@ -39,16 +40,15 @@ class DeviceBehaviour:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionBehaviour:
-    """How a version of a model behaves on a device that installs it; the default is a good version.
+    """The behaviour of a model version on the devices that install it. The default is a good version.
 
     Attributes:
-        install_failures: share of the devices on which the self-test fails.
-        crashes: share of the devices on which it crashes in a loop, so that the service returns to the old
-            version.
-        not_finite: share of the devices on which the service sees NaN, and returns to the old version.
-        latency: factor of the device's `latency_ms`.
-        agreement: mean agreement with the old version on the same inputs, 0..1.
-        errors: share of the calls that fail.
+        install_failures: The share of devices on which the self-test fails.
+        crashes: The share of devices on which the version crashes in a loop. The service then rolls back.
+        not_finite: The share of devices on which the service sees NaN and rolls back.
+        latency: The factor on the device's `latency_ms`.
+        agreement: The mean agreement with the previous version on the same inputs, 0 to 1.
+        errors: The share of calls that fail.
     """
 
     install_failures: float = 0.0

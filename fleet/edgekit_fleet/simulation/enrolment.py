@@ -1,4 +1,4 @@
-"""Enrols simulated devices straight in the store; each gets a key and a certificate of the authority."""
+"""Enrols simulated devices directly in the store, each with a key and a certificate of the authority."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ _BATCH = 500
 def read_access(
     folder: FleetFolder, settings: FleetSettings, brokers: tuple[tuple[str, int], ...] = ()
 ) -> FleetAccess:
-    """Return how simulated devices reach a fleet on this machine; without `brokers`, as `settings` says."""
+    """Return how simulated devices connect to a local fleet. By default the brokers come from `settings`."""
 
     def read() -> dict[str, Ed25519PublicKey]:
         return read_named(read_newest_root(folder.repository))
@@ -47,11 +47,11 @@ def enrol_simulated(
     target: str = "x86-64",
     tags: Mapping[str, str] | None = None,
 ) -> list[SimulatedMember]:
-    """Enrol devices and return them; write the certificate and key of each to `folder` as `NAME.pem`.
+    """Enrol devices, and write the certificate and key of each device to `NAME.pem` in `folder`.
 
     Raises:
-        ConfigError: a name is malformed or taken.
-        OutputError: the store cannot be written.
+        ConfigError: A name is malformed or taken.
+        OutputError: The store cannot be written.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     members = []
@@ -71,7 +71,7 @@ def enrol_simulated(
 
 
 def add_simulated_release(store: Store, version: str, *, model: str, target: str, size_bytes: int) -> None:
-    """Write a release into the store; its package exists nowhere: simulated devices download nothing."""
+    """Add a release to the store. There is no package file, because simulated devices download nothing."""
     with store.transaction() as session:
         session.add(ReleaseRow(name=version, created_at=time.time()))
         session.flush()

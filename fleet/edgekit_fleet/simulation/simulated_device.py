@@ -1,7 +1,8 @@
-"""A simulated device: the agent's real decisions and signed documents; all that takes time is a timer.
+"""A simulated device, which decides and signs documents with the code of the real agent.
 
-Slots, downloads, self-tests and the service are simulated. State that must survive a reboot is kept as in the
-agent's journal. All happens on the loop's thread.
+Slots, downloads, self-tests and the service are simulated, and timers replace everything that takes time. The
+state that survives a reboot is the same as in the agent's journal. All code runs on the thread of the event
+loop.
 """
 
 import asyncio
@@ -42,10 +43,10 @@ _WAIT_S: Final = 1.0  # between looks while an execution waits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedMember:
-    """A device that is enrolled.
+    """An enrolled device.
 
     Attributes:
-        pem: file with its certificate and its key.
+        pem: The path of the file with the certificate and the private key.
     """
 
     device: str
@@ -58,11 +59,11 @@ class FleetAccess:
     """The access data that all devices of a fleet share.
 
     Attributes:
-        brokers: host and port of the broker, or of each node of a cluster; tried in turn.
-        authority: certificate of the authority, in PEM.
-        manager_keys: key id -> key of the manager, from the TUF root with which the devices begin.
-        read_manager_keys: returns key id -> key from the newest root. Simulated devices call it instead of a
-            TUF refresh, since they hold no TUF metadata.
+        brokers: The host and port of each broker node. Devices try them in turn.
+        authority: The certificate of the authority in PEM.
+        manager_keys: The keys of the manager by key id, from the TUF root that devices start with.
+        read_manager_keys: A function that returns the same from the newest TUF root. Simulated devices call
+            it instead of a TUF refresh.
     """
 
     brokers: tuple[tuple[str, int], ...]
@@ -81,14 +82,14 @@ class _LastReport:
 
 
 class SimulatedDevice:
-    """A simulated device, which decides with the agent's own functions; `start` switches it on.
+    """A simulated device, which decides with the functions of the real agent. `start` switches it on.
 
     Attributes:
-        behaviour: see `DeviceBehaviour`; may be replaced at any time.
-        counts: see `DeviceCounts`.
-        desired: the newest accepted document, or None.
-        arrived_at: when `desired` came, by the monotonic clock.
-        status, because: status and reason, as last decided.
+        behaviour: See `DeviceBehaviour`. It may be replaced at any time.
+        counts: See `DeviceCounts`.
+        desired: The newest accepted document, or None.
+        arrived_at: When `desired` arrived, by the monotonic clock.
+        status, because: The last status and its reason.
     """
 
     def __init__(
@@ -135,16 +136,16 @@ class SimulatedDevice:
 
     @property
     def is_online(self) -> bool:
-        """Return whether the device has said hello on its present connection."""
+        """Whether the device has sent its hello on the current connection."""
         return self.link.is_online
 
     @property
     def versions(self) -> dict[str, str]:
-        """Return model -> version that the device runs."""
+        """The version that runs for each model."""
         return self.slots.versions
 
     def start(self, within_s: float) -> None:
-        """Switch the device on; it connects after a random time within `within_s`."""
+        """Switch the device on. It connects after a random delay of up to `within_s` seconds."""
         self._is_off = False
         self._open_link(within_s)
         for model, manifest_sha256 in self.slots.list_unproven():  # the service proves it again
@@ -164,7 +165,7 @@ class SimulatedDevice:
         self.link.close("off")
 
     def reboot(self) -> None:
-        """Switch the device off, even in a step, and on again after `boot_s`; do nothing if it is off."""
+        """Switch the device off, even during a step, and on again after `boot_s`. Do nothing if it is off."""
         if self._is_off:
             return
         self.stop()
@@ -173,14 +174,14 @@ class SimulatedDevice:
         asyncio.get_running_loop().call_later(self.behaviour.boot_s, self.start, 0.5)
 
     def cut(self) -> None:
-        """Cut the network; a download goes on when it is back."""
+        """Cut the network. A download is interrupted and continues after `restore`."""
         self.is_cut = True
         if self._step is not None and self._step[0].action == "download":
             self._end_step()
         self.link.close("cut")
 
     def restore(self, within_s: float) -> None:
-        """Bring the network back; if the device is on, it connects after a random time within `within_s`."""
+        """Restore the network. A device that is on reconnects after a random delay of up to `within_s`."""
         self.is_cut = False
         self._open_link(within_s)
 
@@ -189,7 +190,7 @@ class SimulatedDevice:
             self.link.open(within_s)
 
     def send_event(self, text: str) -> None:
-        """Send an event with this text to the manager; does nothing offline."""
+        """Send an event with this text to the manager. Do nothing if the device is offline."""
         sequence = self.link.next_sequence()
         event = Event(device=self.name, sequence=sequence, kind="simulated", text=text, at=time.time())
         self.link.send("event", event)
@@ -237,7 +238,7 @@ class SimulatedDevice:
         self.tick()
 
     def tick(self) -> None:
-        """Decide what to do next, begin it, and report."""
+        """Decide on the next step, begin it, and send a report."""
         if self._is_off:
             return
         now_s = time.monotonic()

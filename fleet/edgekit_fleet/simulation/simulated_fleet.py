@@ -1,8 +1,11 @@
-"""Simulated devices on one asyncio loop, in a thread of its own.
+"""Runs simulated devices on one asyncio event loop in a separate thread.
 
-members = enrol_simulated(fleet, [f"sim-{n:03}" for n in range(50)], folder)
-with SimulatedFleet(members, read_access(fleet), versions={"2.0.0": VersionBehaviour(crashes=1.0)}) as it:
-it.wait_until(lambda device: device.is_online, 20)
+In this example, version 2.0.0 crashes on all devices.
+
+    members = enrol_simulated(store, authority, [f"sim-{n:03}" for n in range(50)], folder)
+    access = read_access(fleet_folder, settings)
+    with SimulatedFleet(members, access, versions={"2.0.0": VersionBehaviour(crashes=1.0)}) as fleet:
+        fleet.wait_until(lambda device: device.is_online, 20)
 """
 
 import asyncio
@@ -30,12 +33,12 @@ _SHARE_OF_TURN_S: Final = 0.005  # of the loop, for what devices compute
 
 
 class SimulatedFleet:
-    """Devices that connect when the `with` block begins, and are switched off at its end.
+    """Devices that connect at the start of a `with` block and are switched off at its end.
 
-    Any thread may use the methods; they read the present state of the devices.
+    Any thread may call the methods, which read the current state of the devices.
 
     Attributes:
-        versions: version -> its behaviour; may be changed at any time.
+        versions: The behaviour of each version, which may be changed at any time.
     """
 
     def __init__(
@@ -85,16 +88,16 @@ class SimulatedFleet:
     # What happens to devices
 
     def cut(self, names: Iterable[str] | None = None) -> None:
-        """Cut the network of the devices `names`, by default of all."""
+        """Cut the network of the devices `names`, by default of all devices."""
         self._each(names, SimulatedDevice.cut)
 
     def restore(self, names: Iterable[str] | None = None, within_s: float | None = None) -> None:
-        """Bring back the network of devices, by default of all; they connect within `within_s`."""
+        """Restore the network of devices, by default of all. They connect within `within_s` seconds."""
         wait_s = self._within_s if within_s is None else within_s
         self._each(names, lambda device: device.restore(wait_s))
 
     def drop(self, names: Iterable[str] | None = None) -> None:
-        """Break the connections of devices, by default of all; they reconnect in the manager's window."""
+        """Break the connections of devices, by default of all. They reconnect within `reconnect_s`."""
         self._each(names, lambda device: device.link.drop())
 
     def reboot(self, names: Iterable[str] | None = None) -> None:
@@ -102,7 +105,7 @@ class SimulatedFleet:
         self._each(names, SimulatedDevice.reboot)
 
     def send_event(self, text: str, names: Iterable[str] | None = None) -> None:
-        """Make the devices `names`, by default all, report an event with this text."""
+        """Let the devices `names`, by default all, send an event with this text."""
         self._each(names, lambda device: device.send_event(text))
 
     # What devices state
@@ -114,10 +117,10 @@ class SimulatedFleet:
     def wait_until(
         self, holds: Callable[[SimulatedDevice], bool], limit_s: float, *, devices: int | None = None
     ) -> float:
-        """Wait until `holds` returns True for `devices` devices, by default all; return the seconds waited.
+        """Wait until `holds` returns True for enough devices, by default all, and return the seconds waited.
 
         Raises:
-            TransportError: `holds` was not true of so many devices within `limit_s`.
+            TransportError: `holds` did not return True for enough devices within `limit_s`.
         """
         begin_s, expected = time.monotonic(), len(self.devices) if devices is None else devices
         # The search for the first that is not there takes little of the time of the devices' thread.
@@ -176,10 +179,10 @@ class SimulatedFleet:
 
 
 def allow_many_files(file_count: int) -> None:
-    """Raise the limit of open files of this process to `file_count`, if it is lower.
+    """Raise the process's limit of open files to `file_count` if it is lower.
 
     Raises:
-        TransportError: the system allows fewer than `file_count`.
+        TransportError: The system does not allow so many files.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= file_count or soft == resource.RLIM_INFINITY:

@@ -1,4 +1,4 @@
-"""The link of a simulated device to the broker: connections, presence, sequence numbers, lost messages."""
+"""The connection of a simulated device to the broker, with sequence numbers and lost messages."""
 
 import asyncio
 import hashlib
@@ -19,12 +19,13 @@ from edgekit_runtime.agent.signing import seal
 
 @dataclass(slots=True)
 class DeviceCounts:
-    """Counts on a device.
+    """Counters of a device.
 
     Attributes:
-        connects, resumed: connections that were made, and those of them that resumed a TLS session.
-        refused: number of documents that the device refused.
-        reports: number of reports that were sent.
+        connects: The number of connections.
+        resumed: The number of connections that resumed a TLS session.
+        refused: The number of documents that the device refused.
+        reports: The number of reports that the device sent.
     """
 
     connects: int = 0
@@ -34,11 +35,11 @@ class DeviceCounts:
 
 
 class LinkOwner(Protocol):
-    """The device of a link.
+    """The device that owns a link.
 
     Attributes:
-        reconnect_s: the manager's reconnect window: time within which the device connects again.
-        stated_versions: (version of the newest desired document, number of the last report), for hellos.
+        reconnect_s: The maximum time before the device reconnects, which the manager sets.
+        stated_versions: The version of the newest desired document and the number of the last report.
     """
 
     name: str
@@ -52,17 +53,17 @@ class LinkOwner(Protocol):
     def stated_versions(self) -> tuple[int, int]: ...
 
     def said_hello(self) -> None:
-        """Decide what to do on the new connection."""
+        """Decide what to do after the link sent its hello on a new connection."""
 
     def take_desired(self, payload: bytes, at_s: float) -> None:
-        """Take a document, which came at `at_s` of the monotonic clock."""
+        """Accept a desired document, which arrived at `at_s` by the monotonic clock."""
 
     def lose_report(self) -> None:
-        """Report again: the broker may not have the last report."""
+        """Send the next report, because the broker may not have the last one."""
 
 
 class SimulatedLink:
-    """A link that connects again by itself while it is open."""
+    """A link that reconnects automatically while it is open."""
 
     def __init__(
         self,
@@ -84,11 +85,11 @@ class SimulatedLink:
 
     @property
     def is_online(self) -> bool:
-        """Return whether the device has said hello on its present connection."""
+        """Whether the device has sent its hello on the current connection."""
         return self._connection is not None and self._is_greeted
 
     def open(self, within_s: float) -> None:
-        """Connect after a random time within `within_s`; connect again after each break until `close`."""
+        """Connect after a random delay of up to `within_s` seconds, and reconnect until `close`."""
         self._is_open = True
         self._ended.clear()
         wait_s = self._draw.uniform(0.0, within_s)
@@ -105,12 +106,12 @@ class SimulatedLink:
         await self._ended.wait()
 
     def drop(self, reason: str = "dropped") -> None:
-        """Break the connection off, if there is one; the link connects again."""
+        """Break the connection if there is one. The link reconnects if it is open."""
         if self._connection is not None:
             self._connection.abort(reason)
 
     def ping(self) -> None:
-        """Send a ping of MQTT, so that the broker keeps the connection; does nothing offline."""
+        """Send an MQTT ping if the device is online, so that the broker keeps the connection."""
         if self.is_online and self._connection is not None:
             self._connection.ping()
 
@@ -119,7 +120,10 @@ class SimulatedLink:
         return self._sequence
 
     def send(self, kind: Kind, document: object) -> None:
-        """Sign and send a document; do nothing offline. With the chance `loss`, break the link instead."""
+        """Sign and send a document if the device is online.
+
+        With the probability `loss`, the connection breaks instead.
+        """
         connection = self._connection
         if connection is None or not self._is_greeted:
             return
@@ -167,7 +171,7 @@ class SimulatedLink:
     # As a `ConnectionOwner`
 
     def connected(self, connection: MqttConnection) -> None:
-        """Count the connection and say hello; `MqttConnection` calls this."""
+        """Count the new connection and send a hello. `MqttConnection` calls this."""
         self._is_greeted = True
         self._owner.counts.connects += 1
         self._owner.counts.resumed += connection.is_resumed
@@ -185,14 +189,14 @@ class SimulatedLink:
         self._owner.said_hello()
 
     def received(self, connection: MqttConnection, name: str, payload: bytes, at_s: float) -> None:
-        """Pass a desired document to the device. With the chance `loss`, the connection breaks instead."""
+        """Pass a desired document to the device, or break the connection with the probability `loss`."""
         if self._loses():
             connection.abort("lost")
         elif name == topic(self._owner.name, "desired") and payload:
             self._owner.take_desired(payload, at_s)
 
     def closed(self, connection: MqttConnection, reason: str) -> None:
-        """Connect again within the manager's reconnect window, unless the link was closed."""
+        """Reconnect within `reconnect_s`, unless the link was closed."""
         if connection is not self._connection:
             return
         self._ends += 1  # the next broker, as the agent does

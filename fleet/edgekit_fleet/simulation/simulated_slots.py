@@ -1,4 +1,4 @@
-"""The simulated slots and service of a device: the versions of its models, and what the service counts."""
+"""The simulated slots and service of a device: the versions of its models and their figures."""
 
 import random
 import time
@@ -28,7 +28,7 @@ class SimulatedSlots:
     """The models of one device.
 
     Attributes:
-        downloaded: SHA-256 of the packages on its disk that are not installed.
+        downloaded: The SHA-256 of each package that is downloaded but not installed.
     """
 
     def __init__(self, device: str, versions: Mapping[str, VersionBehaviour], draw: random.Random) -> None:
@@ -45,11 +45,11 @@ class SimulatedSlots:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Return model -> version that the device runs."""
+        """The version that runs for each model."""
         return {name: model.version for name, model in self._models.items()}
 
     def list_unproven(self) -> list[tuple[str, str]]:
-        """Return (model, SHA-256 of the manifest) of served versions that the service has yet to confirm."""
+        """Return the (model, manifest SHA-256) of served versions that the service has not confirmed yet."""
         return [
             (name, model.manifest_sha256)
             for name, model in self._models.items()
@@ -69,7 +69,7 @@ class SimulatedSlots:
             self._models[name].served_at = None
 
     def install(self, target: DesiredModel) -> bool:
-        """Install a downloaded package; return False, and keep the old version, if its self-test fails."""
+        """Install a downloaded package. If its self-test fails, keep the old version and return False."""
         model = self._models.setdefault(target.model, _SimulatedModel())
         self.downloaded.discard(target.sha256)
         if self._has(target.version, "install", self._of(target.version).install_failures):
@@ -83,7 +83,7 @@ class SimulatedSlots:
         return True
 
     def serve(self, target: DesiredModel) -> bool:
-        """Serve the installed version; return whether it is on trial beside the previous one."""
+        """Serve the installed version, and return whether a trial next to the previous version begins."""
         model = self._models.setdefault(target.model, _SimulatedModel())
         model.served_at = time.monotonic()
         is_tried = target.trial != "none" and bool(model.previous[0])
@@ -92,10 +92,9 @@ class SimulatedSlots:
         return is_tried
 
     def judge(self, name: str, manifest_sha256: str) -> bool:
-        """End a trial as the service does: confirm the version, or return to the old one.
+        """End a trial as the service does: confirm the version, or roll back to the previous one.
 
-        `name`: name of the model. `manifest_sha256`: digest of the version on trial. Returns False, and
-        changes nothing, if that version is not served any more.
+        If the version with the digest `manifest_sha256` is no longer served, change nothing and return False.
         """
         model = self._models.get(name)
         if model is None or model.manifest_sha256 != manifest_sha256 or model.served_at is None:
@@ -135,7 +134,7 @@ class SimulatedSlots:
         }
 
     def count_figures(self, device: DeviceBehaviour, now_s: float) -> tuple[ModelFigures, ...]:
-        """Return the figures that served versions have at `now_s` of the monotonic clock."""
+        """Return the figures of the served versions at the time `now_s` of the monotonic clock."""
         figures = []
         for name, model in self._models.items():
             if model.served_at is None or not model.version:

@@ -1,1 +1,1 @@
-"""The store: all data of the fleet, in SQLite or PostgreSQL."""
+"""The store of all fleet data, in SQLite or PostgreSQL."""

@@ -1,4 +1,4 @@
-"""Search attributes of devices in a table of their own: the JSON of all devices is too slow to search."""
+"""Search attributes of devices, in a separate table because JSON columns are too slow to search."""
 
 import itertools
 from collections.abc import Mapping
@@ -20,16 +20,16 @@ _BATCH: Final = 500  # devices; a statement may have 999 parameters
 
 
 def list_models(reported: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return model -> running version from a device's last report as plain values; {} for None."""
+    """Return the running version of each model from a report as plain values, or an empty dict for None."""
     return {model["model"]: model["version"] for model in (reported or {}).get("models", ())}
 
 
 def list_stable(facts: Mapping[str, str], models: Mapping[str, str]) -> dict[str, str]:
-    """Return up to 256 search attributes: versions as `model:NAME`, then facts that seldom change.
+    """Return at most 256 search attributes: versions as `model:NAME` first, then stable facts.
 
     Args:
-        facts: facts of the device's last report.
-        models: model -> version that runs.
+        facts: The facts from the last report of the device.
+        models: The running version of each model.
     """
     stable = {name: value for name, value in facts.items() if name not in CHANGING}
     versions = {f"{MODEL}{model}": version for model, version in models.items()}
@@ -37,9 +37,9 @@ def list_stable(facts: Mapping[str, str], models: Mapping[str, str]) -> dict[str
 
 
 def make_rows(device: str, stable: Mapping[str, str], tags: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return a device's `AttributeRow`s as column -> value; a tag replaces a fact of the same name.
+    """Return the `AttributeRow`s of a device as dicts. A tag replaces a fact of the same name.
 
-    `stable`: result of `list_stable`.
+    `stable` is a result of `list_stable`.
     """
     attributes = {_clean(name, 128): _clean(value, 256) for name, value in {**stable, **tags}.items()}
     return [{"device": device, "name": name, "value": value} for name, value in attributes.items()]
@@ -48,11 +48,11 @@ def make_rows(device: str, stable: Mapping[str, str], tags: Mapping[str, str]) -
 def replace_attributes(session: Session, stable: Mapping[str, Mapping[str, str]]) -> None:
     """Write the search attributes of devices whose tags, facts or models have changed.
 
-    If there are orders of samples, the desired documents of these devices are written again, too.
+    If there are orders for samples, also schedule new desired documents for these devices.
 
     Args:
-        session: session of the change.
-        stable: device -> result of `list_stable`.
+        session: The session of the change.
+        stable: The result of `list_stable` for each device.
     """
     names = sorted(stable)
     for begin in range(0, len(names), _BATCH):

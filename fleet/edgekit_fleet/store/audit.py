@@ -1,8 +1,8 @@
-"""The audit log: who did what, when. Each entry carries the digest of the one before it.
+"""The audit log of all actions, in which each entry contains the digest of the previous entry.
 
-The database refuses to change or delete entries. Somebody who owns the database can remove that guard. Then
-the chain of digests shows changed entries, and entries removed from the middle. It cannot show that the last
-entries were cut off: a backup elsewhere can.
+The database refuses to change or delete entries. The owner of the database can remove this protection. The
+chain of digests then shows whether entries were changed, or removed before the last one. Only a backup
+elsewhere can show that the newest entries were removed.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _LOCK: Final = 7203185  # lock of PostgreSQL: otherwise two writers would use th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """An entry to write; see `AuditRow`."""
+    """An entry before it is written, see `AuditRow`."""
 
     action: str
     subject: str
@@ -40,16 +40,16 @@ def append(
     now: float | None = None,
     on_written: Callable[[int], None] | None = None,
 ) -> None:
-    """Add entries to the audit log at the end of the transaction of `session`.
+    """Append entries to the audit log when the transaction of `session` commits.
 
-    The numbers of entries have no gaps: while this transaction commits, other writers of entries wait.
+    Entries are numbered without gaps, so other transactions with entries wait while this one commits.
 
     Args:
-        session: session of `Store.transaction`.
-        actor: who did it.
-        entries: entries in their order.
-        now: seconds since 1970; the clock by default.
-        on_written: called with the number of the last entry.
+        session: A session from `Store.transaction`.
+        actor: The user or program that acts.
+        entries: The entries in order.
+        now: The time in seconds since 1970, by default the current time.
+        on_written: A function that is called with the number of the last entry.
     """
     if entries:
         at = time.time() if now is None else now
@@ -57,7 +57,7 @@ def append(
 
 
 def write(session: Session) -> None:
-    """Write the entries that were appended; `Store.transaction` does it at its end."""
+    """Write the appended entries. `Store.transaction` calls this before it commits."""
     pending = session.info.pop(_PENDING, ())
     if not pending:
         return
@@ -88,12 +88,12 @@ def write(session: Session) -> None:
 
 
 def record(session: Session, actor: str, action: str, subject: str, **detail: Any) -> None:
-    """Append one entry, at the present time; `detail` are its further fields. See `append`."""
+    """Append one entry at the current time. `detail` are its further fields. See `append`."""
     append(session, actor, [AuditEntry(action=action, subject=subject, detail=detail)])
 
 
 def find_break(session: Session) -> int | None:
-    """Return the number of the first entry that is missing, changed or wrongly linked, or None."""
+    """Return the number of the first entry that is missing, changed or wrongly chained, or None."""
     previous = FIRST_SHA256
     rows = session.scalars(select(AuditRow).order_by(AuditRow.number).execution_options(yield_per=1000))
     with contextlib.closing(rows):

@@ -1,4 +1,4 @@
-"""Copies a store into another database: from SQLite to PostgreSQL."""
+"""Copies a store from SQLite to PostgreSQL."""
 
 from typing import Any, Final
 
@@ -17,20 +17,20 @@ _FILLED_WHEN_MADE: Final = ShardRow.__tablename__
 
 
 def copy_store(source: Store, target: Store, *, actor: str, subject: str) -> int:
-    """Copy all rows unchanged in one transaction, with numbers, times, and the chain of the audit log.
+    """Copy all rows unchanged in one transaction, including the audit log, and record the copy there.
 
     Args:
-        source: store to copy; nobody writes to it meanwhile.
-        target: empty PostgreSQL store.
-        actor: actor of the entry in the audit log that records the copy.
-        subject: subject of that entry.
+        source: The store to copy. Nobody may write to it at the same time.
+        target: An empty PostgreSQL store.
+        actor: The actor of the audit entry about the copy.
+        subject: The subject of that entry.
 
     Returns:
         The number of copied rows.
 
     Raises:
-        ConfigError: the target holds a fleet, or the chain of the copied audit log is broken.
-        OutputError: a database cannot be read or written.
+        ConfigError: The target contains a fleet, or the chain of the copied audit log is broken.
+        OutputError: A database cannot be read or written.
     """
     count = 0
     with source.snapshot() as reader, target.transaction() as writer:

@@ -1,4 +1,4 @@
-"""Opens the store: makes its tables, or brings them to the newest form."""
+"""Opens the store, and creates or migrates its tables."""
 
 import contextlib
 import functools
@@ -63,7 +63,7 @@ _PREFIX: Final = "new_"  # an update may not name its parameters as its columns
 
 
 class Store:
-    """The database of a fleet. Any thread may use it; each takes a session of its own."""
+    """The database of a fleet. Any thread may use it with a separate session."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -71,13 +71,13 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
-        """Yield a session whose changes are kept if the block ends without an error.
+        """Yield a session that commits if the block ends without an error.
 
         Only one such transaction runs at a time, so the rows that it reads do not change until it ends.
 
         Raises:
-            OutputError: the database cannot be reached, is locked or damaged, or its disk is full.
-            ConfigError: the database cannot store a value.
+            OutputError: The database cannot be reached, is locked or damaged, or its disk is full.
+            ConfigError: The database cannot store a value.
         """
         with self.concurrent_transaction() as session:
             if session.get_bind().dialect.name == "postgresql":
@@ -86,12 +86,13 @@ class Store:
 
     @contextmanager
     def concurrent_transaction(self) -> Iterator[Session]:
-        """Yield a session as `transaction` does, but with PostgreSQL other transactions run beside it.
+        """Yield a session as `transaction` does, but with PostgreSQL allow concurrent transactions.
 
-        So lock the rows that you change.
+        The caller must lock the rows that it changes.
 
         Raises:
-            OutputError, ConfigError: as `transaction`.
+            OutputError: See `transaction`.
+            ConfigError: See `transaction`.
         """
         with self._session(self.engine) as session:
             yield session
@@ -99,10 +100,10 @@ class Store:
 
     @contextmanager
     def snapshot(self) -> Iterator[Session]:
-        """Yield a session for reading only; with SQLite it waits for no writer.
+        """Yield a read-only session. With SQLite it does not wait for a writer.
 
         Raises:
-            OutputError: as `transaction`.
+            OutputError: See `transaction`.
         """
         with self._session(self._reader) as session:
             yield session
@@ -123,7 +124,7 @@ class Store:
 
     @property
     def name(self) -> str:
-        """Return the URL without its password, for messages."""
+        """The URL without its password, for messages."""
         return _hide_password(self.engine.url)
 
     def close(self) -> None:
@@ -131,10 +132,10 @@ class Store:
 
 
 def try_exclude_writers(session: Session) -> bool:
-    """Try once to lock out `Store.transaction` until this transaction ends; return True on success.
+    """Try to lock out `Store.transaction` until this transaction ends, and return whether it succeeded.
 
-    This does not wait: the holder of the lock may itself wait for rows that this transaction has locked.
-    SQLite needs no such lock: the result is True.
+    This never waits, because the holder of the lock may wait for rows that this transaction has locked.
+    SQLite needs no such lock and always succeeds.
     """
     if session.get_bind().dialect.name != "postgresql":
         return True
@@ -142,12 +143,12 @@ def try_exclude_writers(session: Session) -> bool:
 
 
 def insert_many(session: Session, table: type[Table], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows, at a quarter of the cost of SQLAlchemy's own execution.
+    """Insert rows at a quarter of the cost of an execution by SQLAlchemy.
 
     Args:
-        session: session of a transaction.
-        table: table to change.
-        rows: column -> value, with the same columns in each row; columns with a default must be given, too.
+        session: The session of a transaction.
+        table: The table to change.
+        rows: The values of each row by column. All rows have the same columns, and none has a default.
     """
     if rows:
         connection = session.connection()
@@ -155,7 +156,7 @@ def insert_many(session: Session, table: type[Table], rows: Sequence[Mapping[str
 
 
 def upsert_many(session: Session, table: type[Table], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows as `insert_many` does; a row whose primary key exists is updated instead."""
+    """Insert rows as `insert_many` does, but update the rows whose primary key exists."""
     if rows:
         connection = session.connection()
         _compile_upsert(table, tuple(rows[0]), connection.dialect).execute(connection, rows)
@@ -169,14 +170,14 @@ def update_many(
     keys: tuple[str, ...],
     condition: ColumnElement[bool] | None = None,
 ) -> None:
-    """Update rows, at a quarter of the cost of SQLAlchemy's own execution.
+    """Update rows at a quarter of the cost of an execution by SQLAlchemy.
 
     Args:
-        session: session of a transaction.
-        table: table to change.
-        rows: rows with the same columns each.
-        keys: columns whose values name the rows to change; the values of the other columns are written.
-        condition: further condition on the rows to change.
+        session: The session of a transaction.
+        table: The table to change.
+        rows: The values of each row by column. All rows have the same columns.
+        keys: The columns that identify the rows to change. The other columns are written.
+        condition: A further condition for the rows to change.
     """
     if rows:
         connection = session.connection()
@@ -250,14 +251,14 @@ def sqlite_url(path: Path) -> str:
 
 
 def open_store(url: str) -> Store:
-    """Open a store; make its tables, or bring them to the newest form.
+    """Open a store, and create or migrate its tables.
 
     Args:
-        url: `sqlite:////FILE`, or a PostgreSQL URL as in libpq: `postgresql://USER@HOST,HOST/DATABASE`.
+        url: `sqlite:////FILE`, or a PostgreSQL URL as in libpq, `postgresql://USER@HOST,HOST/DATABASE`.
 
     Raises:
-        ConfigError: the URL is malformed or its driver missing, or a newer edgekit made the tables.
-        OutputError: the database cannot be opened.
+        ConfigError: The URL is malformed, its driver is missing, or the tables are from a newer edgekit.
+        OutputError: The database cannot be opened.
     """
     try:
         parsed = _parse(url)

@@ -1,4 +1,4 @@
-"""Marks devices whose desired documents must be written again; the manager of their shard does that."""
+"""Marks devices that need a new desired document. The manager of their shard writes it."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -12,12 +12,12 @@ _BATCH: Final = 500
 
 
 def mark_due(session: Session, devices: Iterable[str], **changes: Any) -> None:
-    """Have the manager write the documents of devices again, after their wanted models have changed.
+    """Schedule new desired documents for devices whose desired models have changed.
 
     Args:
-        session: session of a transaction.
-        devices: their names.
-        changes: changes of further columns of `DesiredRow`.
+        session: The session of a transaction.
+        devices: The names of the devices.
+        changes: New values for other columns of `DesiredRow`.
     """
     names = sorted(set(devices))
     for begin in range(0, len(names), _BATCH):

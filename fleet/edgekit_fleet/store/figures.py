@@ -1,4 +1,4 @@
-"""How long figures of devices are kept: a fleet of 100,000 devices reports millions of them a day."""
+"""Deletes old figures, since a fleet of 100,000 devices reports millions of them a day."""
 
 from collections.abc import Collection
 from typing import Final
@@ -14,12 +14,12 @@ _HOUR_S: Final = 3600.0
 
 
 def forget_old_figures(session: Session, devices: Collection[str], now: float) -> None:
-    """Delete figures of these devices from more than `KEPT_HOURS` ago.
+    """Delete the figures of some devices that are older than `KEPT_HOURS`.
 
     Args:
-        session: session of a transaction.
-        devices: names of the devices, at most 900.
-        now: seconds since 1970.
+        session: The session of a transaction.
+        devices: The names of at most 900 devices.
+        now: The time in seconds since 1970.
     """
     oldest = int(now // _HOUR_S) - KEPT_HOURS
     session.execute(delete(FigureRow).where(FigureRow.device.in_(devices), FigureRow.hour < oldest))

@@ -1,4 +1,4 @@
-"""The folder of a fleet on the manager's machine, and its settings."""
+"""The folder of a fleet on the manager's machine, and the settings in it."""
 
 import contextlib
 import fcntl
@@ -26,29 +26,28 @@ _PORT: Final = Range(1, 65535)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSettings:
-    """Settings of a fleet, which do not change while the manager runs.
+    """The settings of a fleet, which do not change while the manager runs.
 
     Attributes:
-        host: address that broker and web server listen on; 127.0.0.1 is this machine alone.
-        names: DNS names and addresses under which devices find this machine. Enrolment codes hold the first,
-            certificates hold all.
-        console_certificate, console_key: PEM files that browsers trust. If empty, the console uses a
-            certificate of the fleet's authority, or plain HTTP if only this machine reaches it.
-        trusted_proxies: addresses or networks of proxies in front of the console and the web server.
-            `X-Forwarded-For` and `X-Forwarded-Proto` count only if these send them.
-        requires_second_factor: whether each user with a password needs a one-time code.
-        sign_on_proxies: addresses or networks of proxies that log users in, see `access.sign_on`; empty for
-            none.
-        sign_on_headers: beginning of the names of the headers in which those proxies name the user.
-        sign_on_roles: role of each group that those headers may name, as `GROUP=ROLE`.
-        sign_on_secret: path of a file with a secret that those proxies send, too; empty for none.
-        store_url: URL of the database; empty for SQLite in the folder.
-        brokers: `HOST:PORT` of each broker that others run, as devices see it; empty for the fleet's own.
-        artifacts_storage: where the signed repository is copied to, see `ArtifactStorage`; empty for nowhere.
-        artifacts_url: URL of the repository for devices, such as a CDN; empty for the fleet's own server.
-        encrypts: whether releases are encrypted by default.
-        desired_life_s: how long a desired document is valid. A device that is cut off from newer ones reports
-            `stale` after this time.
+        host: The address on which the broker and the web server listen. 127.0.0.1 is only this machine.
+        names: The DNS names and addresses under which devices find this machine. Enrolment codes contain the
+            first, and certificates contain all.
+        console_certificate, console_key: The PEM files of a certificate that browsers trust. If empty, the
+            console uses a certificate of the fleet's authority, or plain HTTP if it is only local.
+        trusted_proxies: The addresses or networks of proxies in front of the console and the web server,
+            whose `X-Forwarded-For` and `X-Forwarded-Proto` are trusted.
+        requires_second_factor: Whether each user with a password needs a one-time code.
+        sign_on_proxies: The addresses or networks of proxies that log users in, see `access.sign_on`.
+        sign_on_headers: The prefix of the headers in which those proxies name the user.
+        sign_on_roles: The roles of the groups in those headers, each as `GROUP=ROLE`.
+        sign_on_secret: The path of a file with a secret that those proxies also send, or empty.
+        store_url: The URL of the database. If empty, SQLite in the folder.
+        brokers: The `HOST:PORT` of each external broker for devices. If empty, the fleet's own broker.
+        artifacts_storage: Where the signed repository is copied to, see `ArtifactStorage`. Empty for no copy.
+        artifacts_url: The repository URL for devices, such as a CDN. If empty, the fleet's own server.
+        encrypts: Whether releases are encrypted by default.
+        desired_life_s: How long a desired document is valid. A device that gets no newer one reports `stale`
+            after this time.
     """
 
     host: str = "127.0.0.1"
@@ -104,22 +103,22 @@ class FleetSettings:
 
     @property
     def is_local(self) -> bool:
-        """Return whether only this machine reaches the fleet."""
+        """Whether only this machine can reach the fleet."""
         return self.host in ("127.0.0.1", "::1")
 
     @property
     def broker_addresses(self) -> tuple[str, ...]:
-        """Return `HOST:PORT` of each broker, as devices see it."""
+        """The `HOST:PORT` of each broker for devices."""
         return self.brokers or (f"{bracket(self.names[0])}:{self.broker_port}",)
 
     @property
     def artifacts(self) -> str:
-        """Return the URL, without a slash at its end, from which devices fetch the repository."""
+        """The URL from which devices fetch the repository, without a trailing slash."""
         return self.artifacts_url.rstrip("/") or f"https://{self.web_address}/artifacts"
 
     @property
     def web_address(self) -> str:
-        """Return `HOST:PORT` of the web server, as devices see it."""
+        """The `HOST:PORT` of the web server for devices."""
         return f"{bracket(self.names[0])}:{self.web_port}"
 
 
@@ -131,7 +130,7 @@ class FleetFolder:
 
     @property
     def identity(self) -> Path:
-        """Return the folder of the authority, and of the certificates of servers and managers."""
+        """The folder of the authority and of the certificates of servers and managers."""
         return self.path / "identity"
 
     @property
@@ -140,32 +139,32 @@ class FleetFolder:
 
     @property
     def uploads(self) -> Path:
-        """Return the folder of packages that were uploaded and not released yet.
+        """The folder of uploaded packages that are not released yet.
 
         Raises:
-            FleetError: this is a further manager, which makes no releases.
+            FleetError: This is the folder of an additional manager, which makes no releases.
         """
         self.check_repository()
         return self.path / "uploads"
 
     @property
     def repository(self) -> Path:
-        """Return the folder of the TUF repository, which the web server serves."""
+        """The folder of the TUF repository, which the web server serves."""
         return self.path / "repository"
 
     @contextlib.contextmanager
     def hold(self, *, joins: bool) -> Iterator[bool]:
-        """Hold the folder while a manager runs in it; yield True if no other manager holds it.
+        """Lock the folder while a manager runs, and yield whether no other manager has locked it.
 
-        If a manager joins a fleet and no other manager holds the folder, the folder is a copy. It is marked
+        If a manager joins a fleet and is the only one in the folder, the folder must be a copy. It is marked
         as a copy, so that no releases are made there.
 
         Args:
-            joins: whether this is a further manager of a fleet that runs already.
+            joins: Whether this manager joins a fleet that already has a manager.
 
         Raises:
-            ConfigError: the folder is a marked copy, and this manager does not join.
-            OutputError: the folder cannot be written.
+            ConfigError: The folder is a marked copy, and this manager does not join.
+            OutputError: The folder cannot be written.
         """
         make_folders(self.path, 0o700)
         marker = self.path / _JOINED
@@ -202,14 +201,14 @@ class FleetFolder:
 
     @property
     def has_joined(self) -> bool:
-        """Return whether this is the folder of a further manager."""
+        """Whether this is the folder of an additional manager."""
         return (self.path / _JOINED).exists()
 
     def check_repository(self) -> None:
-        """Check that this is no further manager's folder: devices do not see changes to its repository.
+        """Check that the repository in this folder is the one that devices use.
 
         Raises:
-            FleetError: the folder is that of a further manager.
+            FleetError: This is the folder of an additional manager.
         """
         if self.has_joined:
             raise FleetError(
@@ -219,19 +218,19 @@ class FleetFolder:
 
     @property
     def repository_keys(self) -> Path:
-        """Return the folder of the keys that sign the repository, and desired documents."""
+        """The folder of the keys that sign the repository and desired documents."""
         return self.path / "repository-keys"
 
     @property
     def has_settings(self) -> bool:
-        """Return whether a fleet was made here."""
+        """Whether the folder contains a fleet."""
         return (self.path / _SETTINGS).exists()
 
     def read_settings(self) -> FleetSettings:
-        """Return the settings.
+        """Read the settings.
 
         Raises:
-            ConfigError: there is no fleet here, others may read the folder, or the file is malformed.
+            ConfigError: There is no fleet, other users may read the folder, or the file is malformed.
         """
         path = self.path / _SETTINGS
         self._check_private()
@@ -244,11 +243,11 @@ class FleetFolder:
         return from_json(FleetSettings, data, str(path))
 
     def write_settings(self, settings: FleetSettings) -> None:
-        """Write the settings and make the folder; the first write also makes the SQLite store if it is used.
+        """Write the settings. The first call also creates the folder, and the SQLite store if it is used.
 
         Raises:
-            ConfigError: others may read the folder; or as from `database.open_store`.
-            OutputError: the file cannot be written; or as from `database.open_store`.
+            ConfigError: Other users may read the folder, or see `database.open_store`.
+            OutputError: The file cannot be written, or see `database.open_store`.
         """
         make_folders(self.path, 0o700)
         self._check_private()
@@ -272,15 +271,15 @@ class FleetFolder:
 
     @property
     def database(self) -> Path:
-        """Return the path of the SQLite store, which exists if `store_url` is empty."""
+        """The path of the SQLite store, which is used if `store_url` is empty."""
         return self.path / "fleet.db"
 
     def open_store(self) -> Store:
-        """Return the open store of the fleet.
+        """Open the store of the fleet.
 
         Raises:
-            ConfigError: its file is gone; or as from `read_settings` or `database.open_store`.
-            OutputError: as from `database.open_store`.
+            ConfigError: The SQLite file is missing, or see `read_settings` and `database.open_store`.
+            OutputError: See `database.open_store`.
         """
         url = self.read_settings().store_url
         if not url and not (self.database.exists() and self.database.stat().st_size):
@@ -291,15 +290,15 @@ class FleetFolder:
 
 
 def default_folder() -> FleetFolder:
-    """Return the folder that commands use if none is named."""
+    """Return the default folder of commands."""
     return FleetFolder(find_state_folder() / "fleet")
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of `HOST:PORT` or `[HOST]:PORT`; the host comes without brackets.
+    """Split `HOST:PORT` or `[HOST]:PORT` into the host without brackets and the port.
 
     Raises:
-        ConfigError: the address is malformed.
+        ConfigError: The address is malformed.
     """
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal() or int(port) not in _PORT:
@@ -324,5 +323,5 @@ def _is_network(text: str) -> bool:
 
 
 def bracket(name: str) -> str:
-    """Return a host name or address for use before `:PORT`; an IPv6 address gets brackets."""
+    """Return a host name or address as it stands before `:PORT`, with brackets around an IPv6 address."""
     return f"[{name}]" if ":" in name else name

@@ -1,7 +1,7 @@
-"""Repairs times in the store that lie in the future, written when the manager's clock was ahead.
+"""Repairs times in the store that were written while the manager's clock was fast.
 
-Without repair, work that waits for such a time would wait until it comes. Rollouts (`ClockSetBack`), desired
-documents and the repository repair their times themselves.
+Work that is scheduled for such a time would otherwise be late. Rollouts (`ClockSetBack`), desired documents
+and the repository repair their own times.
 """
 
 from typing import Final
@@ -25,12 +25,10 @@ _LONGEST_WAIT_S: Final = 7200.0  # of a webhook
 
 
 def forget_future(session: Session, now: float) -> None:
-    """Repair times that lie in the future, and record that in the audit log.
+    """Repair times that lie in the future, and record this in the audit log.
 
-    Figures, one-time codes, logins and failed attempts with such times are removed: they would count as the
-    newest, or be valid for too long.
-
-    `now`: seconds since 1970.
+    Figures, one-time codes, logins and failed attempts with such times are deleted. They would otherwise
+    count as the newest, or be valid for too long. `now` is in seconds since 1970.
     """
     limit = now + CLOCK_STEP_S
     newest = session.scalar(select(func.max(DeviceRow.last_seen_at)))

@@ -1,4 +1,4 @@
-"""Makes the tables of a store, or brings them to the newest form. Imported only where that is needed."""
+"""Creates or migrates the tables of a store. This module is imported only when needed."""
 
 from typing import Final
 
@@ -16,14 +16,14 @@ _LOCK: Final = 7203184  # of PostgreSQL
 
 
 def migrate_store(engine: Engine, name: str) -> None:
-    """Make the tables of a store, or bring them to the form that this version of edgekit needs.
+    """Create the tables of a store, or migrate them to this version of edgekit.
 
     Args:
-        engine: engine of the store.
-        name: its URL without a password, for messages.
+        engine: The engine of the store.
+        name: The URL without a password, for messages.
 
     Raises:
-        ConfigError: a newer version made the tables.
+        ConfigError: A newer version created the tables.
     """
     try:
         migrate(engine, alembic_config())
@@ -41,10 +41,10 @@ def alembic_config() -> Config:
 
 
 def migrate(engine: Engine, config: Config) -> None:
-    """Make the tables in an empty database; bring older ones to the form of the newest migration.
+    """Create the tables in an empty database, or apply all missing migrations.
 
     Raises:
-        CommandError: the revision of the tables is unknown.
+        CommandError: The revision of the tables is unknown.
     """
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":

@@ -1,9 +1,9 @@
-"""Shards: of several managers on one store, each is in charge of some devices and rollouts.
+"""Shards divide the devices and rollouts among several managers with a common store.
 
-Each manager sends a heartbeat to the store once a second. If none comes for `LEASE_S`, another manager
-removes its row and takes its shards, each with a higher epoch; devices refuse documents of a lower epoch.
-Each transaction of a manager locks its own row first: a manager that was removed can write no more, and joins
-again. With SQLite there is one manager, which holds all shards.
+Each manager sends a heartbeat to the store once a second. If none arrives for `LEASE_S`, another manager
+removes its row and takes over its shards, each with a higher epoch. Devices refuse documents with a lower
+epoch. Each transaction of a manager first locks the manager's own row, so a removed manager cannot write and
+has to join again. With SQLite there is one manager with all shards.
 """
 
 import os
@@ -28,11 +28,13 @@ _MOST_IDLE_MS: Final = 10_000  # longest time that a manager frozen in mid-trans
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """The shards that a manager takes and gives up; call `Shards.apply` after its transaction commits.
+    """The shards that a manager takes over and gives up.
+
+    The caller passes it to `Shards.apply` after the transaction has committed.
 
     Attributes:
-        claimed: shard that it takes -> its new epoch.
-        released: shards that it gives up, so that others may take them.
+        claimed: The new epoch of each shard that the manager takes over.
+        released: The shards that the manager gives up.
     """
 
     claimed: dict[int, int]
@@ -43,9 +45,9 @@ class Shards:
     """The shards of one manager.
 
     Attributes:
-        number: number of the manager, from 0, which is part of its name at the broker.
-        epochs: shard -> epoch, of the shards that it holds.
-        horizon: time up to which the store has all messages of other managers, in seconds since 1970.
+        number: The number of the manager, from 0, which is part of its client name at the broker.
+        epochs: The epoch of each shard that the manager holds.
+        horizon: The time up to which the store has all messages of other managers, in seconds since 1970.
     """
 
     def __init__(self) -> None:
@@ -57,7 +59,7 @@ class Shards:
 
     @classmethod
     def of_all(cls, epoch: int = 0) -> "Shards":
-        """Return an object that holds all shards with this epoch, for a process that is not a manager."""
+        """Return all shards with the same epoch, for a process that is not a manager."""
         shards = cls()
         shards.epochs = dict.fromkeys(range(SHARDS), epoch)
         return shards
@@ -67,20 +69,20 @@ class Shards:
         return len(self.epochs) == SHARDS
 
     def holds(self, name: str) -> bool:
-        """Return whether this manager is in charge of a device or a rollout."""
+        """Return whether this manager is responsible for a device or a rollout."""
         return self.is_complete or shard_of(name) in self.epochs
 
     def epoch_of(self, name: str) -> int:
-        """Return the epoch of the shard of a device or a rollout; this manager must hold the shard."""
+        """Return the epoch of the shard of a device or a rollout. This manager must hold the shard."""
         return self.epochs[shard_of(name)]
 
     def join(self, session: Session, now: float) -> None:
-        """Register as a manager with the lowest free number and no shards; the audit log records it.
+        """Register as a manager with the lowest free number and no shards, and record it in the audit log.
 
-        `now`: seconds since 1970.
+        `now` is in seconds since 1970.
 
         Raises:
-            UnavailableError: the store allows no further manager.
+            UnavailableError: The store allows no additional manager.
         """
         clock = _read_clock(session, now)
         _remove_silent(session, clock)
@@ -96,10 +98,10 @@ class Shards:
         audit.record(session, "manager", "manager.start", self._holder, number=self.number)
 
     def check(self, session: Session) -> ManagerRow:
-        """Return the row of this manager, and keep others from removing it until the transaction ends.
+        """Return the row of this manager, locked so that no other manager removes it in this transaction.
 
         Raises:
-            UnavailableError: another manager has taken over.
+            UnavailableError: Another manager has taken over.
         """
         if session.get_bind().dialect.name == "postgresql":
             session.execute(text(f"SET LOCAL idle_in_transaction_session_timeout = {_MOST_IDLE_MS}"))
@@ -113,29 +115,32 @@ class Shards:
         return row
 
     def beat(self, session: Session, row: ManagerRow, now: float) -> None:
-        """Send a heartbeat if the last is `BEAT_S` old. Call this at the end of a long transaction.
+        """Send a heartbeat if the last one is `BEAT_S` old. Long transactions call this at their end.
 
-        `row`: result of `check`. `now`: seconds since 1970.
+        `row` is a result of `check`, and `now` is in seconds since 1970.
         """
         if time.monotonic() - self._beat_at >= BEAT_S:
             row.heartbeat_at, self._beat_at = _read_clock(session, now), time.monotonic()
 
     def look_around(self, session: Session) -> None:
-        """Set `horizon` from other managers' rows; infinity if this manager is alone or holds all shards."""
+        """Update `horizon` from the rows of other managers. Without other managers it is infinite."""
         others = select(func.min(ManagerRow.turned_at)).where(ManagerRow.number != self.number)
         other = None if self.is_complete else session.scalar(others)
         self.horizon = float("inf") if other is None else other
 
     def balance(self, session: Session, now: float, *, may_leave: bool = True) -> Balance:
-        """Send a heartbeat, remove managers that have stopped, and take or give up shards in the store.
+        """Send a heartbeat, remove managers that have stopped, and take over or give up shards in the store.
 
-        If this manager's own heartbeat was late, as after a failure of the database, it removes no manager
-        for `LEASE_S`. Its own shards are read from the store: the answer to a commit may have been lost.
+        A manager whose own heartbeat was late, as after a database failure, removes no other manager for
+        `LEASE_S`. Its own shards are read from the store, because the answer to a commit may have been lost.
 
-        `now`: seconds since 1970. `may_leave`: whether to give up shards beyond a fair share.
+        Args:
+            session: The session of a transaction.
+            now: The time in seconds since 1970.
+            may_leave: Whether to give up shards beyond a fair share.
 
         Raises:
-            UnavailableError: another manager has taken over.
+            UnavailableError: Another manager has taken over.
         """
         clock, row = _read_clock(session, now), self.check(session)
         if clock - row.heartbeat_at >= LEASE_S:
@@ -171,21 +176,21 @@ class Shards:
         return Balance({**unknown, **claimed}, surplus | (self.epochs.keys() - own_epochs.keys()))
 
     def apply(self, balance: Balance) -> None:
-        """Add the claimed shards of a committed balance to `epochs`, and remove the released ones."""
+        """Update `epochs` with a balance whose transaction has committed."""
         remaining = {number: epoch for number, epoch in self.epochs.items() if number not in balance.released}
         self.epochs = remaining | balance.claimed
 
     def leave(self, session: Session) -> None:
-        """Remove this manager from the store, so that others can take its shards at once."""
+        """Remove this manager from the store, so that others can take over its shards at once."""
         session.execute(delete(ManagerRow).where(ManagerRow.holder == self._holder))
         self.epochs = {}
 
 
 def check_free(session: Session, now: float) -> None:
-    """Check that a manager may start; `now` is in seconds since 1970.
+    """Check that a manager may start. `now` is in seconds since 1970.
 
     Raises:
-        UnavailableError: the store allows only one manager, and another manager is active.
+        UnavailableError: The store allows only one manager, and another manager is active.
     """
     if session.get_bind().dialect.name != "sqlite":
         return
@@ -200,9 +205,9 @@ def check_free(session: Session, now: float) -> None:
 
 
 def count_living(session: Session, now: float) -> int:
-    """Return how many managers have sent a heartbeat within the last `LEASE_S`.
+    """Return the number of managers that have sent a heartbeat within the last `LEASE_S`.
 
-    `now`: seconds since 1970; with PostgreSQL the database's own clock counts instead.
+    `now` is in seconds since 1970. With PostgreSQL the clock of the database is used instead.
     """
     clock = _read_clock(session, now)
     is_living = ManagerRow.heartbeat_at.between(clock - LEASE_S, clock + LEASE_S)
@@ -229,7 +234,7 @@ def _read_clock(session: Session, now: float) -> float:
 
 
 def describe_ranges(numbers: Iterable[int]) -> str:
-    """Return a text that lists numbers, with ranges, such as `0-31, 40`."""
+    """Return numbers as a text with ranges, such as `0-31, 40`."""
     ranges: list[list[int]] = []
     for number in sorted(numbers):
         if ranges and ranges[-1][-1] == number - 1:

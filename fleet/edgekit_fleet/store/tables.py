@@ -1,6 +1,6 @@
-"""The tables of the fleet. Times are seconds since 1970 by the clock of the manager's machine.
+"""The tables of the fleet. All times are in seconds since 1970 by the clock of the manager's machine.
 
-`database` makes them in an empty store. From the first release on, each change needs a migration, too.
+`database` creates the tables in an empty store. After the first release, each change also needs a migration.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ Record = TypeVar("Record")
 
 
 class Table(DeclarativeBase):
-    """What all tables share: how Python's types are stored, and how constraints are named."""
+    """The base of all tables, which defines column types and the names of constraints."""
 
     metadata = MetaData(
         naming_convention={
@@ -59,7 +59,7 @@ def read_record(kind: type[Record], row: Table, **others: Any) -> Record:
 
 
 def shard_of(name: str) -> int:
-    """Return the number of the shard, below `SHARDS`, of the device or rollout with this name."""
+    """Return the shard number of the device or rollout with this name, from 0 to `SHARDS` - 1."""
     return zlib.crc32(name.encode()) % SHARDS
 
 
@@ -68,32 +68,33 @@ def _find_shard(context: Any) -> int:
 
 
 class DeviceRow(Table):
-    """A device that was enrolled.
+    """An enrolled device.
 
     Attributes:
-        shard: shard of its name, see `shard_of`.
-        target: the target of its packages; `class` in selectors.
-        tags: set by people, such as `site` -> `lyon`.
-        public_key: Ed25519 key of its certificate and its documents, 32 bytes.
-        certificate_serial: serial number of the newest certificate, in hexadecimal digits.
-        certificate_expires_at: end of its validity.
-        revoked_at: when it was shut out, or None.
-        status: status of its last report; `new` before the first; `faulty` if a desired version runs and
-            answers NaN; `revoked` after `revoked_at`.
-        because: one sentence for the status.
-        facts: facts of its last report.
-        reported: the whole last report as plain values, or None.
-        desired_held: `$version` of the desired document that the device says it holds.
-        sequence, hello_sequence, event_sequence: sequence numbers of its last report, hello and event. They
-            are separate, since a retained report may come after a newer event.
-        is_online: whether it is connected, by its last will.
-        last_seen_at: when its last document came, or None.
-        pinned: model -> version at which somebody pinned it on the device, as it reports.
-        streams: name -> stream that the device should run: a `StreamOptions` as plain values, with passwords.
-        decryption_key: P-256 public key (PEM) from its enrolment, for which content keys are wrapped; empty
-            for a device that stated none.
-        settings: key -> value of the settings that it should have.
-        logs: the newest `LogRequest` as plain values, or empty.
+        shard: The shard of the device, see `shard_of`.
+        target: The target of its packages, which selectors call `class`.
+        tags: The tags that operators set, such as `site` with the value `lyon`.
+        public_key: The Ed25519 key of its certificate and its documents, 32 bytes.
+        certificate_serial: The serial number of the newest certificate in hexadecimal.
+        certificate_expires_at: When the certificate expires.
+        revoked_at: When the device was revoked, or None.
+        status: The status in its last report, or `new` before the first report. `faulty` if a desired version
+            runs and returns NaN. `revoked` after `revoked_at`.
+        because: A sentence that explains the status.
+        facts: The facts in its last report.
+        reported: Its last report as plain values, or None.
+        desired_held: The `$version` of the desired document that the device reports to have.
+        sequence, hello_sequence, event_sequence: The sequence numbers of its last report, hello and event.
+            They are separate because a retained report may arrive after a newer event.
+        is_online: Whether the device is connected, according to its hello or last will.
+        last_seen_at: When its last document arrived, or None.
+        pinned: The version of each model that was pinned on the device, as it reports.
+        streams: The streams that the device should run by name, each a `StreamOptions` as plain values with
+            passwords.
+        decryption_key: The P-256 public key in PEM for which content keys are encrypted. It is empty if the
+            device enrolled without one.
+        settings: The settings that the device should have by name.
+        logs: The newest `LogRequest` as plain values, or empty.
     """
 
     __tablename__ = "devices"
@@ -129,12 +130,12 @@ class DeviceRow(Table):
 
 
 class DeviceLogRow(Table):
-    """The last lines of the logs of a device, as it answered the newest request.
+    """The last log lines of a device, from its answer to the newest request.
 
     Attributes:
-        request, source, refusal, text: see `Logs`; the text is unpacked.
-        asked_at, asked_by: when and by whom the device was asked for the lines.
-        answered_at: when the answer came, or None.
+        request, source, refusal, text: See `Logs`. The text is decompressed.
+        asked_at, asked_by: When and by whom the lines were requested.
+        answered_at: When the answer arrived, or None.
     """
 
     __tablename__ = "device_logs"
@@ -151,10 +152,10 @@ class DeviceLogRow(Table):
 
 
 class AttributeRow(Table):
-    """A search attribute of a device: a tag, a fact that does not change by itself, or a model's version.
+    """A search attribute of a device: a tag, a stable fact or the version of a model.
 
     Attributes:
-        name: name such as `site`, `runtime`, `model:detector`.
+        name: The name, such as `site`, `runtime` or `model:detector`.
     """
 
     __tablename__ = "device_attributes"
@@ -166,14 +167,14 @@ class AttributeRow(Table):
 
 
 class WantedModelRow(Table):
-    """The version of one model that a device should run; a rollout writes this part of its desired document.
+    """The version of one model that a device should run, which a rollout writes.
 
-    The manager makes a device's document from all its rows, and publishes each document that has changed.
+    The manager makes the desired document of a device from all its rows, and publishes it if it has changed.
 
     Attributes:
-        rollout: rollout that set the version; None after the rollout's end.
-        document: a `DesiredModel` as plain values.
-        is_removed: whether the device should have no version of the model; then `document` does not count.
+        rollout: The rollout that set the version, or None after the rollout has ended.
+        document: A `DesiredModel` as plain values. It is ignored if `is_removed`.
+        is_removed: Whether the device should have no version of the model.
     """
 
     __tablename__ = "wanted_models"
@@ -189,13 +190,13 @@ class DesiredRow(Table):
     """The newest desired document of a device.
 
     Attributes:
-        version: its `$version`.
-        content_sha256: SHA-256 of its models and streams, to see whether they changed.
-        envelope: signed envelope as it is published.
-        key_id: id of the manager's key that signed it.
-        issued_at, expires_at: begin and end of the document's validity. With a notice,
-            `expires_at` is set too early, so that a document without the notice follows after a day.
-        is_due: whether the document must be written again, since its content may have changed.
+        version: The `$version` of the document.
+        content_sha256: The SHA-256 of its models and streams, to detect changes.
+        envelope: The signed envelope as it is published.
+        key_id: The id of the manager's key that signed it.
+        issued_at, expires_at: The start and end of its validity. If the document contains a notice,
+            `expires_at` is earlier, so that a document without the notice follows after a day.
+        is_due: Whether the document must be written again, because its content may have changed.
     """
 
     __tablename__ = "desired"
@@ -211,12 +212,13 @@ class DesiredRow(Table):
 
 
 class CodeRow(Table):
-    """A one-time code of enrolment.
+    """A one-time enrolment code.
 
     Attributes:
-        secret_sha256: SHA-256 of the code's secret, which itself is not stored.
-        target: target of the device, or empty where the device states it.
-        used_at: when it was used, or None.
+        secret_sha256: The SHA-256 of the code's secret. The secret itself is not stored.
+        target: The target of the device, or empty if the device states it.
+        used_at: When the code was used, or None.
+        created_by: The user who created it. It is empty for codes from earlier versions of edgekit.
     """
 
     __tablename__ = "enrolment_codes"
@@ -232,11 +234,11 @@ class CodeRow(Table):
 
 
 class ReleaseRow(Table):
-    """Packages that are released together.
+    """A release, which is a set of packages.
 
     Attributes:
-        name: such as `2026-11-22.1`.
-        withdrawn_at: when it was withdrawn, or None.
+        name: The name, such as `2026-11-22.1`.
+        withdrawn_at: When the release was withdrawn, or None.
     """
 
     __tablename__ = "releases"
@@ -252,14 +254,15 @@ class ReleasePackageRow(Table):
     """A package of a release.
 
     Attributes:
-        version, manifest_sha256: version of the package, and SHA-256 of its manifest.
-        path, size_bytes, sha256: path, size and SHA-256 of its file in the TUF repository.
-        needs: requirements of a device: `engines`, `memory_bytes`; `min_agreement` for the gates; and
-            `score`, the packager's evidence.
-        deltas: `DeltaOffer`s as plain values.
-        key_id: the content key that encrypts the file and its deltas, see `ContentKeyRow`; empty for a plain
-            package.
-        allows_plain: whether it may follow an encrypted version although it is plain.
+        version: The version of the package.
+        manifest_sha256: The SHA-256 of its manifest.
+        path, size_bytes, sha256: The path, size and SHA-256 of its file in the TUF repository.
+        needs: The requirements `engines` and `memory_bytes`, the gate limit `min_agreement`, and `score`, the
+            evidence from packaging.
+        deltas: The `DeltaOffer`s as plain values.
+        key_id: The id of the content key that encrypts the file and its deltas, see `ContentKeyRow`. It is
+            empty for an unencrypted package.
+        allows_plain: Whether the unencrypted package may replace an encrypted version.
     """
 
     __tablename__ = "release_packages"
@@ -279,10 +282,10 @@ class ReleasePackageRow(Table):
 
 
 class ContentKeyRow(Table):
-    """The secret key of one encrypted package of a release.
+    """The secret key of one encrypted package.
 
     Attributes:
-        content_key: 32 bytes.
+        content_key: The key, 32 bytes.
     """
 
     __tablename__ = "content_keys"
@@ -296,11 +299,11 @@ class RolloutRow(Table):
     """A rollout of a release to a cohort.
 
     Attributes:
-        release, selector: its release, and the devices that get it.
+        selector: The selector of the devices that get the release.
         state: `running`, `paused`, `returning`, `succeeded` or `aborted`.
-        because: one sentence for the state.
-        settings: waves, gates, window, order and so on, as plain values; frozen at the start.
-        wave: number of the wave that is open, from 0.
+        because: A sentence that explains the state.
+        settings: The `RolloutSettings` as plain values, which do not change after the start.
+        wave: The index of the open wave, from 0.
     """
 
     __tablename__ = "rollouts"
@@ -320,17 +323,17 @@ class RolloutRow(Table):
 
 
 class MemberRow(Table):
-    """A device of a rollout's cohort.
+    """A device in the cohort of a rollout.
 
     Attributes:
-        wave: number of its wave, from 0; -1 for a device that the plan refuses.
-        state: state of the device in the rollout, such as `waiting`, `offered`, `succeeded`, `failed`,
+        wave: The index of its wave, from 0, or -1 if the plan refuses the device.
+        state: The state of the device in the rollout, such as `waiting`, `offered`, `succeeded`, `failed` or
             `returned`.
-        because: one sentence for the state.
-        attempts: executions so far.
-        before: versions that it ran when the cohort was frozen: model -> `DesiredModel` as plain values, {}
-            if it ran no version. Empty if the device had not reported yet.
-        offered_at, answered_at: when the release was offered, and answered; or None.
+        because: A sentence that explains the state.
+        attempts: The number of executions so far.
+        before: The versions that ran at the start of the rollout, as plain `DesiredModel`s by model. A model
+            that did not run has an empty dict. The whole dict is empty if the device had not reported.
+        offered_at, answered_at: When the release was offered and when the device answered, or None.
     """
 
     __tablename__ = "rollout_members"
@@ -351,12 +354,11 @@ class ExecutionRow(Table):
     """One attempt of a device to install and run a version of a model.
 
     Attributes:
-        execution: name of the attempt, as in `DesiredModel`.
-        rollout, device, model, version: rollout, device, model and version of the attempt; `rollout` is None
-            if the manager did not order it.
-        state, reason, code, done_bytes, sent_bytes: see `Execution`.
-        created_at, changed_at: when the row was made and last changed.
-        ended_at: when its state became one of `ENDED`, or None.
+        execution: The name of the attempt, see `DesiredModel`.
+        rollout: The rollout that ordered the attempt, or None if the manager did not order it.
+        state, reason, code, done_bytes, sent_bytes: See `Execution`.
+        created_at, changed_at: When the row was created and last changed.
+        ended_at: When the state became one of `ENDED`, or None.
     """
 
     __tablename__ = "executions"
@@ -378,11 +380,11 @@ class ExecutionRow(Table):
 
 
 class FigureRow(Table):
-    """Counts of one version on a device in one hour: the last report of the hour.
+    """The last figures that a device reported in an hour for one version of a model.
 
     Attributes:
-        hour: number of the hour since 1970, by the manager's clock.
-        figures: `ModelFigures` as plain values.
+        hour: The number of the hour since 1970, by the manager's clock.
+        figures: The `ModelFigures` as plain values.
     """
 
     __tablename__ = "figures"
@@ -400,12 +402,12 @@ class AuditRow(Table):
     """An entry of the audit log, which the database refuses to change or delete.
 
     Attributes:
-        number: number of the entry, from 1, without gaps.
-        actor: who, such as a user's name or `manager`.
-        action: such as `rollout.start`, `device.revoke`, `alarm.restored`.
-        subject: object of the action, such as a device.
-        detail: further fields, as plain values.
-        previous_sha256, sha256: digests of the entry before this one, and of this one; see `audit`.
+        number: The number of the entry, from 1 without gaps.
+        actor: Who acted, such as the name of a user or `manager`.
+        action: The action, such as `rollout.start`, `device.revoke` or `alarm.restored`.
+        subject: The object of the action, such as a device.
+        detail: Further fields as plain values.
+        previous_sha256, sha256: The digests of the previous entry and of this one, see `audit`.
     """
 
     __tablename__ = "audit"
@@ -422,13 +424,13 @@ class AuditRow(Table):
 
 
 class ManagerRow(Table):
-    """A manager that has joined; see `shards`.
+    """A manager that has joined, see `shards`.
 
     Attributes:
-        number: number of the manager, from 0: the lowest that was free.
-        holder: identifier of the process.
-        heartbeat_at: time of the last heartbeat, by the clock of the database.
-        turned_at: time, by its own clock, before which all messages that it received are in the store.
+        number: The number of the manager, which was the lowest free number from 0.
+        holder: The identifier of the process.
+        heartbeat_at: The time of the last heartbeat, by the clock of the database.
+        turned_at: The time up to which all messages to this manager are in the store, by its own clock.
     """
 
     __tablename__ = "managers"
@@ -440,12 +442,12 @@ class ManagerRow(Table):
 
 
 class ShardRow(Table):
-    """A share of the devices and rollouts; there are `SHARDS` rows.
+    """One of the `SHARDS` shards of devices and rollouts.
 
     Attributes:
-        number: see `shards.shard_of`.
-        holder: `holder` of a `ManagerRow`; if there is no such row, any manager may take the shard.
-        epoch: rises with each new holder.
+        number: See `shards.shard_of`.
+        holder: The `holder` of a `ManagerRow`. If there is no such row, any manager may take the shard.
+        epoch: The epoch, which increases with each new holder.
     """
 
     __tablename__ = "shards"
@@ -459,7 +461,7 @@ class UserRow(Table):
     """A user of the console.
 
     Attributes:
-        password_digest: argon2id; empty for a user whom a proxy logs in.
+        password_digest: The argon2id digest, or empty if a proxy logs the user in.
         role: `viewer`, `operator` or `admin`.
     """
 
@@ -475,8 +477,8 @@ class LoginRow(Table):
     """An open login of a user.
 
     Attributes:
-        secret_sha256: SHA-256 of the secret in the cookie.
-        created_at, seen_at, expires_at: when it began, was used last (to a minute), and ends.
+        secret_sha256: The SHA-256 of the secret in the cookie.
+        seen_at: When the login was last used, to the minute.
     """
 
     __tablename__ = "logins"
@@ -492,11 +494,11 @@ class SecondFactorRow(Table):
     """The second factor of a user, see `access.second_factor`.
 
     Attributes:
-        secret: what the user's app holds, in base 32.
-        is_confirmed: whether a login needs it.
-        last_step: time step of the last used one-time code; codes of this step and earlier ones are refused.
-        failures, failed_at: number of wrong codes in a row, and time of the last wrong code.
-        recovery_sha256: digests of the recovery codes that were not used yet.
+        secret: The secret in the user's app, in base 32.
+        is_confirmed: Whether a login requires it.
+        last_step: The time step of the last used one-time code. Codes of this step and earlier are refused.
+        failures, failed_at: The number of consecutive wrong codes, and the time of the last one.
+        recovery_sha256: The digests of the unused recovery codes.
     """
 
     __tablename__ = "second_factors"
@@ -514,8 +516,8 @@ class KnownAddressRow(Table):
     """An address or a browser from which a user has logged in.
 
     Attributes:
-        address: IPv4 address, /64 network, or `browser` with the SHA-256 of the secret in its cookie.
-        seen_at: time of the newest login.
+        address: An IPv4 address, a /64 network, or `browser` with the SHA-256 of the secret in its cookie.
+        seen_at: The time of the last login.
     """
 
     __tablename__ = "known_addresses"
@@ -526,12 +528,12 @@ class KnownAddressRow(Table):
 
 
 class FailureRow(Table):
-    """Failed attempts of an address or a name, see `access.failure_limit`.
+    """Failed attempts from an address or with a name, see `access.failure_limit`.
 
     Attributes:
-        key_sha256: SHA-256 of the address or name.
-        begun_at: seconds since 1970; from then on, each 60 s / limit, one failure of `count` is forgiven.
-        count: number of failed attempts.
+        key_sha256: The SHA-256 of the address or name.
+        begun_at: The time from which one failure is forgiven every 60 s / limit, in seconds since 1970.
+        count: The number of failed attempts.
     """
 
     __tablename__ = "failures"
@@ -542,13 +544,13 @@ class FailureRow(Table):
 
 
 class TokenRow(Table):
-    """A token of a program.
+    """An access token of a program.
 
     Attributes:
-        secret_sha256: SHA-256 of the secret that the program sends.
-        scopes: what it may do, see `access.principal`.
-        expires_at: end of its validity, or None.
-        used_at: when it was used last, to a minute, or None.
+        secret_sha256: The SHA-256 of the secret that the program sends.
+        scopes: The permissions, see `access.principal`.
+        expires_at: When the token expires, or None.
+        used_at: When the token was last used, to the minute, or None.
     """
 
     __tablename__ = "api_tokens"
@@ -563,12 +565,12 @@ class TokenRow(Table):
 
 
 class IdempotencyRow(Table):
-    """A request that changed something, and its answer, in case the client repeats the request.
+    """A request that changed something, and its answer in case the client repeats the request.
 
     Attributes:
-        actor, key: who sent it, and under which `Idempotency-Key`.
-        request_sha256: SHA-256 of method, path and body.
-        status: HTTP status of the answer, or None while there is none.
+        actor, key: The sender and its `Idempotency-Key`.
+        request_sha256: The SHA-256 of the method, path and body.
+        status: The HTTP status of the answer, or None before there is one.
     """
 
     __tablename__ = "idempotency_keys"
@@ -582,16 +584,16 @@ class IdempotencyRow(Table):
 
 
 class WebhookRow(Table):
-    """An address that is told of actions in the audit log.
+    """A webhook, which is notified of actions in the audit log.
 
     Attributes:
-        url: where messages go.
-        actions: beginnings of actions, such as `rollout.`; empty for all.
-        secret: secret that signs messages.
-        position: number of the last entry of the audit log that was sent or skipped.
-        failures: attempts in a row that failed.
-        because: why the last attempt failed, or empty.
-        due_at: when to send next; a sender moves this time ahead, so that no other sender sends meanwhile.
+        url: The URL that messages are sent to.
+        actions: The prefixes of actions, such as `rollout.`. If empty, all actions.
+        secret: The secret that signs messages.
+        position: The number of the last audit entry that was sent or skipped.
+        failures: The number of consecutive failed attempts.
+        because: Why the last attempt failed, or empty.
+        due_at: When to send next. A sender first moves this time ahead, so that no other sender sends too.
     """
 
     __tablename__ = "webhooks"
@@ -609,10 +611,10 @@ class WebhookRow(Table):
 
 
 class SavedQueryRow(Table):
-    """A selector of devices under a name, for all users.
+    """A named selector of devices for all users.
 
     Attributes:
-        selector: see `rollouts.selector`.
+        selector: See `rollouts.selector`.
     """
 
     __tablename__ = "saved_queries"
@@ -624,10 +626,10 @@ class SavedQueryRow(Table):
 
 
 class SavedWindowRow(Table):
-    """A window in which devices may switch, under a name, for all users.
+    """A named time window in which devices may switch, for all users.
 
     Attributes:
-        window: see `RolloutSettings`.
+        window: See `RolloutSettings`.
     """
 
     __tablename__ = "saved_windows"
@@ -639,13 +641,13 @@ class SavedWindowRow(Table):
 
 
 class SampleSettingRow(Table):
-    """Whether the fleet collects samples from the field; there is no row before somebody decides it.
+    """Whether the fleet collects samples from the field. There is no row before somebody decides.
 
     Attributes:
-        number: 1.
-        days: days for which samples are stored.
-        max_bytes: most bytes that all stored samples may have together.
-        public_key: key for which devices seal samples, see `SampleOrder`.
+        number: Always 1.
+        days: How many days samples are stored.
+        max_bytes: The maximum total size of the stored samples.
+        public_key: The key with which devices encrypt samples, see `SampleOrder`.
     """
 
     __tablename__ = "sample_settings"
@@ -660,12 +662,12 @@ class SampleSettingRow(Table):
 
 
 class SampleOrderRow(Table):
-    """An order of samples for all devices that its selector matches, also for later ones.
+    """An order for samples from all devices that match its selector, now or later.
 
     Attributes:
-        id, model, triggers, per_day, max_bytes, ends_at, window: see `SampleOrder`.
-        selector: devices that get the order, see `rollouts.selector`.
-        stopped_at: when somebody ended it early, or None.
+        id, model, triggers, per_day, max_bytes, ends_at, window: See `SampleOrder`.
+        selector: The selector of the devices, see `rollouts.selector`.
+        stopped_at: When somebody stopped it early, or None.
     """
 
     __tablename__ = "sample_orders"
@@ -684,13 +686,13 @@ class SampleOrderRow(Table):
 
 
 class SampleRow(Table):
-    """A received sample; its file is encrypted.
+    """A received sample, whose file is encrypted.
 
     Attributes:
-        id, order, model, version, probability, media_type, taken_at: see `SampleHeader`.
-        triggers: kinds of triggers, with a space before and after each kind.
-        size_bytes: size of the sealed file.
-        received_at: seconds since 1970.
+        id, order, model, version, probability, media_type, taken_at: See `SampleHeader`.
+        triggers: The kinds of triggers, with a space before and after each kind.
+        size_bytes: The size of the encrypted file.
+        received_at: The time of arrival.
     """
 
     __tablename__ = "samples"
