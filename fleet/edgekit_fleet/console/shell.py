@@ -1,9 +1,9 @@
-"""What all pages share: the user, rendering, forms, notices.
+"""The parts that all pages share: the user, rendering, forms, and notices.
 
-A page is a function `(console, request) -> Response`. It runs in a thread, so it may read the store. Its
-module says with `list_routes` where its pages are; `app` finds the modules. Every
-action is an HTML form that works without JavaScript: it posts, and the browser goes on to a page that shows
-the result.
+A page is a function `(console, request) -> Response`. It runs in a thread, so it may read the store. `app`
+finds the modules with pages, and their function `list_routes` returns the routes. Every action is an HTML
+form that works without JavaScript. After it is posted, the browser is redirected to a page that shows the
+result.
 """
 
 import functools
@@ -62,10 +62,10 @@ _OTHER_LOGIN: Final = RequestError(
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A link in the navigation bar of all pages; each module of pages defines one as `SECTION`.
+    """A link in the navigation bar. Each module with pages defines its link as `SECTION`.
 
     Attributes:
-        position: order of the links, from left to right.
+        position: The order of the links, from left to right.
     """
 
     name: str
@@ -82,11 +82,11 @@ class Console:
     """The pages of one fleet.
 
     Attributes:
-        desk: where users log in.
-        first_admin: the code of the link that makes the first user.
-        watcher: watches for changes in the store.
-        closing: resources of the console. Close `closing` after the web server has ended.
-        sections: links in the bar of all pages.
+        desk: Logs users in.
+        first_admin: The code in the link that adds the first administrator.
+        watcher: Watches the store for changes.
+        closing: The resources of the console. Close it after the web server has stopped.
+        sections: The links in the navigation bar.
     """
 
     def __init__(
@@ -114,11 +114,11 @@ class Console:
         return Route(path, self.page(function, scope), methods=["POST"])
 
     def page(self, function: Page, scope: Scope | None) -> Endpoint:
-        """Return the endpoint of a page, or of an action.
+        """Return the endpoint of a page or an action.
 
         Args:
-            function: function that answers.
-            scope: scope that the user must hold; None where no login is needed.
+            function: The function that returns the response.
+            scope: The scope that the user needs, or None if no login is needed.
         """
 
         async def answer(request: Request) -> Response:
@@ -132,9 +132,9 @@ class Console:
         return functools.wraps(function)(answer)
 
     def upload(self, function: Page, scope: Scope) -> Endpoint:
-        """Return the endpoint of an action whose form holds files; `request.state.form` is an `UploadedForm`.
+        """Return the endpoint of an action with uploaded files. `request.state.form` is an `UploadedForm`.
 
-        Nothing is written to the disk before the user's scope and the form's CSRF token are checked.
+        Nothing is written to disk before the user's scope and the form's CSRF token are checked.
         """
 
         async def answer(request: Request) -> Response:
@@ -157,12 +157,12 @@ class Console:
     def find_principal(self, request: Request) -> Principal | None:
         """Return the user of a request, or None without a login.
 
-        Sets three fields of the request's state: `principal`; `csrf`, the token that forms must hold; and
-        `identity`, the user whom a proxy has logged in. If a second factor is required, a user without a
-        second factor gets no scopes.
+        This sets three fields of `request.state`. `principal` is the user, `csrf` is the token that forms
+        must contain, and `identity` is the user whom a proxy has logged in. If a second factor is required, a
+        user without one gets no scopes.
 
         Raises:
-            RequestError: the headers of a proxy are refused.
+            RequestError: The headers of a proxy are refused.
         """
         visitor = read_cookie(request, _VISITOR)
         is_known = len(visitor) >= _VISITOR_CHARS
@@ -189,13 +189,13 @@ class Console:
             return session.get_one(UserRow, name).password_digest != "" and not has_factor(session, name)
 
     def render(self, request: Request, template: str, /, *, status: int = 200, **values: Any) -> HTMLResponse:
-        """Return a page made from a template. It shows the notice that `redirect` has put into a cookie.
+        """Render a template as a page. The page shows the notice of the last `redirect`.
 
         Args:
-            request: request that it answers.
-            template: file in `templates/`.
-            status: HTTP status.
-            values: values for the template, besides those that `base.html` needs.
+            request: The request that the page answers.
+            template: The name of a file in `templates/`.
+            status: The HTTP status.
+            values: Values for the template, in addition to those of `base.html`.
         """
         path = request.url.path
         text = self._templates.get_template(template).render(
@@ -218,7 +218,7 @@ class Console:
         return response
 
     def redirect(self, request: Request, address: str, notice: str = "") -> Response:
-        """Return a redirect (303) to a page of the console; a cookie lets it show `notice` once."""
+        """Return a redirect (303) to a page of the console, which shows `notice` once."""
         response = RedirectResponse(address, 303)
         if notice:
             text = urlsafe_b64encode(notice[:1000].encode()).decode()
@@ -245,12 +245,12 @@ class Console:
         return self.redirect(request, local_address(form.get("next", "/")))
 
     def ask_to_confirm(self, request: Request, order: str, status: int = 200) -> Response:
-        """Return a page that asks the user to confirm a form that was not sent under the present login.
+        """Return a page that asks the user to confirm a form that was sent before the current login.
 
         Args:
-            request: request to answer; its user is logged in.
-            order: path and fields of the form as `PATH?NAME=VALUE`; untrusted text.
-            status: HTTP status.
+            request: The request of a user who is logged in.
+            order: The path and fields of the form, `PATH?NAME=VALUE`. The text is untrusted.
+            status: The HTTP status.
         """
         parts = urlsplit(local_address(order))
         fields = parse_qsl(parts.query, keep_blank_values=True, max_num_fields=_MAX_FIELDS)
@@ -321,20 +321,20 @@ def _read_templates() -> Environment:
 
 
 def with_query(request: Request, **changes: str) -> str:
-    """Return path and query of a request with `changes` to its parameters; empty parameters are left out."""
+    """Return the path and query of a request with changed parameters. Empty parameters are omitted."""
     query = {**request.query_params, **changes}
     text = urlencode({name: value for name, value in query.items() if value})
     return f"{request.url.path}?{text}" if text else request.url.path
 
 
 def local_address(text: str) -> str:
-    """Return `text` if it is the address of a page of the console, else `/`, the first page."""
+    """Return `text` if it is the address of a page of the console, else `/`."""
     is_ours = text.startswith("/") and not text.startswith(("//", "/\\")) and text.isprintable()
     return text if is_ours else "/"
 
 
 def switch_theme(console: Console, request: Request) -> Response:
-    """Store the theme that a form names in a cookie for a year; redirect to the page with the form."""
+    """Store the theme in the form in a cookie for a year, and redirect to the previous page."""
     form: Mapping[str, str] = request.state.form
     response = console.redirect(request, local_address(form.get("next", "/")))
     theme = form.get("theme", "")
@@ -344,7 +344,7 @@ def switch_theme(console: Console, request: Request) -> Response:
 
 
 def read_theme(request: Request) -> str:
-    """Return the theme in the browser's cookie; `auto` if it holds none."""
+    """Return the theme in the browser's cookie, or `auto` if there is none."""
     theme = read_cookie(request, _THEME)
     return theme if theme in THEMES else "auto"
 

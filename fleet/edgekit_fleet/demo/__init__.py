@@ -1,1 +1,1 @@
-"""`edgekit fleet demo`: its course, its manager, its real device and that device's network."""
+"""`edgekit fleet demo`: its script, its manager, its real device and the network of that device."""

@@ -1,8 +1,8 @@
-"""The course of the demo: 21 devices, a good release, a bad one that stops by itself, and a network cut.
+"""The script of the demo: 21 devices, a good release, a bad release that is stopped, and a network failure.
 
-It packages nothing and prints nothing: it takes finished packages and gives each step to its caller. The
-manager, the broker, the web server, the certificates and one device are real; the other devices are simulated
-and behave as was measured on the packages.
+This module prints nothing. It gets finished packages and reports each step to its caller. The manager, the
+broker, the web server, the certificates and one device are real. The other devices are simulated with the
+accuracy and agreement that were measured for the packages.
 """
 
 import contextlib
@@ -45,9 +45,9 @@ class DemoVersion:
     """A version of the model.
 
     Attributes:
-        path: package of the version.
-        accuracy: share of right answers, measured.
-        agreement: share of inputs that get the same class as from the first version, measured.
+        path: The package of the version.
+        accuracy: The measured share of right answers.
+        agreement: The measured share of inputs with the same class as in the first version.
     """
 
     version: str
@@ -61,10 +61,10 @@ class DemoSetup:
     """The inputs of the demo.
 
     Attributes:
-        folder: folder for all files of the demo.
-        home: configuration folder; its `keys` has the key that signed the packages.
-        calls: .npz of inputs and their right `classes`, for the application on the real device.
-        first, good, bad, last: versions in the order of their release.
+        folder: The folder for all files of the demo.
+        home: The configuration folder. Its `keys` contains the key that signed the packages.
+        calls: An .npz of inputs and their true `classes`, for the application on the real device.
+        first, good, bad, last: The versions, in the order of their release.
     """
 
     folder: Path
@@ -78,13 +78,13 @@ class DemoSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoStep:
-    """Something that happened.
+    """A completed step of the demo.
 
     Attributes:
-        at_s: when it was over, in seconds since the begin of the demo.
-        took_s: how long it took.
-        what: what happened, in a few words.
-        why: the reason, in a sentence with figures.
+        at_s: The end of the step, in seconds since the start of the demo.
+        took_s: The duration of the step in seconds.
+        what: A short description of the step.
+        why: The reason, in a sentence with figures.
     """
 
     at_s: float
@@ -94,9 +94,9 @@ class DemoStep:
 
 
 def run_demo(setup: DemoSetup, begin_s: float, on_step: Callable[[DemoStep], None]) -> None:
-    """Run the demo; its processes have ended when it returns.
+    """Run the demo. All its processes have ended when this returns.
 
-    `begin_s`: when the demo began, by the monotonic clock.
+    `begin_s` is the start of the demo on the monotonic clock.
 
     Raises:
         EdgekitError: mosquitto is missing, a process ended, or a step took too long.
@@ -153,9 +153,9 @@ def _join(fleet: RunningFleet, setup: DemoSetup, device: RealDevice) -> Simulate
 def wait_while_moving(
     is_so: Callable[[], bool], look: Callable[[], str], clock: Callable[[], float] = time.monotonic
 ) -> str | None:
-    """Wait until `is_so` returns True; return None, or the last state if no new state came for a minute.
+    """Wait until `is_so` returns True, and return None.
 
-    `look`: returns the state, as text.
+    If `look` returns no new state for a minute, give up and return the last state.
     """
     states: set[str] = set()
     limit_s = 0.0

@@ -1,6 +1,6 @@
-"""The network between the real device of the demo and its fleet: a relay that can be cut.
+"""The network between the real device of the demo and its fleet: a relay that can be interrupted.
 
-Connections are really broken and really refused, both MQTT and HTTPS.
+MQTT and HTTPS connections are really closed and refused.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ _CHUNK_BYTES: Final = 1 << 16
 
 
 class Network:
-    """Forwards TCP ports from one local address to another in a `with` block; `cut` interrupts this."""
+    """Forwards TCP ports from one local address to another in a `with` block. `cut` interrupts this."""
 
     def __init__(self, near: str, far: str, ports: Sequence[int]) -> None:
         """Begin to forward when the `with` block begins.
@@ -48,14 +48,14 @@ class Network:
         self._loop.close()
 
     def cut(self) -> None:
-        """Break all connections off, and refuse new ones."""
+        """Close all connections and refuse new ones."""
         asyncio.run_coroutine_threadsafe(self._cut(), self._loop).result()
 
     def restore(self) -> None:
-        """Let connections pass again.
+        """Accept connections again.
 
         Raises:
-            OSError: a port is taken.
+            OSError: A port is taken.
         """
         asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
 

@@ -1,4 +1,4 @@
-"""The real device of the demo: enrolment, service and agent as processes, and an application that calls."""
+"""The real device of the demo: the service and agent as processes, and an application that uses them."""
 
 import threading
 import time
@@ -30,7 +30,7 @@ max_duration_s = 20
 
 
 class RealDevice:
-    """A device of the demo; its processes end with `close`, or with this process."""
+    """The real device of the demo. Its processes end with `close`, or with this process."""
 
     def __init__(self, folder: Path, model: str, target: str) -> None:
         runtime = folder / "run"
@@ -49,10 +49,10 @@ class RealDevice:
         self._processes: dict[str, ChildProcess] = {}
 
     def join(self, code: str) -> None:
-        """Enrol with a one-time code, and start service and agent.
+        """Enrol with a one-time code, and start the service and the agent.
 
         Raises:
-            TransportError: a process ended, or did not start in time.
+            TransportError: A process ended, or did not start in time.
         """
         with self._start("enroll", "--code", code) as process:
             if process.wait(_START_S) != 0:
@@ -68,17 +68,17 @@ class RealDevice:
         self._processes["agent"] = self._start("agent")
 
     def check(self) -> None:
-        """Check that service and agent run.
+        """Check that the service and the agent are running.
 
         Raises:
-            TransportError: one of them has ended.
+            TransportError: One of them has ended.
         """
         for name, process in self._processes.items():
             if process.wait(0) is not None:
                 raise TransportError(f"the real device's {name} ended {process.explain_end()}")
 
     def close(self) -> None:
-        """End its processes."""
+        """End the processes of the device."""
         for process in reversed(self._processes.values()):
             process.close()
 
@@ -90,8 +90,8 @@ class Application:
     """Calls the model of a device from a thread, and counts the answers.
 
     Attributes:
-        calls, failed, right: number of all calls, of calls without an answer, and of calls with the right
-            class.
+        calls, failed, right: The numbers of all calls, of calls without an answer, and of calls with the
+            right class.
     """
 
     def __init__(self, socket_path: Path, model: str, calls: Path, *, pause_s: float = 0.008) -> None:
@@ -115,7 +115,7 @@ class Application:
         self._thread.start()
 
     def close(self) -> None:
-        """Start no more calls, and wait for the end of a running call."""
+        """Stop calling, and wait for a running call to end."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()

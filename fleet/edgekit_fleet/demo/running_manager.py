@@ -1,4 +1,4 @@
-"""A fleet whose manager runs on a thread of this process, so that the demo can follow it."""
+"""Runs a fleet with its manager in a thread of this process, so that the demo can observe it."""
 
 import asyncio
 import contextlib
@@ -20,12 +20,12 @@ def running_manager(folder: Path, home: Path, names: tuple[str, ...]) -> Iterato
     """Yield a running fleet on free ports of loopback.
 
     Args:
-        folder: folder of the fleet.
-        home: configuration folder; packages signed with its keys are trusted.
-        names: addresses under which devices find the fleet.
+        folder: The folder of the fleet.
+        home: The configuration folder. Packages signed with its keys are trusted.
+        names: The addresses under which devices reach the fleet.
 
     Raises:
-        EdgekitError: as from `operations.running.start`.
+        EdgekitError: See `operations.running.start`.
     """
     settings = FleetSettings(names=names, broker_port=_find_free_port(), web_port=_find_free_port())
     before = os.environ.get("EDGEKIT_HOME")

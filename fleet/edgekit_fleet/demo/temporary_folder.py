@@ -1,7 +1,7 @@
-"""A folder that is removed when its owner ends, in whatever way: a child process watches.
+"""A temporary folder that is removed when its owner ends, even if it is killed.
 
-As a program, `python -m ...temporary_folder DESCRIPTOR FOLDER` waits until the other end of its channel is
-closed, and removes the folder. The kernel closes it also for a killed process.
+A child process, `python -m ...temporary_folder DESCRIPTOR FOLDER`, waits until the kernel closes the owner's
+end of a channel, and then removes the folder.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _PAUSE_S: Final = 0.1
 
 @contextlib.contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """Yield a new folder, which is removed after the block, or after the death of this process."""
+    """Yield a new folder, which is removed at the end of the `with` block or of this process."""
     path = Path(tempfile.mkdtemp(prefix=prefix))
     near, far = socket.socketpair()
     with near:
@@ -37,7 +37,7 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder into which others may still write for a while; give up after a minute."""
+    """Remove a folder that other processes may still write to. Give up after a minute."""
     for _ in range(int(_REMOVAL_LIMIT_S / _PAUSE_S)):
         shutil.rmtree(path, ignore_errors=True)
         if not path.exists():

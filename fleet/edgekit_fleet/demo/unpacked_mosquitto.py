@@ -1,6 +1,7 @@
-"""A mosquitto for the demo where none is installed: Debian's package, unpacked into the cache, without root.
+"""Unpacks mosquitto from Debian's package into the cache, without root, if it is not installed.
 
-Only libraries that this machine lacks are unpacked beside it. apt checks signatures, in folders of its own.
+Libraries that are missing on this machine are unpacked too. apt verifies the signatures, in folders of its
+own.
 """
 
 import os
@@ -22,10 +23,10 @@ _MAX_OUTPUT_BYTES: Final = 1 << 16
 
 
 def provide_mosquitto(show: Callable[[str], None]) -> None:
-    """Put a mosquitto on the PATH of this process, unless one is installed.
+    """Put mosquitto on the PATH of this process, unless it is installed.
 
     Args:
-        show: called with a message before Debian's package is unpacked.
+        show: Called with a message before Debian's package is unpacked.
 
     Raises:
         ConfigError: mosquitto is not installed, and Debian's package cannot be unpacked.

@@ -1,1 +1,1 @@
-"""Identities: the authority, its certificates, one-time codes, revocation."""
+"""Identities: the certificate authority, certificates, one-time codes, and revocation."""

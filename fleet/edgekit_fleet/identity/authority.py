@@ -1,7 +1,7 @@
-"""The authority of a fleet: it signs one X.509 certificate for each device, the broker and the manager.
+"""The certificate authority of a fleet, which signs X.509 certificates for devices, broker and manager.
 
-All keys are Ed25519. A device's key signs its documents too. The authority's private key is on the manager's
-machine: the owner of that machine owns the fleet.
+All keys are Ed25519. A device's key also signs its documents. The authority's private key is on the manager's
+machine, so whoever controls that machine controls the fleet.
 
 Source: RFC 5280, RFC 8410.
 """
@@ -56,10 +56,10 @@ class SignedCertificate:
     """A certificate of a device.
 
     Attributes:
-        pem: certificate in PEM.
-        serial: serial number in hexadecimal digits.
-        expires_at: seconds since 1970.
-        public_key: the device's Ed25519 key, 32 bytes.
+        pem: The certificate in PEM.
+        serial: The serial number in hexadecimal digits.
+        expires_at: The time of expiry, in seconds since 1970.
+        public_key: The device's Ed25519 key, 32 bytes.
     """
 
     pem: str
@@ -69,10 +69,10 @@ class SignedCertificate:
 
 
 def check_device_name(name: str) -> str:
-    """Return the name if a device may have it.
+    """Return the name if it is allowed for a device.
 
     Raises:
-        ConfigError: the name has characters with a meaning in a topic, an ACL or a path.
+        ConfigError: The name has characters that have a meaning in a topic, an ACL or a path.
     """
     if _DEVICE_NAME.fullmatch(name) is None or name.startswith("edgekit-"):
         raise ConfigError(
@@ -113,49 +113,51 @@ class Authority:
 
     @property
     def crl(self) -> Path:
-        """Return the path of the list of revoked certificates."""
+        """The path of the list of revoked certificates."""
         return self.folder / "revoked.crl"
 
     @property
     def fingerprint(self) -> str:
-        """Return the sha256 of the authority's certificate (DER), in hexadecimal digits."""
+        """The SHA-256 of the authority's certificate (DER), in hexadecimal digits."""
         return self.certificate.fingerprint(SHA256()).hex()
 
     def pair(self, name: str) -> tuple[Path, Path]:
-        """Return the paths of certificate and private key of `manager` or `server`."""
+        """Return the paths of the certificate and private key of `manager` or `server`."""
         return self.folder / f"{name}.crt", self.folder / f"{name}.pem"
 
     @staticmethod
     def name_manager(number: int) -> str:
-        """Return a manager's user name at the broker; `number` is 0 for the first manager."""
+        """Return the user name of a manager at the broker. `number` is 0 for the first manager."""
         return f"{MANAGER}-{number}" if number else MANAGER
 
     def make_manager(self, number: int) -> tuple[Path, Path]:
-        """Return the paths of certificate and private key of manager `number`, from 0; make missing files.
+        """Return the paths of a manager's certificate and private key. Missing files are created.
+
+        `number` is 0 for the first manager.
 
         Raises:
-            OutputError: the folder cannot be written.
+            OutputError: The folder cannot be written.
         """
         name = f"manager-{number}" if number else "manager"
         self._make_pair(name, self.name_manager(number), ())
         return self.pair(name)
 
     def read_own(self) -> dict[str, x509.Certificate]:
-        """Return the certificates of this machine's servers and managers, by file name: `server`, `manager`.
+        """Return the certificates of this machine's servers and managers, by file name without suffix.
 
         Raises:
-            ConfigError: one cannot be read.
+            ConfigError: A certificate cannot be read.
         """
         paths = sorted([*self.folder.glob("manager*.crt"), *self.folder.glob("server.crt")])
         return {path.stem: _read_certificate(path) for path in paths}
 
     def make_server(self, names: tuple[str, ...]) -> None:
-        """Make the certificate of broker and web server, unless there is a valid certificate for `names`.
+        """Make the certificate of the broker and the web server, unless there is a valid one for `names`.
 
-        `names`: DNS names and addresses.
+        `names` are DNS names and addresses.
 
         Raises:
-            OutputError: the folder cannot be written.
+            OutputError: The folder cannot be written.
         """
         self._make_pair("server", names[0], names)
 
@@ -163,13 +165,13 @@ class Authority:
         """Return a certificate for the public key in a signing request.
 
         Args:
-            csr: untrusted certificate signing request in PEM; only its key is used.
-            name: name that the certificate gets.
-            life_s: how long it is valid, in seconds.
+            csr: An untrusted certificate signing request in PEM. Only its key is used.
+            name: The name in the certificate.
+            life_s: The lifetime of the certificate in seconds.
 
         Raises:
-            SignatureError: the request is malformed, not signed by its own key, or its key is not Ed25519.
-            ConfigError: a device may not have this name.
+            SignatureError: The request is malformed or not signed by its own key, or its key is not Ed25519.
+            ConfigError: The name is not allowed for a device.
         """
         public_key = read_csr_key(csr)
         certificate = self._sign(check_device_name(name), public_key, life_s)
@@ -183,8 +185,8 @@ class Authority:
     def load_short_lived(self, context: ssl.SSLContext, name: str) -> None:
         """Load a new key into `context`, with a certificate for `name` that is valid for ten minutes.
 
-        The manager connects as a revoked device to end the device's own connection; `doctor` connects as
-        test devices.
+        The manager uses it to connect under the name of a revoked device, which closes the device's own
+        connection. `doctor` uses it for its test devices.
         """
         key = Ed25519PrivateKey.generate()
         with tempfile.TemporaryDirectory(prefix="edgekit-certificate-") as folder:  # `ssl` reads files alone
@@ -193,13 +195,13 @@ class Authority:
             context.load_cert_chain(path)
 
     def write_crl(self, serials: Iterable[str]) -> None:
-        """Write the list of revoked certificates to `crl`, in place of the old list.
+        """Replace the list of revoked certificates in `crl`.
 
         Args:
-            serials: serial numbers of all revoked certificates, in hexadecimal digits.
+            serials: The serial numbers of all revoked certificates, in hexadecimal digits.
 
         Raises:
-            OutputError: the folder cannot be written.
+            OutputError: The folder cannot be written.
         """
         # Dated before now: otherwise lists written within one second would be dated later than now, and a
         # broker would refuse everybody until then.
@@ -277,10 +279,10 @@ def open_authority(folder: FleetFolder, settings: FleetSettings) -> Authority:
 
 
 def read_csr_key(csr: str) -> Ed25519PublicKey:
-    """Return the public key in a certificate signing request (PEM). The request must be signed by this key.
+    """Return the public key in a certificate signing request (PEM), which this key must have signed.
 
     Raises:
-        SignatureError: the request is malformed, not signed by its own key, or its key is not Ed25519.
+        SignatureError: The request is malformed or not signed by its own key, or its key is not Ed25519.
     """
     if len(csr) > _MAX_CSR_CHARS:
         raise SignatureError(

@@ -1,4 +1,4 @@
-"""Devices enrol with a one-time code, renew their certificates, and are revoked."""
+"""Enrolment of devices with one-time codes, renewal of their certificates, and revocation."""
 
 import hashlib
 import secrets
@@ -36,18 +36,18 @@ def make_code(
     tags: Mapping[str, str] | None = None,
     life_s: float = 86_400.0,
 ) -> str:
-    """Make a one-time code, and return its secret; the store keeps only the digest of the secret.
+    """Make a one-time code, and return its secret. The store keeps only the digest of the secret.
 
     Args:
-        session: session of a transaction.
-        device: name that the code grants.
-        actor: who makes it.
-        target: target of the device; empty if the device will state it.
-        tags: tags that the device gets.
-        life_s: how long the code is valid, in seconds.
+        session: The session of a transaction.
+        device: The name of the device.
+        actor: The actor who makes the code.
+        target: The target of the device, or empty if the device states it.
+        tags: The tags of the device.
+        life_s: The lifetime of the code in seconds.
 
     Raises:
-        ConfigError: the name is malformed or taken, or a tag is malformed.
+        ConfigError: The name is malformed or taken, or a tag is malformed.
     """
     check_device_name(device)
     check_tags(tags or {})
@@ -72,9 +72,9 @@ def make_code(
 
 
 def format_code(address: str, authority: Authority, secret: str) -> str:
-    """Return the text with which a device enrols: `ADDRESS/DIGEST/SECRET`.
+    """Return the code with which a device enrols, `ADDRESS/DIGEST/SECRET`.
 
-    The address is `HOST:PORT` of the web server, and the digest is that of the authority's certificate.
+    `address` is `HOST:PORT` of the web server. The digest is that of the authority's certificate.
     """
     return str(EnrolmentCode(address=address, authority_sha256=authority.fingerprint, secret=secret))
 
@@ -82,14 +82,14 @@ def format_code(address: str, authority: Authority, secret: str) -> str:
 def enrol(
     session: Session, authority: Authority, request: EnrolmentRequest, life_s: float
 ) -> tuple[DeviceRow, SignedCertificate]:
-    """Enrol a device, and use up its code; return its row and its certificate.
+    """Enrol a device with its code, and return its row and its certificate.
 
-    The answer to the first request may have been lost. So a device that is already enrolled with this key
-    gets a new certificate, as from `renew`. Its tags and class stay. With an unused code such a device may
-    add a decryption key, if it has none; a decryption key never changes.
+    If the device is already enrolled with this key, it gets a new certificate as from `renew`, since the
+    first answer may have been lost. Its tags and class are kept. With an unused code, it may add a decryption
+    key if it has none. A decryption key is never replaced.
 
     Raises:
-        SignatureError: the code is unknown, expired or used, or a key or the certificate request is wrong.
+        SignatureError: The code is unknown, expired or used, or a key or the certificate request is invalid.
     """
     now = time.time()
     statement = select(CodeRow).where(CodeRow.secret_sha256 == _hash(request.secret)).with_for_update()
@@ -141,16 +141,16 @@ def enrol(
 def renew(
     session: Session, authority: Authority, request: RenewalRequest, life_s: float
 ) -> tuple[DeviceRow, SignedCertificate]:
-    """Sign a new certificate for a device's present key; return the device's row and the certificate.
+    """Sign a new certificate for a device's current key. Return the device's row and the certificate.
 
     Args:
-        session: session of a transaction.
-        authority: signs the certificate.
-        request: untrusted request; the device's key must have signed it.
-        life_s: life of the certificate, in seconds.
+        session: The session of a transaction.
+        authority: The authority that signs the certificate.
+        request: An untrusted request, which the device's key must have signed.
+        life_s: The lifetime of the certificate in seconds.
 
     Raises:
-        SignatureError: the device is unknown or revoked, or its key did not sign the request.
+        SignatureError: The device is unknown or revoked, or its key did not sign the request.
     """
     device = session.get(DeviceRow, request.device)
     key = read_csr_key(request.csr).public_bytes(Encoding.Raw, PublicFormat.Raw)
@@ -171,7 +171,7 @@ def is_expected(session: Session, request: EnrolmentRequest | RenewalRequest) ->
     """Return True if a request has a valid code, or is signed by the key of its device.
 
     Raises:
-        SignatureError: the certificate request is wrong.
+        SignatureError: The certificate request is invalid.
     """
     if isinstance(request, EnrolmentRequest):
         code = session.get(CodeRow, _hash(request.secret))
@@ -182,10 +182,10 @@ def is_expected(session: Session, request: EnrolmentRequest | RenewalRequest) ->
 
 
 def find_device(session: Session, name: str) -> DeviceRow:
-    """Return the row of a device that has enrolled, even if it was revoked since.
+    """Return the row of an enrolled device, including a revoked one.
 
     Raises:
-        NotFoundError: there is none of that name.
+        NotFoundError: There is no device of that name.
     """
     device = session.get(DeviceRow, name)
     if device is None:
@@ -194,12 +194,12 @@ def find_device(session: Session, name: str) -> DeviceRow:
 
 
 def revoke(session: Session, name: str, actor: str, why: str) -> DeviceRow:
-    """Shut a device out, and end its unused codes; return its row.
+    """Revoke a device and its unused codes, and return its row.
 
-    From then on `list_revoked_serials` includes all certificates that the audit log lists for the device.
+    From now on, `list_revoked_serials` includes all certificates of the device in the audit log.
 
     Raises:
-        FleetError: there is no such device, or it is revoked already.
+        FleetError: There is no such device, or it is already revoked.
     """
     device = session.get(DeviceRow, name)
     if device is None or device.revoked_at is not None:
@@ -235,10 +235,10 @@ def list_revoked_serials(session: Session) -> list[str]:
 
 
 def check_tags(tags: Mapping[str, str]) -> None:
-    """Check that selectors can name these tags.
+    """Check that selectors can refer to these tags.
 
     Raises:
-        ConfigError: a name or a value is empty, too long, or holds other characters than selectors allow.
+        ConfigError: A name or value is empty, too long, or has characters that selectors do not allow.
     """
     for name, value in tags.items():
         for text in (name, value):

@@ -1,7 +1,7 @@
-"""The manager's connection to the broker, or to the first node of a cluster that answers.
+"""The manager's connection to the broker, or to the first reachable node of a cluster.
 
-It uses MQTT 3.1.1: nothing here needs more, and every broker has it. Documents that are lost while the
-connection is down are sent again by `publisher`, which knows from hellos and reports what a device holds.
+It uses MQTT 3.1.1, which every broker supports. Documents that are lost during an interruption are sent again
+by `publisher`, which knows from the devices' messages which documents they have.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ _log = logging.getLogger(__name__)
 
 
 class BrokerLink:
-    """A connection to the broker, which is made again when it breaks.
+    """A connection to the broker, which is reopened after an interruption.
 
     Attributes:
-        connections: how often the connection was made.
+        connections: The number of times the connection was opened.
     """
 
     def __init__(self, on_message: Callable[[str, bytes], None], client_id: str = MANAGER) -> None:
@@ -48,14 +48,14 @@ class BrokerLink:
         self._is_closing = False
 
     async def connect(self, brokers: Sequence[tuple[str, int]], context: ssl.SSLContext) -> None:
-        """Connect, and subscribe to the topics of devices; from then on a broken connection is made again.
+        """Connect, subscribe to the topics of devices, and start to reopen the connection when it is lost.
 
         Args:
-            brokers: host and port of the broker, or of each node of a cluster; tried in turn.
-            context: TLS with the manager's certificate.
+            brokers: The host and port of the broker, or of each node of a cluster. They are tried in turn.
+            context: A TLS context with the manager's certificate.
 
         Raises:
-            TransportError: no broker can be reached, or all refuse.
+            TransportError: No broker can be reached, or all of them refuse the connection.
         """
         self._brokers, self._context = list(brokers), context
         for number, (host, port) in enumerate(brokers, 1):
@@ -69,22 +69,22 @@ class BrokerLink:
 
     @property
     def is_connected(self) -> bool:
-        """Whether messages go through now."""
+        """Whether the connection is open."""
         return self._connection is not None
 
     def publish(self, device: str, kind: Kind, envelope: bytes, *, retain: bool) -> None:
-        """Send a signed document to a device, with QoS 1; without a connection it is dropped."""
+        """Send a signed document to a device with QoS 1. It is dropped if there is no connection."""
         if self._connection is not None:
             self._connection.publish(topic(device, kind), envelope, is_retained=retain)
 
     async def drain(self) -> None:
-        """Wait until the socket has taken most of what was published, so that memory stays bounded."""
+        """Wait until most of the published data has been passed to the socket, which limits memory use."""
         while self._connection is not None and self._connection.unsent_bytes > _MAX_UNSENT_BYTES:
             await asyncio.sleep(0.005)
 
     @contextlib.contextmanager
     def unread(self) -> Iterator[None]:
-        """Leave incoming bytes unread during the block: one large read costs far less than many wakeups."""
+        """Pause reading in the `with` block, since one large read costs less than many small ones."""
         connection = self._connection
         if connection is not None:
             connection.pause_reading()
@@ -95,7 +95,7 @@ class BrokerLink:
                 connection.resume_reading()
 
     async def close(self) -> None:
-        """End the connection for good, and wait up to 2 s until the broker has been told."""
+        """Close the connection permanently, and wait up to 2 s for the broker."""
         self._is_closing = True
         if self._upkeep is not None:
             self._upkeep.cancel()  # `wait_for` may overlook it, until Python 3.12
@@ -109,7 +109,7 @@ class BrokerLink:
     # Called by the connection
 
     def connected(self, connection: MqttConnection) -> None:
-        """Send over `connection` from now on: the broker has accepted it."""
+        """Use `connection`, which the broker has accepted, from now on."""
         self.connections += 1
         self._connection = connection
         self._outcome.set_result(None)
@@ -120,7 +120,7 @@ class BrokerLink:
         self._on_message(name, payload)
 
     def closed(self, connection: MqttConnection, reason: str) -> None:
-        """Record that the connection has ended; a task of the link connects again."""
+        """Record that the connection has ended. It is reopened by a task."""
         self._connection, self._session = None, connection.session
         self._ended.set()
         if not self._outcome.done():

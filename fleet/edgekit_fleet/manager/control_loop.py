@@ -1,20 +1,20 @@
-"""The manager's loop: reports of devices go into the store, desired versions go out.
+"""The manager's loop, which stores the reports of devices and publishes the desired versions.
 
     messages --inbox--> store --decide--> wanted models --publisher--> desired documents
 
-Everything runs on one thread. The store is the truth: the command line writes there, and the loop sees it at
-its next turn.
+Everything runs in one thread. All state is in the store. The command line writes its orders there, and the
+loop reads them in its next turn.
 
-One turn, for a device `d1` that has just installed the release of a rollout:
+In this example of one turn, device `d1` has just installed the release of a rollout:
 
-    inbox.take       its report was verified when it came; the execution in it has `succeeded`
-    one transaction  `inbox.write` stores it, `decide` counts d1 as an answer and starts the next devices,
-                     `publisher.make_due` signs their documents
-    commit           a manager that is killed before this finds the report again at the broker
-    publish          documents go out; one that is lost here follows at the device's next hello
+    inbox.take       takes the verified report of d1, whose execution has `succeeded`
+    one transaction  `inbox.write` stores the report, `decide` counts it as an answer and starts the next
+                     devices, and `publisher.make_due` signs their documents
+    commit           if the manager is killed before this, it gets the report from the broker again
+    publish          sends the documents, and a lost one again after the device's next hello
 
-Upkeep has clocks of its own: heartbeat and shards every few seconds, administration and floods every 2 s,
-the repository every 10 minutes (`RepositoryUpkeep`), old figures every hour.
+Other tasks have their own intervals: heartbeat and shards every few seconds, administration and floods every
+2 s, the repository every 10 minutes (`RepositoryUpkeep`), and old figures every hour.
 """
 
 import asyncio
@@ -79,11 +79,11 @@ class ManagerParts:
     """The parts that `ControlLoop` uses.
 
     Attributes:
-        key: the key that signs desired documents.
-        broker: our own broker, restarted when it ends; None if others run the broker.
-        brokers: host and port of the broker, or of each node of a cluster.
-        broker_folder: folder from which our own broker reads the list of revoked certificates.
-        vault: stored samples, which the loop deletes when they are too old; None if another manager has them.
+        key: The key that signs desired documents.
+        broker: The broker that this manager runs and restarts, or None if it runs elsewhere.
+        brokers: The host and port of the broker, or of each node of a cluster.
+        broker_folder: The folder from which `broker` reads the list of revoked certificates.
+        vault: The stored samples, from which the loop deletes old ones, or None if another manager has them.
     """
 
     store: Store
@@ -99,12 +99,12 @@ class ManagerParts:
 
 
 class ControlLoop:
-    """A manager, in charge of its shards.
+    """A manager, responsible for the devices in its shards.
 
     Attributes:
-        inbox: messages that have come in.
-        index: the devices of its shards.
-        shards: see `Shards`.
+        inbox: The received messages.
+        index: The devices of its shards.
+        shards: See `Shards`.
     """
 
     def __init__(self, parts: ManagerParts, repository: TufRepository | None) -> None:
@@ -158,12 +158,13 @@ class ControlLoop:
         self._has_joined = True
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until `stop` is set. If other managers have removed this one as dead, it joins again.
+        """Run until `stop` is set. If other managers have removed this manager as dead, it joins again.
 
         Raises:
-            UnavailableError: another manager has taken over, and the store allows only one.
-            ConfigError: see `__init__`.
-            TransportError: our own broker cannot be reached at the start; for other brokers it waits.
+            UnavailableError: Another manager has taken over, and the store allows only one.
+            ConfigError: See `__init__`.
+            TransportError: The manager's own broker cannot be reached at the start. For other brokers, it
+                waits.
         """
         try:
             while not stop.is_set():
@@ -209,11 +210,11 @@ class ControlLoop:
                 self.shards.leave(session)
 
     async def turn(self) -> None:
-        """Do what is due now: one batch of messages, decisions, documents, upkeep.
+        """Do one turn: a batch of messages, decisions, documents, and other tasks that are due.
 
         Raises:
-            UnavailableError: another manager has taken over, or the clock was set back.
-            OutputError: the store cannot be written.
+            UnavailableError: Another manager has taken over, or the clock was set back.
+            OutputError: The store cannot be written.
         """
         self._received = self.inbox.count_pending() + self.inbox.skipped
         self._check_clock()

@@ -1,4 +1,4 @@
-"""The answers of devices to requests for their logs: unpacked within limits, one for each request."""
+"""Stores the logs that devices send on request, with limits on their size and one answer per request."""
 
 from typing import Final
 
@@ -15,9 +15,9 @@ MAX_TEXT_BYTES: Final = 512 << 10
 
 
 def keep_logs(session: Session, logs: Logs, now: float) -> None:
-    """Write a device's answer to the newest request for its logs into the store.
+    """Store a device's answer to the newest request for its logs.
 
-    An answer to an earlier request, or a second answer, changes nothing. `now`: seconds since 1970.
+    A second answer, or one to an earlier request, is ignored. `now` is in seconds since 1970.
     """
     refusal, text = clean_line(logs.refusal, 200), ""
     try:

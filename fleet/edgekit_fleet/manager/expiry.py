@@ -1,6 +1,6 @@
-"""Expiry of the fleet's own certificates and metadata: when, and what to do about it.
+"""The expiry of the fleet's own certificates and metadata, with advice on what to do.
 
-Certificates of devices are not here: a device renews its own.
+Certificates of devices are not included, since devices renew them.
 """
 
 from dataclasses import dataclass
@@ -35,12 +35,12 @@ _AUTHORITY: Final = "devices trust this one alone; make a new fleet before, and 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expiry:
-    """Something that is valid for a time.
+    """The validity of a certificate or of metadata.
 
     Attributes:
-        what: name of the thing that expires.
-        begins_at, ends_at: begin and end of its validity, in seconds since 1970.
-        notice_s: how long before its end somebody should act.
+        what: A name for the certificate or metadata.
+        begins_at, ends_at: The start and end of the validity, in seconds since 1970.
+        notice_s: The time before `ends_at` at which an alarm is due, in seconds.
     """
 
     what: str
@@ -50,15 +50,15 @@ class Expiry:
     advice: str
 
     def is_due(self, now: float) -> bool:
-        """Return True if somebody should act at `now`: the thing ends within `notice_s`, or is not valid."""
+        """Return True if the validity ends within `notice_s` from `now`, has ended, or has not begun."""
         return now > self.ends_at - self.notice_s or now < self.begins_at
 
     def is_urgent(self, now: float) -> bool:
-        """Return True if less than half of `notice_s` is left at `now`, or the thing is not valid."""
+        """Return True if the validity ends within `notice_s / 2` from `now`, has ended, or has not begun."""
         return now > self.ends_at - self.notice_s / 2 or now < self.begins_at
 
     def describe(self, now: float) -> str:
-        """Return a sentence, without a full stop, that says when the validity begins or ends."""
+        """Return a sentence, without a full stop, about the start or end of the validity."""
         if now < self.begins_at:
             return f"the {self.what} is not valid before {_format(self.begins_at)}: a clock is or was wrong"
         verb = "ended" if now > self.ends_at else "ends"
@@ -66,15 +66,15 @@ class Expiry:
 
 
 def list_expiries(authority: Authority, repository: TufRepository | None) -> list[Expiry]:
-    """Return everything that expires, the earliest first.
+    """Return all expiries, earliest first.
 
     Args:
-        authority: authority of the fleet.
-        repository: repository of the fleet; None where another machine has it.
+        authority: The authority of the fleet.
+        repository: The repository of the fleet, or None if it is on another machine.
 
     Raises:
-        ConfigError: a certificate cannot be read.
-        PackageError: the repository cannot be read.
+        ConfigError: A certificate cannot be read.
+        PackageError: The repository cannot be read.
     """
     expiries = []
     certificates = {"authority": authority.certificate, **authority.read_own()}
@@ -107,9 +107,9 @@ def alarm_expiries(session: Session, expiries: list[Expiry], now: float) -> None
     """Write due expiries to the audit log, each at most once a day.
 
     Args:
-        session: session of a transaction.
-        expiries: result of `list_expiries`.
-        now: seconds since 1970.
+        session: The session of a transaction.
+        expiries: The result of `list_expiries`.
+        now: The time in seconds since 1970.
     """
     due = [expiry for expiry in expiries if expiry.is_due(now)]
     if not due:

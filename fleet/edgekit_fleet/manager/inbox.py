@@ -1,13 +1,12 @@
-"""Takes in documents of devices: verifies them, puts them in order, writes them to the store in batches.
+"""Receives the documents of devices: verifies and orders them, and writes them to the store in batches.
 
-A document counts only if its signature is by the key of the device that its topic names, and its number is
-higher than that of the last one of its kind. So a broker that forges, replays, repeats or reorders messages
-changes nothing. Refused messages are counted, and go to the audit log once a minute for each device. A device
-whose numbers are lower than before is told the highest one (`Desired.sequence`): it may have lost its
-journal.
+A document is accepted only if the device in its topic has signed it, and if its number is higher than that of
+the last document of its kind. So a broker cannot forge, replay or reorder messages. Refused messages are
+counted, and written to the audit log once a minute for each device. A device that restarts with lower numbers
+may have lost its journal. It is told the highest number (`Desired.sequence`).
 
-A device with valid keys may still be hostile or broken. So there are limits for each device: of its messages
-a second, of its entries in the audit log a day, and of the versions whose figures are kept.
+A device with valid keys may still be malicious or faulty. So there are limits for each device: on messages a
+second, on audit log entries a day, and on the number of versions with figures.
 """
 
 import hashlib
@@ -84,7 +83,7 @@ _KINDS: Final[dict[str, type[Document]]] = {
 
 @dataclass(slots=True, kw_only=True)
 class KnownDevice:
-    """A device in the manager's memory; see `DeviceRow`, and `Hello` for `reported`."""
+    """A device in the manager's memory. See `DeviceRow`, and `Hello` for `reported`."""
 
     name: str
     keys: dict[str, Ed25519PublicKey]
@@ -115,14 +114,14 @@ class KnownDevice:
 
     @property
     def highest_sequence(self) -> int:
-        """The highest sequence number of the documents accepted from this device."""
+        """The highest sequence number of the accepted documents of this device."""
         return max(self.sequence, self.hello_sequence, self.event_sequence)
 
     def lacks_report(self, now: float) -> bool:
-        """Return True if the manager should send a new document, so that the device reports.
+        """Return True if the manager should send a new document, which makes the device report.
 
-        That is so if a connected device has stated a newer report, which has not come within 15 s; or, at
-        most once a minute, if the device is late. `now`: seconds since 1970.
+        This is the case if a connected device has announced a report that was not received within 15 s. It is
+        also the case, at most once a minute, if the device is late. `now` is in seconds since 1970.
         """
         is_behind = self.is_online and self.sequence < self.reported
         is_missing = is_behind and now - max(self.last_seen_at, self.asked_at) >= REPORT_S
@@ -130,12 +129,11 @@ class KnownDevice:
         return (is_missing or is_lost) and not self.is_revoked
 
     def is_too_fast(self, clock: float) -> bool:
-        """Count a message of the device; return True if the message exceeds the rate and burst allowed.
+        """Return True if a message of the device exceeds the rate and burst limits. The message is counted.
+
+        `clock` is the monotonic clock in seconds.
 
         Source: ITU-T I.371, generic cell rate algorithm.
-
-        Args:
-            clock: monotonic seconds.
         """
         begin = max(self.paid_until, clock)
         if begin - clock > BURST / _MESSAGES_A_SECOND:
@@ -144,11 +142,10 @@ class KnownDevice:
         return False
 
     def find_copy(self, hello: Hello) -> str:
-        """Record a hello; return the address of another machine that uses this device's identity, or "".
+        """Record a hello, and return the address of another machine that uses the same identity, or "".
 
-        A restarted agent has a new `instance`, and its old instance sends no more hellos. So if an instance
-        sends a hello with a higher number after another instance has sent one, both run at the same time. A
-        late or repeated hello proves nothing.
+        A restarted agent has a new `instance`, and its old instance sends no more hellos. If two instances
+        send hellos with rising numbers in turn, both are running. Late and repeated hellos are ignored.
         """
         before, _ = self.instances.get(hello.instance, (-1, ""))
         if hello.sequence < self.hello_sequence or hello.sequence <= before:
@@ -162,17 +159,17 @@ class KnownDevice:
 
     @property
     def address(self) -> str:
-        """The address that its last hello stated; empty before the first one."""
+        """The address in the last hello, or empty before the first one."""
         return next((address for _, address in reversed(self.instances.values())), "")
 
     def begin_day(self, now: float) -> None:
-        """Forget the counts of a day that is over at `now`, in seconds since 1970."""
+        """Reset the daily counts if a new day has begun at `now`, in seconds since 1970."""
         day = int(now // _DAY_S)
         if day != self.day:
             self.day, self.entries, self.versions = day, 0, frozenset()
 
     def keeps_figures(self, figures: ModelFigures) -> bool:
-        """Count this version; return True unless the device has reported too many versions today."""
+        """Return True unless the device has reported too many versions today. This version is counted."""
         version = hash((figures.model, figures.version))
         if version not in self.versions:
             if len(self.versions) >= _VERSIONS_A_DAY:
@@ -192,20 +189,20 @@ _WRITTEN: Final = (
 
 
 class DeviceIndex:
-    """The enrolled devices of this manager's shards in memory, so that a message costs no query."""
+    """The enrolled devices of this manager's shards. They are in memory, so a message needs no query."""
 
     def __init__(self, shards: Shards) -> None:
         self.devices: dict[str, KnownDevice] = {}
         self._shards = shards
 
     def load(self, session: Session, names: Iterable[str]) -> None:
-        """Read these devices from the store again, except devices of other managers."""
+        """Read these devices from the store again. Devices of other managers are skipped."""
         own = [name for name in names if self._shards.holds(name)]
         if own:
             self._read(session, DeviceRow.name.in_(own))
 
     def load_shards(self, session: Session, shards: Collection[int]) -> None:
-        """Add all devices of these shards, as read from the store."""
+        """Add all devices of these shards from the store."""
         if shards:
             is_all = len(shards) == SHARDS
             self._read(session, true() if is_all else DeviceRow.shard.in_(sorted(shards)))
@@ -241,12 +238,12 @@ class DeviceIndex:
 
 
 class Inbox:
-    """Takes messages in, and writes their content to the store.
+    """Receives messages, and writes their content to the store.
 
     Attributes:
-        refused: reason -> number of messages that were refused.
-        accepted: how many messages were accepted.
-        skipped: how many messages since the last `take` were dropped, or are for other managers.
+        refused: A counter of refused messages by reason.
+        accepted: The number of accepted messages.
+        skipped: The number of messages since the last `take` that were dropped or are for other managers.
     """
 
     def __init__(self, index: DeviceIndex, shards: Shards) -> None:
@@ -275,9 +272,8 @@ class Inbox:
     def put(self, topic: str, payload: bytes) -> None:
         """Store a message for `take`, or for `take_over` if it is for another manager.
 
-        Messages of a device that sends too fast are dropped here, before they cost anything. The device then
-        counts as late, so the manager asks for its newest report. If the queue is full, messages of all
-        devices are dropped.
+        Messages of a device that exceeds its rate limit are dropped. The device then counts as late, so the
+        manager requests its newest report. If the queue is full, messages of all devices are dropped.
         """
         device = self._index.devices.get(_device_of(topic))
         if device is not None and device.is_too_fast(time.monotonic()):
@@ -311,10 +307,9 @@ class Inbox:
             self.put(topic, payload)
 
     def list_unknown(self, limit: int) -> set[str]:
-        """Return the devices that wrote messages and are unknown or revoked: they may just have enrolled.
+        """Return the devices with pending messages that are unknown or revoked. They may have just enrolled.
 
-        Args:
-            limit: number of messages to look at, as for `take`.
+        `limit` is the maximum number of messages to look at, as for `take`.
         """
         names = {_device_of(topic) for topic, _ in self._pending[:limit]}
         return {
@@ -322,11 +317,11 @@ class Inbox:
         }
 
     def take(self, now: float, limit: int = 1000) -> list[Hello]:
-        """Verify messages that `put` stored, so that `write` can write them; return the hellos among them.
+        """Verify pending messages for `write`, and return the hellos among them.
 
         Args:
-            now: seconds since 1970.
-            limit: most messages to take, so that the loop stays responsive.
+            now: The time in seconds since 1970.
+            limit: The maximum number of messages, so that the loop stays responsive.
         """
         self.skipped = 0
         batch, self._pending = self._pending[:limit], self._pending[limit:]
@@ -345,11 +340,11 @@ class Inbox:
         return hellos
 
     def count_pending(self) -> int:
-        """Return how many messages wait for `take`."""
+        """Return the number of messages that wait for `take`."""
         return len(self._pending)
 
     def take_floods(self) -> Counter[str]:
-        """Return device -> number of its messages that were dropped since the last call, and count from 0."""
+        """Return and reset the number of dropped messages of each device since the last call."""
         floods, self._floods = self._floods, Counter()
         return floods
 
@@ -359,10 +354,10 @@ class Inbox:
         return not (self._changed or self._reports or self._entries or self._logs)
 
     def write(self, session: Session, now: float) -> bool:
-        """Write the messages that were taken to the store; return True if a device has ended an execution.
+        """Write the messages from `take` to the store. Return True if a device has ended an execution.
 
-        Call `forget` after the commit. After an error, call this again in a new transaction: nothing is lost.
-        `now`: seconds since 1970.
+        Call `forget` after the commit. After an error, call this again in a new transaction. `now` is in
+        seconds since 1970.
         """
         rows = [self._state(name) for name in sorted(self._changed - self._reports.keys())]
         update_many(session, DeviceRow, rows, keys=("name",), condition=_IS_MEMBER)
@@ -409,7 +404,7 @@ class Inbox:
         replace_attributes(session, changed)
 
     def forget(self) -> None:
-        """Forget what `write` has written; call it only after its transaction was committed."""
+        """Forget the written messages. Call this only after the transaction of `write` was committed."""
         for name, digest in self._attribute_hashes.items():
             self._index.devices[name].attributes_hash = digest
         self._attribute_hashes.clear()
